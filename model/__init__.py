@@ -1,0 +1,1 @@
+"""What is true without a clock: theorems, algorithms as generators of steps, laws of outcomes, costs, published data."""

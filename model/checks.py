@@ -1,0 +1,92 @@
+"""Errors that say the name, the value, the bound and the remedy, and the checks that raise them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+class ParameterError(ValueError):
+    """A value that the user gave is outside its bound; the message is complete and needs no traceback."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A clause that names the nearest known word and lists them all, for messages about an unknown one.
+
+    >>> nearest("canditates", ["candidates", "layers"])
+    'did you mean candidates? known: candidates, layers'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names)}"
+
+
+def unknown(kind: str, word: object, known: Iterable[str]) -> ParameterError:
+    """The error for a name that is none of the known ones.
+
+    >>> print(unknown("form", "litteral", ["literal", "eager"]))
+    unknown form 'litteral'; did you mean literal? known: eager, literal
+    """
+    return ParameterError(f"unknown {kind} {word!r}; {nearest(str(word), known)}")
+
+
+def one_of(name: str, value: object, known: Iterable[str]) -> None:
+    """Refuse a value that is none of the known words."""
+    if value not in (names := tuple(known)):
+        raise unknown(name, value, names)
+
+
+def whole(name: str, value: object, low: int, high: int | None = None, high_name: str = "") -> None:
+    """Refuse a value that is not a whole number between `low` and `high`, both included.
+
+    >>> whole("exit_layer", 41, 1, 40, "layers")
+    Traceback (most recent call last):
+        ...
+    model.checks.ParameterError: exit_layer must be between 1 and layers=40, got 41
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ParameterError(f"{name} must be a whole number, got {value!r}")
+    if value < low or (high is not None and value > high):
+        raise ParameterError(f"{name} must be {_range(low, high, high_name)}, got {value}")
+
+
+def number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
+    """Refuse a value that is not a finite number between `low` and `high`, both included."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ParameterError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value) or value < low or value > high:
+        raise ParameterError(f"{name} must be {_range(low, None if high == math.inf else high)}, got {value}")
+
+
+def array(name: str, values: ArrayLike, low: float = -math.inf, high: float = math.inf) -> NDArray[np.float64]:
+    """`values` as a float array, every element finite and between `low` and `high`; the error names the first that is not."""
+    try:
+        result = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ParameterError(f"{name} must be numbers, got {values!r}") from None
+    # One pass each way, no temporary of the array's size: nan fails both comparisons.
+    if result.size and not (result.min() >= low and result.max() <= high and math.isfinite(result.max() - result.min())):
+        bad = ~((result >= low) & (result <= high) & np.isfinite(result))
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        place = f"[{', '.join(map(str, where))}]" if where else ""
+        raise ParameterError(f"{name}{place} must be {_range(low, None if high == math.inf else high)}, got {result[where]}")
+    return result
+
+
+def whole_array(name: str, values: ArrayLike, low: int) -> NDArray[np.float64]:
+    """Like `array`, for whole numbers of at least `low`."""
+    result = array(name, values, low)
+    if np.asarray(values).dtype.kind not in "iu" and np.any(result != np.floor(result)):
+        bad = result[result != np.floor(result)]
+        raise ParameterError(f"{name} must be whole numbers, got {bad.flat[0]}")
+    return result
+
+
+def _range(low: float, high: float | None, high_name: str = "") -> str:
+    if high is None:
+        return "a finite number" if low == -math.inf else f"at least {low:g}"
+    return f"between {low:g} and {high_name + '=' if high_name else ''}{high:g}"
