@@ -1,0 +1,212 @@
+"""The Predictive Pipelined Decoding paper's measured tables, every printed number, looked up by name.
+
+>>> match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
+0.6837
+>>> table("ppd-table-3").lookup(data_set="squad", method="ppd", candidates=1)["latency_s"]
+13.711
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import checks
+from model.published import ppd
+
+_WHOLE = ("layer", "candidates", "first", "last")
+_TEXT = ("data_set", "head", "method", "sampling")
+_BY_POSITION = {"squad": "ppd-table-6", "wmt": "ppd-table-7", "cnn_dm": "ppd-table-8"}
+_PHRASES = {"layer": "layer {}", "candidates": "k={}", "head": "{} head"}
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One printed table: where it comes from, which columns identify a row, its rows, and what is odd about it."""
+
+    name: str
+    title: str
+    source: str
+    keys: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    notes: tuple[str, ...]
+
+    def lookup(self, **keys: str | int | None) -> dict[str, Any]:
+        """The single row with these keys; keys that the others already settle may be left out.
+
+        >>> table("ppd-table-5").lookup(data_set="cnn_dm", sampling="top-p")
+        {'data_set': 'cnn_dm', 'sampling': 'top-p', 'match_percent': 40.16}
+        >>> table("ppd-table-6").lookup(layer=10, candidates=1, head="final", first=1, last=2)["match_percent"]
+        0.8
+        >>> table("ppd-table-2").lookup(data_set="squad", layer=20, candidates=3, head="train")
+        Traceback (most recent call last):
+            ...
+        model.checks.ParameterError: unknown head of ppd-table-2 'train'; did you mean trained? known: final, trained
+        """
+        for key in keys:
+            if key not in self.keys:
+                raise checks.unknown(f"key of {self.name}", key, self.keys)
+        rows = self.rows
+        for key in (key for key in self.keys if key in keys):
+            # Only values that occur with the keys before this one are known: the message lists what would have worked.
+            known = {str(row[key]) for row in rows}
+            rows = tuple(row for row in rows if row[key] == keys[key])
+            if not rows:
+                raise checks.unknown(f"{key} of {self.name}", keys[key], known)
+        if len(rows) > 1:
+            key = next(key for key in self.keys if len({row[key] for row in rows}) > 1)
+            values = ", ".join(dict.fromkeys(str(row[key]) for row in rows))
+            raise checks.ParameterError(f"{key} must be given: {len(rows)} rows of {self.name} fit; known: {values}")
+        return dict(rows[0])
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share of early predictions that matched.
+
+    Attributes:
+        rate: matches over comparisons, in [0, 1].
+        trials: the number of comparisons, or None where the paper does not give it.
+        source: where the number stands.
+        kind: always "published" here, to tell these rates from measured ones.
+    """
+
+    rate: float
+    trials: int | None
+    source: str
+    kind: str = "published"
+
+
+def names() -> tuple[str, ...]:
+    """The names of the tables.
+
+    >>> names()
+    ('ppd-table-2', 'ppd-table-3', 'ppd-table-5', 'ppd-table-6', 'ppd-table-7', 'ppd-table-8')
+    """
+    return tuple(ppd.TABLES)
+
+
+def table(name: str) -> Table:
+    """The table of this name.
+
+    >>> table("ppd-table-8").title
+    'Match rate by output position, CNN/DM'
+    """
+    checks.one_of("table", name, names())
+    return _read(name)
+
+
+def match_rate(table_name: str, /, **keys: str | int | None) -> Rate:
+    """A printed match rate, by the keys of its table: data_set, layer, candidates, head, method, sampling, first, last.
+
+    In Tables 6 to 8 the row total is meant unless `first` and `last` give a bin of output positions.
+
+    Trials are pairs times tokens compared (section 4.3, which writes 10,570 x 16 for SQuAD; the other two data sets
+    follow the same rule). They are None for Tables 3 and 5, because the paper does not say how many comparisons stand
+    behind those: Table 3 rests on "several examples", Table 5 on 100 examples of unstated length. Comparisons within
+    one output are not independent, so an error bar from `trials` alone is too narrow.
+
+    >>> match_rate("ppd-table-2", data_set="wmt", layer=37, candidates=5, head="final")
+    Rate(rate=0.9641, trials=192000, source='PPD Table 2, wmt, layer 37, k=5, final head', kind='published')
+    >>> early = match_rate("ppd-table-6", data_set="squad", layer=20, candidates=3, head="trained", first=1, last=2)
+    >>> early.rate, early.trials, early.source
+    (0.511, 21140, 'PPD Table 6, squad, layer 20, k=3, trained head, positions 1-2')
+    >>> match_rate("ppd-table-3", data_set="cnn_dm", candidates=3)
+    Rate(rate=0.4199, trials=None, source='PPD Table 3, cnn_dm, ppd, k=3', kind='published')
+    """
+    found = table(table_name)
+    by_position = "first" in found.keys
+    if by_position and not keys.keys() & {"first", "last"}:
+        keys |= {"first": 1, "last": max(row["last"] for row in found.rows)}
+    row = found.lookup(**keys)
+    source = _describe(found, row)
+    if row["match_percent"] is None:
+        raise checks.ParameterError(f"{source} has no match rate: nothing is predicted early; ask for method='ppd'")
+    trials = None
+    if "layer" in found.keys:
+        data_set = row["data_set"]
+        tokens = row["last"] - row["first"] + 1 if by_position else ppd.TOKENS[data_set]
+        trials = ppd.PAIRS[data_set] * tokens
+    return Rate(_fraction(row["match_percent"]), trials, source)
+
+
+def match_rates_by_position(
+    *, data_set: str, layer: int, candidates: int, head: str, tokens: int
+) -> tuple[NDArray[np.float64], str]:
+    """The match rate of each of the first `tokens` output positions (shape: tokens), and where the rates stand.
+
+    Tables 6 to 8 print one rate for each of eight bins of positions; every position gets its bin's.
+
+    >>> rates, source = match_rates_by_position(data_set="squad", layer=20, candidates=3, head="trained", tokens=5)
+    >>> rates
+    array([0.511 , 0.511 , 0.7295, 0.7295, 0.7239])
+    >>> source
+    'PPD Table 6, squad, layer 20, k=3, trained head, by position'
+    """
+    checks.one_of("data_set", data_set, _BY_POSITION)
+    found = table(_BY_POSITION[data_set])
+    keys: dict[str, str | int | None] = {"layer": layer, "candidates": candidates, "head": head}
+    last = ppd.TOKENS[data_set]
+    total = found.lookup(**keys, first=1, last=last)
+    checks.whole("tokens", tokens, 1)
+    if tokens > last:
+        raise checks.ParameterError(
+            f"tokens must be between 1 and {last}, the last position that {found.name} prints for {data_set}, "
+            f"got {tokens}; ask for at most {last} tokens, or use the total, match_rate({found.name!r}, ...)"
+        )
+    rates = np.empty(last)
+    for row in found.rows:
+        is_bin = (row["first"], row["last"]) != (1, last)
+        if is_bin and all(row[key] == value for key, value in keys.items()):
+            rates[row["first"] - 1 : row["last"]] = _fraction(row["match_percent"])
+    source = _describe(found, {key: total[key] for key in ("data_set", *keys)})
+    return rates[:tokens], f"{source}, by position"
+
+
+@functools.cache
+def _read(name: str) -> Table:
+    about = ppd.TABLES[name]
+    text = resources.files(__name__).joinpath(f"{name.replace('-', '_')}.csv").read_text(encoding="utf-8")
+    # Read-only rows: the cache hands the same table to every caller.
+    rows = tuple(
+        MappingProxyType({column: _typed(column, cell) for column, cell in row.items()})
+        for row in csv.DictReader(text.splitlines())
+    )
+    source = f"{ppd.PAPER}, Table {about.number}: {about.setting}"
+    return Table(name, about.title, source, about.keys, rows, about.notes)
+
+
+def _typed(column: str, cell: str) -> str | int | float | None:
+    if not cell:
+        return None
+    if column in _TEXT:
+        return cell
+    return int(cell) if column in _WHOLE else float(cell)
+
+
+def _fraction(percent: float) -> float:
+    """Percent as a fraction, the float nearest to the printed digits.
+
+    >>> 5.66 / 100, _fraction(5.66)
+    (0.056600000000000004, 0.0566)
+    """
+    return float(Decimal(str(percent)) / 100)
+
+
+def _describe(found: Table, row: Mapping[str, Any]) -> str:
+    """A short clause that says where a row, or the part of it given, stands."""
+    parts = [f"PPD Table {ppd.TABLES[found.name].number}"]
+    plain = [key for key in found.keys if key not in ("first", "last") and row.get(key) is not None]
+    parts += [_PHRASES.get(key, "{}").format(row[key]) for key in plain]
+    if "last" in row:
+        parts.append(f"positions {row['first']}-{row['last']}")
+    return ", ".join(parts)
