@@ -1,0 +1,74 @@
+# `make` lists the targets. All of them need only make and a Python of 3.11 or later.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt
+ARGS    ?=
+WORKERS ?= 2
+PYTHON  ?=
+CANDIDATES := $(or $(PYTHON),python3.11 python3)
+
+# One install at a time: both stamps stand for the same environment.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help run test test-full bench notebooks lint clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
+	    printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+run: $(VENV)/.run-stamp  ## run the default scenario; ARGS="--set path=value" passes options on
+	$(BIN)/sim run $(ARGS)
+
+test: $(VENV)/.test-stamp  ## lint, types, contracts, doctests and the quick tests, on WORKERS=2 processes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random examples, and the notebooks
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "slow or not slow" --hypothesis-profile=thorough --nbmake $(ARGS)
+
+bench: $(VENV)/.test-stamp  ## time the simulator
+	$(BIN)/python -m tests.bench $(ARGS)
+
+notebooks: $(VENV)/.test-stamp  ## execute the notebooks
+	$(BIN)/python -m pytest --nbmake notebooks $(ARGS)
+
+lint: $(VENV)/.test-stamp  ## ruff, mypy and the import contracts alone
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+clean:  ## remove the environment and every cache; results in runs/ stay
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find model sim calibrate figures tests notebooks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# $(call install,.[extra]): stamps go first and come back last, so an environment without one was never finished and is
+# started afresh. setuptools comes before the project so that it is built by the pinned version and not by the newest.
+define install
+	@if [ ! -e $(VENV)/.run-stamp ] && [ ! -e $(VENV)/.test-stamp ]; then \
+	    python=; \
+	    for candidate in $(CANDIDATES); do \
+	        if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	            python=$$candidate; break; \
+	        fi; \
+	    done; \
+	    if [ -z "$$python" ]; then \
+	        echo 'Python 3.11 or later is needed; no such: $(CANDIDATES). Name one: make PYTHON=/path/to/python' >&2; \
+	        exit 1; \
+	    fi; \
+	    echo "building $(VENV) with $$python"; \
+	    "$$python" -m venv --clear $(VENV); \
+	fi
+	@rm -f $(VENV)/.run-stamp $(VENV)/.test-stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '$(1)'
+endef
+
+$(VENV)/.run-stamp: $(INPUTS)
+	$(call install,.)
+	@touch $@
+
+# The test environment holds all that a run needs.
+$(VENV)/.test-stamp: $(INPUTS)
+	$(call install,.[test])
+	@touch $(VENV)/.run-stamp $@

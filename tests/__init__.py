@@ -1,0 +1,1 @@
+"""The tests: where formula, simulation and run meet."""

@@ -1,0 +1,73 @@
+"""What a wheel installs works away from the sources: every data file came along, nothing leans on the tree."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("model", "sim", "calibrate", "figures")
+RESULTS = ("results.parquet", "results.csv", "summary.json")
+FIGURES = 2
+
+pytestmark = pytest.mark.xdist_group("wheel")  # on one worker, so that the wheel is built once
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a wheel installed without its dependencies."""
+    # Built from a copy: setuptools leaves a build/ beside the sources, and files since deleted would come back from it.
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source))
+    (wheel,) = wheels.glob("*.whl")
+    pip("install", "--no-deps", "--no-index", "--target", str(target), str(wheel))
+    return target
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def python(installed: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in `cwd` with the installed packages ahead of everything else, an editable install included."""
+    environment = os.environ | {"PYTHONPATH": str(installed), "NO_COLOR": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_every_file_of_the_packages_is_installed(installed: Path) -> None:
+    files = {
+        path.relative_to(ROOT)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+    }
+    missing = sorted(str(path) for path in files if not (installed / path).is_file())
+    assert missing == [], "package data of [tool.setuptools] in pyproject.toml does not cover these"
+
+
+def test_the_installed_packages_are_the_ones_imported(installed: Path, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        done = python(installed, tmp_path, "-c", f"import {package}; print({package}.__file__)")
+        assert done.returncode == 0, done.stderr
+        assert Path(done.stdout.strip()).is_relative_to(installed)
+
+
+def test_the_default_scenario_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = python(installed, tmp_path, "-m", "sim", "run", "-o", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    missing = [name for name in RESULTS if not (out / name).is_file()]
+    assert missing == [], f"of the run's files; there are {sorted(path.name for path in out.iterdir())}"
+    drawn = [path for path in (out / "figures").glob("*.png") if path.stat().st_size > 0]
+    assert len(drawn) >= FIGURES
