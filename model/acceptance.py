@@ -1,0 +1,235 @@
+"""Laws of outcomes: at each output position, was the prediction right?
+
+A law holds the distribution of the number of successes, its mean and variance, and the sampler, together, so that theory and
+simulation cannot drift apart. All of them are played with coins indexed by output position (`model.coins`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model import checks
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Law(ABC):
+    """Successes and failures by output position 1, 2, 3, ..."""
+
+    @abstractmethod
+    def mean(self, positions: ArrayLike) -> Floats:
+        """Expected number of successes among the first `positions` positions."""
+
+    @abstractmethod
+    def variance(self, positions: ArrayLike) -> Floats:
+        """Variance of that number."""
+
+    @abstractmethod
+    def pmf(self, positions: int) -> Floats:
+        """Probabilities of 0, 1, ..., `positions` successes among the first `positions`; shape (positions + 1,)."""
+
+    @abstractmethod
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+        """Tiles of outcomes, shape (positions in the tile, replications), from tiles of coins. The buffer may be used again."""
+
+
+class Chain(Law):
+    """A law in which position j succeeds with a chance that depends on j and on whether j - 1 succeeded."""
+
+    @abstractmethod
+    def chances(self, positions: int) -> tuple[Floats, Floats]:
+        """Chance of a success at each position after a failure and after a success, each of shape (positions,).
+
+        The first position has nothing before it; both of its entries are its plain chance.
+        """
+
+    def pmf(self, positions: int) -> Floats:
+        after_failure, after_success = self.chances(positions)
+        # mass[s, n]: the chance of n successes so far, the last outcome being s.
+        mass = np.zeros((2, positions + 1))
+        mass[0, 0] = 1.0
+        for low, high in zip(after_failure, after_success, strict=True):
+            success = mass[0] * low + mass[1] * high
+            mass[0] = mass[0] * (1 - low) + mass[1] * (1 - high)
+            mass[1, 0], mass[1, 1:] = 0.0, success[:-1]
+        return np.asarray(mass.sum(axis=0))
+
+
+class Iid(Chain):
+    """Every position succeeds with the same chance, independently: the assumption of the papers.
+
+    `match_rate` may be an array; mean and variance then broadcast, and pmf and sampler are refused.
+
+    >>> float(Iid(0.6837).mean(127)), Iid(0.5).pmf(2).round(12).tolist()
+    (86.8299, [0.25, 0.5, 0.25])
+    """
+
+    def __init__(self, match_rate: ArrayLike) -> None:
+        self.match_rate = checks.array("match_rate", match_rate, 0, 1)
+
+    def mean(self, positions: ArrayLike) -> Floats:
+        return np.asarray(positions * self.match_rate)
+
+    def variance(self, positions: ArrayLike) -> Floats:
+        return np.asarray(positions * self.match_rate * (1 - self.match_rate))
+
+    def chances(self, positions: int) -> tuple[Floats, Floats]:
+        rates = np.full(positions, float(self.match_rate))
+        return rates, rates
+
+    def pmf(self, positions: int) -> Floats:
+        from scipy.stats import binom  # costs a second to import, and only distributions need it
+
+        return np.asarray(binom.pmf(np.arange(positions + 1), positions, float(self.match_rate)))
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+        rate, buffer = float(self.match_rate), None
+        for tile in coins:
+            if buffer is None:
+                buffer = np.empty(tile.shape, dtype=np.bool_)
+            yield np.less(tile, rate, out=buffer[: len(tile)])
+
+
+class ByPosition(Chain):
+    """Position j succeeds with chance `match_rates[j]`, independently of the others.
+
+    >>> ByPosition([0.5, 0.1]).pmf(2).round(4).tolist()
+    [0.45, 0.5, 0.05]
+    """
+
+    def __init__(self, match_rates: ArrayLike) -> None:
+        self.match_rates = checks.array("match_rates", match_rates, 0, 1)
+        if self.match_rates.ndim != 1 or not self.match_rates.size:
+            raise checks.ParameterError(
+                f"match_rates must be a list of rates, one for each output position, got {match_rates!r}"
+            )
+
+    def mean(self, positions: ArrayLike) -> Floats:
+        return self._sums(self.match_rates, positions)
+
+    def variance(self, positions: ArrayLike) -> Floats:
+        return self._sums(self.match_rates * (1 - self.match_rates), positions)
+
+    def chances(self, positions: int) -> tuple[Floats, Floats]:
+        self._cover(positions)
+        return self.match_rates[:positions], self.match_rates[:positions]
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+        start = 0
+        for tile in coins:
+            self._cover(start + len(tile))
+            yield tile < self.match_rates[start : start + len(tile), None]
+            start += len(tile)
+
+    def _sums(self, values: Floats, positions: ArrayLike) -> Floats:
+        self._cover(int(np.max(positions)))
+        return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[np.asarray(positions, dtype=np.intp)])
+
+    def _cover(self, positions: int) -> None:
+        if positions > len(self.match_rates):
+            raise checks.ParameterError(
+                f"match_rates must have one rate for each of {positions} output positions, got {len(self.match_rates)};"
+                " give more rates or fewer tokens"
+            )
+
+
+class Markov(Chain):
+    """A stationary two-state chain over output positions: chance `match_rate`, correlation between neighbours `correlation`.
+
+    After a success the next succeeds with chance p + rho (1 - p), after a failure with p (1 - rho). Both must lie in [0, 1], so
+    rho >= -min(p / (1 - p), (1 - p) / p).
+
+    >>> float(Markov(0.5, 0.0).variance(127)) == float(Iid(0.5).variance(127))
+    True
+    """
+
+    def __init__(self, match_rate: ArrayLike, correlation: ArrayLike) -> None:
+        self.match_rate = checks.array("match_rate", match_rate, 0, 1)
+        self.correlation = checks.array("correlation", correlation, -1, 1)
+        self.after_failure = self.match_rate * (1 - self.correlation)
+        self.after_success = self.match_rate + self.correlation * (1 - self.match_rate)
+        if np.any(self.after_failure > 1) or np.any(self.after_success < 0):
+            raise checks.ParameterError(
+                f"correlation must be at least -min(p/(1-p), (1-p)/p) of match_rate p={match_rate}, got {correlation}"
+            )
+
+    def mean(self, positions: ArrayLike) -> Floats:
+        return np.asarray(positions * self.match_rate)
+
+    def variance(self, positions: ArrayLike) -> Floats:
+        """p(1-p) [n (1+rho)/(1-rho) - 2 rho (1-rho^n)/(1-rho)^2]; at rho = 1 all positions agree: p(1-p) n^2."""
+        n, rho = np.asarray(positions, dtype=np.float64), self.correlation
+        one = np.where(rho == 1, 0.0, rho)  # keeps the quotient finite where the limit is taken instead
+        spread = n * (1 + one) / (1 - one) - 2 * one * (1 - one**n) / (1 - one) ** 2
+        return np.asarray(self.match_rate * (1 - self.match_rate) * np.where(rho == 1, n * n, spread))
+
+    def chances(self, positions: int) -> tuple[Floats, Floats]:
+        after_failure = np.full(positions, float(self.after_failure))
+        after_success = np.full(positions, float(self.after_success))
+        after_failure[:1] = after_success[:1] = float(self.match_rate)
+        return after_failure, after_success
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+        rate, low, high = float(self.match_rate), float(self.after_failure), float(self.after_success)
+        last: Bools | None = None
+        for tile in coins:
+            outcomes = np.empty(tile.shape, dtype=np.bool_)
+            for coin, outcome in zip(tile, outcomes, strict=True):
+                np.less(coin, rate if last is None else np.where(last, high, low), out=outcome)
+                last = outcome
+            yield outcomes
+
+
+class Replay(Law):
+    """Recorded sequences of outcomes; a replication is one of them, drawn with equal chances by its first coin.
+
+    `records` has shape (sequences, positions).
+
+    >>> Replay([[True, True], [False, True]]).pmf(2).tolist()
+    [0.0, 0.5, 0.5]
+    """
+
+    def __init__(self, records: Sequence[Sequence[bool]] | Bools) -> None:
+        lengths = {len(record) for record in records}
+        if len(lengths) != 1 or 0 in lengths:
+            raise checks.ParameterError(
+                f"records must be sequences of one common length of at least 1, got lengths {sorted(lengths)}"
+            )
+        values = np.asarray(records)
+        if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
+            raise checks.ParameterError(f"records must hold true and false (or 1 and 0) only, got {values.dtype} values")
+        self.records: Bools = values.astype(np.bool_)
+
+    def mean(self, positions: ArrayLike) -> Floats:
+        return np.asarray(np.vectorize(lambda n: self._counts(n).mean(), otypes=[np.float64])(positions))
+
+    def variance(self, positions: ArrayLike) -> Floats:
+        return np.asarray(np.vectorize(lambda n: self._counts(n).var(), otypes=[np.float64])(positions))
+
+    def pmf(self, positions: int) -> Floats:
+        return np.bincount(self._counts(positions), minlength=positions + 1) / len(self.records)
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+        chosen, start = None, 0
+        for tile in coins:
+            if chosen is None:
+                chosen = (tile[0] * len(self.records)).astype(np.intp)
+            self._cover(start + len(tile))
+            yield self.records[chosen, start : start + len(tile)].T
+            start += len(tile)
+
+    def _counts(self, positions: int) -> NDArray[np.int64]:
+        self._cover(positions)
+        return np.asarray(self.records[:, :positions].sum(axis=1))
+
+    def _cover(self, positions: int) -> None:
+        if positions > self.records.shape[1]:
+            raise checks.ParameterError(
+                f"records must cover {positions} output positions, got {self.records.shape[1]};"
+                " give longer records or fewer tokens"
+            )

@@ -1,0 +1,142 @@
+"""Predictive Pipelined Decoding, Algorithms 1 and 2 of [Yang2024], and three forms that the paper leaves open.
+
+* `literal`: Algorithm 2 (Algorithm 1 is the case exit_layer = layers/2), with its barrier: main process and sub-processes wait
+  for each other before the match is looked at. Needs exit_layer >= layers/2.
+* `eager`: sub-processes run on towards their own exit layer and nobody waits for them; the wrong ones are stopped when the main
+  process knows. Needs exit_layer >= layers/2. Without overheads it takes the time of `literal`, to the last bit.
+* `flat`: Algorithm 2 for any exit layer on k+1 units: a promoted process that is already past the exit layer predicts where it is.
+* `nested`: for any exit layer, sub-processes predict too: a tree of processes; stopping one stops what it started.
+
+In all of them the last token's sub-processes are started and counted, as the paper counts them.
+
+[Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
+Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model import checks
+from model.steps import Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
+
+FORMS = ("literal", "eager", "nested", "flat")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form."""
+
+    layers: int
+    exit_layer: int
+    candidates: int
+    form: str = "literal"
+
+    OUTCOMES = ("match",)
+    EXACT = True
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        checks.whole("exit_layer", self.exit_layer, 1, self.layers, "layers")
+        checks.whole("candidates", self.candidates, 1, checks.MAX_CANDIDATES)
+        checks.one_of("form", self.form, FORMS)
+        if self.form in ("literal", "eager") and 2 * self.exit_layer < self.layers:
+            raise checks.ParameterError(
+                f"exit_layer must be at least layers/2={self.layers / 2:g} in the {self.form} form, got {self.exit_layer};"
+                " below it choose form='nested' (sub-processes predict too) or form='flat' (k+1 units)"
+            )
+        if self.units > checks.MAX_UNITS:
+            raise checks.ParameterError(
+                f"nested needs {self.units} units for candidates={self.candidates} and exit_layer={self.exit_layer} of"
+                f" layers={self.layers}, more than {checks.MAX_UNITS}; take fewer candidates or a later exit_layer"
+            )
+
+    @property
+    def units(self) -> int:
+        """Compute units that it reserves: k+1, and in the nested form the greatest number of processes alive at once."""
+        if self.form != "nested":
+            return self.candidates + 1
+        return int(sum(self.candidates**depth for depth in range(-(-self.layers // self.exit_layer))))
+
+
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one."""
+    if prompt[:-1]:
+        yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
+    form = {"literal": _barrier, "flat": _barrier, "eager": _eager, "nested": _nested}[parameters.form]
+    yield from form(parameters, prompt[-1], len(prompt) - 1, len(prompt) - 1 + tokens)
+
+
+def _barrier(parameters: Parameters, token: int, at: int, end: int) -> Steps:
+    """Algorithm 2. The main process is at depth `depth` of `token`, whose early prediction is made at layer `gap`."""
+    layers, exit_layer, candidates, places = _fields(parameters)
+    depth, gap, out = 0, exit_layer, None
+    while True:
+        out = yield Forward("target", (token,), at, depth, gap, state=out, heads=1)
+        early = yield Read("top", out, count=candidates)
+        subs = yield Fork(tuple(_sub_process(guess, at + 1, layers - gap) for guess in early), places)
+        out = yield Forward("target", (token,), at, gap, layers, state=out, heads=1)
+        yield Join(subs)
+        token, at = (yield Read("next", out)), at + 1
+        match = token in early
+        yield Commit("match" if match else "miss", (token,))
+        if at == end:
+            return
+        if match:
+            depth = layers - gap
+            gap = max(exit_layer, depth)
+            out = yield Adopt(subs[early.index(token)], at, depth)
+        else:
+            depth, gap, out = 0, exit_layer, None
+
+
+def _eager(parameters: Parameters, token: int, at: int, end: int) -> Steps:
+    """As Algorithm 2, but sub-processes run to their exit layer, and only the right one is ever waited for."""
+    layers, exit_layer, candidates, places = _fields(parameters)
+    depth, out = 0, None
+    while True:
+        out = yield Forward("target", (token,), at, depth, exit_layer, state=out, heads=1)
+        early = yield Read("top", out, count=candidates)
+        subs = yield Fork(tuple(_sub_process(guess, at + 1, exit_layer) for guess in early), places)
+        out = yield Forward("target", (token,), at, exit_layer, layers, state=out, heads=1)
+        token, at = (yield Read("next", out)), at + 1
+        match = token in early
+        yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or at == end))
+        yield Commit("match" if match else "miss", (token,))
+        if at == end:
+            return
+        depth, out = 0, None
+        if match:
+            depth = exit_layer
+            yield Join((subs[early.index(token)],))
+            out = yield Adopt(subs[early.index(token)], at, depth)
+
+
+def _nested(parameters: Parameters, token: int, at: int, end: int) -> Steps:
+    """A process that decodes what follows `token`, and starts the like for each early prediction. On a match the right one goes on."""
+    layers, exit_layer, candidates, _ = _fields(parameters)
+    anywhere = (None,) * candidates
+    while True:
+        out = yield Forward("target", (token,), at, 0, exit_layer, heads=1)
+        early = yield Read("top", out, count=candidates)
+        subs = yield Fork(tuple(_nested(parameters, guess, at + 1, end) for guess in early), anywhere)
+        out = yield Forward("target", (token,), at, exit_layer, layers, state=out, heads=1)
+        token, at = (yield Read("next", out)), at + 1
+        match = token in early
+        yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or at == end))
+        yield Commit("match" if match else "miss", (token,))
+        if at == end:
+            return
+        if match:
+            return
+
+
+def _sub_process(token: int, at: int, last: int) -> Steps:
+    """An early start of `token`: its first `last` layers, for the main process to take over."""
+    return (yield Forward("target", (token,), at, 0, last))
+
+
+def _fields(parameters: Parameters) -> tuple[int, int, int, tuple[int, ...]]:
+    places = tuple(range(1, parameters.candidates + 1))
+    return parameters.layers, parameters.exit_layer, parameters.candidates, places

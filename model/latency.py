@@ -1,0 +1,86 @@
+"""What a step costs. Times are in the cost model's own unit: layer-times here, the papers' assumption."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import accumulate
+
+from model import checks
+from model.steps import Forward
+
+DISPATCH_LAWS = ("linear", "tree")
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """Every layer takes one time unit, whatever it is run on; what the theorem leaves out is given in layer-times.
+
+    Parameters
+    ----------
+    layers
+        Depth of the model: a head at this depth is the final head, above it an early one.
+    layer_times
+        One time per layer, where layers are uneven.
+    early_head, final_head
+        Projection onto the vocabulary at the exit layer and at the last layer [layer-times].
+    dispatch, dispatch_per_process
+        Starting sub-processes holds the main process's unit for dispatch + dispatch_per_process * k (`linear`), or
+        dispatch + dispatch_per_process * log2(k + 1) (`tree`) [layer-times].
+    link
+        From the end of the dispatch to the start of a sub-process [layer-times].
+    promotion
+        Taking over a sub-process's hidden state and cache rows [layer-times].
+    """
+
+    layers: int
+    layer_times: tuple[float, ...] | None = None
+    early_head: float = 0.0
+    final_head: float = 0.0
+    dispatch: float = 0.0
+    dispatch_per_process: float = 0.0
+    dispatch_law: str = "linear"
+    link: float = 0.0
+    promotion: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        for field in fields(self):
+            if field.type == "float":
+                checks.number(field.name, getattr(self, field.name), 0)
+        checks.one_of("dispatch_law", self.dispatch_law, DISPATCH_LAWS)
+        if self.layer_times is not None:
+            if len(self.layer_times) != self.layers:
+                raise checks.ParameterError(
+                    f"layer_times must have one time for each of layers={self.layers}, got {len(self.layer_times)}"
+                )
+            for index, time in enumerate(self.layer_times):
+                checks.number(f"layer_times[{index}]", time, 0)
+
+    @cached_property
+    def depths(self) -> tuple[float, ...]:
+        """Time from the first layer to the end of each: `depths[n]` is that of layers [0, n)."""
+        return tuple(accumulate(self.layer_times or (1.0,) * self.layers, initial=0.0))
+
+    def span(self, first: int, last: int) -> float:
+        """Time of layers [first, last), without a head."""
+        return self.depths[last] - self.depths[first]
+
+    def head(self, step: Forward) -> float:
+        """Time of the heads that a pass projects at its end."""
+        return step.heads * (self.final_head if step.last == self.layers else self.early_head)
+
+    def forward(self, step: Forward) -> float:
+        """Time of a whole pass; its width costs nothing more: decoding is bound by reading the weights."""
+        return self.span(step.first, step.last) + self.head(step)
+
+    def dispatching(self, processes: int) -> float:
+        """Time for which starting this many sub-processes holds the starter's unit."""
+        count = processes if self.dispatch_law == "linear" else math.log2(processes + 1)
+        return self.dispatch + self.dispatch_per_process * count
+
+    @property
+    def plain(self) -> bool:
+        """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
+        return self == UnitCost(self.layers)

@@ -1,0 +1,420 @@
+"""Predictive Pipelined Decoding in closed form: Theorem 4.1 of [Yang2024] and what holds beyond it.
+
+Every function broadcasts over numpy arrays. Times are in layer-times [layers], compute in layer-times summed over the units that
+are busy [layer-units]. Output positions count from 1; a match at position j lets the process of position j + 1 start early, so the
+last position's match never shortens anything.
+
+[Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
+Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model import checks
+from model.acceptance import Chain, Iid, Law, Markov
+
+Floats = NDArray[np.float64]
+
+
+# --- Theorem 4.1 ------------------------------------------------------------------------------------------------------
+
+
+def expected_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """Expected time to generate `tokens` tokens: E[T] = d l - (d - d') (l - 1) p [layers].
+
+    Theorem 4.1 of [Yang2024], for exit_layer >= layers/2. Below that it is the latency of the nested form, in which sub-processes
+    predict too (`nested_compute`, `nested_units` give its price); the flat form on k+1 units has `flat_latency`.
+
+    >>> round(float(expected_latency(40, 20, 128, 0.6837)), 3)
+    3383.402
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    rate = checks.array("match_rate", match_rate, 0, 1)
+    # In place, so that a large grid of match rates needs no second array of its size.
+    out = np.asarray(rate * ((d - exit_at) * (1 - n)))
+    base = d * n
+    return np.add(out, base, out=out) if out.shape == np.broadcast_shapes(out.shape, base.shape) else out + base
+
+
+def expected_compute(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
+) -> Floats:
+    """Expected unit-time busy: E[C] = E[T] + k (d - d') l [layer-units].
+
+    Theorem 4.1 of [Yang2024]; the last token's sub-processes are counted. It holds for exit_layer >= layers/2 only.
+
+    >>> round(float(expected_compute(40, 20, 128, 0.6837, 3)), 3)
+    11063.402
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    _upper_half(d, exit_at, "Theorem 4.1's compute")
+    k = checks.whole_array("candidates", candidates, 1)
+    return expected_latency(d, exit_at, n, match_rate) + k * (d - exit_at) * n
+
+
+def expected_runs(tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """Expected number of runs (maximal stretches of tokens joined by matches): E[N] = l - (l - 1) p.
+
+    From the proof of Theorem 4.1 of [Yang2024]: N - 1 is binomial with l - 1 trials of chance 1 - p.
+
+    >>> float(expected_runs(128, 0.5))
+    64.5
+    """
+    n = checks.whole_array("tokens", tokens, 1)
+    return np.asarray(n - (n - 1) * checks.array("match_rate", match_rate, 0, 1))
+
+
+def latency_variance(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """Var T = (d - d')^2 (l - 1) p (1 - p) [layers^2]; from the law of N in the proof of Theorem 4.1.
+
+    >>> float(latency_variance(40, 20, 128, 0.5))
+    12700.0
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    return np.asarray((d - exit_at) ** 2 * Iid(match_rate).variance(n - 1))
+
+
+def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) -> tuple[Floats, Floats]:
+    """The law of T: values in increasing order [layers], and their probabilities.
+
+    T = d l - (d - d') B with B ~ Bin(l - 1, p), from the proof of Theorem 4.1 of [Yang2024]. With exit_layer = layers all the mass
+    is at d l.
+
+    >>> values, probabilities = latency_pmf(40, 20, 3, 0.5)
+    >>> values.tolist(), probabilities.round(12).tolist()
+    ([80.0, 100.0, 120.0], [0.25, 0.5, 0.25])
+    """
+    return _law_of_latency(layers, exit_layer, tokens, Iid(match_rate))
+
+
+def normalized_latency(match_rate: ArrayLike) -> Floats:
+    """Latency per token over that of plain decoding, for exit_layer = layers/2 and many tokens: 1 - p/2.
+
+    Eq. 3 of [Yang2024] over d.
+
+    >>> round(float(normalized_latency(0.7415)), 3), round(float(normalized_latency(0.2163)), 3)
+    (0.629, 0.892)
+    """
+    return np.asarray(1 - checks.array("match_rate", match_rate, 0, 1) / 2)
+
+
+def mean_units(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
+    """Average number of busy units, for exit_layer = layers/2 and many tokens: (k + 2 - p) / (2 - p).
+
+    Eq. 5 of [Yang2024]: the limit of E[C] / E[T], and of E[C / T]. For a finite number of tokens the two differ
+    (`expected_compute` over `expected_latency`, and `expected_units_ratio`).
+
+    >>> round(float(mean_units(0.7415, 5)), 3), round(float(mean_units(0.2163, 1)), 3), round(float(mean_units(0.6837, 3)), 3)
+    (4.973, 1.561, 3.279)
+    """
+    p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)
+    return np.asarray((k + 2 - p) / (2 - p))
+
+
+def compute_per_token(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
+    """Compute per token in units of d, for exit_layer = layers/2 and many tokens: (2 + k - p) / 2. Eq. 6 of [Yang2024].
+
+    >>> float(compute_per_token(0.5, 3))
+    2.25
+    """
+    p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)
+    return np.asarray((2 + k - p) / 2)
+
+
+def expected_units_ratio(
+    layers: int, exit_layer: int, tokens: int, match_rate: ArrayLike, candidates: ArrayLike
+) -> Floats:
+    """E[C / T], the expected average number of busy units of one run: 1 + k (d - d') l E[1 / T].
+
+    Not the ratio of the expectations, which is smaller (Jensen); equal at l = 1, p = 0, p = 1 and exit_layer = layers.
+
+    >>> round(float(expected_units_ratio(40, 20, 16, 0.6837, 3)), 4)
+    3.2226
+    >>> round(float(expected_compute(40, 20, 16, 0.6837, 3) / expected_latency(40, 20, 16, 0.6837)), 4)
+    3.2075
+    """
+    d, exit_at, n = (float(value) for value in _shape(layers, exit_layer, tokens))
+    _upper_half(d, exit_at, "Theorem 4.1's compute")
+    k = checks.whole_array("candidates", candidates, 1)
+    matches = np.arange(n)
+    mass = _binomial(int(n) - 1, checks.array("match_rate", match_rate, 0, 1))
+    return np.asarray(1 + k * (d - exit_at) * n * (mass / (d * n - (d - exit_at) * matches)).sum(axis=-1))
+
+
+# --- Other laws of the matches ----------------------------------------------------------------------------------------
+
+
+def position_latency(layers: ArrayLike, exit_layer: ArrayLike, match_rates: ArrayLike) -> tuple[Floats, Floats]:
+    """Mean and variance of T [layers, layers^2] where position j matches with chance `match_rates[j]`, independently.
+
+    One rate per token, the last of which has no effect. E[T] = d l - (d - d') sum p_j; Var T = (d - d')^2 sum p_j (1 - p_j), over
+    j < l. For exit_layer >= layers/2, or the nested form.
+
+    >>> mean, variance = position_latency(40, 20, [0.1, 0.9, 0.5])
+    >>> float(mean), round(float(variance), 9)
+    (100.0, 72.0)
+    """
+    rates = checks.array("match_rates", match_rates, 0, 1)
+    d, exit_at, n = _shape(layers, exit_layer, rates.shape[-1])
+    saved = rates[..., :-1]
+    return (
+        np.asarray(d * n - (d - exit_at) * saved.sum(axis=-1)),
+        np.asarray((d - exit_at) ** 2 * (saved * (1 - saved)).sum(axis=-1)),
+    )
+
+
+def markov_latency(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, correlation: ArrayLike
+) -> tuple[Floats, Floats]:
+    """Mean and variance of T [layers, layers^2] where matches are a stationary chain with correlation rho between neighbours.
+
+    The mean is that of independent matches; the variance grows with rho (`model.acceptance.Markov`). For exit_layer >= layers/2,
+    or the nested form; in the flat form the mean moves too (`flat_latency`).
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    spread = Markov(match_rate, correlation).variance(n - 1)
+    return expected_latency(d, exit_at, n, match_rate), np.asarray((d - exit_at) ** 2 * spread)
+
+
+# --- What the theorem leaves out: heads, dispatch, links, promotion ------------------------------------------------------
+
+
+def literal_gaps(
+    layers: ArrayLike,
+    exit_layer: ArrayLike,
+    *,
+    early_head: ArrayLike = 0.0,
+    dispatch: ArrayLike = 0.0,
+    link: ArrayLike = 0.0,
+    final_head: ArrayLike = 0.0,
+    promotion: ArrayLike = 0.0,
+) -> tuple[Floats, Floats]:
+    """Time between two tokens of Algorithm 2 with its barrier, after a miss and after a match [layers].
+
+    The main process and the sub-processes wait for each other: after a miss d + e + s + max(e_f, b); after a match d - d' less,
+    and the promotion more. All overheads are in layer-times. For exit_layer >= layers/2.
+
+    >>> [float(gap) for gap in literal_gaps(40, 20, early_head=0.5, dispatch=0.5, link=2, final_head=0.5, promotion=1)]
+    [43.0, 24.0]
+    """
+    d, exit_at, _ = _shape(layers, exit_layer, 1)
+    _upper_half(d, exit_at, "the barrier of Algorithm 2")
+    e, s, b, f, m = _overheads(early_head, dispatch, link, final_head, promotion)
+    after_miss = d + e + s + np.maximum(f, b)
+    return np.asarray(after_miss), np.asarray(after_miss - (d - exit_at) + m)
+
+
+def eager_gaps(
+    layers: ArrayLike,
+    exit_layer: ArrayLike,
+    *,
+    early_head: ArrayLike = 0.0,
+    dispatch: ArrayLike = 0.0,
+    link: ArrayLike = 0.0,
+    final_head: ArrayLike = 0.0,
+    promotion: ArrayLike = 0.0,
+) -> tuple[Floats, Floats]:
+    """Time between two tokens of the eager form, after a miss and after a match [layers].
+
+    Sub-processes run on towards their exit layer and a miss waits for nobody: after a miss d + e + s + e_f; after a match
+    min(d', d - d' + e_f - b) less, which is how far the right sub-process has come, and the promotion more. (It is negative where
+    the link is so slow that the right sub-process has not started when its token is known; it is waited for all the same.)
+
+    >>> [round(float(gap), 2) for gap in eager_gaps(32, 24, early_head=2.41, final_head=2.41)]
+    [36.82, 26.41]
+    """
+    d, exit_at, _ = _shape(layers, exit_layer, 1)
+    _upper_half(d, exit_at, "the eager timeline")
+    e, s, b, f, m = _overheads(early_head, dispatch, link, final_head, promotion)
+    after_miss = d + e + s + f
+    return np.asarray(after_miss), np.asarray(after_miss - np.minimum(exit_at, d - exit_at + f - b) + m)
+
+
+def latency_of_gaps(after_miss: ArrayLike, after_match: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """E[T] = G0 + (l - 1) (p G1 + (1 - p) G0) for the gaps G0 after a miss and G1 after a match, in the unit of the gaps.
+
+    >>> round(float(latency_of_gaps(*eager_gaps(32, 24, early_head=2.41, final_head=2.41), 128, 0.6)))
+    3920
+    """
+    miss, match = checks.array("after_miss", after_miss), checks.array("after_match", after_match)
+    n, p = checks.whole_array("tokens", tokens, 1), checks.array("match_rate", match_rate, 0, 1)
+    return np.asarray(miss * n - (n - 1) * p * (miss - match))
+
+
+def break_even_match_rate(after_miss: ArrayLike, after_match: ArrayLike, plain: ArrayLike, tokens: ArrayLike) -> Floats:
+    """The match rate at which the expected time equals plain decoding's, from the gaps and the plain time of one token.
+
+    (G0 - plain) / (G0 - G1) * l / (l - 1). Above 1 it cannot pay; infinite where a match saves nothing or there is one token.
+    For many tokens, without a slow link and in layer-times it is (e + s) / (x - mu), x being how far a match is ahead.
+
+    >>> gaps = literal_gaps(40, 20, early_head=0.517, final_head=0.517)
+    >>> round(float(break_even_match_rate(*gaps, plain=40.517, tokens=10**6)), 3)
+    0.026
+    """
+    miss, match = checks.array("after_miss", after_miss), checks.array("after_match", after_match)
+    n, base = checks.whole_array("tokens", tokens, 1), checks.array("plain", plain, 0)
+    loss, gain = (miss - base) * n, (miss - match) * (n - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.where(loss <= 0, 0.0, np.where(gain > 0, loss / gain, np.inf))
+    return np.asarray(rate)
+
+
+# --- Nested: exit layers below d/2, sub-processes predict too -----------------------------------------------------------
+
+
+def nested_waste(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike) -> Floats:
+    """Unit-time that one wrong sub-process costs, with all that it starts before it is stopped [layer-units].
+
+    W = sum over i of k^i (d - (i + 1) d')^+: its i-th generation starts i d' later and is stopped with it. d - d' for
+    exit_layer >= layers/2.
+    """
+    d, exit_at, _ = _shape(layers, exit_layer, 1)
+    k = checks.whole_array("candidates", candidates, 1)
+    total = np.zeros(np.broadcast_shapes(d.shape, exit_at.shape, k.shape))
+    for generation in range(int(np.max(np.ceil(d / exit_at))) - 1):
+        total = total + k**generation * np.maximum(d - (generation + 1) * exit_at, 0)
+    return total
+
+
+def nested_compute(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
+) -> Floats:
+    """Expected unit-time busy of the nested form, any exit layer: d l + (k l - (l - 1) p) W [layer-units].
+
+    W is `nested_waste`. Its latency is `expected_latency`. What is started for beyond the last token is counted, as in the paper.
+
+    >>> round(float(nested_compute(40, 10, 64, 0.23, 3))), float(nested_compute(40, 20, 128, 0.5, 3))
+    (34512, 11530.0)
+    >>> float(expected_compute(40, 20, 128, 0.5, 3))
+    11530.0
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)
+    return np.asarray(d * n + (k * n - (n - 1) * p) * nested_waste(d, exit_at, k))
+
+
+def nested_units(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike) -> Floats:
+    """Most units the nested form ever uses at once: sum of k^i for i below ceil(d / d'). k + 1 at layers/2 <= exit_layer < layers.
+
+    >>> float(nested_units(12, 4, 2))
+    7.0
+    """
+    d, exit_at, _ = _shape(layers, exit_layer, 1)
+    k = checks.whole_array("candidates", candidates, 1)
+    generations = np.ceil(d / exit_at)
+    return np.asarray(sum(np.where(i < generations, k**i, 0.0) for i in range(int(np.max(generations)))))
+
+
+# --- Flat: any exit layer on k+1 units ----------------------------------------------------------------------------------
+
+
+def flat_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """Expected time of the flat form with independent matches, any exit layer on k+1 units [layers].
+
+    A promoted process that is past the exit layer predicts where it is, so below layers/2 the depths of prediction alternate
+    between d' and d - d' along a run: E[T] = d l - p [A (d - d') + (l - 1 - A) d'], where A = (l - 1)/(1 + p)
+    + p (1 - (-p)^(l - 1))/(1 + p)^2 is the expected number of positions that predict at d'. (The match rate is taken to be the
+    same at both depths.) From layers/2 on it is Theorem 4.1. Other laws: `flat_latency_of_law`.
+
+    >>> round(float(flat_latency(40, 10, 128, 0.5)))
+    3636
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    p = checks.array("match_rate", match_rate, 0, 1)
+    early = (n - 1) / (1 + p) + p * (1 - (-p) ** (n - 1)) / (1 + p) ** 2
+    below = d * n - p * (early * (d - exit_at) + (n - 1 - early) * exit_at)
+    return np.asarray(np.where(2 * exit_at >= d, expected_latency(d, exit_at, n, p), below))
+
+
+def flat_latency_of_law(layers: int, exit_layer: int, tokens: int, law: Chain) -> float:
+    """Expected time of the flat form under any law in which a match depends on its position and on the one before [layers].
+
+    Positive correlation lengthens it: long runs alternate the depth. With rho = -0.5, 0, 0.9:
+
+    >>> [round(flat_latency_of_law(40, 10, 128, Markov(0.5, rho))) for rho in (-0.5, 0.0, 0.9)]
+    [3467, 3636, 3831]
+    """
+    d, exit_at, n = (int(value) for value in _shape(layers, exit_layer, tokens))
+    total, probability = float(d * n), _depths_of_prediction(d, exit_at, n, law)
+    for (depth, match), mass in probability.items():
+        total -= float(mass[:-1].sum()) * (d - depth) * match
+    return total
+
+
+def flat_compute_of_law(layers: int, exit_layer: int, tokens: int, candidates: int, law: Chain) -> float:
+    """Expected unit-time busy of the flat form: E[T] + k times the expected sum of d - depth of prediction [layer-units]."""
+    d, exit_at, n = (int(value) for value in _shape(layers, exit_layer, tokens))
+    checks.whole("candidates", candidates, 1)
+    probability = _depths_of_prediction(d, exit_at, n, law)
+    return flat_latency_of_law(d, exit_at, n, law) + candidates * sum(
+        float(mass.sum()) * (d - depth) for (depth, _), mass in probability.items()
+    )
+
+
+def _depths_of_prediction(d: int, exit_at: int, n: int, law: Chain) -> dict[tuple[int, int], Floats]:
+    """Chance, by position, that it predicts at a depth and then matches or not: {(depth, match): shape (n,)}."""
+    after_failure, after_success = law.chances(n)
+    late = max(exit_at, d - exit_at)
+    mass = {(depth, match): np.zeros(n) for depth in {exit_at, late} for match in (0, 1)}
+    # where[depth, last match] before the position's own outcome; the first predicts at the exit layer.
+    where = {(exit_at, 0): 1.0}
+    for position in range(n):
+        following: dict[tuple[int, int], float] = {}
+        for (depth, last), chance in where.items():
+            hit = chance * float((after_success if last else after_failure)[position])
+            mass[depth, 1][position] += hit
+            mass[depth, 0][position] += chance - hit
+            promoted = (max(exit_at, d - depth), 1)
+            following[promoted] = following.get(promoted, 0.0) + hit
+            following[exit_at, 0] = following.get((exit_at, 0), 0.0) + chance - hit
+        where = following
+    return mass
+
+
+# --- Helpers -----------------------------------------------------------------------------------------------------------
+
+
+def _shape(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    d = checks.whole_array("layers", layers, 1)
+    exit_at = checks.whole_array("exit_layer", exit_layer, 1)
+    if np.any(exit_at > d):
+        bad = tuple(np.argwhere(exit_at > d)[0])
+        top, value = (np.broadcast_to(a, np.broadcast_shapes(d.shape, exit_at.shape))[bad] for a in (d, exit_at))
+        raise checks.ParameterError(f"exit_layer must be between 1 and layers={top:g}, got {value:g}")
+    return d, exit_at, checks.whole_array("tokens", tokens, 1)
+
+
+def _upper_half(d: ArrayLike, exit_at: ArrayLike, what: str) -> None:
+    bad = 2 * np.asarray(exit_at) < np.asarray(d)
+    if np.any(bad):
+        first = tuple(np.argwhere(bad)[0])
+        top, value = (np.broadcast_to(a, bad.shape)[first] for a in (d, exit_at))
+        raise checks.ParameterError(
+            f"exit_layer must be at least layers/2={top / 2:g} for {what}, got {value:g}; below it there are two forms,"
+            " nested (nested_compute: sub-processes predict too) and flat (flat_latency: k+1 units)"
+        )
+
+
+def _overheads(*values: ArrayLike) -> list[Floats]:
+    names = ("early_head", "dispatch", "link", "final_head", "promotion")
+    return [checks.array(name, value, 0) for name, value in zip(names, values, strict=True)]
+
+
+def _law_of_latency(layers: int, exit_layer: int, tokens: int, law: Law) -> tuple[Floats, Floats]:
+    d, exit_at, n = (int(value) for value in _shape(layers, exit_layer, tokens))
+    if exit_at == d:
+        return np.array([float(d * n)]), np.array([1.0])
+    mass = law.pmf(n - 1)
+    return d * n - (d - exit_at) * np.arange(n - 1, -1, -1.0), mass[::-1]
+
+
+def _binomial(trials: int, p: Floats) -> Floats:
+    """Binomial probabilities of 0..trials along a new last axis; exact at p = 0 and p = 1."""
+    from scipy.special import gammaln, xlog1py, xlogy
+
+    count = np.arange(trials + 1.0)
+    choose = gammaln(trials + 1.0) - gammaln(count + 1) - gammaln(trials - count + 1)
+    return np.asarray(np.exp(choose + xlogy(count, p[..., None]) + xlog1py(trials - count, -p[..., None])))

@@ -1,0 +1,89 @@
+"""The vocabulary of decoding: what a process may ask for.
+
+An algorithm is a generator that yields steps and is sent their answers. It holds no clock and no tensor. The simulator answers
+with time (`sim.events`), the counter with numbers (`model.work`), a real model with hidden states (`calibrate`).
+
+Three rules hold in every interpreter. The position a `Forward` is placed at cuts the cache, so there is no separate rollback; a
+gap before it is an error. A sub-process starts with its parent's cache and follows it: rows that the parent is writing are
+visible to it layer by layer. `Commit` is the only thing that makes output; decoding ends with the last token asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple
+
+Steps = Generator["Step", Any, Any]
+"""An algorithm or a sub-process: yields steps, is sent answers, returns whatever its starter may want of it."""
+
+
+class Forward(NamedTuple):
+    """Run layers [first, last) of `role` on `tokens`, the first of them at cache position `at`. Answer: an output.
+
+    `state` is the output to go on from where `first` is above 0; `heads` is how many of the positions are projected onto the
+    vocabulary at the end of this pass. A span without layers is a head alone.
+    """
+
+    role: str
+    tokens: tuple[int, ...]
+    at: int
+    first: int
+    last: int
+    state: Any = None
+    heads: int = 0
+
+
+class Read(NamedTuple):
+    """Ask an output about the token that follows its position `index` (negative, from the end, as in a list).
+
+    `next` answers a token; `top` the `count` likeliest tokens, best first.
+    """
+
+    kind: Literal["next", "top"]
+    output: Any
+    index: int = -1
+    count: int = 1
+
+
+class Fork(NamedTuple):
+    """Start sub-processes together, the i-th on `units[i]` (None: on any unit that is free). Answer: a tuple of tasks.
+
+    They start together because dispatching is one act of the process that does it, and its cost depends on how many there are.
+    """
+
+    bodies: tuple[Steps, ...]
+    units: tuple[int | None, ...]
+
+
+class Join(NamedTuple):
+    """Wait until these tasks have ended."""
+
+    tasks: tuple[Any, ...]
+
+
+class Stop(NamedTuple):
+    """End these tasks now, with all that they have started; one that has already ended is left as it is."""
+
+    tasks: tuple[Any, ...]
+
+
+class Adopt(NamedTuple):
+    """Take over the output of an ended task, and its cache rows of layers [0, layers) at position `at`. Answer: that output."""
+
+    task: Any
+    at: int
+    layers: int
+
+
+class Commit(NamedTuple):
+    """These tokens are output, for good. `kind` says what gave them: match, miss, token, ..."""
+
+    kind: str
+    tokens: tuple[int, ...]
+
+
+Step = Forward | Read | Fork | Join | Stop | Adopt | Commit
+
+
+class CacheError(RuntimeError):
+    """A pass was placed beyond what its cache holds: a defect of the algorithm, in every interpreter."""

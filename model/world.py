@@ -1,0 +1,53 @@
+"""A hidden true text and coins by position: what a model would answer, for interpreters that have none.
+
+The true token at cache position t is the integer t, and a wrong one is negative, so that methods compare tokens as they would
+compare real ones. What is read after a wrong token is wrong, so the last token of a pass tells whether all before it were right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from model.steps import Forward, Read
+
+Token = int
+
+
+class Output(NamedTuple):
+    """What a pass leaves behind: the last token it saw, at which position, and up to which layer it has come."""
+
+    token: Token
+    at: int
+    layer: int
+
+
+def output(step: Forward) -> Output:
+    """The output of a pass."""
+    return Output(step.tokens[-1], step.at + len(step.tokens) - 1, step.last)
+
+
+class World:
+    """Answers reads: `matches[j]` says whether the early candidates for the j-th output token hold the true one.
+
+    Beyond the last of `matches` nothing matches. Where candidates hold the true token it is their first: which one it is matters only where sub-processes wait for units.
+    """
+
+    def __init__(self, prompt: int, layers: int, matches: Sequence[bool]) -> None:
+        self.prompt = prompt
+        self.layers = layers
+        self.matches = matches
+
+    def read(self, step: Read) -> Token | list[Token]:
+        """The answer to a read of an output of the target model."""
+        token, at, layer = step.output
+        after = at + 1
+        right = token == at
+        if step.kind == "next":
+            return after if right and layer == self.layers else -after
+        # Wrong candidates differ from each other: they count down from -(position + 1) in steps that no position reaches.
+        wrong = -after - 1
+        place = after - self.prompt
+        if right and place < len(self.matches) and self.matches[place]:
+            return [after, *range(wrong, wrong - step.count + 1, -1)]
+        return [*range(wrong, wrong - step.count, -1)]
