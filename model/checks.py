@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-
 MAX_LAYERS, MAX_TOKENS, MAX_CANDIDATES, MAX_UNITS = 10_000, 1_000_000, 1_000, 100_000
 """Far beyond any model or cluster in use; a larger number is a slip of the keyboard, and would only run out of memory later."""
 

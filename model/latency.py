@@ -67,13 +67,13 @@ class UnitCost:
         """Time of layers [first, last), without a head."""
         return self.depths[last] - self.depths[first]
 
-    def head(self, step: Forward) -> float:
-        """Time of the heads that a pass projects at its end."""
-        return step.heads * (self.final_head if step.last == self.layers else self.early_head)
+    def head(self, layer: int) -> float:
+        """Time of projecting one position onto the vocabulary after this many layers."""
+        return self.final_head if layer == self.layers else self.early_head
 
     def forward(self, step: Forward) -> float:
         """Time of a whole pass; its width costs nothing more: decoding is bound by reading the weights."""
-        return self.span(step.first, step.last) + self.head(step)
+        return self.span(step.first, step.last) + step.heads * self.head(step.last)
 
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit."""

@@ -10,11 +10,17 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.acceptance import Chain, Iid, Law, Markov
+from model.acceptance import Chain, Iid, Law, Markov, Replay
+from model.algorithms.ppd import Parameters
+from model.latency import UnitCost
+from model.prediction import Prediction
 
 Floats = NDArray[np.float64]
 
@@ -125,9 +131,9 @@ def compute_per_token(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
 
 
 def expected_units_ratio(
-    layers: int, exit_layer: int, tokens: int, match_rate: ArrayLike, candidates: ArrayLike
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
 ) -> Floats:
-    """E[C / T], the expected average number of busy units of one run: 1 + k (d - d') l E[1 / T].
+    """E[C / T], the expected average number of busy units of one decoding: 1 + k (d - d') l E[1 / T].
 
     Not the ratio of the expectations, which is smaller (Jensen); equal at l = 1, p = 0, p = 1 and exit_layer = layers.
 
@@ -136,12 +142,14 @@ def expected_units_ratio(
     >>> round(float(expected_compute(40, 20, 16, 0.6837, 3) / expected_latency(40, 20, 16, 0.6837)), 4)
     3.2075
     """
-    d, exit_at, n = (float(value) for value in _shape(layers, exit_layer, tokens))
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
     _upper_half(d, exit_at, "Theorem 4.1's compute")
     k = checks.whole_array("candidates", candidates, 1)
-    matches = np.arange(n)
-    mass = _binomial(int(n) - 1, checks.array("match_rate", match_rate, 0, 1))
-    return np.asarray(1 + k * (d - exit_at) * n * (mass / (d * n - (d - exit_at) * matches)).sum(axis=-1))
+    mass = _binomial(n - 1, checks.array("match_rate", match_rate, 0, 1))
+    saved = (d - exit_at)[..., None] * np.arange(mass.shape[-1])
+    # Where there are fewer tokens than columns the mass is zero, and the time must only not be.
+    time = np.maximum((d * n)[..., None] - saved, 1.0)
+    return np.asarray(1 + k * (d - exit_at) * n * (mass / time).sum(axis=-1))
 
 
 # --- Other laws of the matches ----------------------------------------------------------------------------------------
@@ -324,54 +332,206 @@ def flat_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, ma
     """
     d, exit_at, n = _shape(layers, exit_layer, tokens)
     p = checks.array("match_rate", match_rate, 0, 1)
-    early = (n - 1) / (1 + p) + p * (1 - (-p) ** (n - 1)) / (1 + p) ** 2
+    early = _early_predictions(n - 1, p)
     below = d * n - p * (early * (d - exit_at) + (n - 1 - early) * exit_at)
     return np.asarray(np.where(2 * exit_at >= d, expected_latency(d, exit_at, n, p), below))
 
 
-def flat_latency_of_law(layers: int, exit_layer: int, tokens: int, law: Chain) -> float:
-    """Expected time of the flat form under any law in which a match depends on its position and on the one before [layers].
+def flat_compute(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
+) -> Floats:
+    """Expected unit-time busy of the flat form with independent matches: E[T] + k [A (d - d') + (l - A) d'] [layer-units].
 
-    Positive correlation lengthens it: long runs alternate the depth. With rho = -0.5, 0, 0.9:
+    A is the expected number of the l positions that predict at the exit layer (see `flat_latency`); each token's sub-processes run from its
+    prediction to its verification. From layers/2 on it is Theorem 4.1.
 
-    >>> [round(flat_latency_of_law(40, 10, 128, Markov(0.5, rho))) for rho in (-0.5, 0.0, 0.9)]
-    [3467, 3636, 3831]
+    >>> float(flat_compute(40, 20, 128, 0.5, 3)) == float(expected_compute(40, 20, 128, 0.5, 3))
+    True
     """
-    d, exit_at, n = (int(value) for value in _shape(layers, exit_layer, tokens))
-    total, probability = float(d * n), _depths_of_prediction(d, exit_at, n, law)
-    for (depth, match), mass in probability.items():
-        total -= float(mass[:-1].sum()) * (d - depth) * match
-    return total
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)
+    early = _early_predictions(n, p)
+    run = np.where(2 * exit_at >= d, n * (d - exit_at), early * (d - exit_at) + (n - early) * exit_at)
+    return np.asarray(flat_latency(d, exit_at, n, p) + k * run)
 
 
-def flat_compute_of_law(layers: int, exit_layer: int, tokens: int, candidates: int, law: Chain) -> float:
-    """Expected unit-time busy of the flat form: E[T] + k times the expected sum of d - depth of prediction [layer-units]."""
-    d, exit_at, n = (int(value) for value in _shape(layers, exit_layer, tokens))
-    checks.whole("candidates", candidates, 1)
-    probability = _depths_of_prediction(d, exit_at, n, law)
-    return flat_latency_of_law(d, exit_at, n, law) + candidates * sum(
-        float(mass.sum()) * (d - depth) for (depth, _), mass in probability.items()
+# --- Any law, any cost: stages -----------------------------------------------------------------------------------------
+
+
+class Stage(NamedTuple):
+    """What one token takes of the process that decodes it, from the verification before it to its own.
+
+    The first token, and every one after a miss, is decoded in stage 0; after a match in a stage the next is in its `on_match`.
+    `busy` is the unit-time spent meanwhile, the sub-processes' included.
+    """
+
+    time: float
+    busy: float
+    on_match: int
+
+
+def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
+    """The stages of a form of Predictive Pipelined Decoding, for as many units as it wants [the cost model's unit].
+
+    Time and unit-time of a decoding are sums over its tokens, whatever the law of the matches. The nested form has stages without
+    overheads only.
+
+    >>> for stage in stages(Parameters(40, 10, 3, form="flat"), UnitCost(40)):
+    ...     print(stage)
+    Stage(time=40.0, busy=130.0, on_match=1)
+    Stage(time=10.0, busy=40.0, on_match=2)
+    Stage(time=30.0, busy=120.0, on_match=1)
+    """
+    d, exit_at, k = parameters.layers, parameters.exit_layer, parameters.candidates
+    if parameters.form == "nested":
+        return _nested_stages(d, exit_at, k, cost)
+    if parameters.form == "eager":
+        return _eager_stages(d, exit_at, k, cost)
+    first = _barrier_stage(cost, k, 0, exit_at, promoted=False, on_match=1)
+    late = d - exit_at
+    if late <= exit_at:
+        return first, _barrier_stage(cost, k, late, exit_at, promoted=True, on_match=1)
+    return (
+        first,
+        _barrier_stage(cost, k, late, late, promoted=True, on_match=2),
+        _barrier_stage(cost, k, exit_at, exit_at, promoted=True, on_match=1),
     )
 
 
-def _depths_of_prediction(d: int, exit_at: int, n: int, law: Chain) -> dict[tuple[int, int], Floats]:
-    """Chance, by position, that it predicts at a depth and then matches or not: {(depth, match): shape (n,)}."""
+def _barrier_stage(cost: UnitCost, k: int, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
+    """Algorithm 2, taken up at layer `depth` and predicting at `gap`: main process and sub-processes wait for each other."""
+    before = cost.span(depth, gap) + cost.head(gap) + cost.dispatching(k)
+    rest, start = cost.span(gap, cost.layers) + cost.final_head, cost.span(0, cost.layers - gap)
+    time = before + max(rest, cost.link + start)
+    return Stage(time + (cost.promotion if promoted else 0.0), before + rest + k * start, on_match)
+
+
+def _eager_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage, ...]:
+    start, rest = cost.span(0, exit_at), cost.span(exit_at, d) + cost.final_head
+    main = cost.head(exit_at) + cost.dispatching(k) + rest
+    # How far a sub-process has come when its token is known: below zero where it has yet to start, and is waited for all the same.
+    ahead = min(start, rest - cost.link)
+    run = max(ahead, 0.0)
+    after_match = Stage(start - ahead + cost.promotion + main, start - run + main + k * run, 1)
+    return Stage(start + main, start + main + k * run, 1), after_match
+
+
+def _nested_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage, ...]:
+    if not cost.plain:
+        raise checks.ParameterError(
+            "form 'nested' has no closed form with overheads or uneven layers in [cost]; leave them out, or ask for"
+            " views = ['events'] alone"
+        )
+    waste = float(nested_waste(d, exit_at, k))
+    return Stage(float(d), d + k * waste, 1), Stage(float(exit_at), d + (k - 1) * waste, 1)
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost) -> Prediction:
+    """What the theory says of a decoding, for as many units as the method reserves.
+
+    With the papers' plain cost and independent matches these are the closed forms, and fields of `parameters`, `tokens` and the
+    law's rate may be arrays that broadcast. Otherwise the stages are summed over the law, one decoding at a time.
+    """
+    if isinstance(law, Iid) and cost.plain:
+        return _closed_form(parameters, tokens, law.match_rate)
+    n = int(checks.whole_array("tokens", tokens, 1))
+    latency, variance, busy, ratio = _of_stages(stages(parameters, cost), n, law)
+    plain = n * (cost.span(0, parameters.layers) + cost.final_head)
+    values = (latency, variance, busy, ratio, float(parameters.units), plain)
+    return Prediction(*(np.asarray(value) for value in values))
+
+
+def _closed_form(parameters: Parameters, tokens: ArrayLike, rate: Floats) -> Prediction:
+    d, exit_at, n = _shape(parameters.layers, parameters.exit_layer, tokens)
+    k = checks.whole_array("candidates", parameters.candidates, 1)
+    unknown = np.asarray(np.nan)
+    units = k + 1
+    if parameters.form == "nested":
+        latency, busy = expected_latency(d, exit_at, n, rate), nested_compute(d, exit_at, n, rate, k)
+        variance, ratio, units = latency_variance(d, exit_at, n, rate), unknown, nested_units(d, exit_at, k)
+    elif parameters.form == "flat" and np.any(2 * exit_at < d):
+        latency, busy = flat_latency(d, exit_at, n, rate), flat_compute(d, exit_at, n, rate, k)
+        variance = ratio = unknown
+    else:
+        latency, busy = expected_latency(d, exit_at, n, rate), expected_compute(d, exit_at, n, rate, k)
+        variance, ratio = latency_variance(d, exit_at, n, rate), unknown
+        if latency.size * float(n.max()) <= _MOST_TERMS:
+            ratio = expected_units_ratio(d, exit_at, n, rate, k)
+    return Prediction(latency, variance, busy, ratio, units, d * n)
+
+
+_MOST_TERMS = 20_000_000
+"""Beyond so many terms E[C / T] of a grid is left out: it is a sum over the number of matches, at every point."""
+
+
+def _of_stages(steps: tuple[Stage, ...], n: int, law: Law) -> tuple[float, float, float, float]:
+    """Mean and variance of the latency, mean unit-time and mean of their ratio, of `n` tokens."""
+    miss, match = steps[0], steps[1]
+    if len(steps) == 2:
+        mass, matches = law.pmf(n - 1), np.arange(n)
+        time = n * miss.time + matches * (match.time - miss.time)
+        busy = n * miss.busy + matches * (match.busy - miss.busy)
+        mean = float(mass @ time)
+        return mean, float(mass @ (time - mean) ** 2), float(mass @ busy), float(mass @ (busy / time))
+    if isinstance(law, Replay):
+        time, busy = sums(steps, [law.records[:, : n - 1].T], n, len(law.records))
+        return float(time.mean()), float(time.var()), float(busy.mean()), float((busy / time).mean())
+    if not isinstance(law, Chain):
+        raise checks.ParameterError("form 'flat' below layers/2 needs a law of single positions; ask for views = ['paths']")
+    return *_chain_moments(steps, n, law), float("nan")
+
+
+def _chain_moments(steps: tuple[Stage, ...], n: int, law: Chain) -> tuple[float, float, float]:
+    """Mean and variance of the time and mean of the unit-time of `n` tokens, forward over (stage, last outcome)."""
+    times, busies = (np.array([getattr(stage, field) for stage in steps]) for field in ("time", "busy"))
+    # mass, first and second moment of the time so far, first of the unit-time: rows; stage; last outcome.
+    state = np.zeros((4, len(steps), 2))
+    state[0, 0, 0] = 1.0
     after_failure, after_success = law.chances(n)
-    late = max(exit_at, d - exit_at)
-    mass = {(depth, match): np.zeros(n) for depth in {exit_at, late} for match in (0, 1)}
-    # where[depth, last match] before the position's own outcome; the first predicts at the exit layer.
-    where = {(exit_at, 0): 1.0}
-    for position in range(n):
-        following: dict[tuple[int, int], float] = {}
-        for (depth, last), chance in where.items():
-            hit = chance * float((after_success if last else after_failure)[position])
-            mass[depth, 1][position] += hit
-            mass[depth, 0][position] += chance - hit
-            promoted = (max(exit_at, d - depth), 1)
-            following[promoted] = following.get(promoted, 0.0) + hit
-            following[exit_at, 0] = following.get((exit_at, 0), 0.0) + chance - hit
-        where = following
-    return mass
+    for low, high in zip(after_failure, after_success, strict=True):
+        mass, first, second, busy = state
+        spent = np.stack([mass, first + mass * times[:, None], second + 2 * first * times[:, None] + mass * times[:, None] ** 2,
+                          busy + mass * busies[:, None]])  # fmt: skip
+        hit = spent * np.array([low, high])
+        state = np.zeros_like(state)
+        state[:, 0, 0] = (spent - hit).sum(axis=(1, 2))
+        for index, stage in enumerate(steps):
+            state[:, stage.on_match, 1] += hit[:, index].sum(axis=1)
+    _, mean, square, busy_mean = state.sum(axis=(1, 2))
+    return float(mean), float(max(square - mean**2, 0.0)), float(busy_mean)
+
+
+def sums(
+    steps: tuple[Stage, ...], matches: Iterable[NDArray[np.bool_]], tokens: int, replications: int
+) -> tuple[Floats, Floats]:
+    """Time and unit-time of many decodings at once: each token's stage follows from the matches before it.
+
+    `matches` are tiles of shape (positions, replications), of the first tokens - 1 positions together.
+
+    >>> time, busy = sums(stages(Parameters(40, 20, 3), UnitCost(40)), [np.array([[True, False]])], 2, 2)
+    >>> time.tolist(), busy.tolist()
+    ([60.0, 80.0], [180.0, 200.0])
+    """
+    if len(steps) == 2:
+        count = np.zeros(replications)
+        for tile in matches:
+            count += np.add.reduce(tile.view(np.uint8), axis=0, dtype=np.uint8)  # a tile has fewer than 256 positions
+        miss, match = steps
+        return tuple(tokens * a + count * (b - a) for a, b in ((miss.time, match.time), (miss.busy, match.busy)))  # type: ignore[return-value]
+    on_match = np.array([stage.on_match for stage in steps], dtype=np.uint8)
+    visits = np.zeros((len(steps), replications))
+    stage = np.zeros(replications, dtype=np.uint8)
+    visits[0] = 1
+    for tile in matches:
+        for row in tile:
+            stage = on_match[stage] * row
+            for index in range(1, len(steps)):
+                visits[index] += stage == index
+    visits[0] = tokens - visits[1:].sum(axis=0)
+    return (
+        np.asarray(np.array([stage.time for stage in steps]) @ visits),
+        np.asarray(np.array([stage.busy for stage in steps]) @ visits),
+    )
 
 
 # --- Helpers -----------------------------------------------------------------------------------------------------------
@@ -385,6 +545,11 @@ def _shape(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike) -> tuple
         top, value = (np.broadcast_to(a, np.broadcast_shapes(d.shape, exit_at.shape))[bad] for a in (d, exit_at))
         raise checks.ParameterError(f"exit_layer must be between 1 and layers={top:g}, got {value:g}")
     return d, exit_at, checks.whole_array("tokens", tokens, 1)
+
+
+def _early_predictions(positions: Floats, p: Floats) -> Floats:
+    """Expected number among the first positions of a flat decoding that predict at the exit layer, not at layers - exit_layer."""
+    return np.asarray(positions / (1 + p) + p * (1 - (-p) ** positions) / (1 + p) ** 2)
 
 
 def _upper_half(d: ArrayLike, exit_at: ArrayLike, what: str) -> None:
@@ -411,10 +576,12 @@ def _law_of_latency(layers: int, exit_layer: int, tokens: int, law: Law) -> tupl
     return d * n - (d - exit_at) * np.arange(n - 1, -1, -1.0), mass[::-1]
 
 
-def _binomial(trials: int, p: Floats) -> Floats:
-    """Binomial probabilities of 0..trials along a new last axis; exact at p = 0 and p = 1."""
+def _binomial(trials: Floats, p: Floats) -> Floats:
+    """Binomial probabilities of 0, 1, ..., max(trials) along a new last axis; exact at p = 0 and p = 1."""
     from scipy.special import gammaln, xlog1py, xlogy
 
-    count = np.arange(trials + 1.0)
-    choose = gammaln(trials + 1.0) - gammaln(count + 1) - gammaln(trials - count + 1)
-    return np.asarray(np.exp(choose + xlogy(count, p[..., None]) + xlog1py(trials - count, -p[..., None])))
+    n, rate = trials[..., None], p[..., None]
+    count = np.arange(trials.max() + 1.0)
+    rest = np.maximum(n - count, 0.0)
+    log = gammaln(n + 1) - gammaln(count + 1) - gammaln(rest + 1) + xlogy(count, rate) + xlog1py(rest, -rate)
+    return np.asarray(np.where(count <= n, np.exp(log), 0.0))

@@ -15,35 +15,37 @@ from model.world import World, output
 
 
 class Cache:
-    """How many positions each layer of each model holds. A pass is announced when it is asked for, and followed layer by layer."""
+    """How many positions each layer of each model holds.
+
+    A pass is announced when it is asked for, and whoever follows it does so layer by layer.
+    """
 
     __slots__ = ("rows",)
 
-    def __init__(self, rows: dict[str, list[int]] | None = None) -> None:
-        self.rows = rows if rows is not None else {}
+    def __init__(self, rows: dict[str, list[int]]) -> None:
+        self.rows = rows
 
     def copy(self) -> Cache:
         """What a sub-process starts with."""
         return Cache({role: held[:] for role, held in self.rows.items()})
 
-    def write(self, step: Forward) -> None:
+    def write(self, role: str, width: int, at: int, first: int, last: int) -> None:
         """Place a pass: cut its layers at its position and add its tokens; a gap before it is an error."""
-        role, tokens, at, first, last, *_ = step
+        if first == last:
+            return
         held = self.rows.get(role)
-        if held is None:
-            held = self.rows[role] = []
-        if len(held) < last:
-            held.extend([0] * (last - len(held)))
-        if first < last:
-            if min(held[first:last]) < at:
-                raise CacheError(f"{role}: layers [{first}, {last}) at position {at}, but the cache holds {held[first:last]}")
-            held[first:last] = [at + len(tokens)] * (last - first)
+        if held is None or len(held) < last:
+            held = self.rows[role] = (held or []) + [0] * (last - len(held or ()))
+        if min(held[first:last]) < at:
+            raise CacheError(f"{role}: layers [{first}, {last}) at {at}, but the cache holds {held[first:last]}")
+        held[first:last] = [at + width] * (last - first)
 
     def adopt(self, other: Cache, role: str, at: int, layers: int) -> None:
         """Take over the rows of layers [0, layers) at position `at` from a sub-process."""
-        if layers and (min(other.rows[role][:layers]) <= at or min(self.rows[role][:layers]) < at):
+        held = self.rows[role]
+        if layers and (min(other.rows[role][:layers]) <= at or min(held[:layers]) < at):
             raise CacheError(f"{role}: no rows of layers [0, {layers}) at position {at} to take over")
-        self.rows[role][:layers] = [at + 1] * layers
+        held[:layers] = [at + 1] * layers
 
 
 @dataclass
@@ -60,14 +62,19 @@ class Work:
 
 
 class _Task:
-    def __init__(self, body: Steps, parent: _Task | None = None) -> None:
-        self.body, self.parent = body, parent
+    def __init__(self, body: Steps | Forward, parent: _Task | None = None) -> None:
+        self.body = _one_pass(body) if isinstance(body, Forward) else body
+        self.parent = parent
         self.cache: Cache | None = None
         self.started: list[_Task] = []
         self.value: Any = None
         self.answer: Any = None
         self.passes = 0
         self.ended = False
+
+
+def _one_pass(step: Forward) -> Steps:
+    return (yield step)
 
 
 def count(steps: Steps, world: World, tokens: int) -> Work:
@@ -91,7 +98,7 @@ def count(steps: Steps, world: World, tokens: int) -> Work:
 def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None = None) -> None:
     """Drive a task to its end, or until it has made so many passes. A sub-process starts when it is first looked at."""
     if task.cache is None:
-        task.cache = Cache() if task.parent is None or task.parent.cache is None else task.parent.cache.copy()
+        task.cache = Cache({}) if task.parent is None or task.parent.cache is None else task.parent.cache.copy()
     while not task.ended and len(work.tokens) < tokens and task.passes != passes:
         try:
             step = task.body.send(task.answer)
@@ -101,7 +108,7 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
         task.answer = None
         match step:
             case Forward():
-                task.cache.write(step)
+                task.cache.write(step.role, len(step.tokens), step.at, step.first, step.last)
                 task.passes += 1
                 work.passes += 1
                 work.layer_passes += (step.last - step.first) * len(step.tokens)

@@ -7,24 +7,19 @@ compare real ones. What is read after a wrong token is wrong, so the last token 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from model.steps import Forward, Read
 
 Token = int
 
 
-class Output(NamedTuple):
-    """What a pass leaves behind: the last token it saw, at which position, and up to which layer it has come."""
-
-    token: Token
-    at: int
-    layer: int
+Output = tuple[Token, int, int]
+"""What a pass leaves behind: the last token it saw, at which position, and up to which layer it has come."""
 
 
 def output(step: Forward) -> Output:
     """The output of a pass."""
-    return Output(step.tokens[-1], step.at + len(step.tokens) - 1, step.last)
+    return step.tokens[-1], step.at + len(step.tokens) - 1, step.last
 
 
 class World:

@@ -1,0 +1,1 @@
+"""Simulated decoding: scenarios, sweeps, and the views that must agree."""

@@ -1,14 +1,15 @@
 """The simulator: interprets an algorithm on compute units and links, by SimPy's clock.
 
 At equal times passes finish, then what they decide happens (verify, stop), then sub-processes start: births, and units changing hands,
-wait for a flush that comes last at that time. A process that goes on keeps its unit ahead of all that wait for one.
+wait until nothing else is due at that time. A process that goes on keeps its unit ahead of all that wait for one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from simpy import Environment
@@ -17,13 +18,11 @@ from simpy.events import Event, Timeout
 
 from model import checks
 from model.latency import UnitCost
-from model.steps import Adopt, Commit, Fork, Forward, Join, Read, Steps
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps
 from model.work import Cache
-from model.world import output
 
 LINKS = ("point-to-point", "shared")
 STOPS = ("now", "layer", "pass")
-_LAST = 2  # SimPy's priority of a flush: after all that is normal (1) at that time
 
 
 @dataclass(frozen=True)
@@ -111,30 +110,38 @@ class _Engine:
         self.cluster, self.cost, self.world, self.wanted = cluster, cost, world, tokens
         self.per_layer, self.record = per_layer, record
         self.layer_times = [cost.span(layer, layer + 1) for layer in range(cost.layers)]
+        self.dispatching = cache(cost.dispatching)
+        self.known: dict[tuple[int, int, int], float] = {}  # pass times by (first, last, heads): asked for often, few
         self.env = Environment()
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []
         self.births: list[_Process] = []
-        self.flush_due = self.done = False
-        self.processes = self.active = 0
-        self.link_free = 0.0
+        self.changed = self.done = False
+        self.active = self.peak = self.passes = 0
+        self.busy = self.link_free = 0.0
         self.result = Run()
         self.records: list[tuple[Interval, _Process | None]] = []
+        self.numbers: dict[_Process, int] = {}  # of the processes on record
 
     def run(self, steps: Steps) -> Run:
         main = _Process(self, steps, None, 0)
-        main.cache, main.kept = Cache(), True
+        main.cache, main.kept = Cache({}), True
         main.advance(None)
-        step = self.env.step
+        env = self.env
+        step, peek = env.step, env.peek
         try:
             while not self.done:
-                step()
+                if self.changed and peek() > env.now:
+                    self.flush()
+                else:
+                    step()
         except EmptySchedule:
             raise RuntimeError("the algorithm came to a halt before it had put out all its tokens") from None
-        result, result.latency = self.result, self.env.now
         for holder in self.holders:  # whatever still runs is cut off with the last token
             if holder is not None:
                 holder.release("cancelled")
+        result = self.result
+        result.latency, result.busy, result.peak_units, result.passes = self.env.now, self.busy, self.peak, self.passes
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -149,32 +156,18 @@ class _Engine:
         result.commits.append((self.env.now, step.kind, len(step.tokens)))
         self.done = len(result.tokens) >= self.wanted
 
+    def number(self, process: _Process) -> int:
+        return self.numbers.setdefault(process, len(self.numbers))
+
     # --- units ---
 
     def free_unit(self, process: _Process) -> int:
-        """A free unit that the process may use, its own first, or -1."""
-        holders, place = self.holders, process.place
-        if place >= 0 and holders[place] is None:
-            return place
-        return holders.index(None) if not process.fixed and self.active < len(holders) else -1
+        """A free unit that the process may use, other than its own, or -1."""
+        return self.holders.index(None) if not process.fixed and self.active < len(self.holders) else -1
 
-    def release(self, unit: int) -> None:
-        self.holders[unit] = None
-        self.active -= 1
-        if self.waiting:
-            self.flush_later()
-
-    def flush_later(self) -> None:
-        if not self.flush_due:
-            self.flush_due = True
-            event = Event(self.env)
-            event._ok = True
-            event.callbacks.append(self.flush)  # type: ignore[union-attr]  # SimPy: None once processed
-            self.env.schedule(event, _LAST)  # type: ignore[arg-type]  # an own, later priority
-
-    def flush(self, _: Event) -> None:
+    def flush(self) -> None:
         """Units that are free go to those that wait, in order of asking; then sub-processes are born."""
-        self.flush_due = False
+        self.changed = False
         if self.waiting:
             waiting, self.waiting = self.waiting, []
             for process in waiting:
@@ -187,7 +180,7 @@ class _Engine:
 
     # --- links ---
 
-    def send_out(self, subs: tuple[_Process, ...]) -> None:
+    def send_out(self, subs: Sequence[_Process]) -> None:
         """Sub-processes travel to their units, and are born there."""
         if self.cost.link:
             for sub in subs:
@@ -195,9 +188,9 @@ class _Engine:
         else:
             self.bear(subs)
 
-    def bear(self, subs: tuple[_Process, ...]) -> None:
+    def bear(self, subs: Sequence[_Process]) -> None:
         self.births.extend(subs)
-        self.flush_later()
+        self.changed = True
 
     def transfer(self, seconds: float, what: str, process: _Process, arrived: Callable[[Event], None]) -> None:
         now = start = self.env.now
@@ -205,7 +198,7 @@ class _Engine:
             start = max(now, self.link_free)
             self.link_free = start + seconds
         if self.record:
-            row = Interval(-1, start, start + seconds, what, process.index, -1, 0, 0, "kept")
+            row = Interval(-1, start, start + seconds, what, self.number(process), -1, 0, 0, "kept")
             self.records.append((row, None))
         Timeout(self.env, start + seconds - now).callbacks.append(arrived)  # type: ignore[union-attr]
 
@@ -213,31 +206,36 @@ class _Engine:
 class _Process:
     """One process of the algorithm: its generator, its cache, the unit it holds, and whom to tell when it ends."""
 
-    __slots__ = (
-        "after", "body", "cache", "ended", "engine", "fixed", "index", "kept", "layer", "parent", "passed", "place", "seconds",
-        "since", "step", "subs", "ticked", "unit", "value", "waiting", "watcher",
-    )  # fmt: skip
+    # What most processes never change.
+    ended = kept = False
+    unit = -1
+    waiting = 0  # joined processes that have not ended
+    watcher: _Process | None = None  # joined this process
+    subs: Sequence[_Process] = ()
 
-    def __init__(self, engine: _Engine, body: Steps, parent: _Process | None, place: int | None) -> None:
+    def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
         self.engine, self.body, self.parent = engine, body, parent
-        self.index = engine.processes
-        engine.processes += 1
         # A unit that the cluster does not have is any unit.
         self.fixed = place is not None and place < len(engine.holders)
-        self.place = place if self.fixed and place is not None else -1
-        self.cache: Cache | None = None
-        self.ended = self.kept = False
-        self.value: Any = None
-        self.subs: tuple[_Process, ...] = ()
-        self.watcher: _Process | None = None  # joined this process
-        self.waiting = 0  # joined processes that have not ended
-        self.unit = -1
-        self.passed, self.ticked = self._passed, self._ticked  # bound once, handed to SimPy at every pass
+        self.place = place if self.fixed else -1
 
     def born(self) -> None:
-        parent, self.parent = self.parent, None
-        self.cache = parent.cache.copy()  # type: ignore[union-attr]  # only the main process has no parent
-        self.advance(None)
+        self.cache = self.parent.cache.copy()
+        if type(self.body) is Forward:
+            self._forward(self.body)
+        else:
+            self.advance(None)
+
+    def _forward(self, step: Forward) -> None:
+        engine = self.engine
+        role, tokens, at, first, last, _, heads = step
+        self.cache.write(role, len(tokens), at, first, last)
+        self.step = step
+        try:
+            self.seconds = engine.known[first, last, heads]
+        except KeyError:
+            self.seconds = engine.known[first, last, heads] = engine.cost.forward(step)
+        self.take_or_wait()
 
     def advance(self, answer: Any) -> None:
         """Send an answer, and carry out what the algorithm asks until something takes time."""
@@ -250,8 +248,7 @@ class _Process:
                 return
             answer, kind = None, type(step)
             if kind is Forward:
-                self.cache.write(step)  # type: ignore[union-attr]  # given at birth
-                self._hold_for(engine.cost.forward(step), step, self._forwarded)
+                self._forward(step)
                 return
             if kind is Read:
                 answer = engine.world.read(step)
@@ -260,11 +257,12 @@ class _Process:
                 if engine.done:
                     return
             elif kind is Fork:
-                answer = tuple([_Process(engine, *each) for each in zip(step.bodies, (self,) * len(step.bodies), step.units, strict=True)])
-                self.subs = (*(sub for sub in self.subs if not sub.ended), *answer)
-                seconds = engine.cost.dispatching(len(answer))
+                answer = [_Process(engine, body, self, place) for body, place in zip(*step, strict=True)]
+                self.subs = [*[sub for sub in self.subs if not sub.ended], *answer] if self.subs else answer
+                seconds = engine.dispatching(len(answer))
                 if seconds:
-                    self._hold_for(seconds, step, lambda subs=answer: self._dispatched(subs))
+                    self.step, self.seconds = answer, seconds
+                    self.take_or_wait()
                     return
                 engine.send_out(answer)
             elif kind is Join:
@@ -277,7 +275,7 @@ class _Process:
             elif kind is Adopt:
                 sub = step.task
                 sub.kept = True
-                self.cache.adopt(sub.cache, "target", step.at, step.layers)  # type: ignore[union-attr]
+                self.cache.adopt(sub.cache, "target", step.at, step.layers)
                 if engine.cost.promotion:
                     engine.transfer(engine.cost.promotion, "promotion", sub, lambda _, sub=sub: self.advance(sub.value))
                     return
@@ -286,15 +284,8 @@ class _Process:
                 for sub in step.tasks:
                     sub.stop()
 
-    def _forwarded(self) -> None:
-        self.advance(output(self.step))
-
-    def _dispatched(self, subs: tuple[_Process, ...]) -> None:
-        self.engine.send_out(subs)
-        self.advance(subs)
-
     def _end(self, value: Any) -> None:
-        self.value, self.ended, self.subs = value, True, ()
+        self.value, self.ended, self.subs, self.parent = value, True, (), None
         watcher = self.watcher
         if watcher is not None and not watcher.ended:
             watcher.waiting -= 1
@@ -305,7 +296,8 @@ class _Process:
         """End, with all that this process has started; let go of the unit as the cluster says."""
         if not self.ended:
             self.ended = True
-            self.body.close()
+            if type(self.body) is not Forward:
+                self.body.close()
             if self.unit >= 0:
                 self._let_go()
         for sub in self.subs:
@@ -313,65 +305,88 @@ class _Process:
 
     # --- holding a unit ---
 
-    def _hold_for(self, seconds: float, step: Any, after: Callable[[], None]) -> None:
-        self.seconds, self.step, self.after = seconds, step, after
-        self.take_or_wait()
-
     def take_or_wait(self) -> None:
-        engine = self.engine
-        unit = engine.free_unit(self)
-        if unit < 0:
-            engine.waiting.append(self)
-            return
-        self.unit = self.place = unit
-        self.since = engine.env.now
+        """Hold a unit for as long as the step takes; wait for one where none is free."""
+        engine, unit = self.engine, self.place
+        if unit < 0 or engine.holders[unit] is not None:
+            unit = engine.free_unit(self)
+            if unit < 0:
+                engine.waiting.append(self)
+                return
+            self.place = unit
+        self.unit = unit
         engine.holders[unit] = self
-        engine.active += 1
-        if engine.active > engine.result.peak_units:
-            engine.result.peak_units = engine.active
-        if engine.per_layer and type(self.step) is Forward and self.step.first < self.step.last:
-            self.layer = self.step.first
+        engine.active = active = engine.active + 1
+        if active > engine.peak:
+            engine.peak = active
+        env = engine.env
+        self.since = env.now
+        step = self.step
+        if engine.per_layer and type(step) is Forward and step.first < step.last:
+            self.layer = step.first
             self._tick()
         else:
-            Timeout(engine.env, self.seconds).callbacks.append(self.passed)  # type: ignore[union-attr]
+            Timeout(env, self.seconds).callbacks.append(self._passed)
 
-    def _tick(self) -> None:
+    def _tick(self, _: Event | None = None) -> None:
         """Start the next layer; the head belongs to the last."""
-        engine, layer = self.engine, self.layer
+        if self.unit < 0:  # stopped
+            return
+        engine, layer, step, parent = self.engine, self.layer, self.step, self.parent
+        if parent is not None and layer > step.first:
+            parent.must_have_run(layer - 1, step.at - 1)
         self.layer = layer + 1
-        if self.layer < self.step.last:
-            Timeout(engine.env, engine.layer_times[layer]).callbacks.append(self.ticked)  # type: ignore[union-attr]
+        if layer + 1 < step.last:
+            Timeout(engine.env, engine.layer_times[layer]).callbacks.append(self._tick)
         else:
-            seconds = engine.layer_times[layer] + engine.cost.head(self.step)
-            Timeout(engine.env, seconds).callbacks.append(self.passed)  # type: ignore[union-attr]
+            seconds = engine.layer_times[layer] + step.heads * engine.cost.head(step.last)
+            Timeout(engine.env, seconds).callbacks.append(self._passed)
 
-    def _ticked(self, _: Event) -> None:
-        if self.unit >= 0:
-            self._tick()
+    def must_have_run(self, layer: int, at: int) -> None:
+        """A sub-process reads this process's cache row of a layer: by the end of its own pass through it, the row must be there."""
+        step = self.step
+        if self.unit >= 0 and type(step) is Forward and step.at == at and self.layer <= layer + 1:
+            raise CacheError(f"layer {layer} of position {at} was followed before it had run")
 
     def _passed(self, _: Event) -> None:
         if self.unit < 0:  # stopped, and its unit given back before
             return
         if self.ended:
             self.release("cancelled")
+            return
+        self.release("kept")
+        step = self.step
+        if type(step) is Forward:
+            tokens = step.tokens
+            out = tokens[-1], step.at + len(tokens) - 1, step.last
+            if step is self.body:
+                self._end(out)
+            else:
+                self.advance(out)
         else:
-            self.release("kept")
-            self.after()
+            self.engine.send_out(step)
+            self.advance(step)
 
     def release(self, fate: str) -> None:
-        engine = self.engine
+        engine, unit = self.engine, self.unit
         now = engine.env.now
-        engine.result.busy += now - self.since
-        engine.result.passes += 1
+        engine.busy += now - self.since
+        engine.passes += 1
         if engine.record:
-            step, what = self.step, "dispatch"
-            position = first = last = -1
-            if type(step) is Forward:
-                what, position, first, last = "forward", step.at + len(step.tokens) - 1, step.first, step.last
-            row = Interval(self.unit, self.since, now, what, self.index, position, first, last, fate)
-            engine.records.append((row, self))
-        unit, self.unit = self.unit, -1
-        engine.release(unit)
+            self._record(fate, now)
+        self.unit = -1
+        engine.holders[unit] = None
+        engine.active -= 1
+        if engine.waiting:
+            engine.changed = True
+
+    def _record(self, fate: str, now: float) -> None:
+        step, what = self.step, "dispatch"
+        position = first = last = -1
+        if type(step) is Forward:
+            what, position, first, last = "forward", step.at + len(step.tokens) - 1, step.first, step.last
+        row = Interval(self.unit, self.since, now, what, self.engine.number(self), position, first, last, fate)
+        self.engine.records.append((row, self))
 
     def _let_go(self) -> None:
         engine, step = self.engine, self.step
@@ -383,4 +398,4 @@ class _Process:
             boundary = bisect_left(depths, depths[step.first] + now - self.since, step.first, step.last + 1)
             if boundary <= step.last:
                 rest = max(self.since + depths[boundary] - depths[step.first] - now, 0.0)
-                Timeout(engine.env, rest).callbacks.append(self.passed)  # type: ignore[union-attr]
+                Timeout(engine.env, rest).callbacks.append(self._passed)

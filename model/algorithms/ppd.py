@@ -75,7 +75,7 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int) -> Steps:
     while True:
         out = yield Forward("target", (token,), at, depth, gap, state=out, heads=1)
         early = yield Read("top", out, count=candidates)
-        subs = yield Fork(tuple(_sub_process(guess, at + 1, layers - gap) for guess in early), places)
+        subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, layers - gap) for guess in early]), places)
         out = yield Forward("target", (token,), at, gap, layers, state=out, heads=1)
         yield Join(subs)
         token, at = (yield Read("next", out)), at + 1
@@ -98,7 +98,7 @@ def _eager(parameters: Parameters, token: int, at: int, end: int) -> Steps:
     while True:
         out = yield Forward("target", (token,), at, depth, exit_layer, state=out, heads=1)
         early = yield Read("top", out, count=candidates)
-        subs = yield Fork(tuple(_sub_process(guess, at + 1, exit_layer) for guess in early), places)
+        subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, exit_layer) for guess in early]), places)
         out = yield Forward("target", (token,), at, exit_layer, layers, state=out, heads=1)
         token, at = (yield Read("next", out)), at + 1
         match = token in early
@@ -130,11 +130,6 @@ def _nested(parameters: Parameters, token: int, at: int, end: int) -> Steps:
             return
         if match:
             return
-
-
-def _sub_process(token: int, at: int, last: int) -> Steps:
-    """An early start of `token`: its first `last` layers, for the main process to take over."""
-    return (yield Forward("target", (token,), at, 0, last))
 
 
 def _fields(parameters: Parameters) -> tuple[int, int, int, tuple[int, ...]]:

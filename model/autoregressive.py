@@ -1,0 +1,25 @@
+"""Plain decoding in closed form: every token takes every layer and the final head."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from model import checks
+from model.acceptance import Law
+from model.algorithms.autoregressive import Parameters
+from model.latency import UnitCost
+from model.prediction import Prediction
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: UnitCost) -> Prediction:
+    """Time and unit-time are both the same constant; `law` is not looked at.
+
+    >>> float(predict(Parameters(40), 128, None, UnitCost(40)).latency)
+    5120.0
+    """
+    n = checks.whole_array("tokens", tokens, 1)
+    d = checks.whole_array("layers", parameters.layers, 1)
+    latency = n * (d if cost.plain else cost.span(0, cost.layers) + cost.final_head)
+    one = np.ones_like(latency)
+    return Prediction(latency, 0 * one, latency, one, one, latency)
