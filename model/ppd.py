@@ -10,17 +10,15 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.acceptance import Chain, Iid, Law, Markov, Replay
+from model.acceptance import Iid, Law, Markov
 from model.algorithms.ppd import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
+from model.stages import Stage, moments
 
 Floats = NDArray[np.float64]
 
@@ -358,18 +356,6 @@ def flat_compute(
 # --- Any law, any cost: stages -----------------------------------------------------------------------------------------
 
 
-class Stage(NamedTuple):
-    """What one token takes of the process that decodes it, from the verification before it to its own.
-
-    The first token, and every one after a miss, is decoded in stage 0; after a match in a stage the next is in its `on_match`.
-    `busy` is the unit-time spent meanwhile, the sub-processes' included.
-    """
-
-    time: float
-    busy: float
-    on_match: int
-
-
 def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
     """The stages of a form of Predictive Pipelined Decoding, for as many units as it wants [the cost model's unit].
 
@@ -435,7 +421,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     if isinstance(law, Iid) and cost.plain:
         return _closed_form(parameters, tokens, law.match_rate)
     n = int(checks.whole_array("tokens", tokens, 1))
-    latency, variance, busy, ratio = _of_stages(stages(parameters, cost), n, law)
+    latency, variance, busy, ratio = moments(stages(parameters, cost), n, law)
     plain = n * (cost.span(0, parameters.layers) + cost.final_head)
     values = (latency, variance, busy, ratio, float(parameters.units), plain)
     return Prediction(*(np.asarray(value) for value in values))
@@ -464,77 +450,7 @@ _MOST_TERMS = 20_000_000
 """Beyond so many terms E[C / T] of a grid is left out: it is a sum over the number of matches, at every point."""
 
 
-def _of_stages(steps: tuple[Stage, ...], n: int, law: Law) -> tuple[float, float, float, float]:
-    """Mean and variance of the latency, mean unit-time and mean of their ratio, of `n` tokens."""
-    miss, match = steps[0], steps[1]
-    if len(steps) == 2:
-        mass, matches = law.pmf(n - 1), np.arange(n)
-        time = n * miss.time + matches * (match.time - miss.time)
-        busy = n * miss.busy + matches * (match.busy - miss.busy)
-        mean = float(mass @ time)
-        return mean, float(mass @ (time - mean) ** 2), float(mass @ busy), float(mass @ (busy / time))
-    if isinstance(law, Replay):
-        time, busy = sums(steps, [law.records[:, : n - 1].T], n, len(law.records))
-        return float(time.mean()), float(time.var()), float(busy.mean()), float((busy / time).mean())
-    if not isinstance(law, Chain):
-        raise checks.ParameterError("form 'flat' below layers/2 needs a law of single positions; ask for views = ['paths']")
-    return *_chain_moments(steps, n, law), float("nan")
-
-
-def _chain_moments(steps: tuple[Stage, ...], n: int, law: Chain) -> tuple[float, float, float]:
-    """Mean and variance of the time and mean of the unit-time of `n` tokens, forward over (stage, last outcome)."""
-    times, busies = (np.array([getattr(stage, field) for stage in steps]) for field in ("time", "busy"))
-    # mass, first and second moment of the time so far, first of the unit-time: rows; stage; last outcome.
-    state = np.zeros((4, len(steps), 2))
-    state[0, 0, 0] = 1.0
-    after_failure, after_success = law.chances(n)
-    for low, high in zip(after_failure, after_success, strict=True):
-        mass, first, second, busy = state
-        spent = np.stack([mass, first + mass * times[:, None], second + 2 * first * times[:, None] + mass * times[:, None] ** 2,
-                          busy + mass * busies[:, None]])  # fmt: skip
-        hit = spent * np.array([low, high])
-        state = np.zeros_like(state)
-        state[:, 0, 0] = (spent - hit).sum(axis=(1, 2))
-        for index, stage in enumerate(steps):
-            state[:, stage.on_match, 1] += hit[:, index].sum(axis=1)
-    _, mean, square, busy_mean = state.sum(axis=(1, 2))
-    return float(mean), float(max(square - mean**2, 0.0)), float(busy_mean)
-
-
-def sums(
-    steps: tuple[Stage, ...], matches: Iterable[NDArray[np.bool_]], tokens: int, replications: int
-) -> tuple[Floats, Floats]:
-    """Time and unit-time of many decodings at once: each token's stage follows from the matches before it.
-
-    `matches` are tiles of shape (positions, replications), of the first tokens - 1 positions together.
-
-    >>> time, busy = sums(stages(Parameters(40, 20, 3), UnitCost(40)), [np.array([[True, False]])], 2, 2)
-    >>> time.tolist(), busy.tolist()
-    ([60.0, 80.0], [180.0, 200.0])
-    """
-    if len(steps) == 2:
-        count = np.zeros(replications)
-        for tile in matches:
-            count += np.add.reduce(tile.view(np.uint8), axis=0, dtype=np.uint8)  # a tile has fewer than 256 positions
-        miss, match = steps
-        return tuple(tokens * a + count * (b - a) for a, b in ((miss.time, match.time), (miss.busy, match.busy)))  # type: ignore[return-value]
-    on_match = np.array([stage.on_match for stage in steps], dtype=np.uint8)
-    visits = np.zeros((len(steps), replications))
-    stage = np.zeros(replications, dtype=np.uint8)
-    visits[0] = 1
-    for tile in matches:
-        for row in tile:
-            stage = on_match[stage] * row
-            for index in range(1, len(steps)):
-                visits[index] += stage == index
-    visits[0] = tokens - visits[1:].sum(axis=0)
-    return (
-        np.asarray(np.array([stage.time for stage in steps]) @ visits),
-        np.asarray(np.array([stage.busy for stage in steps]) @ visits),
-    )
-
-
-# --- Helpers -----------------------------------------------------------------------------------------------------------
+# --- Helpers ---------------------------------------------------------------------------------------------------------
 
 
 def _shape(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike) -> tuple[Floats, Floats, Floats]:

@@ -48,7 +48,8 @@ class Read(NamedTuple):
 class Fork(NamedTuple):
     """Start sub-processes together, the i-th on `units[i]` (None: on any unit that is free). Answer: a sequence of tasks.
 
-    A sub-process is a generator of steps, or a single pass, whose output is then its value. They start together because dispatching is one act of the process that does it, and its cost depends on how many there are.
+    A sub-process is a generator of steps, or a single pass, whose output is then its value. They start together because dispatching
+    is one act of the process that does it, and its cost depends on how many there are.
     """
 
     bodies: tuple[Steps | Forward, ...]

@@ -25,7 +25,8 @@ def output(step: Forward) -> Output:
 class World:
     """Answers reads: `matches[j]` says whether the early candidates for the j-th output token hold the true one.
 
-    Beyond the last of `matches` nothing matches. Where candidates hold the true token it is their first: which one it is matters only where sub-processes wait for units.
+    Beyond the last of `matches` nothing matches. Where candidates hold the true token it is their first: which one it is matters
+    only where sub-processes wait for units.
     """
 
     def __init__(self, prompt: int, layers: int, matches: Sequence[bool]) -> None:

@@ -1,7 +1,7 @@
 """The simulator: interprets an algorithm on compute units and links, by SimPy's clock.
 
-At equal times passes finish, then what they decide happens (verify, stop), then sub-processes start: births, and units changing hands,
-wait until nothing else is due at that time. A process that goes on keeps its unit ahead of all that wait for one.
+At equal times passes finish, then what they decide happens (verify, stop), then sub-processes start: births, and units changing
+hands, wait until nothing else is due at that time. A process that goes on keeps its unit ahead of all that wait for one.
 """
 
 from __future__ import annotations

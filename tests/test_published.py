@@ -90,7 +90,8 @@ def test_throughput_is_128_tokens_over_latency() -> None:
 
 def test_greedy_runs_without_early_prediction_have_no_match_rate() -> None:
     greedy = published.table("ppd-table-3").lookup(data_set="squad", method="greedy")
-    assert greedy["candidates"] is None and greedy["match_percent"] is None
+    assert greedy["candidates"] is None
+    assert greedy["match_percent"] is None
     with pytest.raises(ParameterError, match=r"squad, greedy has no match rate.*ask for method='ppd'"):
         published.match_rate("ppd-table-3", data_set="squad", method="greedy")
 

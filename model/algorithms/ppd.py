@@ -114,7 +114,7 @@ def _eager(parameters: Parameters, token: int, at: int, end: int) -> Steps:
 
 
 def _nested(parameters: Parameters, token: int, at: int, end: int) -> Steps:
-    """A process that decodes what follows `token`, and starts the like for each early prediction. On a match the right one goes on."""
+    """A process that decodes what follows `token` and starts the like for each candidate. On a match the right one goes on."""
     layers, exit_layer, candidates, _ = _fields(parameters)
     anywhere = (None,) * candidates
     while True:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from model.algorithms.ppd import Parameters
 from model.coins import BLOCK
 from model.latency import UnitCost
-from model.ppd import stages, sums
+from model.ppd import stages
+from model.stages import sums
 
 LAST_MATTERS = False
 """The match of the last token starts nothing, so its coin is not drawn."""
