@@ -73,10 +73,10 @@ class Iid(Chain):
         self.match_rate = checks.array("match_rate", match_rate, 0, 1)
 
     def mean(self, positions: ArrayLike) -> Floats:
-        return np.asarray(positions * self.match_rate)
+        return np.asarray(np.asarray(positions) * self.match_rate)
 
     def variance(self, positions: ArrayLike) -> Floats:
-        return np.asarray(positions * self.match_rate * (1 - self.match_rate))
+        return np.asarray(np.asarray(positions) * self.match_rate * (1 - self.match_rate))
 
     def chances(self, positions: int) -> tuple[Floats, Floats]:
         rates = np.full(positions, float(self.match_rate))
@@ -155,11 +155,11 @@ class Markov(Chain):
         self.after_success = self.match_rate + self.correlation * (1 - self.match_rate)
         if np.any(self.after_failure > 1) or np.any(self.after_success < 0):
             raise checks.ParameterError(
-                f"correlation must be at least -min(p/(1-p), (1-p)/p) of match_rate p={match_rate}, got {correlation}"
+                f"correlation must be at least -min(p/(1-p), (1-p)/p) of match_rate p={match_rate!r}, got {correlation!r}"
             )
 
     def mean(self, positions: ArrayLike) -> Floats:
-        return np.asarray(positions * self.match_rate)
+        return np.asarray(np.asarray(positions) * self.match_rate)
 
     def variance(self, positions: ArrayLike) -> Floats:
         """p(1-p) [n (1+rho)/(1-rho) - 2 rho (1-rho^n)/(1-rho)^2]; at rho = 1 all positions agree: p(1-p) n^2."""

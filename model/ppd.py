@@ -340,8 +340,8 @@ def flat_compute(
 ) -> Floats:
     """Expected unit-time busy of the flat form with independent matches: E[T] + k [A (d - d') + (l - A) d'] [layer-units].
 
-    A is the expected number of the l positions that predict at the exit layer (see `flat_latency`); each token's sub-processes run from its
-    prediction to its verification. From layers/2 on it is Theorem 4.1.
+    A is the expected number of the l positions that predict at the exit layer (see `flat_latency`); each token's sub-processes
+    run from its prediction to its verification. From layers/2 on it is Theorem 4.1.
 
     >>> float(flat_compute(40, 20, 128, 0.5, 3)) == float(expected_compute(40, 20, 128, 0.5, 3))
     True

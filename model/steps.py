@@ -34,15 +34,15 @@ class Forward(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Ask an output about the token that follows its position `index` (negative, from the end, as in a list).
+    """Ask an output about the token that follows its position `offset` (negative, from the end, as in a list).
 
-    `next` answers a token; `top` the `count` likeliest tokens, best first.
+    `next` answers a token; `top` the `width` likeliest tokens, best first.
     """
 
     kind: Literal["next", "top"]
     output: Any
-    index: int = -1
-    count: int = 1
+    offset: int = -1
+    width: int = 1
 
 
 class Fork(NamedTuple):

@@ -7,6 +7,7 @@ compare real ones. What is read after a wrong token is wrong, so the last token 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from model.steps import Forward, Read
 
@@ -36,7 +37,7 @@ class World:
 
     def read(self, step: Read) -> Token | list[Token]:
         """The answer to a read of an output of the target model."""
-        token, at, layer = step.output
+        token, at, layer = cast(Output, step.output)
         after = at + 1
         right = token == at
         if step.kind == "next":
@@ -45,5 +46,5 @@ class World:
         wrong = -after - 1
         place = after - self.prompt
         if right and place < len(self.matches) and self.matches[place]:
-            return [after, *range(wrong, wrong - step.count + 1, -1)]
-        return [*range(wrong, wrong - step.count, -1)]
+            return [after, *range(wrong, wrong - step.width + 1, -1)]
+        return [*range(wrong, wrong - step.width, -1)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, NamedTuple, Protocol
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol, cast
 
 from simpy import Environment
 from simpy.core import EmptySchedule
@@ -18,7 +18,7 @@ from simpy.events import Event, Timeout
 
 from model import checks
 from model.latency import UnitCost
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
 from model.work import Cache
 
 LINKS = ("point-to-point", "shared")
@@ -184,9 +184,12 @@ class _Engine:
         """Sub-processes travel to their units, and are born there."""
         if self.cost.link:
             for sub in subs:
-                self.transfer(self.cost.link, "link", sub, lambda _, sub=sub: self.bear((sub,)))
+                self.transfer(self.cost.link, "link", sub, partial(self.arrive, (sub,)))
         else:
             self.bear(subs)
+
+    def arrive(self, subs: Sequence[_Process], _: Event) -> None:
+        self.bear(subs)
 
     def bear(self, subs: Sequence[_Process]) -> None:
         self.births.extend(subs)
@@ -200,7 +203,7 @@ class _Engine:
         if self.record:
             row = Interval(-1, start, start + seconds, what, self.number(process), -1, 0, 0, "kept")
             self.records.append((row, None))
-        Timeout(self.env, start + seconds - now).callbacks.append(arrived)  # type: ignore[union-attr]
+        Timeout(self.env, start + seconds - now).callbacks.append(arrived)
 
 
 class _Process:
@@ -212,16 +215,23 @@ class _Process:
     waiting = 0  # joined processes that have not ended
     watcher: _Process | None = None  # joined this process
     subs: Sequence[_Process] = ()
+    # Given at birth, and with every pass or dispatch (then `step` is the processes that are sent out).
+    cache: Cache
+    step: Forward | Sequence[_Process]
+    seconds: float
+    since: float
+    layer: int
 
     def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
         self.engine, self.body, self.parent = engine, body, parent
         # A unit that the cluster does not have is any unit.
-        self.fixed = place is not None and place < len(engine.holders)
-        self.place = place if self.fixed else -1
+        self.place = -1 if place is None or place >= len(engine.holders) else place
+        self.fixed = self.place >= 0
 
     def born(self) -> None:
+        assert self.parent is not None
         self.cache = self.parent.cache.copy()
-        if type(self.body) is Forward:
+        if isinstance(self.body, Forward):
             self._forward(self.body)
         else:
             self.advance(None)
@@ -239,6 +249,7 @@ class _Process:
 
     def advance(self, answer: Any) -> None:
         """Send an answer, and carry out what the algorithm asks until something takes time."""
+        assert not isinstance(self.body, Forward)
         engine, send = self.engine, self.body.send
         while True:
             try:
@@ -246,17 +257,17 @@ class _Process:
             except StopIteration as end:
                 self._end(end.value)
                 return
-            answer, kind = None, type(step)
-            if kind is Forward:
+            answer = None
+            if isinstance(step, Forward):
                 self._forward(step)
                 return
-            if kind is Read:
+            if isinstance(step, Read):
                 answer = engine.world.read(step)
-            elif kind is Commit:
+            elif isinstance(step, Commit):
                 engine.commit(self, step)
                 if engine.done:
                     return
-            elif kind is Fork:
+            elif isinstance(step, Fork):
                 answer = [_Process(engine, body, self, place) for body, place in zip(*step, strict=True)]
                 self.subs = [*[sub for sub in self.subs if not sub.ended], *answer] if self.subs else answer
                 seconds = engine.dispatching(len(answer))
@@ -265,24 +276,27 @@ class _Process:
                     self.take_or_wait()
                     return
                 engine.send_out(answer)
-            elif kind is Join:
+            elif isinstance(step, Join):
                 for sub in step.tasks:
                     if not sub.ended:
                         sub.watcher = self
                         self.waiting += 1
                 if self.waiting:
                     return
-            elif kind is Adopt:
+            elif isinstance(step, Adopt):
                 sub = step.task
                 sub.kept = True
                 self.cache.adopt(sub.cache, "target", step.at, step.layers)
                 if engine.cost.promotion:
-                    engine.transfer(engine.cost.promotion, "promotion", sub, lambda _, sub=sub: self.advance(sub.value))
+                    engine.transfer(engine.cost.promotion, "promotion", sub, partial(self._adopted, sub.value))
                     return
                 answer = sub.value
-            else:
+            elif isinstance(step, Stop):
                 for sub in step.tasks:
                     sub.stop()
+
+    def _adopted(self, value: Any, _: Event) -> None:
+        self.advance(value)
 
     def _end(self, value: Any) -> None:
         self.value, self.ended, self.subs, self.parent = value, True, (), None
@@ -296,7 +310,7 @@ class _Process:
         """End, with all that this process has started; let go of the unit as the cluster says."""
         if not self.ended:
             self.ended = True
-            if type(self.body) is not Forward:
+            if not isinstance(self.body, Forward):
                 self.body.close()
             if self.unit >= 0:
                 self._let_go()
@@ -322,7 +336,7 @@ class _Process:
         env = engine.env
         self.since = env.now
         step = self.step
-        if engine.per_layer and type(step) is Forward and step.first < step.last:
+        if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
             self.layer = step.first
             self._tick()
         else:
@@ -332,7 +346,8 @@ class _Process:
         """Start the next layer; the head belongs to the last."""
         if self.unit < 0:  # stopped
             return
-        engine, layer, step, parent = self.engine, self.layer, self.step, self.parent
+        engine, layer, parent = self.engine, self.layer, self.parent
+        step = cast(Forward, self.step)
         if parent is not None and layer > step.first:
             parent.must_have_run(layer - 1, step.at - 1)
         self.layer = layer + 1
@@ -345,7 +360,7 @@ class _Process:
     def must_have_run(self, layer: int, at: int) -> None:
         """A sub-process reads this process's cache row of a layer: by the end of its own pass through it, the row must be there."""
         step = self.step
-        if self.unit >= 0 and type(step) is Forward and step.at == at and self.layer <= layer + 1:
+        if self.unit >= 0 and isinstance(step, Forward) and step.at == at and self.layer <= layer + 1:
             raise CacheError(f"layer {layer} of position {at} was followed before it had run")
 
     def _passed(self, _: Event) -> None:
@@ -356,7 +371,7 @@ class _Process:
             return
         self.release("kept")
         step = self.step
-        if type(step) is Forward:
+        if isinstance(step, Forward):
             tokens = step.tokens
             out = tokens[-1], step.at + len(tokens) - 1, step.last
             if step is self.body:
@@ -383,7 +398,7 @@ class _Process:
     def _record(self, fate: str, now: float) -> None:
         step, what = self.step, "dispatch"
         position = first = last = -1
-        if type(step) is Forward:
+        if isinstance(step, Forward):
             what, position, first, last = "forward", step.at + len(step.tokens) - 1, step.first, step.last
         row = Interval(self.unit, self.since, now, what, self.engine.number(self), position, first, last, fate)
         self.engine.records.append((row, self))
@@ -392,7 +407,7 @@ class _Process:
         engine, step = self.engine, self.step
         if engine.cluster.stop == "now":
             self.release("cancelled")
-        elif engine.cluster.stop == "layer" and type(step) is Forward:
+        elif engine.cluster.stop == "layer" and isinstance(step, Forward):
             depths, now = engine.cost.depths, engine.env.now
             # The first boundary between layers that is not behind us; in the head, the end of the pass.
             boundary = bisect_left(depths, depths[step.first] + now - self.since, step.first, step.last + 1)

@@ -74,7 +74,7 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int) -> Steps:
     depth, gap, out = 0, exit_layer, None
     while True:
         out = yield Forward("target", (token,), at, depth, gap, state=out, heads=1)
-        early = yield Read("top", out, count=candidates)
+        early = yield Read("top", out, width=candidates)
         subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, layers - gap) for guess in early]), places)
         out = yield Forward("target", (token,), at, gap, layers, state=out, heads=1)
         yield Join(subs)
@@ -97,7 +97,7 @@ def _eager(parameters: Parameters, token: int, at: int, end: int) -> Steps:
     depth, out = 0, None
     while True:
         out = yield Forward("target", (token,), at, depth, exit_layer, state=out, heads=1)
-        early = yield Read("top", out, count=candidates)
+        early = yield Read("top", out, width=candidates)
         subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, exit_layer) for guess in early]), places)
         out = yield Forward("target", (token,), at, exit_layer, layers, state=out, heads=1)
         token, at = (yield Read("next", out)), at + 1
@@ -119,7 +119,7 @@ def _nested(parameters: Parameters, token: int, at: int, end: int) -> Steps:
     anywhere = (None,) * candidates
     while True:
         out = yield Forward("target", (token,), at, 0, exit_layer, heads=1)
-        early = yield Read("top", out, count=candidates)
+        early = yield Read("top", out, width=candidates)
         subs = yield Fork(tuple(_nested(parameters, guess, at + 1, end) for guess in early), anywhere)
         out = yield Forward("target", (token,), at, exit_layer, layers, state=out, heads=1)
         token, at = (yield Read("next", out)), at + 1
