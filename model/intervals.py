@@ -1,0 +1,39 @@
+"""Intervals that carry what is not known: of a proportion from its counts, of a mean from its sample. All of 95 %."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LEVEL = 0.95
+
+Floats = NDArray[np.float64]
+
+
+def wilson(rate: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
+    """Wilson's score interval of a proportion that was observed as `rate` in `trials` trials.
+
+    >>> low, high = wilson(0.6837, 10_570 * 16)
+    >>> round(float(low), 4), round(float(high), 4)
+    (0.6815, 0.6859)
+    """
+    from scipy.special import ndtri
+
+    p, n, z = np.asarray(rate, dtype=np.float64), np.asarray(trials, dtype=np.float64), float(ndtri((1 + LEVEL) / 2))
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n**2))
+    return np.maximum(0.0, centre - half), np.minimum(1.0, centre + half)
+
+
+def half_width(deviation: ArrayLike, count: ArrayLike) -> Floats:
+    """Half the width of Student's interval of a mean, from the sample's standard deviation; nan for fewer than two values.
+
+    >>> round(float(half_width(1.0, 10)), 4)
+    0.7154
+    """
+    from scipy.special import stdtrit
+
+    n = np.asarray(count, dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        width = stdtrit(np.maximum(n - 1, 1), (1 + LEVEL) / 2) * np.asarray(deviation) / np.sqrt(n)
+    return np.asarray(np.where(n > 1, width, np.nan))

@@ -1,0 +1,171 @@
+"""The [outcomes] of a scenario: which law the matches follow, where it comes from, and how surely its rate is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model import acceptance, checks, published
+from model.intervals import wilson
+
+SOURCES = ("assumed", "measured", "published")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A law, its rate with the interval of what is not known about it, and its provenance."""
+
+    law: acceptance.Law
+    match_rate: float
+    source: str
+    low: acceptance.Law | None = None
+    high: acceptance.Law | None = None
+    match_rate_low: float | None = None
+    match_rate_high: float | None = None
+    trials: int | None = None
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Every position matches with chance `match_rate`; `trials` says on how many comparisons that rests."""
+
+    match_rate: float
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        checks.number("match_rate", self.match_rate, 0, 1)
+        _check_provenance(self.trials, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point of the grid."""
+        return _independent(self.match_rate, self.trials, self.source)
+
+
+@dataclass(frozen=True)
+class Markov:
+    """As `iid`, with correlation between neighbouring positions."""
+
+    match_rate: float
+    correlation: float
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        acceptance.Markov(self.match_rate, self.correlation)
+        _check_provenance(self.trials, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point; without an input interval: correlated trials are worth fewer than their number."""
+        return Outcome(acceptance.Markov(self.match_rate, self.correlation), self.match_rate, self.source, trials=self.trials)
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """Output position j matches with chance `match_rates[j]`."""
+
+    match_rates: tuple[float, ...]
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        acceptance.ByPosition(self.match_rates)
+        _check_provenance(None, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        law = acceptance.ByPosition(self.match_rates)
+        return Outcome(law, float(law.mean(tokens)) / tokens, self.source)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Recorded sequences of matches, from `records` or from a JSON `file` that holds them: a list of lists of true and false."""
+
+    records: tuple[tuple[bool, ...], ...] | None = None
+    file: str | None = None
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        if (self.records is None) == (self.file is None):
+            raise checks.ParameterError("outcomes.kind 'replay' takes either records or file, one of the two")
+        _check_provenance(None, self.source)
+        acceptance.Replay(self._read())
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        law = acceptance.Replay(self._read())
+        return Outcome(law, float(law.mean(tokens)) / tokens, self.source)
+
+    def _read(self) -> Any:
+        if self.file is None:
+            return self.records
+        try:
+            return json.loads(Path(self.file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise checks.ParameterError(f"outcomes.file {self.file!r} cannot be read as JSON records: {error}") from None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A rate of a published table, by what the table asks for: `data_set`, `head` or `sampling`.
+
+    Layer and candidates are the method's. `by_position` takes the table's bins of output positions instead of its total.
+    """
+
+    data_set: str
+    head: str | None = None
+    sampling: str | None = None
+    table: str = "ppd-table-2"
+    by_position: bool = False
+
+    def __post_init__(self) -> None:
+        table = published.table(self.table)
+        for key in ("data_set", "head", "sampling"):
+            value = getattr(self, key)
+            if value is None and key in table.keys:
+                known = ", ".join(sorted({str(row[key]) for row in table.rows}))
+                raise checks.ParameterError(f"outcomes.{key} is required by {self.table}: one of {known}")
+            if value is not None and key not in table.keys:
+                raise checks.ParameterError(f"outcomes.{key} is not a key of {self.table}; its keys: {', '.join(table.keys)}")
+            if value is not None:
+                checks.one_of(key, value, sorted({str(row[key]) for row in table.rows}))
+        if not isinstance(self.by_position, bool):
+            raise checks.ParameterError(f"by_position must be true or false, got {self.by_position!r}")
+        if self.by_position and self.table != "ppd-table-2":
+            raise checks.ParameterError("outcomes.by_position picks its table by data_set; leave outcomes.table out")
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        known: dict[str, Any] = {"data_set": self.data_set, "head": self.head, "sampling": self.sampling, "method": "ppd"}
+        for key, field in (("layer", "exit_layer"), ("candidates", "candidates")):
+            if not hasattr(parameters, field):
+                raise checks.ParameterError(f"outcomes.kind 'published' needs a method with {field}")
+            known[key] = getattr(parameters, field)
+        if self.by_position:
+            keys = {key: known[key] for key in ("data_set", "layer", "candidates", "head")}
+            rates, source = published.match_rates_by_position(**keys, tokens=tokens)
+            return Outcome(acceptance.ByPosition(rates), float(rates.mean()), f"published: {source}")
+        table = published.table(self.table)
+        found = published.match_rate(self.table, **{key: known[key] for key in table.keys if key in known})
+        return _independent(found.rate, found.trials, f"published: {found.source}")
+
+
+KINDS: dict[str, type[Iid | Markov | ByPosition | Replay | Published]] = {
+    "iid": Iid, "markov": Markov, "by-position": ByPosition, "replay": Replay, "published": Published,
+}  # fmt: skip
+
+
+def _independent(rate: float, trials: int | None, source: str) -> Outcome:
+    law = acceptance.Iid(rate)
+    if trials is None:
+        return Outcome(law, rate, source)
+    low, high = (float(bound) for bound in wilson(rate, trials))
+    return Outcome(law, rate, source, acceptance.Iid(low), acceptance.Iid(high), low, high, trials)
+
+
+def _check_provenance(trials: int | None, source: str) -> None:
+    checks.one_of("source", source, SOURCES)
+    if trials is not None:
+        checks.whole("trials", trials, 1)

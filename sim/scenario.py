@@ -1,0 +1,282 @@
+"""Scenarios: TOML with [scenario], [[method]], [outcomes], [cost], [cluster] and [sweep], read, overridden and checked.
+
+A scenario is kept as the plain tables it was written in; `Case` is one point of its grid made into checked objects. Unknown keys,
+and parameters that no method takes, are errors.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import hashlib
+import importlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from model import checks
+from model.checks import ParameterError
+from model.latency import UnitCost
+from sim import outcomes
+from sim.cluster import Cluster
+
+VIEWS = ("formula", "paths", "events")
+SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
+DEFAULT = "ppd-figures-3-and-4"
+MAX_REPLICATIONS = 1_000_000_000
+
+Tables = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[scenario]: what is decoded, how often, and in which views. `event_replications` defaults to `replications`."""
+
+    name: str
+    tokens: int
+    replications: int = 1000
+    event_replications: int | None = None
+    seed: int = 0
+    views: tuple[str, ...] = VIEWS
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("name", "description"):
+            if not isinstance(getattr(self, name), str):
+                raise ParameterError(f"{name} must be a text in quotes, got {getattr(self, name)!r}")
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ParameterError(f"name must be usable as the name of a folder, got {self.name!r}")
+        checks.whole("tokens", self.tokens, 1, checks.MAX_TOKENS)
+        checks.whole("replications", self.replications, 1, MAX_REPLICATIONS)
+        if self.event_replications is not None:
+            checks.whole("event_replications", self.event_replications, 1, MAX_REPLICATIONS)
+        checks.whole("seed", self.seed, 0, 2**63)
+        if not self.views or isinstance(self.views, str):
+            raise ParameterError(f"views must be a list of at least one of {', '.join(VIEWS)}, got {self.views!r}")
+        for view in self.views:
+            checks.one_of("view", view, VIEWS)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """[cost]: the options of `model.latency.UnitCost`, and how long a layer takes where times are wanted in seconds."""
+
+    kind: str = "unit"
+    layer_times: tuple[float, ...] | None = None
+    early_head: float = 0.0
+    final_head: float = 0.0
+    dispatch: float = 0.0
+    dispatch_per_process: float = 0.0
+    dispatch_law: str = "linear"
+    link: float = 0.0
+    promotion: float = 0.0
+    seconds_per_layer: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, ("unit",))
+        if self.seconds_per_layer is not None:
+            checks.number("seconds_per_layer", self.seconds_per_layer, 0)
+        if self.layer_times is not None and not isinstance(self.layer_times, tuple):
+            raise ParameterError(f"layer_times must be a list with a time for each layer, got {self.layer_times!r}")
+        self.model(1 if self.layer_times is None else len(self.layer_times))
+
+    def model(self, layers: int) -> UnitCost:
+        """The cost model for a network of so many layers."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("kind", "seconds_per_layer")}
+        return UnitCost(layers, **own)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """[cluster]: as `sim.cluster.Cluster`; without `units` there are as many as the method reserves."""
+
+    units: int | None = None
+    links: str = "point-to-point"
+    stop: str = "now"
+
+    def __post_init__(self) -> None:
+        self.cluster(1)
+
+    def cluster(self, reserved: int) -> Cluster:
+        """The cluster for a method that reserves so many units."""
+        return Cluster(reserved if self.units is None else self.units, self.links, self.stop)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid, checked."""
+
+    method: str
+    parameters: Any
+    settings: Settings
+    outcome: outcomes.Outcome | None
+    cost: UnitCost
+    seconds_per_layer: float | None
+    cluster: Cluster
+
+    @property
+    def contended(self) -> bool:
+        """Whether processes may have to wait for units or links, which only the `events` view knows."""
+        return bool(self.cluster.units < self.parameters.units or self.cluster.links == "shared" or self.cluster.stop != "now")
+
+
+def names() -> list[str]:
+    """Names of the embedded scenarios."""
+    files = (path.name for path in resources.files("sim.scenarios").iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+
+
+def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
+    """The tables of a scenario: a path, the name of an embedded one, tables already read, or None for the default."""
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source))
+    label = DEFAULT if source is None else str(source)
+    if source is None or (label in names() and not Path(label).exists()):
+        text = resources.files("sim.scenarios").joinpath(f"{label}.toml").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(label).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            close = difflib.get_close_matches(label, names(), n=1)
+            hint = f"; did you mean the embedded scenario {close[0]}?" if close else "; `sim ls scenarios` lists the embedded ones"
+            raise ParameterError(f"scenario {label!r} cannot be read: {_reason(error)}{hint}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ParameterError(f"scenario {label!r} is not TOML: {error}") from None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def method_tables(tables: Tables) -> list[Tables]:
+    """The [[method]] tables; a single [method] is one of them."""
+    methods = tables.get("method", [])
+    return methods if isinstance(methods, list) else [methods]
+
+
+def algorithm(name: Any) -> ModuleType:
+    """The module of a method's parameters and process: `model.algorithms.NAME`, or any importable module with a dot in its name."""
+    known = method_names()
+    if not isinstance(name, str) or (name not in known and "." not in name):
+        raise checks.unknown("method", name, known)
+    try:
+        return importlib.import_module(name if "." in name else f"model.algorithms.{name}")
+    except ImportError as error:
+        raise ParameterError(f"method {name!r} cannot be imported: {error}") from None
+
+
+def theory(name: str) -> ModuleType:
+    """The module of a method's closed forms: `model.NAME`, or the module itself for a method from outside."""
+    return importlib.import_module(name if "." in name else f"model.{name}")
+
+
+def twin(name: str) -> ModuleType:
+    """The module of a method's vectorised paths: `sim.paths.NAME`, or the module itself for a method from outside."""
+    return importlib.import_module(name if "." in name else f"sim.paths.{name}")
+
+
+def method_names() -> list[str]:
+    """Names of the methods: the files in `model/algorithms`."""
+    files = (path.name for path in resources.files("model.algorithms").iterdir())
+    return sorted(name.removesuffix(".py") for name in files if name.endswith(".py") and not name.startswith("_"))
+
+
+def build(kind: type, table: Any, where: str) -> Any:
+    """A checked object from a table: no unknown key, none missing, and whatever the object checks itself."""
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {table!r}")
+    known = {field.name: field for field in fields(kind)}
+    for key in table:
+        if key not in known:
+            raise ParameterError(f"unknown key {where}.{key}; {checks.nearest(key, known)}")
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
+    if missing:
+        raise ParameterError(f"{where}.{missing[0]} is required and has no default")
+    try:
+        return kind(**{key: _frozen(value) for key, value in table.items()})
+    except ParameterError as error:
+        raise ParameterError(error if str(error).startswith(where) else f"{where}: {error}") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+
+
+def case(tables: Tables, index: int = 0) -> Case:
+    """The checked objects of one point: these tables, without their sweep, and the method of this index."""
+    for key in tables:
+        if key not in SECTIONS:
+            raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, SECTIONS)}")
+    settings = build(Settings, tables.get("scenario", {}), "scenario")
+    methods = method_tables(tables)
+    if not methods:
+        raise ParameterError("a scenario needs at least one [[method]] table; `sim ls methods` lists the methods")
+    table = dict(methods[index])
+    name = table.pop("name", None)
+    if name is None:
+        raise ParameterError(f"method.name is required; known: {', '.join(method_names())}")
+    module = algorithm(name)
+    parameters = build(module.Parameters, table, "method")
+    cost = build(Cost, tables.get("cost", {}), "cost")
+    machine = build(Machine, tables.get("cluster", {}), "cluster")
+    outcome = _outcome(tables.get("outcomes"), name, parameters, settings.tokens)
+    cluster = machine.cluster(parameters.units)
+    return Case(name, parameters, settings, outcome, cost.model(parameters.layers), cost.seconds_per_layer, cluster)
+
+
+def _outcome(table: Any, name: str, parameters: Any, tokens: int) -> outcomes.Outcome | None:
+    if table is None:
+        if parameters.OUTCOMES:
+            raise ParameterError(f"method {name} needs [outcomes] ({', '.join(parameters.OUTCOMES)}), and the scenario has none")
+        return None
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[outcomes] must be a table, got {table!r}")
+    rest = {key: value for key, value in table.items() if key != "kind"}
+    if "kind" not in table:
+        raise ParameterError(f"outcomes.kind is required: one of {', '.join(sorted(outcomes.KINDS))}")
+    checks.one_of("outcomes.kind", table["kind"], outcomes.KINDS)
+    try:
+        laws = build(outcomes.KINDS[table["kind"]], rest, "outcomes")
+    except ParameterError as error:
+        if "unknown key" not in str(error):
+            raise
+        raise ParameterError(f"{error} (of outcomes.kind {table['kind']!r})") from None
+    return laws.outcome(parameters, tokens) if parameters.OUTCOMES else None
+
+
+def apply(tables: Tables, path: str, value: Any, only: int | None = None) -> None:
+    """Set one dotted path in the tables. `method.x` is set in every method, or in that of index `only`, and all must take x."""
+    section, _, key = path.partition(".")
+    if section not in SECTIONS or section == "sweep" or not key:
+        known = [f"{name}.KEY" for name in SECTIONS if name != "sweep"]
+        raise ParameterError(f"unknown path {path!r}; {checks.nearest(path, known)}")
+    if section != "method":
+        target = tables.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ParameterError(f"[{section}] must be a table, got {target!r}")
+        target[key] = value
+        return
+    for index, table in enumerate(method_tables(tables)):
+        if only is not None and index != only:
+            continue
+        name = table.get("name")
+        if key == "name":
+            algorithm(value)
+        elif key not in (known := [field.name for field in fields(algorithm(name).Parameters)]):
+            raise ParameterError(f"method {name} takes no {key}; {checks.nearest(key, known)}")
+        table[key] = value
+
+
+def fingerprint(tables: Tables) -> str:
+    """A hash of all that decides the results: the tables as they were resolved, and the version of what computes them."""
+    from sim.version import RESULTS_VERSION
+
+    text = json.dumps([tables, RESULTS_VERSION], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
