@@ -412,6 +412,10 @@ def _nested_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage,
     return Stage(float(d), d + k * waste, 1), Stage(float(exit_at), d + (k - 1) * waste, 1)
 
 
+ARRAYS = True
+"""`predict` takes arrays in the fields of its parameters, the tokens and the match rate, where these are all there is."""
+
+
 def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost) -> Prediction:
     """What the theory says of a decoding, for as many units as the method reserves.
 
@@ -425,6 +429,22 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     plain = n * (cost.span(0, parameters.layers) + cost.final_head)
     values = (latency, variance, busy, ratio, float(parameters.units), plain)
     return Prediction(*(np.asarray(value) for value in values))
+
+
+def distribution(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> tuple[Floats, Floats] | None:
+    """The law of the latency: values in increasing order and their probabilities; None where it is not a matter of their number.
+
+    >>> values, probabilities = distribution(Parameters(40, 20, 1), 3, Iid(0.5), UnitCost(40))
+    >>> values.tolist(), probabilities.round(12).tolist()
+    ([80.0, 100.0, 120.0], [0.25, 0.5, 0.25])
+    """
+    steps = stages(parameters, cost)
+    if len(steps) != 2:
+        return None
+    miss, match = steps
+    values = tokens * miss.time - np.arange(tokens) * (miss.time - match.time)
+    order = np.argsort(values, kind="stable")
+    return values[order], law.pmf(tokens - 1)[order]
 
 
 def _closed_form(parameters: Parameters, tokens: ArrayLike, rate: Floats) -> Prediction:

@@ -56,10 +56,14 @@ class Settings:
         if self.event_replications is not None:
             checks.whole("event_replications", self.event_replications, 1, MAX_REPLICATIONS)
         checks.whole("seed", self.seed, 0, 2**63)
-        if not self.views or isinstance(self.views, str):
-            raise ParameterError(f"views must be a list of at least one of {', '.join(VIEWS)}, got {self.views!r}")
-        for view in self.views:
-            checks.one_of("view", view, VIEWS)
+        _check_views(self.views)
+
+
+def _check_views(views: Any) -> None:
+    if not isinstance(views, tuple) or not views:
+        raise ParameterError(f"views must be a list of at least one of {', '.join(VIEWS)}, got {views!r}")
+    for view in views:
+        checks.one_of("view", view, VIEWS)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,177 @@
+"""The grid of a scenario: its methods times the axes of its sweep. A point is a number, and becomes tables when looked at."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from model import checks
+from model.checks import ParameterError
+from sim import scenario
+from sim.scenario import Case, Tables
+
+LOOKED_AT_UP_TO = 512
+"""A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
+EACH_UP_TO = 64
+"""An axis with more values than this is checked at its ends: the bounds of every numeric parameter are intervals."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a sweep: a dotted path and its values."""
+
+    path: str
+    values: Sequence[Any]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether every value is a number."""
+        return isinstance(self.values, _Range) or all(_number(value) for value in self.values)
+
+    def ends(self) -> list[Any]:
+        """The values that are checked before anything runs: all of a short axis, the extremes of a long one."""
+        values = self.values
+        if len(values) <= EACH_UP_TO or not self.numeric:
+            return list(values)
+        if isinstance(values, _Range):
+            return [values[0], values[len(values) - 1]]
+        kinds = {type(value): value for value in values}
+        return [min(values), max(values), *(value for value in values if value != value), *kinds.values()]
+
+
+class _Range(Sequence[Any]):
+    """Evenly spaced numbers from `start` to `stop`, both included; whole where the ends and the step are."""
+
+    def __init__(self, start: float, stop: float, count: int) -> None:
+        self.start, self.stop, self.size = start, stop, count
+        self.whole = isinstance(start, int) and isinstance(stop, int) and (count == 1 or (stop - start) % (count - 1) == 0)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return self.array(np.asarray([index]))[0].item()
+
+    def array(self, indices: Any) -> Any:
+        """The values at these indices."""
+        step = (self.stop - self.start) / max(self.size - 1, 1)
+        values = self.start + indices * step
+        return np.rint(values).astype(np.int64) if self.whole else np.where(indices == self.size - 1, self.stop, values)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Grid:
+    """All points of a scenario. Axes are checked once, here; what only shows at a combination of values fails that point alone."""
+
+    def __init__(self, tables: Tables, *, check: bool = True) -> None:
+        for key in tables:
+            if key not in scenario.SECTIONS:
+                raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, scenario.SECTIONS)}")
+        self.tables = tables
+        self.base = {key: value for key, value in tables.items() if key != "sweep"}
+        sweep = tables.get("sweep", {})
+        if not isinstance(sweep, Mapping):
+            raise ParameterError(f"[sweep] must be a table of paths and lists, got {sweep!r}")
+        self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
+        self.methods = len(scenario.method_tables(self.base))
+        self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
+        self.points = 1
+        for size in self.shape:
+            self.points *= size
+        if check:
+            self._check()
+
+    def _check(self) -> None:
+        if self.points <= LOOKED_AT_UP_TO:
+            self._check_points()
+            return
+        base = copy.deepcopy(self.base)
+        for axis in self.axes:
+            scenario.apply(base, axis.path, axis.values[0])
+        for method in range(max(self.methods, 1)):
+            scenario.case(base, method)
+            for axis in self.axes:
+                for value in axis.ends():
+                    tables = copy.deepcopy(base)
+                    scenario.apply(tables, axis.path, value)
+                    scenario.case(tables, method)
+
+    def _check_points(self) -> None:
+        """Refuse a value that is wrong wherever it stands; one that is wrong in places fails there, when the grid is run."""
+        errors: dict[tuple[int, ...], ParameterError] = {}
+        for point in range(self.points):
+            try:
+                self.case(point)
+            except ParameterError as error:
+                errors[self.indices(point)] = error
+        for axis, size in enumerate(self.shape):
+            for index in range(size):
+                wrong = [error for where, error in errors.items() if where[axis] == index]
+                if len(wrong) == self.points // size:
+                    raise wrong[0]
+
+    def indices(self, point: int) -> tuple[int, ...]:
+        """Index of the method, and of the value on each axis, at a point."""
+        return tuple(int(index) for index in np.unravel_index(point, self.shape))
+
+    def values(self, point: int) -> dict[str, Any]:
+        """What a point has on each axis."""
+        _, *where = self.indices(point)
+        return {axis.path: axis.values[index] for axis, index in zip(self.axes, where, strict=True)}
+
+    def case(self, point: int) -> Case:
+        """The checked objects of a point."""
+        method, *where = self.indices(point)
+        tables = copy.deepcopy(self.base)
+        for axis, index in zip(self.axes, where, strict=True):
+            scenario.apply(tables, axis.path, axis.values[index])
+        return scenario.case(tables, method)
+
+
+def _values(path: str, values: Any) -> Sequence[Any]:
+    if isinstance(values, Mapping):
+        if set(values) != {"from", "to", "count"}:
+            raise ParameterError(f"sweep.{path} must be a list, or a table of from, to and count, got {dict(values)!r}")
+        checks.number(f"sweep.{path}.from", values["from"])
+        checks.number(f"sweep.{path}.to", values["to"])
+        checks.whole(f"sweep.{path}.count", values["count"], 1, 1_000_000_000)
+        return _Range(values["from"], values["to"], values["count"])
+    if not isinstance(values, list):
+        raise ParameterError(f"sweep.{path} must be a list of values, got {values!r}")
+    if not values:
+        raise ParameterError(f"sweep.{path} must have at least one value, got an empty list")
+    return values
+
+
+def parse_value(text: str) -> Any:
+    """A value from the command line: what TOML makes of it, or the text itself.
+
+    >>> parse_value("0.4"), parse_value("true"), parse_value("literal"), parse_value("[1, 2]")
+    (0.4, True, 'literal', [1, 2])
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_axis(text: str) -> Any:
+    """The values of an axis from the command line: a comma list, or from:to:count.
+
+    >>> parse_axis("1,3,5"), parse_axis("0:1:5"), parse_axis("squad,wmt")
+    ([1, 3, 5], {'from': 0, 'to': 1, 'count': 5}, ['squad', 'wmt'])
+    """
+    parts = text.split(":")
+    if len(parts) == 3 and all(_number(parse_value(part)) for part in parts):
+        return dict(zip(("from", "to", "count"), (parse_value(part) for part in parts), strict=True))
+    return [parse_value(part.strip()) for part in text.split(",")] if text.strip() else []

@@ -1,0 +1,97 @@
+"""What is reported of a decoding, for every method and view alike: the columns of a table of results.
+
+Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-times summed over compute units.
+
+========================  =========================================================================================
+`latency_layers`          time until the last token
+`tpot_layers`             time per output token
+`speedup`                 time of plain decoding over that time; `normalized_latency` is its inverse
+`busy_layers`             unit-time busy: Theorem 4.1's compute
+`compute_per_token`       the same per token, in units of a plain token's
+`mean_units`              mean busy_layers over mean latency_layers (Eq. 5 in the limit)
+`mean_units_per_run`      mean of busy_layers over latency_layers of each decoding: not the same, and larger
+`held_units`              units reserved throughout; `held_layers` is their unit-time
+========================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.intervals import half_width
+from model.prediction import Prediction
+
+Floats = NDArray[np.float64]
+
+ESTIMATES = (
+    "latency_layers", "tpot_layers", "speedup", "normalized_latency", "busy_layers", "compute_per_token", "mean_units",
+    "mean_units_per_run",
+)  # fmt: skip
+BOUNDS = ("low", "high", "input_low", "input_high")
+
+
+def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any) -> dict[str, Floats]:
+    """All estimates from the means of latency, unit-time and their ratio; arrays of one value per point."""
+    latency, busy, ratio, plain = (np.asarray(value, dtype=np.float64) for value in (latency, busy, ratio, plain))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = (
+            latency, latency / tokens, plain / latency, latency / plain, busy, busy / plain, busy / latency, ratio,
+        )  # fmt: skip
+    return dict(zip(ESTIMATES, values, strict=True))
+
+
+def of_prediction(prediction: Prediction, tokens: Any) -> dict[str, Floats]:
+    """The estimates that the theory gives."""
+    return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over replications of latency T, unit-time C, their squares and product, and C/T and its square."""
+
+    count: int
+    latency: float
+    busy: float
+    latency_square: float
+    busy_square: float
+    product: float
+    ratio: float
+    ratio_square: float
+
+    @staticmethod
+    def of(latency: Floats, busy: Floats) -> Sums:
+        """The sums of a block of replications."""
+        ratio = busy / np.where(latency > 0, latency, 1.0)
+        return Sums(
+            len(latency), float(latency.sum()), float(busy.sum()), float(latency @ latency), float(busy @ busy),
+            float(latency @ busy), float(ratio.sum()), float(ratio @ ratio),
+        )  # fmt: skip
+
+    def sampled(self, plain: float, tokens: int) -> tuple[dict[str, float], dict[str, float], float]:
+        """Estimates, the half-widths of their sampling intervals (of the speed-up: in its inverse), and the latency's deviation."""
+        n = self.count
+        latency, busy, ratio = self.latency / n, self.busy / n, self.ratio / n
+
+        def deviation(square_sum: float, mean: float) -> float:
+            # Rounding may leave a constant with a variance of a few ulp of its square; that is a constant all the same.
+            variance = square_sum / n - mean * mean
+            return (variance * n / (n - 1)) ** 0.5 if n > 1 and variance > 1e-13 * mean * mean else 0.0
+
+        spread = deviation(self.latency_square, latency)
+        units = busy / latency if latency else float("nan")
+        residual = self.busy_square - 2 * units * self.product + units * units * self.latency_square
+        wide = {
+            "latency_layers": float(half_width(spread, n)),
+            "busy_layers": float(half_width(deviation(self.busy_square, busy), n)),
+            "mean_units": float(half_width(max(residual, 0.0) ** 0.5 / max(n - 1, 1) ** 0.5, n)) / latency if latency else 0.0,
+            "mean_units_per_run": float(half_width(deviation(self.ratio_square, ratio), n)),
+        }
+        wide["tpot_layers"] = wide["latency_layers"] / tokens
+        wide["normalized_latency"] = wide["latency_layers"] / plain if plain else float("nan")
+        wide["compute_per_token"] = wide["busy_layers"] / plain if plain else float("nan")
+        values = {name: float(value) for name, value in estimates(latency, busy, ratio, plain, tokens).items()}
+        return values, wide, spread

@@ -1,0 +1,106 @@
+"""From shards to the table of results: one row per point and view, with what was asked for, every estimate and its intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from sim import metrics, scenario, views
+from sim.grid import Grid
+from sim.metrics import Sums
+from sim.scenario import Case
+
+FEW_POINTS = 200
+"""Up to so many points the whole distribution of the latency is kept."""
+
+MANY_POINTS = 100_000
+"""Beyond so many points the theory's rows are not looked up for the intervals of the others, but computed again."""
+
+SUMS = tuple(Sums.__dataclass_fields__)
+
+
+def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None) -> dict[str, Any]:
+    """Estimates and intervals of a simulated point; the input interval is the formula's, in proportion to the estimate."""
+    tokens = case.settings.tokens
+    plain = tokens * (case.cost.span(0, case.parameters.layers) + case.cost.final_head)
+    values, wide, spread = sums.sampled(plain, tokens)
+    row: dict[str, Any] = dict(values)
+    for name in metrics.ESTIMATES:
+        if name == "speedup":
+            low, high = (row["latency_layers"] + sign * wide["latency_layers"] for sign in (1, -1))
+            row["speedup_low"], row["speedup_high"] = plain / low, plain / high if high > 0 else float("inf")
+        else:
+            row[f"{name}_low"], row[f"{name}_high"] = values[name] - wide[name], values[name] + wide[name]
+        if formula and f"{name}_input_low" in formula and formula[name]:
+            for bound in ("input_low", "input_high"):
+                row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
+    held = float(min(case.parameters.units, case.cluster.units))
+    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": held}
+    return row
+
+
+def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The table of results and the distributions, from the rows of all shards in their order."""
+    theory = partial.filter(pl.col("view") == "formula")
+    theory = theory.drop([name for name in (*SUMS, "values", "counts") if name in theory.columns])
+    by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
+    rows: list[dict[str, Any]] = []
+    distributions: list[dict[str, Any]] = []
+    for (view, point), part in partial.filter(pl.col("view") != "formula").group_by("view", "point", maintain_order=True):
+        case = grid.case(point)
+        formula = by_point[point] if point in by_point else _formula(grid, point)
+        sums = Sums(**{name: part[name].sum() for name in SUMS})  # type: ignore[arg-type]
+        row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula)
+        if view == "events":
+            row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
+        rows.append(row)
+        if grid.points <= FEW_POINTS:
+            distributions += _distribution(point, view, part)
+    if grid.points <= FEW_POINTS:
+        for point in by_point:
+            distributions += _law(point, grid.case(point))
+    frames = [frame for frame in (theory, pl.DataFrame(rows, infer_schema_length=None)) if frame.height]
+    return table(pl.concat(frames, how="diagonal_relaxed")), pl.DataFrame(distributions, schema=DISTRIBUTION)
+
+
+DISTRIBUTION = {"point": pl.Int64, "view": pl.String, "latency_layers": pl.Float64, "probability": pl.Float64}
+
+
+def _formula(grid: Grid, point: int) -> dict[str, float] | None:
+    """The theory's row, or none where the theory has no value for this point."""
+    try:
+        return views.formula_row(grid.case(point))
+    except views.EXPECTED:
+        return None
+
+
+def _distribution(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]:
+    each = part.select("values", "counts").explode("values", "counts")
+    counts = each.group_by("values").agg(pl.col("counts").sum()).sort("values")
+    total = counts["counts"].sum()
+    return [
+        {"point": point, "view": view, "latency_layers": value, "probability": count / total} for value, count in counts.iter_rows()
+    ]
+
+
+def _law(point: int, case: Case) -> list[dict[str, Any]]:
+    """The theory's own distribution of the latency, where it has one."""
+    law = getattr(scenario.theory(case.method), "distribution", None)
+    found = None if law is None or case.outcome is None else law(case.parameters, case.settings.tokens, case.outcome.law, case.cost)
+    if found is None:
+        return []
+    pairs = zip(*(values.tolist() for values in found), strict=True)
+    return [{"point": point, "view": "formula", "latency_layers": value, "probability": chance} for value, chance in pairs]
+
+
+def table(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows in the order of points and views: descriptions first, then each estimate with its bounds; what has no value is null."""
+    frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None), held_layers=pl.col("held_units") * pl.col("latency_layers"))
+    if "seconds_per_layer" in frame.columns:
+        times = ("latency", "tpot", "busy", "held")
+        frame = frame.with_columns((pl.col(f"{name}_layers") * pl.col("seconds_per_layer")).alias(f"{name}_s") for name in times)
+    estimates = [f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))]
+    first = ["point", "view", *(name for name in frame.columns if name not in estimates and name not in ("point", "view", "error"))]
+    view = pl.col("view").replace_strict({"formula": 0, "paths": 1, "events": 2}, return_dtype=pl.Int8)
+    return frame.sort("point", view).select([*first, *(name for name in estimates if name in frame.columns)])

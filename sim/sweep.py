@@ -1,0 +1,331 @@
+"""Runs of scenarios: shared out in shards, put together into tables, resumed where they stopped.
+
+A shard is a stretch of one view's work. How work is cut into shards depends on the scenario alone, never on the number of workers,
+and every shard draws its own coins, so a table is the same to the byte whoever computed it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from model import coins
+from model.checks import ParameterError
+from sim import results, scenario, views
+from sim.files import write_text, write_whole
+from sim.grid import Grid, parse_axis, parse_value
+from sim.scenario import Tables
+
+ASK_BEYOND = 10_000_000
+"""Points of a grid beyond which a run must be asked for twice."""
+NO_CSV_BEYOND = 1_000_000
+"""Rows of a table beyond which only Parquet is written."""
+SHARD_SECONDS = 1.0
+SECONDS_PER_PASS, SECONDS_PER_COIN = 6e-6, 1e-8
+"""Rough costs, for cutting work into shards and for estimates; results do not depend on how right they are."""
+FORMULA_POINTS, ARRAY_POINTS = 2_000, 200_000
+TRIES = 3
+
+
+class RunError(RuntimeError):
+    """A run that could not go on; what was finished is kept."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Pieces [first, last) of one view's work; see `Plan`."""
+
+    view: str
+    first: int
+    last: int
+
+
+class Plan:
+    """How the work of a scenario is cut: into pieces (a stretch of replications of one point), and these into shards."""
+
+    def __init__(self, grid: Grid) -> None:
+        settings = grid.base.get("scenario", {})
+        self.grid = grid
+        self.arrays = views.takes_arrays(grid)
+        self.views = tuple(settings.get("views", scenario.VIEWS))
+        largest = self._largest(grid)
+        paths, events = self._replications()
+        self.replications = {"formula": 1, "paths": paths, "events": events}
+        path_seconds = largest.settings.tokens * coins.BLOCK * SECONDS_PER_COIN
+        run_seconds = largest.settings.tokens * (1 + largest.parameters.units) * SECONDS_PER_PASS
+        # A power of two, so that no piece of events crosses from one block of coins into the next.
+        runs = 2 ** max(0, min(12, math.floor(math.log2(SHARD_SECONDS / run_seconds))))
+        self.size = {"formula": 1, "paths": coins.BLOCK, "events": runs}
+        self.seconds = {"formula": 1e-3, "paths": path_seconds, "events": run_seconds * min(runs, events)}
+
+    def _largest(self, grid: Grid) -> scenario.Case:
+        """The point whose decoding is taken as the measure of all: the last, since axes are mostly written upwards."""
+        for point in (grid.points - 1, 0, *range(1, min(grid.points, 1000))):
+            try:
+                return grid.case(point)
+            except ParameterError as error:
+                last = error
+        raise last
+
+    def _replications(self) -> tuple[int, int]:
+        settings = self._largest(self.grid).settings
+        return settings.replications, settings.event_replications or settings.replications
+
+    def pieces(self, view: str) -> int:
+        """Number of pieces of a view."""
+        return self.grid.points * math.ceil(self.replications[view] / self.size[view])
+
+    def shards(self) -> list[Shard]:
+        """All shards, view by view."""
+        found = []
+        for view in self.views:
+            step = max(1, int(SHARD_SECONDS / self.seconds[view]))
+            if view == "formula":
+                step = ARRAY_POINTS if self.arrays else FORMULA_POINTS
+            total = self.pieces(view)
+            found += [Shard(view, first, min(first + step, total)) for first in range(0, total, step)]
+        return found
+
+    def work(self, shard: Shard) -> list[tuple[int, int, int]]:
+        """The pieces of a shard: point, first and last replication."""
+        size, count = self.size[shard.view], self.replications[shard.view]
+        stretches = math.ceil(count / size)
+        where = (divmod(piece, stretches) for piece in range(shard.first, shard.last))
+        return [(point, part * size, min((part + 1) * size, count)) for point, part in where]
+
+    def estimate(self) -> float:
+        """Seconds on one core, roughly."""
+        return sum(self.pieces(view) * (self.seconds[view] if view != "formula" or not self.arrays else 1e-6) for view in self.views)
+
+    def file(self, shard: Shard, fingerprint: str) -> str:
+        """The name of a shard's file: what it holds, and a hash of all that decides what is in it."""
+        key = hashlib.sha256(f"{fingerprint} {shard}".encode()).hexdigest()[:16]
+        return f"{shard.view}-{shard.first:09d}-{key}.parquet"
+
+
+def compute(tables: Tables, shard: Shard, path: Path) -> Path:
+    """Compute a shard and write it: what a worker does."""
+    grid = Grid(tables, check=False)
+    plan = Plan(grid)
+    frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
+    if frame is None:
+        rows, failures = views.evaluate(grid, shard.view, plan.work(shard))
+        frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
+    write_whole(path, frame.write_parquet)
+    return path
+
+
+def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
+    try:
+        columns = views.formula_columns(grid, shard.first, shard.last)
+    except ParameterError:
+        return None  # at some of these points; one by one it will be seen at which
+    arrays = {name: values for name, values in columns.items() if isinstance(values, np.ndarray)}
+    rest = [pl.lit(value).alias(name) for name, value in columns.items() if name not in arrays]
+    return pl.DataFrame(arrays).with_columns(rest)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run left: its directory (None where nothing was kept), the table, the distributions, and what failed."""
+
+    out: Path | None
+    tables: Tables
+    rows: int
+    failed: list[dict[str, Any]]
+    computed: int
+    resumed: int
+
+    def frame(self) -> pl.DataFrame:
+        """The table of results."""
+        assert self.out is not None
+        return pl.read_parquet(self.out / "results.parquet")
+
+
+def resolve(
+    source: str | Path | Mapping[str, Any] | None = None,
+    *,
+    set: Mapping[str, Any] | Iterable[str] = (),
+    sweep: Mapping[str, Any] | Iterable[str] = (),
+    views: Sequence[str] | None = None,
+    replications: int | None = None,
+    seed: int | None = None,
+) -> Tables:
+    """The tables of a scenario with what was asked for on top: values set, axes added, and what [scenario] says overridden."""
+    tables = scenario.load(source)
+    for path, value in _pairs(set, parse_value, "--set"):
+        axes = tables.get("sweep", {})
+        scenario.apply(tables, path, value)
+        if isinstance(axes, dict):
+            axes.pop(path, None)  # a value that is set is no longer swept
+    for path, values in _pairs(sweep, parse_axis, "--sweep"):
+        tables.setdefault("sweep", {})[path] = values
+    own = tables.setdefault("scenario", {})
+    if views is not None:
+        own["views"] = list(views)
+    if replications is not None:
+        own["replications"] = own["event_replications"] = replications
+    if seed is not None:
+        own["seed"] = seed
+    return tables
+
+
+def _pairs(given: Mapping[str, Any] | Iterable[str], parse: Callable[[str], Any], option: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(given, Mapping):
+        yield from given.items()
+        return
+    for text in given:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise ParameterError(f"{option} must be PATH=VALUE, got {text!r}; for example {option} outcomes.match_rate=0.4")
+        yield path.strip(), parse(value.strip())
+
+
+def run(
+    source: str | Path | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    resume: bool = False,
+    yes: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    **overrides: Any,
+) -> Report:
+    """Run a scenario into a directory; `overrides` are those of `resolve`, `progress` is told of shards done and in all."""
+    tables = resolve(source, **overrides)
+    grid = Grid(tables)
+    if grid.points > ASK_BEYOND and not yes:
+        raise ParameterError(f"the grid has {grid.points:,} points, more than {ASK_BEYOND:,}; say --yes to run it all the same")
+    plan = Plan(grid)
+    fingerprint = scenario.fingerprint(tables)
+    folder = Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{fingerprint[:8]}"
+    _prepare(folder, tables, fingerprint, resume=resume)
+    todo = {shard: folder / "shards" / plan.file(shard, fingerprint) for shard in plan.shards()}
+    missing = {shard: path for shard, path in todo.items() if not _readable(path)}
+    resumed = len(todo) - len(missing)
+    workers = _workers(jobs, plan, len(missing))
+    try:
+        for done in _computed(tables, missing, workers):
+            if progress is not None:
+                progress(resumed + done, len(todo))
+    except OSError as error:
+        raise RunError(f"{error.strerror or error} ({error.filename or folder}); {_hint(folder)}") from None
+    failed = _merge(grid, list(todo.values()), folder)
+    rows = pl.scan_parquet(folder / "results.parquet").select(pl.len()).collect().item()
+    _describe(folder, tables, grid, plan, rows, failed)
+    return Report(folder, tables, rows, failed, len(missing), resumed)
+
+
+def _hint(folder: Path) -> str:
+    return f"what was finished is kept in {folder}; go on with the same command and --resume"
+
+
+def _workers(jobs: int | None, plan: Plan, shards: int) -> int:
+    """As many as asked for; by default all cores, or one where starting workers would take longer than the work."""
+    wanted = jobs if jobs is not None else (os.cpu_count() or 1) if plan.estimate() > 5 else 1
+    return max(1, min(wanted, shards))
+
+
+def _prepare(folder: Path, tables: Tables, fingerprint: str, *, resume: bool) -> None:
+    """Make the directory, or see that it is this scenario's own; without `resume` what it holds is computed again."""
+    note = folder / "metadata.json"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        try:
+            held = json.loads(note.read_text(encoding="utf-8"))["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ParameterError(f"{folder} is there and is not the directory of a run; name another with -o") from None
+        if held != fingerprint:
+            raise ParameterError(f"{folder} holds the run of another scenario (or version); name another directory with -o")
+        if not resume:
+            shutil.rmtree(folder / "shards", ignore_errors=True)
+    try:
+        (folder / "shards").mkdir(parents=True, exist_ok=True)
+        write_text(note, json.dumps({"fingerprint": fingerprint, "scenario": tables, "complete": False}, indent=2) + "\n")
+    except OSError as error:
+        raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
+
+
+def _readable(path: Path) -> bool:
+    try:
+        pl.read_parquet_schema(path)
+    except (OSError, pl.exceptions.PolarsError):
+        return False
+    return True
+
+
+def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Iterator[int]:
+    """Compute shards, telling after each how many are done; those of a worker that dies are given to others."""
+    left, done, tries = dict(missing), 0, 0
+    if workers == 1:
+        for shard, path in missing.items():
+            compute(tables, shard, path)
+            done += 1
+            yield done
+        return
+    import joblib
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    while left:
+        before = done
+        work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
+        try:
+            for path in work(joblib.delayed(compute)(tables, shard, path) for shard, path in left.items()):
+                left = {shard: own for shard, own in left.items() if own != path}
+                done += 1
+                yield done
+        except BrokenProcessPool:
+            # What a dead worker had finished is on disk, though nobody said so.
+            left = {shard: path for shard, path in left.items() if not _readable(path)}
+            done = len(missing) - len(left)
+            tries = 0 if done > before else tries + 1
+            if tries == TRIES:
+                folder = next(iter(left.values())).parent.parent
+                raise RunError(f"workers died {TRIES} times without finishing a shard (out of memory?); {_hint(folder)}") from None
+
+
+def _merge(grid: Grid, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
+    """Put the shards together: tables, distributions and failures."""
+    partial = pl.concat([pl.read_parquet(path) for path in paths], how="diagonal_relaxed")
+    failed: list[dict[str, Any]] = []
+    if "error" in partial.columns:
+        wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True)
+        failed = [{**row, **{path: str(value) for path, value in grid.values(row["point"]).items()}} for row in wrong.to_dicts()]
+        partial = partial.filter(pl.col("error").is_null()).drop("error")
+    if not partial.height:
+        raise RunError(f"every point failed; the first: {failed[0]['error']}")
+    frame, distributions = results.finish(grid, partial)
+    write_whole(folder / "results.parquet", frame.write_parquet)
+    (folder / "results.csv").unlink(missing_ok=True)
+    if frame.height <= NO_CSV_BEYOND:
+        write_whole(folder / "results.csv", frame.write_csv)
+    if distributions.height:
+        write_whole(folder / "distribution.parquet", distributions.write_parquet)
+    write_text(folder / "failed.json", json.dumps(failed, indent=2) + "\n")
+    return failed
+
+
+def _describe(folder: Path, tables: Tables, grid: Grid, plan: Plan, rows: int, failed: list[dict[str, Any]]) -> None:
+    """Say in metadata.json what was run, with which versions, and where its numbers come from."""
+    import platform
+
+    from sim.environment import versions
+
+    columns = pl.scan_parquet(folder / "results.parquet")
+    sources = columns.select("outcomes_source").unique().sort("outcomes_source").collect()["outcomes_source"].to_list()
+    document = {
+        "fingerprint": scenario.fingerprint(tables), "scenario": tables, "complete": True, "points": grid.points, "rows": rows,
+        "views": list(plan.views), "replications": {view: plan.replications[view] for view in plan.views if view != "formula"},
+        "failed": len(failed), "outcomes": sources[:100], "cost": "assumed: unit layer-times", "versions": versions(),
+        "platform": platform.platform(),
+    }  # fmt: skip
+    write_text(folder / "metadata.json", json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,234 @@
+"""The three views of a point: what the theorem says, what the vectorised paths give, what happens on units and links.
+
+Each view yields plain rows: `formula` finished ones, the other two sums over a stretch of replications of one point, so that a
+point can be shared out, and is put together in `sim.results`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import acceptance, coins
+from model.checks import ParameterError
+from model.intervals import wilson
+from model.latency import UnitCost
+from model.prediction import Prediction
+from model.steps import CacheError
+from model.world import World
+from sim import metrics, scenario
+from sim.grid import Grid
+from sim.metrics import Sums
+from sim.scenario import Case
+
+Floats = NDArray[np.float64]
+Row = dict[str, Any]
+
+EXPECTED = (ParameterError, CacheError)
+"""What may be wrong at one point of a grid and not at the others."""
+ARRAY_AXES = ("scenario.tokens", "outcomes.match_rate", "method.layers", "method.exit_layer", "method.candidates")
+"""Axes that closed forms take as arrays, where outcomes are independent and nothing takes time but layers."""
+
+
+# --- formula -----------------------------------------------------------------------------------------------------------
+
+
+def takes_arrays(grid: Grid) -> bool:
+    """Whether the closed forms can be evaluated over all points of the grid at once."""
+    first = scenario.method_tables(grid.base)[0]
+    return (
+        grid.methods == 1
+        and not grid.base.get("cost")
+        and grid.base.get("outcomes", {}).get("kind") == "iid"
+        and getattr(scenario.theory(first["name"]), "ARRAYS", False)
+        and bool(grid.axes)
+        and all(axis.path in ARRAY_AXES and axis.numeric for axis in grid.axes)
+    )
+
+
+def formula_of(case: Case) -> tuple[dict[str, Floats], dict[str, Floats] | None, Prediction]:
+    """The estimates of one point, their least and greatest over the interval of the match rate, and the prediction itself."""
+    predict, outcome = scenario.theory(case.method).predict, case.outcome
+    law = None if outcome is None else outcome.law
+    prediction = predict(case.parameters, case.settings.tokens, law, case.cost)
+    estimates = metrics.of_prediction(prediction, case.settings.tokens)
+    if outcome is None or outcome.low is None or outcome.high is None:
+        return estimates, None, prediction
+    ends = [
+        metrics.of_prediction(predict(case.parameters, case.settings.tokens, law, case.cost), case.settings.tokens)
+        for law in (outcome.low, outcome.high)
+    ]
+    return estimates, _between(*ends), prediction
+
+
+def _between(one: dict[str, Floats], other: dict[str, Floats]) -> dict[str, Floats]:
+    bounds = {}
+    for name in metrics.ESTIMATES:
+        bounds[f"{name}_input_low"] = np.fmin(one[name], other[name])
+        bounds[f"{name}_input_high"] = np.fmax(one[name], other[name])
+    return bounds
+
+
+def formula_row(case: Case) -> Row:
+    """The theory's estimates of one point."""
+    estimates, bounds, prediction = formula_of(case)
+    row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
+    return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
+
+
+def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
+    """The theory's columns of points [start, stop) at once, with those of the axes; see `takes_arrays`."""
+    where = np.unravel_index(np.arange(start, stop), grid.shape)[1:]
+    on = {axis.path: _gather(axis.values, index) for axis, index in zip(grid.axes, where, strict=True)}
+    table = dict(scenario.method_tables(grid.base)[0])
+    name = table.pop("name")
+    module = scenario.algorithm(name)
+    table |= {path.partition(".")[2]: values for path, values in on.items() if path.startswith("method.")}
+    defaults = {field: value.default for field, value in module.Parameters.__dataclass_fields__.items() if field not in table}
+    parameters: Any = SimpleNamespace(**defaults, **table)
+    tokens = on.get("scenario.tokens", grid.base["scenario"].get("tokens"))
+    outcome = {"trials": None, "source": "assumed", **grid.base["outcomes"]}
+    rate = on.get("outcomes.match_rate", outcome.get("match_rate"))
+    predict = scenario.theory(name).predict
+    plain = UnitCost(1)
+
+    def estimate(rate: Any) -> tuple[dict[str, Floats], Prediction]:
+        prediction = predict(parameters, tokens, acceptance.Iid(rate), plain)
+        return metrics.of_prediction(prediction, tokens), prediction
+
+    estimates, prediction = estimate(rate)
+    columns: dict[str, Any] = {"method": name, **table, **defaults, "tokens": tokens, "match_rate": rate}
+    columns |= {"outcomes": "iid", "outcomes_source": outcome["source"], "match_rate_trials": outcome["trials"], **estimates}
+    if outcome["trials"] is not None:
+        low, high = wilson(np.asarray(rate), outcome["trials"])
+        columns |= {"match_rate_low": low, "match_rate_high": high, **_between(estimate(low)[0], estimate(high)[0])}
+    columns["latency_sd_layers"] = np.sqrt(prediction.latency_variance)
+    columns["held_units"] = prediction.units
+    units = grid.base.get("cluster", {}).get("units", prediction.units)
+    columns |= {"units": units, "contended": np.asarray(units) < prediction.units}
+    columns |= {"exact": module.Parameters.EXACT, "view": "formula", "point": np.arange(start, stop)}
+    return {key: np.broadcast_to(value, stop - start) if isinstance(value, np.ndarray) else value for key, value in columns.items()}
+
+
+def _gather(values: Any, index: Any) -> Any:
+    return values.array(index) if hasattr(values, "array") else np.asarray(list(values))[index]
+
+
+def described(grid: Grid, point: int, case: Case) -> Row:
+    """The columns that say what a point is."""
+    outcome = case.outcome
+    row: Row = {"point": point, "method": case.method}
+    row |= {name: getattr(case.parameters, name) for name in case.parameters.__dataclass_fields__}
+    row["tokens"] = case.settings.tokens
+    table = grid.base.get("outcomes", {}) | {
+        path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")
+    }
+    row |= {"outcomes": table.get("kind"), "data_set": table.get("data_set"), "head": table.get("head")}
+    if outcome is not None:
+        row |= {
+            "match_rate": outcome.match_rate, "match_rate_low": outcome.match_rate_low, "match_rate_high": outcome.match_rate_high,
+            "match_rate_trials": outcome.trials, "outcomes_source": outcome.source,
+        }  # fmt: skip
+    row |= {"units": case.cluster.units, "contended": case.contended, "exact": case.parameters.EXACT}
+    row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
+    # An axis that none of these columns shows has its own, under its path.
+    row |= {path: value for path, value in grid.values(point).items() if path.partition(".")[2] not in row}
+    return row
+
+
+# --- paths -------------------------------------------------------------------------------------------------------------
+
+
+def outcome_tiles(case: Case, block: int, positions: int) -> Iterator[NDArray[np.bool_]]:
+    """The outcomes of a block of replications by position, on the coins that all views share."""
+    if case.outcome is None or not positions:
+        return iter(())
+    return case.outcome.law.sample(coins.tiles(case.settings.seed, "match", block, positions))
+
+
+def walk(case: Case, block: int) -> tuple[Floats, Floats]:
+    """Time and unit-time of a block of replications by the method's vectorised twin."""
+    twin = scenario.twin(case.method)
+    positions = case.settings.tokens - (0 if getattr(twin, "LAST_MATTERS", True) else 1)
+    latency, busy = twin.walk(case.parameters, case.settings.tokens, case.cost, outcome_tiles(case, block, positions))
+    return latency, busy
+
+
+def paths_row(case: Case, start: int, stop: int) -> Row:
+    """Sums over replications [start, stop), which lie in one block."""
+    block = start // coins.BLOCK
+    latency, busy = (values[start - block * coins.BLOCK : stop - block * coins.BLOCK] for values in walk(case, block))
+    return asdict(Sums.of(latency, busy)) | _frequencies(latency)
+
+
+def _frequencies(latency: Floats) -> Row:
+    values, counts = np.unique(latency, return_counts=True)
+    return {"values": values.tolist(), "counts": counts.tolist()}
+
+
+# --- events ------------------------------------------------------------------------------------------------------------
+
+
+def matches_of(case: Case, start: int, stop: int) -> list[list[bool]]:
+    """The outcomes of replications [start, stop), which lie in one block, each a list by position."""
+    block = start // coins.BLOCK
+    own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
+    rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, case.settings.tokens)]
+    if not rows:
+        return [[False] * case.settings.tokens] * (stop - start)
+    matches: list[list[bool]] = np.concatenate(rows).T.tolist()
+    return matches
+
+
+def simulate(case: Case, matches: list[bool], *, per_layer: bool = False, record: bool = False) -> Any:
+    """One decoding on units and links; a `sim.events.Run`."""
+    from sim import events
+
+    steps = scenario.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
+    world = World(1, case.parameters.layers, matches)
+    return events.simulate(steps, case.settings.tokens, case.cluster, case.cost, world, per_layer=per_layer, record=record)
+
+
+def events_row(case: Case, start: int, stop: int) -> Row:
+    """Sums over replications [start, stop), which lie in one block, and how far the vectorised paths are from them."""
+    runs = [simulate(case, matches) for matches in matches_of(case, start, stop)]
+    latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
+    peak = max(run.peak_units for run in runs)
+    row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}
+    if not case.contended:
+        try:
+            own = slice(start % coins.BLOCK, start % coins.BLOCK + stop - start)
+            twin = [values[own] for values in walk(case, start // coins.BLOCK)]
+        except ParameterError:
+            return row  # a form without a vectorised twin
+        row["paths_difference"] = float(max(np.abs(latency - twin[0]).max(), np.abs(busy - twin[1]).max()))
+    return row
+
+
+# --- shards ------------------------------------------------------------------------------------------------------------
+
+
+def evaluate(grid: Grid, view: str, pieces: list[tuple[int, int, int]]) -> tuple[list[Row], list[Row]]:
+    """Rows and failures of pieces (point, first replication, last replication); the formula takes no replications."""
+    rows: list[Row] = []
+    failures: list[Row] = []
+    for point, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
+        try:
+            case = grid.case(point)
+            for _, start, stop in group:
+                if view == "formula":
+                    row = described(grid, point, case) | formula_row(case)
+                elif view == "paths":
+                    row = paths_row(case, start, stop)
+                else:
+                    row = events_row(case, start, stop)
+                rows.append({"point": point, "view": view, **row})
+        except EXPECTED as error:
+            failures.append({"point": point, "view": view, "error": str(error)})
+    return rows, failures
