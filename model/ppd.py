@@ -442,7 +442,7 @@ def distribution(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) 
     if len(steps) != 2:
         return None
     miss, match = steps
-    values = tokens * miss.time - np.arange(tokens) * (miss.time - match.time)
+    values = np.asarray(tokens * miss.time - np.arange(tokens) * (miss.time - match.time), dtype=np.float64)
     order = np.argsort(values, kind="stable")
     return values[order], law.pmf(tokens - 1)[order]
 

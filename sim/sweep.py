@@ -83,7 +83,7 @@ class Plan:
 
     def pieces(self, view: str) -> int:
         """Number of pieces of a view."""
-        return self.grid.points * math.ceil(self.replications[view] / self.size[view])
+        return int(self.grid.points * math.ceil(self.replications[view] / self.size[view]))
 
     def shards(self) -> list[Shard]:
         """All shards, view by view."""
@@ -105,7 +105,8 @@ class Plan:
 
     def estimate(self) -> float:
         """Seconds on one core, roughly."""
-        return sum(self.pieces(view) * (self.seconds[view] if view != "formula" or not self.arrays else 1e-6) for view in self.views)
+        each = self.seconds | ({"formula": 1e-6} if self.arrays else {})
+        return float(sum(self.pieces(view) * each[view] for view in self.views))
 
     def file(self, shard: Shard, fingerprint: str) -> str:
         """The name of a shard's file: what it holds, and a hash of all that decides what is in it."""
@@ -221,7 +222,7 @@ def run(
     except OSError as error:
         raise RunError(f"{error.strerror or error} ({error.filename or folder}); {_hint(folder)}") from None
     failed = _merge(grid, list(todo.values()), folder)
-    rows = pl.scan_parquet(folder / "results.parquet").select(pl.len()).collect().item()
+    rows = int(pl.scan_parquet(folder / "results.parquet").select(pl.len()).collect().item())
     _describe(folder, tables, grid, plan, rows, failed)
     return Report(folder, tables, rows, failed, len(missing), resumed)
 
@@ -320,8 +321,10 @@ def _describe(folder: Path, tables: Tables, grid: Grid, plan: Plan, rows: int, f
 
     from sim.environment import versions
 
-    columns = pl.scan_parquet(folder / "results.parquet")
-    sources = columns.select("outcomes_source").unique().sort("outcomes_source").collect()["outcomes_source"].to_list()
+    table = pl.scan_parquet(folder / "results.parquet")
+    sources: list[str] = []
+    if "outcomes_source" in table.collect_schema().names():
+        sources = sorted(table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"].to_list())
     document = {
         "fingerprint": scenario.fingerprint(tables), "scenario": tables, "complete": True, "points": grid.points, "rows": rows,
         "views": list(plan.views), "replications": {view: plan.replications[view] for view in plan.views if view != "formula"},

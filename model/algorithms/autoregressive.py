@@ -1,4 +1,4 @@
-"""Plain decoding: one token after another, each through all layers. The baseline of every speed-up."""
+"""Plain decoding: one token after another, each through all layers."""
 
 from __future__ import annotations
 

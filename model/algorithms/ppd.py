@@ -1,4 +1,6 @@
-"""Predictive Pipelined Decoding, Algorithms 1 and 2 of [Yang2024], and three forms that the paper leaves open.
+"""Predictive Pipelined Decoding: early candidates decoded ahead on other units.
+
+Algorithms 1 and 2 of [Yang2024], and three forms that the paper leaves open.
 
 * `literal`: Algorithm 2 (Algorithm 1 is the case exit_layer = layers/2), with its barrier: main process and sub-processes wait
   for each other before the match is looked at. Needs exit_layer >= layers/2.

@@ -1,0 +1,395 @@
+"""The `sim` command. It imports what a command needs when that command runs: `sim --help` is quick."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import polars as pl
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Would an accelerated decoding method make your model faster, by how much, at what price in extra compute?",
+)  # fmt: skip
+
+Scenario = Annotated[
+    str | None,
+    typer.Argument(help="A TOML file or the name of an embedded scenario (`sim ls scenarios`). Default: the paper's figures."),
+]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value: --set outcomes.match_rate=0.4")]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option("--sweep", metavar="PATH=VALUES", help="Add an axis: --sweep method.candidates=1,3,5 or PATH=from:to:count"),
+]
+View = Annotated[str | None, typer.Option("--view", help="formula, paths, events, or several: --view formula,events")]
+Replications = Annotated[int | None, typer.Option(help="Simulated decodings of each point, in paths and events alike.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all coins; the same seed gives the same tables.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
+
+
+def main() -> None:
+    """Entry point of the `sim` command."""
+    app()
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn what a user can cause into one line and an exit code: 2 for a mistake, 1 where a run could not go on."""
+
+    @functools.wraps(command)
+    def inner(*args: Any, **kwargs: Any) -> None:
+        from model.checks import ParameterError
+
+        try:
+            command(*args, **kwargs)
+        except ParameterError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except BrokenPipeError:
+            # Whoever read our output has had enough of it.
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+
+    return inner
+
+
+@app.command()
+@guarded
+def run(
+    scenario: Scenario = None,
+    set_: Set = None,
+    sweep: Sweep = None,
+    view: View = None,
+    replications: Replications = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory of the run. Default: runs/NAME-HASH.")] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Worker processes. Default: as many as pay.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run a grid of more than 10 million points.")] = False,
+    figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Run a scenario: simulate, tabulate, draw.
+
+    sim run
+
+    sim run mine.toml --set outcomes.match_rate=0.4 --sweep method.candidates=1,3,5 --view events --replications 500 --seed 7 -j 2
+
+    sim run ppd-overheads -o results/overheads --resume
+    """
+    from sim import sweep as sweeps
+
+    overrides = _overrides(set_, sweep, view, replications, seed)
+    if dry_run:
+        _dry_run(scenario, overrides, as_json)
+        return
+    try:
+        with _progress(quiet) as progress:
+            report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, progress=progress, **overrides)
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is kept: go on with the same command and --resume", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except sweeps.RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    frame = report.frame()
+    assert report.out is not None
+    drawn = _draw(report.out, frame) if figures else []
+    from sim import report as reports
+
+    if as_json:
+        print(json.dumps(reports.document(report, frame, drawn), indent=2))
+    else:
+        reports.show(report, frame, drawn)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _overrides(
+    set_: list[str] | None, sweep: list[str] | None, view: str | None, replications: int | None, seed: int | None
+) -> dict[str, Any]:
+    views = None if view is None else [name.strip() for name in view.split(",")]
+    return {"set": set_ or [], "sweep": sweep or [], "views": views, "replications": replications, "seed": seed}
+
+
+def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> None:
+    from sim import sweep as sweeps
+    from sim.grid import Grid
+
+    grid = Grid(sweeps.resolve(scenario, **overrides))
+    plan = sweeps.Plan(grid)
+    shards = plan.shards()
+    decodings = {view: grid.points * plan.replications[view] for view in plan.views if view != "formula"}
+    facts = {
+        "points": grid.points, "axes": {axis.path: len(axis.values) for axis in grid.axes}, "views": list(plan.views),
+        "decodings": decodings, "shards": len(shards), "seconds_on_one_core": round(plan.estimate(), 1),
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        text = ", ".join(f"{key} {each:,}" for key, each in value.items()) if isinstance(value, dict) else value
+        print(f"{name.replace('_', ' '):20} {', '.join(text) if isinstance(text, list) else text}")
+    print("nothing was run, nothing was written")
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr, where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("shards"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("shards", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _draw(folder: Path, frame: pl.DataFrame) -> list[Path]:
+    """Draw the figures of a run beside its table."""
+    import polars as pl
+
+    import figures
+    from figures import distribution, tradeoff
+
+    target = folder / "figures"
+    target.mkdir(exist_ok=True)
+    paths: list[Path] = []
+    if "exit_layer" in frame.columns and frame["point"].n_unique() <= 2000:
+        for x in ("mean_units", "compute_per_token"):
+            paths += figures.save(tradeoff.draw(frame, x=x), target / f"tradeoff_{x}")
+    stored = folder / "distribution.parquet"
+    if stored.exists():
+        rows = pl.read_parquet(stored)
+        first = rows.filter(pl.col("point") == rows["point"].min())
+        paths += figures.save(distribution.draw(first), target / "distribution_point_0")
+    return paths
+
+
+@app.command()
+@guarded
+def plot(
+    directory: Annotated[Path, typer.Argument(help="The directory of a run.")],
+    as_json: Json = False,
+) -> None:
+    """Draw the figures of a run again, from its stored table.
+
+    sim plot runs/ppd-figures-3-and-4-0123abcd
+    """
+    import polars as pl
+
+    from model.checks import ParameterError
+
+    table = directory / "results.parquet"
+    try:
+        frame = pl.read_parquet(table)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise ParameterError(f"{table} cannot be read: {error}; name the directory of a finished `sim run`") from None
+    paths = _draw(directory, frame)
+    print(json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
+
+
+@app.command()
+@guarded
+def trace(
+    scenario: Scenario = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="timeline.json.gz (opens in Perfetto), .json, .png or .svg.")] = Path(
+        "timeline.json.gz"
+    ),
+    point: Annotated[int, typer.Option(min=0, help="Point of the grid.")] = 0,
+    replication: Annotated[int, typer.Option(min=0, help="Which decoding of that point.")] = 0,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Decode so many tokens. Default: all; a picture shows six.")] = None,
+    per_layer: Annotated[bool, typer.Option("--per-layer", help="Simulate layer by layer.")] = False,
+    set_: Set = None,
+    sweep: Sweep = None,
+    seed: Seed = None,
+) -> None:
+    """Record one decoding: who held which unit when.
+
+    sim trace -o timeline.json.gz
+
+    sim trace ppd-overheads --point 4 -o timeline.png
+    """
+    import dataclasses
+
+    import polars as pl
+
+    from model.checks import ParameterError
+    from sim import sweep as sweeps
+    from sim import trace as traces
+    from sim import views
+    from sim.grid import Grid
+
+    picture = out.suffix in (".png", ".svg")
+    grid = Grid(sweeps.resolve(scenario, **_overrides(set_, sweep, None, None, seed)))
+    if point >= grid.points:
+        raise ParameterError(f"point must be between 0 and {grid.points - 1}, got {point}")
+    case = grid.case(point)
+    wanted = tokens if tokens is not None else min(case.settings.tokens, 6) if picture else case.settings.tokens
+    case = dataclasses.replace(case, settings=dataclasses.replace(case.settings, tokens=wanted))
+    [matches] = views.matches_of(case, replication, replication + 1)
+    result = views.simulate(case, matches, per_layer=per_layer, record=True)
+    title = f"{case.method}, point {point}, decoding {replication}, {wanted} tokens"
+    if picture:
+        import figures
+        from figures import timeline
+
+        rows = pl.DataFrame([row._asdict() for row in result.intervals])
+        paths = figures.save(timeline.draw(rows, title=title), out.with_suffix(""))
+        print("\n".join(str(path) for path in paths))
+    else:
+        traces.write(out, result, name=title)
+        print(out)
+
+
+@app.command()
+@guarded
+def check(
+    method: Annotated[str, typer.Option(help="Whose theorems.")] = "ppd",
+    examples: Annotated[int, typer.Option(min=1, help="Examples of each.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the examples.")] = 0,
+    theorem: Annotated[list[str] | None, typer.Option("--theorem", help="Only these numbers.")] = None,
+    example: Annotated[str | None, typer.Option(help="One example as JSON, for the one --theorem named.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the theorems on examples, and shrink what fails to a command that shows it.
+
+    sim check --method ppd --examples 1000 --seed 0
+
+    sim check --theorem 21a --examples 5000
+    """
+    from sim import theorems
+
+    if example is not None:
+        verdicts = iter([theorems.replay(theorem[0] if theorem else "", _json(example))])
+    else:
+        verdicts = theorems.check(method=method, examples=examples, seed=seed, only=theorem)
+    failed = 0
+    documents = []
+    for verdict in verdicts:
+        failed += not verdict.holds
+        if as_json:
+            documents.append(verdict.document())
+        else:
+            print(verdict, flush=True)
+    if as_json:
+        print(json.dumps(documents, indent=2))
+    elif not failed:
+        print("every statement holds")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _json(text: str) -> Any:
+    from model.checks import ParameterError
+
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ParameterError(f"--example must be JSON, got {text!r}: {error}") from None
+
+
+@app.command()
+@guarded
+def lint(scenario: Annotated[str, typer.Argument(help="A TOML file or the name of an embedded scenario.")]) -> None:
+    """Check a scenario without running it.
+
+    sim lint mine.toml
+    """
+    from model.checks import ParameterError
+    from sim import sweep as sweeps
+    from sim.grid import Grid
+
+    grid = Grid(sweeps.resolve(scenario))
+    plan = sweeps.Plan(grid)
+    wrong = 0
+    for point in range(min(grid.points, 512)):
+        try:
+            case = grid.case(point)
+        except ParameterError as error:
+            wrong += 1
+            print(f"point {point} {grid.values(point)} would fail: {error}")
+            continue
+        if case.contended and set(plan.views) - {"events"} and point == 0:
+            print(f"warning: {case.cluster.units} units of {case.parameters.units}: only the view events knows what waiting costs")
+    about = f"{grid.points} points in {', '.join(plan.views)}; about {plan.estimate():.0f} s on one core"
+    print(f"{scenario}: {about}" if not wrong else f"{scenario}: {wrong} points would fail; {about}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command("ls")
+@guarded
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, scenarios or published.")] = "scenarios",
+    as_json: Json = False,
+) -> None:
+    """List what there is.
+
+    sim ls methods
+
+    sim ls published
+    """
+    from model import checks, published
+    from sim import scenario
+
+    if what == "methods":
+        from dataclasses import fields
+
+        found = {name: scenario.algorithm(name) for name in scenario.method_names()}
+        rows = {
+            name: f"{(module.__doc__ or '').splitlines()[0]} ({', '.join(field.name for field in fields(module.Parameters))})"
+            for name, module in found.items()
+        }
+    elif what == "scenarios":
+        rows = {name: scenario.load(name)["scenario"].get("description", "") for name in scenario.names()}
+    elif what == "published":
+        rows = {name: published.table(name).title for name in published.names()}
+    else:
+        raise checks.unknown("list", what, ("methods", "scenarios", "published"))
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        width = max(map(len, rows))
+        print("\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
+
+
+@app.command()
+@guarded
+def schema() -> None:
+    """The JSON schema of scenarios.
+
+    sim schema > scenario.schema.json
+    """
+    from sim.schema import of_scenarios
+
+    print(json.dumps(of_scenarios(), indent=2))
+
+
+@app.command()
+@guarded
+def env(as_json: Json = False) -> None:
+    """What the program runs on, for a report of a problem.
+
+    sim env --json
+    """
+    import os
+    import platform
+
+    from sim.environment import versions
+
+    facts = versions() | {"platform": platform.platform(), "cores": str(os.cpu_count())}
+    print(json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:12} {value}" for name, value in facts.items()))

@@ -1,0 +1,128 @@
+"""What a run says on the terminal: the views side by side, where the numbers come from, and where everything is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sim import metrics
+from sim.sweep import Report
+
+MOST_ROWS = 60
+WIDE = 132
+TITLES = {
+    "speedup": "speed-up", "normalized_latency": "normalised latency", "mean_units": "mean units busy",
+    "compute_per_token": "compute per token",
+}  # fmt: skip
+VIEWS = ("formula", "paths", "events")
+
+
+def show(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
+    """Print the result of a run to stdout; two estimates in a table where there is room for them."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=WIDE, highlight=False)
+    name, about = report.tables["scenario"]["name"], report.tables["scenario"].get("description", "")
+    console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
+    shown = frame.filter(pl.col("point").rank("dense") <= MOST_ROWS)
+    together = 2 if console.width >= WIDE else 1
+    names = tuple(TITLES)
+    for start in range(0, len(names), together):
+        console.print(_table(shown, names[start : start + together], digits=4 if console.width >= 100 else 3))
+    hidden = frame["point"].n_unique() - shown["point"].n_unique()
+    if hidden:
+        console.print(f"... and {hidden:,} points more in the table of results")
+    for line in notes(frame):
+        console.print(line)
+    for row in report.failed[:10]:
+        console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {row['error']}")
+    if len(report.failed) > 10:
+        console.print(f"... and {len(report.failed) - 10} more in failed.json")
+    csv = ", .csv" if report.out is not None and (report.out / "results.csv").exists() else ""
+    console.print(f"results: {report.out}/results.parquet{csv}", soft_wrap=True)
+    for path in figures:
+        if path.suffix == ".png":
+            console.print(f"figure:  {path}", soft_wrap=True)
+
+
+def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    keys = describing(frame)
+    for key in keys:
+        table.add_column(key.replace("_", "\n"), justify="right" if frame[key].dtype.is_numeric() else "left", no_wrap=True)
+    views = [view for view in VIEWS if view in frame["view"].unique().to_list()]
+    for estimate in estimates:
+        for index, view in enumerate(views):
+            table.add_column(f"{TITLES[estimate] if index == 0 else ''}\n{view}", justify="right", no_wrap=True)
+    if "mean_units" in estimates:
+        table.add_column("units\nheld", justify="right")
+    for part in frame.partition_by("point", maintain_order=True):
+        rows = {row["view"]: row for row in part.to_dicts()}
+        first = next(iter(rows.values()))
+        cells = [_plain(first[key]) for key in keys]
+        cells += [_estimate(rows.get(view), estimate, digits) for estimate in estimates for view in views]
+        table.add_row(*cells, *([_plain(int(first["held_units"]))] if "mean_units" in estimates else []))
+    return table
+
+
+def describing(frame: pl.DataFrame) -> list[str]:
+    """The columns that tell the points apart, and the match rate."""
+    estimates = {f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))}
+    aside = {
+        "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
+        "match_rate_low", "match_rate_high", "match_rate_trials", "outcomes_source", "contended", "exact", "units", "outcomes",
+        "latency_s", "tpot_s", "busy_s", "held_s", *estimates,
+    }  # fmt: skip
+    if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
+        aside -= {"units"}
+    telling = [name for name in frame.columns if name not in aside and frame[name].n_unique() > 1 and name != "match_rate"]
+    return [*(telling or ["method"]), *(["match_rate"] if "match_rate" in frame.columns else [])]
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:
+    if row is None or row.get(name) is None:
+        return "-"
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    if low is None or high is None:
+        return f"{row[name]:.{digits}f}"
+    return f"{row[name]:.{digits}f} ±{(high - low) / 2:.{digits}f}"
+
+
+def notes(frame: pl.DataFrame) -> list[str]:
+    """What a reader must know beside the numbers: provenance, uncertainty, how far the views agree, what is left out."""
+    lines = []
+    if "outcomes_source" in frame.columns:
+        sources = sorted({str(source).partition(":")[0] for source in frame["outcomes_source"].drop_nulls().unique()})
+        lines.append(f"match rates: {', '.join(sources)}; cost of layers: assumed equal; intervals of 95 % from sampling")
+    if "speedup_input_low" in frame.columns:
+        spread = frame.select(((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max()).item()
+        if spread is not None:
+            known = "what is not known of the match rates moves a speed-up by at most"
+            lines.append(f"{known} ±{spread:.4f} (columns *_input_low, _high)")
+    if "paths_difference" in frame.columns and frame["paths_difference"].count():
+        runs = int(frame.filter(pl.col("paths_difference").is_not_null())["replications"].sum())
+        worst = float(frame.select(pl.col("paths_difference").max()).item())
+        agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g} layer-times"
+        lines.append(f"events and paths {agree} on all {runs:,} decodings that both played")
+    if "contended" in frame.columns and frame["contended"].any() and frame["view"].is_in(["formula", "paths"]).any():
+        lines.append("some points have fewer units, slower stops or shared links: only the view events knows what that costs")
+    return lines
+
+
+def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[str, Any]:
+    """The same as one JSON document."""
+    rows = frame.head(10_000).to_dicts()
+    return {
+        "scenario": report.tables["scenario"]["name"], "out": str(report.out), "rows": report.rows, "results": rows,
+        "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(frame),
+        "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
+    }  # fmt: skip

@@ -1,0 +1,37 @@
+"""The JSON schema of scenarios, from the same dataclasses that check them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from sim import outcomes, scenario
+
+
+def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
+    """The schema of a dataclass, closed to unknown keys; with `name`, of a table that says so under `key`."""
+    found: dict[str, Any] = TypeAdapter(kind).json_schema()
+    found["additionalProperties"] = False
+    if name is not None:
+        found["properties"] = {key: {"const": name}} | found.get("properties", {})
+        found["required"] = [key, *found.get("required", [])]
+    return found
+
+
+def of_scenarios() -> dict[str, Any]:
+    """The schema of a whole scenario."""
+    methods = [_of(scenario.algorithm(name).Parameters, name) for name in scenario.method_names()]
+    laws = [_of(kind, name, key="kind") for name, kind in outcomes.KINDS.items()]
+    values = {"type": "array", "minItems": 1}
+    span = {"type": "object", "required": ["from", "to", "count"], "additionalProperties": False, "properties": {
+        "from": {"type": "number"}, "to": {"type": "number"}, "count": {"type": "integer", "minimum": 1}}}  # fmt: skip
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "decodesim scenario", "type": "object",
+        "additionalProperties": False, "required": ["scenario", "method"],
+        "properties": {
+            "scenario": _of(scenario.Settings), "method": {"type": "array", "minItems": 1, "items": {"anyOf": methods}},
+            "outcomes": {"anyOf": laws}, "cost": _of(scenario.Cost), "cluster": _of(scenario.Machine),
+            "sweep": {"type": "object", "additionalProperties": {"anyOf": [values, span]}},
+        },
+    }  # fmt: skip
