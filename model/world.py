@@ -24,13 +24,13 @@ def output(step: Forward) -> Output:
 
 
 class World:
-    """Answers reads: `matches[j]` says whether the early candidates for the j-th output token hold the true one.
+    """Answers reads: `matches[j]` says which of the early candidates for the j-th output token is the true one.
 
-    Beyond the last of `matches` nothing matches. Where candidates hold the true token it is their first: which one it is matters
-    only where sub-processes wait for units.
+    They count from 1; 0 (or False) is none of them, and True the first. Beyond the last of `matches` nothing matches. Which one it
+    is matters only where sub-processes wait for units.
     """
 
-    def __init__(self, prompt: int, layers: int, matches: Sequence[bool]) -> None:
+    def __init__(self, prompt: int, layers: int, matches: Sequence[int]) -> None:
         self.prompt = prompt
         self.layers = layers
         self.matches = matches
@@ -42,9 +42,10 @@ class World:
         right = token == at
         if step.kind == "next":
             return after if right and layer == self.layers else -after
-        # Wrong candidates differ from each other: they count down from -(position + 1) in steps that no position reaches.
+        # Wrong candidates differ from each other, and from the -after that a wrong prediction is.
         wrong = -after - 1
+        candidates = [*range(wrong, wrong - step.width, -1)]
         place = after - self.prompt
         if right and place < len(self.matches) and self.matches[place]:
-            return [after, *range(wrong, wrong - step.width + 1, -1)]
-        return [*range(wrong, wrong - step.width, -1)]
+            candidates[self.matches[place] - 1] = after
+        return candidates

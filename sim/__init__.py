@@ -53,7 +53,7 @@ def run(
 
     from sim import sweep as sweeps
 
-    overrides = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
+    overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
     if out is not None:
         return sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, **overrides).frame()
     with tempfile.TemporaryDirectory() as folder:

@@ -66,7 +66,7 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
         first = next(iter(rows.values()))
         cells = [_plain(first[key]) for key in keys]
         cells += [_estimate(rows.get(view), estimate, digits) for estimate in estimates for view in views]
-        table.add_row(*cells, *([_plain(int(first["held_units"]))] if "mean_units" in estimates else []))
+        table.add_row(*cells, *([_plain(int(list(rows.values())[-1]["held_units"]))] if "mean_units" in estimates else []))
     return table
 
 
@@ -114,7 +114,10 @@ def notes(frame: pl.DataFrame) -> list[str]:
         agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g} layer-times"
         lines.append(f"events and paths {agree} on all {runs:,} decodings that both played")
     if "contended" in frame.columns and frame["contended"].any() and frame["view"].is_in(["formula", "paths"]).any():
-        lines.append("some points have fewer units, slower stops or shared links: only the view events knows what that costs")
+        lines.append(
+            "some points have fewer units, slower stops or shared links: only the view events knows what that costs;"
+            " which candidate is right is assumed to be any with equal chances"
+        )
     return lines
 
 

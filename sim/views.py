@@ -175,18 +175,26 @@ def _frequencies(latency: Floats) -> Row:
 # --- events ------------------------------------------------------------------------------------------------------------
 
 
-def matches_of(case: Case, start: int, stop: int) -> list[list[bool]]:
-    """The outcomes of replications [start, stop), which lie in one block, each a list by position."""
+def matches_of(case: Case, start: int, stop: int) -> list[list[int]]:
+    """The outcomes of replications [start, stop), which lie in one block, each a list by position: the right candidate, or 0.
+
+    Which candidate is right is assumed to be any of them with equal chances, by coins of its own.
+    """
     block = start // coins.BLOCK
     own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
-    rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, case.settings.tokens)]
+    positions = case.settings.tokens
+    rows = [tile[:, own].astype(np.int64) for tile in outcome_tiles(case, block, positions)]
     if not rows:
-        return [[False] * case.settings.tokens] * (stop - start)
-    matches: list[list[bool]] = np.concatenate(rows).T.tolist()
-    return matches
+        return [[0] * positions] * (stop - start)
+    matches = np.concatenate(rows)
+    if case.contended:  # otherwise it makes no difference
+        which = np.concatenate([tile[:, own].copy() for tile in coins.tiles(case.settings.seed, "rank", block, positions)])
+        matches *= 1 + (which * getattr(case.parameters, "candidates", 1)).astype(np.int64)
+    found: list[list[int]] = matches.T.tolist()
+    return found
 
 
-def simulate(case: Case, matches: list[bool], *, per_layer: bool = False, record: bool = False) -> Any:
+def simulate(case: Case, matches: list[int], *, per_layer: bool = False, record: bool = False) -> Any:
     """One decoding on units and links; a `sim.events.Run`."""
     from sim import events
 
