@@ -209,6 +209,7 @@ class _Process:
     # What most processes never change.
     ended = kept = False
     unit = -1
+    layer = 0  # the next to run, where a pass is one event per layer
     waiting = 0  # joined processes that have not ended
     watcher: _Process | None = None  # joined this process
     subs: Sequence[_Process] = ()
@@ -333,7 +334,7 @@ class _Process:
         if self.unit < 0:  # stopped
             return
         engine, layer, step, parent = self.engine, self.layer, self.step, self.parent
-        if parent is not None and layer > step.first:
+        if parent is not None and parent.layer <= layer and layer > step.first:  # the first alone says no most often
             parent.must_have_run(layer - 1, step.at - 1)
         self.layer = layer + 1
         if layer + 1 < step.last:
