@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from model import coins
 from tests.bench import events, formula, paths
 from tests.bench.__main__ import THEMES, main, select
-from tests.bench.measure import Benchmark, Result, compare
+from tests.bench.measure import Benchmark, Result, compare, peak_rss
 
 TINY = [benchmark for theme in THEMES for benchmark in theme.benchmarks(tiny=True)]
 MATCHES = st.lists(st.booleans(), min_size=1, max_size=12)
@@ -74,6 +74,12 @@ def test_streaming_sums_are_those_of_the_blocks_together() -> None:
     streamed = paths.stream(paths.FLAT, tokens=9, sequences=coins.BLOCK + 1)
     direct = [values.mean() for values in (time, busy, time**2, busy**2, time * busy, busy / time)]
     assert streamed == pytest.approx(direct, rel=1e-12)
+
+
+def test_peak_memory_is_the_fresh_process_own() -> None:
+    ballast = np.ones(50_000_000)  # 400 MB that are ours, and none of the child's
+    assert 80 < peak_rss("b'x' * 80_000_000") < 160
+    assert ballast[-1] == 1
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
