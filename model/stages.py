@@ -94,7 +94,7 @@ def sums(
     visits[0] = 1
     for tile in matches:
         for row in tile:
-            stage = on_match[stage] * row
+            stage = on_match.take(stage, mode="clip") * row  # clipped, as checking every index takes longer than the look-up
             for index in range(1, len(steps)):
                 visits[index] += stage == index
     visits[0] = tokens - visits[1:].sum(axis=0)

@@ -15,36 +15,46 @@ from model.world import World, output
 
 
 class Cache:
-    """How many positions each layer of each model holds.
+    """How many positions each layer of each model holds; no layer holds more than one above it.
 
-    A pass is announced when it is asked for, and whoever follows it does so layer by layer.
+    A pass is announced when it is asked for, and whoever follows it does so layer by layer. It cuts its layers at its position, and
+    those below them too: what they hold of later positions was computed from what is being replaced.
     """
 
     __slots__ = ("rows",)
 
-    def __init__(self, rows: dict[str, list[int]]) -> None:
-        self.rows = rows
+    def __init__(self, rows: dict[str, list[int]] | None = None) -> None:
+        self.rows = {} if rows is None else rows
 
     def copy(self) -> Cache:
         """What a sub-process starts with."""
         return Cache({role: held[:] for role, held in self.rows.items()})
 
-    def write(self, role: str, width: int, at: int, first: int, last: int) -> None:
-        """Place a pass: cut its layers at its position and add its tokens; a gap before it is an error."""
+    def require(self, step: Forward) -> None:
+        """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
+        role, tokens, at, first, last, _, _ = step
         if first == last:
             return
-        held = self.rows.get(role)
-        if held is None or len(held) < last:
-            held = self.rows[role] = (held or []) + [0] * (last - len(held or ()))
-        if min(held[first:last]) < at:
-            raise CacheError(f"{role}: layers [{first}, {last}) at {at}, but the cache holds {held[first:last]}")
-        held[first:last] = [at + width] * (last - first)
+        held = self.rows.get(role, ())
+        known = len(held)
+        above = held[first - 1] if 0 < first <= known else 0
+        if (held[last - 1] if last <= known else 0) < at or (first and above < at + len(tokens)):
+            raise CacheError(f"{role}: layers [{first}, {last}) at position {at}, but the layers hold {list(held[:last])}")
 
-    def adopt(self, other: Cache, role: str, at: int, layers: int) -> None:
-        """Take over the rows of layers [0, layers) at position `at` from a sub-process."""
-        held = self.rows[role]
-        if layers and (min(other.rows[role][:layers]) <= at or min(held[:layers]) < at):
-            raise CacheError(f"{role}: no rows of layers [0, {layers}) at position {at} to take over")
+    def write(self, step: Forward) -> None:
+        """Place a pass."""
+        self.require(step)
+        role, tokens, at, first, last, _, _ = step
+        held = self.rows.setdefault(role, [])
+        held[first:last] = [at + len(tokens)] * (last - first)
+        if last < len(held) and held[last] > at:
+            held[last:] = [min(rows, at) for rows in held[last:]]
+
+    def adopt(self, step: Forward, at: int, layers: int) -> None:
+        """Take over the rows of layers [0, layers) at position `at` from a process that made this pass last."""
+        held = self.rows[step.role]
+        if step.first or step.last < layers or step.at + len(step.tokens) != at + 1 or (layers and held[layers - 1] < at):
+            raise CacheError(f"{step.role}: rows of layers [0, {layers}) at position {at} cannot be taken over from {step[:5]}")
         held[:layers] = [at + 1] * layers
 
 
@@ -70,6 +80,7 @@ class _Task:
         self.value: Any = None
         self.answer: Any = None
         self.passes = 0
+        self.last: Any = None  # the pass made last
         self.ended = False
 
 
@@ -98,7 +109,7 @@ def count(steps: Steps, world: World, tokens: int) -> Work:
 def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None = None) -> None:
     """Drive a task to its end, or until it has made so many passes. A sub-process starts when it is first looked at."""
     if task.cache is None:
-        task.cache = Cache({}) if task.parent is None or task.parent.cache is None else task.parent.cache.copy()
+        task.cache = Cache() if task.parent is None or task.parent.cache is None else task.parent.cache.copy()
     while not task.ended and len(work.tokens) < tokens and task.passes != passes:
         try:
             step = task.body.send(task.answer)
@@ -108,7 +119,8 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
         task.answer = None
         match step:
             case Forward():
-                task.cache.write(step.role, len(step.tokens), step.at, step.first, step.last)
+                task.cache.write(step)
+                task.last = step
                 task.passes += 1
                 work.passes += 1
                 work.layer_passes += (step.last - step.first) * len(step.tokens)
@@ -130,7 +142,7 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
                     sub.body.close()
                     task.started.remove(sub)
             case Adopt():
-                task.cache.adopt(step.task.cache, "target", step.at, step.layers)
+                task.cache.adopt(step.task.last, step.at, step.layers)
                 work.adoptions += 1
                 task.answer = step.task.value
             case Commit():

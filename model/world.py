@@ -7,7 +7,6 @@ compare real ones. What is read after a wrong token is wrong, so the last token 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from model.steps import Forward, Read
 
@@ -37,7 +36,8 @@ class World:
 
     def read(self, step: Read) -> Token | list[Token]:
         """The answer to a read of an output of the target model."""
-        token, at, layer = cast(Output, step.output)
+        output: Output = step.output
+        token, at, layer = output
         after = at + 1
         right = token == at
         if step.kind == "next":

@@ -10,14 +10,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from simpy import Environment
 from simpy.core import EmptySchedule
 from simpy.events import Event, Timeout
 
 from model.latency import UnitCost
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps
 from model.work import Cache
 from sim.cluster import Cluster
 
@@ -104,7 +104,7 @@ class _Engine:
 
     def run(self, steps: Steps) -> Run:
         main = _Process(self, steps, None, 0)
-        main.cache, main.kept = Cache({}), True
+        main.cache, main.kept = Cache(), True
         main.advance(None)
         env = self.env
         step, peek = env.step, env.peek
@@ -191,6 +191,7 @@ class _Process:
     # What most processes never change.
     ended = kept = False
     unit = -1
+    layer = 0  # the next to run, where a pass is one event per layer
     waiting = 0  # joined processes that have not ended
     watcher: _Process | None = None  # joined this process
     subs: Sequence[_Process] = ()
@@ -199,7 +200,6 @@ class _Process:
     step: Forward | Sequence[_Process]
     seconds: float
     since: float
-    layer: int
 
     def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
         self.engine, self.body, self.parent = engine, body, parent
@@ -208,17 +208,19 @@ class _Process:
         self.fixed = self.place >= 0
 
     def born(self) -> None:
-        assert self.parent is not None
-        self.cache = self.parent.cache.copy()
+        parent = self.parent
+        assert parent is not None
         if isinstance(self.body, Forward):
+            # A single pass needs no cache of its own: it reads its parent's, and the step says what it adds.
+            parent.cache.require(self.body)
             self._forward(self.body)
         else:
+            self.cache = parent.cache.copy()
             self.advance(None)
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
-        role, tokens, at, first, last, _, heads = step
-        self.cache.write(role, len(tokens), at, first, last)
+        first, last, heads = step.first, step.last, step.heads
         self.step = step
         try:
             self.seconds = engine.known[first, last, heads]
@@ -232,21 +234,22 @@ class _Process:
         engine, send = self.engine, self.body.send
         while True:
             try:
-                step = send(answer)
+                step: Any = send(answer)
             except StopIteration as end:
                 self._end(end.value)
                 return
-            answer = None
-            if isinstance(step, Forward):
+            answer, kind = None, type(step)
+            if kind is Forward:
+                self.cache.write(step)
                 self._forward(step)
                 return
-            if isinstance(step, Read):
+            if kind is Read:
                 answer = engine.world.read(step)
-            elif isinstance(step, Commit):
+            elif kind is Commit:
                 engine.commit(self, step)
                 if engine.done:
                     return
-            elif isinstance(step, Fork):
+            elif kind is Fork:
                 answer = [_Process(engine, body, self, place) for body, place in zip(*step, strict=True)]
                 self.subs = [*[sub for sub in self.subs if not sub.ended], *answer] if self.subs else answer
                 seconds = engine.dispatching(len(answer))
@@ -255,22 +258,22 @@ class _Process:
                     self.take_or_wait()
                     return
                 engine.send_out(answer)
-            elif isinstance(step, Join):
+            elif kind is Join:
                 for sub in step.tasks:
                     if not sub.ended:
                         sub.watcher = self
                         self.waiting += 1
                 if self.waiting:
                     return
-            elif isinstance(step, Adopt):
+            elif kind is Adopt:
                 sub = step.task
                 sub.kept = True
-                self.cache.adopt(sub.cache, "target", step.at, step.layers)
+                self.cache.adopt(sub.step, step.at, step.layers)
                 if engine.cost.promotion:
                     engine.transfer(engine.cost.promotion, "promotion", sub, partial(self._adopted, sub.value))
                     return
                 answer = sub.value
-            elif isinstance(step, Stop):
+            else:  # Stop
                 for sub in step.tasks:
                     sub.stop()
 
@@ -326,8 +329,8 @@ class _Process:
         if self.unit < 0:  # stopped
             return
         engine, layer, parent = self.engine, self.layer, self.parent
-        step = cast(Forward, self.step)
-        if parent is not None and layer > step.first:
+        step: Any = self.step  # a pass: dispatches have no layers
+        if parent is not None and parent.layer <= layer and layer > step.first:  # the first alone says no most often
             parent.must_have_run(layer - 1, step.at - 1)
         self.layer = layer + 1
         if layer + 1 < step.last:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from model import checks
 from model.steps import Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
 
+HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %
 FORMS = ("literal", "eager", "nested", "flat")
 
 
@@ -75,10 +76,10 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int) -> Steps:
     layers, exit_layer, candidates, places = _fields(parameters)
     depth, gap, out = 0, exit_layer, None
     while True:
-        out = yield Forward("target", (token,), at, depth, gap, state=out, heads=1)
-        early = yield Read("top", out, width=candidates)
+        out = yield Forward("target", (token,), at, depth, gap, out, HEAD)
+        early = yield Read("top", out, -1, candidates)
         subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, layers - gap) for guess in early]), places)
-        out = yield Forward("target", (token,), at, gap, layers, state=out, heads=1)
+        out = yield Forward("target", (token,), at, gap, layers, out, HEAD)
         yield Join(subs)
         token, at = (yield Read("next", out)), at + 1
         match = token in early
@@ -98,10 +99,10 @@ def _eager(parameters: Parameters, token: int, at: int, end: int) -> Steps:
     layers, exit_layer, candidates, places = _fields(parameters)
     depth, out = 0, None
     while True:
-        out = yield Forward("target", (token,), at, depth, exit_layer, state=out, heads=1)
-        early = yield Read("top", out, width=candidates)
+        out = yield Forward("target", (token,), at, depth, exit_layer, out, HEAD)
+        early = yield Read("top", out, -1, candidates)
         subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, exit_layer) for guess in early]), places)
-        out = yield Forward("target", (token,), at, exit_layer, layers, state=out, heads=1)
+        out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
         token, at = (yield Read("next", out)), at + 1
         match = token in early
         yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or at == end))
@@ -120,10 +121,10 @@ def _nested(parameters: Parameters, token: int, at: int, end: int) -> Steps:
     layers, exit_layer, candidates, _ = _fields(parameters)
     anywhere = (None,) * candidates
     while True:
-        out = yield Forward("target", (token,), at, 0, exit_layer, heads=1)
-        early = yield Read("top", out, width=candidates)
+        out = yield Forward("target", (token,), at, 0, exit_layer, None, HEAD)
+        early = yield Read("top", out, -1, candidates)
         subs = yield Fork(tuple(_nested(parameters, guess, at + 1, end) for guess in early), anywhere)
-        out = yield Forward("target", (token,), at, exit_layer, layers, state=out, heads=1)
+        out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
         token, at = (yield Read("next", out)), at + 1
         match = token in early
         yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or at == end))

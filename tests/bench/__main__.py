@@ -1,0 +1,104 @@
+"""Time the simulator: a table, or with --json a document."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from statistics import median
+
+import numpy
+import simpy
+from rich.console import Console
+from rich.table import Table
+
+from model import checks
+from tests.bench import cli, events, formula, paths
+from tests.bench.measure import Benchmark, Result, compare
+
+THEMES = (events, paths, formula, cli)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print. That a target is missed is no error: on a busy machine it may be by chance."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", action="append", help="a benchmark, or the first words of several; repeatable")
+    parser.add_argument("--repeats", metavar="N", type=int, default=7, help="ratios to take the median of (default: 7)")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
+    parser.add_argument("--tiny", action="store_true", help="sizes that only show that everything runs")
+    options = parser.parse_args(arguments)
+    try:
+        checks.whole("repeats", options.repeats, 1)
+        chosen = select([benchmark for theme in THEMES for benchmark in theme.benchmarks(options.tiny)], options.only)
+    except checks.ParameterError as error:
+        parser.error(str(error))
+    results = compare(chosen, options.repeats)
+    if options.json:
+        print(json.dumps(document(results, options.repeats), indent=2))
+    else:
+        # Into a file or a pipe there is no width to respect.
+        Console(width=None if sys.stdout.isatty() else 150).print(table(results))
+
+
+def select(benchmarks: Sequence[Benchmark], names: Sequence[str] | None) -> list[Benchmark]:
+    """Those named, in full or by their first words; all where none is named."""
+    if not names:
+        return list(benchmarks)
+    for name in names:
+        if not any(_begins(benchmark.name, name) for benchmark in benchmarks):
+            raise checks.unknown("benchmark", name, (benchmark.name for benchmark in benchmarks))
+    return [benchmark for benchmark in benchmarks if any(_begins(benchmark.name, name) for name in names)]
+
+
+def table(results: Sequence[Result]) -> Table:
+    """One row for each benchmark."""
+    out = Table(caption="ratio: ours over the limit, median over the repeats; lower is better where the target is a ≤")
+    out.add_column("benchmark", no_wrap=True)
+    out.add_column("limit is")
+    for heading in ("unit", "ours", "limit", "ratio", "min", "max", "target", "met"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        benchmark, ratios = result.benchmark, result.ratios
+        target = f"{'≤' if benchmark.at_most else '≥'} {benchmark.target:g}"
+        if ratios:
+            figures = [f"{value:,.4g}" for value in (median(result.ours), median(result.limit))]
+            figures += [f"{value:.3g}" for value in (median(ratios), min(ratios), max(ratios))]
+            out.add_row(benchmark.name, benchmark.against, benchmark.unit, *figures, target, "yes" if result.met else "[bold]NO")
+        else:
+            out.add_row(benchmark.name, benchmark.missing, benchmark.unit, *["-"] * 5, target, "-")
+    return out
+
+
+def document(results: Sequence[Result], repeats: int) -> dict[str, object]:
+    """The same with every repeat, and what it was measured with."""
+    return {
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "simpy": getattr(simpy, "__version__", None),
+        "processor": platform.processor() or platform.machine(),
+        "repeats": repeats,
+        "benchmarks": [
+            {
+                "name": result.benchmark.name,
+                "limit_is": result.benchmark.against,
+                "unit": result.benchmark.unit,
+                "ours": list(result.ours),
+                "limit": list(result.limit),
+                "ratio": {"median": median(ratios), "min": min(ratios), "max": max(ratios)} if (ratios := result.ratios) else None,
+                "target": {"at_most" if result.benchmark.at_most else "at_least": result.benchmark.target},
+                "met": result.met,
+                "missing": result.benchmark.missing or None,
+            }
+            for result in results
+        ],
+    }
+
+
+def _begins(name: str, words: str) -> bool:
+    return name == words or name.startswith(f"{words}-")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The simulator against SimPy itself, and against what one would write by hand in SimPy for one scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import simpy
+
+from model.algorithms import ppd
+from model.latency import UnitCost
+from model.world import World
+from sim import events
+from tests.bench.measure import Benchmark, rate
+
+LAYERS, EXIT_LAYER, CANDIDATES, MATCH_RATE = 40, 20, 3, 0.6837
+
+CHOICE = ppd.Parameters(LAYERS, EXIT_LAYER, CANDIDATES)
+CLUSTER, COST = events.Cluster(CHOICE.units), UnitCost(LAYERS)
+
+Matches = Sequence[bool]
+Body = Generator[simpy.Event, Any, None]
+
+
+def ours(matches: Matches, *, per_layer: bool = False) -> float:
+    """Makespan by our simulator."""
+    tokens = len(matches)
+    steps, world = ppd.decode(CHOICE, [0], tokens), World(1, LAYERS, matches)
+    return events.simulate(steps, tokens, CLUSTER, COST, world, per_layer=per_layer).latency
+
+
+def minimal(matches: Matches) -> float:
+    """Makespan by the shortest program: time and concurrency alone, no units, no tokens, no cache."""
+    env = simpy.Environment()
+
+    def sub() -> Body:
+        yield env.timeout(LAYERS - EXIT_LAYER)
+
+    def main() -> Body:
+        depth = 0
+        for match in matches:
+            yield env.timeout(EXIT_LAYER - depth)
+            subs = [env.process(sub()) for _ in range(CANDIDATES)]
+            yield env.timeout(LAYERS - EXIT_LAYER)
+            yield env.all_of(subs)
+            depth = LAYERS - EXIT_LAYER if match else 0
+
+    env.run(env.process(main()))
+    return env.now
+
+
+def with_units(matches: Matches) -> float:
+    """Makespan by the same program on k+1 units, each asked for by whoever makes a pass on it: still no tokens and no cache."""
+    env = simpy.Environment()
+    units = [simpy.Resource(env) for _ in range(CANDIDATES + 1)]
+
+    def forward(unit: int, layers: int) -> Body:
+        with units[unit].request() as held:
+            yield held
+            yield env.timeout(layers)
+
+    def main() -> Body:
+        depth = 0
+        for match in matches:
+            yield from forward(0, EXIT_LAYER - depth)
+            subs = [env.process(forward(unit, LAYERS - EXIT_LAYER)) for unit in range(1, CANDIDATES + 1)]
+            yield from forward(0, LAYERS - EXIT_LAYER)
+            yield env.all_of(subs)
+            depth = LAYERS - EXIT_LAYER if match else 0
+
+    env.run(env.process(main()))
+    return env.now
+
+
+def bare(events: int) -> None:
+    """The least that an event can cost: one process that does nothing but wait."""
+    env = simpy.Environment()
+
+    def wait() -> Body:
+        while True:
+            yield env.timeout(1)
+
+    env.process(wait())
+    for _ in range(events):
+        env.step()
+
+
+def counted(do: Callable[[], object]) -> int:
+    """How many events our simulator has SimPy process, of whatever kind."""
+    steps = 0
+
+    class Counting(simpy.Environment):
+        def step(self) -> None:
+            nonlocal steps
+            steps += 1
+            super().step()
+
+    with mock.patch.object(events, "Environment", Counting):
+        do()
+    return steps
+
+
+def benchmarks(tiny: bool = False) -> list[Benchmark]:
+    """Vicuna-13B's default scenario: exit at half of 40 layers, three candidates, 128 tokens."""
+    sequences, tokens, waits = (2, 8, 100) if tiny else (20, 128, 200_000)
+    coins = np.random.default_rng(1).random((sequences, tokens))
+    many = (coins < MATCH_RATE).tolist()
+
+    def per_layer() -> None:
+        for matches in many:
+            ours(matches, per_layer=True)
+
+    count = counted(per_layer)
+
+    def sequence_rate(decode: Callable[[Matches], float]) -> Callable[[], float]:
+        return lambda: rate(sequences, lambda: [decode(matches) for matches in many])
+
+    per_pass = sequence_rate(ours)
+    return [
+        Benchmark(
+            "events-layer", "events/s", lambda: rate(count, per_layer), lambda: rate(waits, lambda: bare(waits)),
+            "SimPy's timeouts, an event per layer", 0.5,
+        ),
+        Benchmark(
+            "events-pass", "sequences/s", per_pass, sequence_rate(lambda matches: ours(matches, per_layer=True)),
+            "ours with an event per layer", 4,
+        ),
+        Benchmark(
+            "events-by-hand-minimal", "sequences/s", per_pass, sequence_rate(minimal),
+            "SimPy by hand, neither units nor tokens", 0.5,
+        ),
+        Benchmark(
+            "events-by-hand-units", "sequences/s", per_pass, sequence_rate(with_units),
+            "SimPy by hand, k+1 resources", 0.5,
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,63 @@
+"""The vectorised paths against drawing their coins, which no path can do without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import coins
+from model.acceptance import Iid
+from model.algorithms.ppd import Parameters
+from model.latency import UnitCost
+from sim.paths import ppd
+from tests.bench.measure import Benchmark, peak_rss, rate
+
+LITERAL, FLAT = Parameters(40, 20, 3), Parameters(40, 10, 3, form="flat")
+COST, LAW = UnitCost(40), Iid(0.6837)
+
+
+def walk(choice: Parameters, tokens: int, block: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Time and unit-time of one block of sequences."""
+    return ppd.walk(choice, tokens, COST, LAW.sample(coins.tiles(0, "match", block, tokens - 1)))
+
+
+def draw(tokens: int, block: int) -> None:
+    """The same coins, drawn and dropped."""
+    for _ in coins.tiles(0, "match", block, tokens - 1):
+        pass
+
+
+def stream(choice: Parameters, tokens: int, sequences: int) -> NDArray[np.float64]:
+    """Means of T, C, T^2, C^2, TC and C/T over at least so many sequences, block by block."""
+    blocks = -(-sequences // coins.BLOCK)
+    total = np.zeros(6)
+    for block in range(blocks):
+        time, busy = walk(choice, tokens, block)
+        total += [time.sum(), busy.sum(), time @ time, busy @ busy, time @ busy, (busy / time).sum()]
+    return total / (blocks * coins.BLOCK)
+
+
+def benchmarks(tiny: bool = False) -> list[Benchmark]:
+    """The default scenario's two-stage walk and the flat form's three-stage one."""
+    tokens, blocks, sequences = (4, 1, 10_000) if tiny else (128, 40, 10_000_000)
+
+    def each(do: Callable[[int], object]) -> float:
+        return rate(blocks * coins.BLOCK, lambda: [do(block) for block in range(blocks)])
+
+    def against_coins(name: str, choice: Parameters) -> Benchmark:
+        return Benchmark(
+            name, "sequences/s", lambda: each(lambda block: walk(choice, tokens, block)),
+            lambda: each(lambda block: draw(tokens, block)), "drawing the coins", 0.4,
+        )  # fmt: skip
+
+    code = f"from tests.bench.paths import LITERAL, stream; stream(LITERAL, {tokens}, {sequences})"
+    return [
+        against_coins("paths-literal", LITERAL),
+        against_coins("paths-flat", FLAT),
+        Benchmark(
+            "paths-memory", "MB", lambda: peak_rss(code), lambda: 200.0, f"200 MB for {sequences:,} sequences", 1,
+            at_most=True, once=True,
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,121 @@
+"""Each benchmark runs, and its two sides do the same work. How long they take is not a test's business."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import coins
+from tests.bench import events, formula, paths
+from tests.bench.__main__ import THEMES, main, select
+from tests.bench.measure import Benchmark, Result, compare, peak_rss
+
+TINY = [benchmark for theme in THEMES for benchmark in theme.benchmarks(tiny=True)]
+MATCHES = st.lists(st.booleans(), min_size=1, max_size=12)
+
+
+SLOW = {"cli-run": [pytest.mark.slow]}
+
+
+@pytest.mark.parametrize("benchmark", [pytest.param(one, id=one.name, marks=SLOW.get(one.name, [])) for one in TINY])
+def test_every_benchmark_runs(benchmark: Benchmark) -> None:
+    if benchmark.missing:
+        pytest.skip(benchmark.missing)
+    (result,) = compare([benchmark], repeats=2)
+    assert len(result.ratios) == (1 if benchmark.once else 2)
+    assert all(math.isfinite(ratio) and ratio > 0 for ratio in result.ratios)
+    assert result.met is not None
+
+
+@given(MATCHES)
+def test_simpy_by_hand_takes_the_same_time(matches: list[bool]) -> None:
+    time = events.LAYERS * len(matches) - (events.LAYERS - events.EXIT_LAYER) * sum(matches[:-1])
+    assert events.ours(matches) == events.ours(matches, per_layer=True) == time
+    assert events.minimal(matches) == events.with_units(matches) == time
+
+
+@given(MATCHES)
+def test_events_are_counted_one_by_one(matches: list[bool]) -> None:
+    late, subs = events.LAYERS - events.EXIT_LAYER, events.CANDIDATES
+    passes = len(matches) * (2 + subs)
+    assert events.counted(lambda: events.ours(matches)) == passes
+    # A promoted process is at its exit layer already: a head alone, one event, instead of the layers before it.
+    layers = len(matches) * (events.LAYERS + subs * late) - sum(matches[:-1]) * (events.EXIT_LAYER - 1)
+    assert events.counted(lambda: events.ours(matches, per_layer=True)) == layers
+
+
+def test_paths_read_every_coin_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    tiles = coins.tiles
+
+    def spy(*arguments: Any) -> object:
+        asked.append(arguments)
+        return tiles(*arguments)
+
+    monkeypatch.setattr(coins, "tiles", spy)
+    paths.draw(tokens=40, block=3)
+    paths.walk(paths.LITERAL, tokens=40, block=3)
+    paths.walk(paths.FLAT, tokens=40, block=3)
+    assert asked == [(0, "match", 3, 39)] * 3
+
+
+def test_the_benchmarked_path_is_the_simulated_one() -> None:
+    time, _ = paths.walk(paths.LITERAL, tokens=20, block=0)
+    matches = np.concatenate([tile < events.MATCH_RATE for tile in coins.tiles(0, "match", 0, 19)])[:, :50]
+    assert time[:50].tolist() == [events.ours([*sequence, False]) for sequence in matches.T.tolist()]
+
+
+def test_streaming_sums_are_those_of_the_blocks_together() -> None:
+    time, busy = (np.concatenate(both) for both in zip(*(paths.walk(paths.FLAT, 9, block) for block in (0, 1)), strict=True))
+    streamed = paths.stream(paths.FLAT, tokens=9, sequences=coins.BLOCK + 1)
+    direct = [values.mean() for values in (time, busy, time**2, busy**2, time * busy, busy / time)]
+    assert streamed == pytest.approx(direct, rel=1e-12)
+
+
+def test_peak_memory_is_the_fresh_process_own() -> None:
+    ballast = np.ones(50_000_000)  # 400 MB that are ours, and none of the child's
+    assert 80 < peak_rss("b'x' * 80_000_000") < 160
+    assert ballast[-1] == 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_the_bare_expressions_are_the_formulas(rates: list[float]) -> None:
+    p = np.array(rates)
+    np.testing.assert_allclose(formula.latency(p), formula.bare_latency(p), rtol=1e-12)
+    np.testing.assert_allclose(formula.compute(p), formula.bare_compute(p), rtol=1e-12)
+
+
+def test_the_document_holds_every_repeat(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--tiny", "--json", "--only", "formula-latency", "--repeats", "3"])
+    speed, memory = json.loads(capsys.readouterr().out)["benchmarks"]
+    assert (speed["name"], len(speed["ours"]), speed["target"]) == ("formula-latency", 3, {"at_least": 0.5})
+    assert (memory["name"], len(memory["ours"]), memory["target"]) == ("formula-latency-memory", 1, {"at_most": 3})
+
+
+def test_the_table_says_whether_targets_are_met(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--tiny", "--only", "formula-compute-memory", "--repeats", "1"])
+    out = capsys.readouterr().out
+    assert "formula-compute-memory" in out
+    assert "≤ 3" in out
+    assert "yes" in out
+
+
+def test_a_missing_benchmark_is_neither_met_nor_missed() -> None:
+    absent = Benchmark("absent", "s", lambda: 1 / 0, lambda: 1 / 0, "nothing", 1, missing="not available")
+    assert [result.met for result in compare([absent], 1)] == [None]
+    assert Result(absent, [], []).ratios == []
+
+
+@pytest.mark.parametrize(("words", "named"), [("paths", 3), ("events-by-hand", 2), ("formula-latency-memory", 1)])
+def test_names_select(words: str, named: int) -> None:
+    assert len(select(TINY, [words])) == named
+
+
+def test_an_unknown_name_is_told_the_known(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--tiny", "--only", "evnts-pass"])
+    assert "did you mean events-pass?" in capsys.readouterr().err
