@@ -1,0 +1,74 @@
+"""How the latency of a point is distributed: what was simulated against the theory's probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures.style import COLOURS, INK, VIEWS, canvas, demand, house
+from model import checks
+from model.checks import ParameterError
+
+_MOST_POINTS = 12
+_NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller the axis ends
+
+
+def draw(rows: pl.DataFrame) -> Figure:
+    """Relative frequencies of the simulated latencies (`paths` as bars, `events` as crosses) and the pmf (`formula`, hollow circles).
+
+    `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has its own panel.
+    """
+    table = demand(rows, "the distribution", ("point", "view", "latency_layers", "probability"))
+    for view in table["view"].unique().sort():
+        checks.one_of("view", view, VIEWS)
+    points = table["point"].unique(maintain_order=True).to_list()
+    if len(points) > _MOST_POINTS:
+        raise ParameterError(f"the distribution has room for at most {_MOST_POINTS} points, got {len(points)}; choose some of them")
+    across = 1 if len(points) == 1 else 2 if len(points) <= 4 else 3
+    down = -(-len(points) // across)
+    with house():
+        width, height = max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.6)
+        figure, only = canvas(width, height, (0.1, 0.14, 0.86, 0.68))
+        panels = [only]
+        if len(points) > 1:
+            only.remove()
+            figure.subplots_adjust(left=0.08, right=0.98, bottom=0.6 / height, top=1 - 0.85 / height, wspace=0.28, hspace=0.5)
+            panels = [figure.add_subplot(down, across, index + 1) for index in range(len(points))]
+        for index, (axes, point) in enumerate(zip(panels, points, strict=True)):
+            _panel(axes, table.filter(pl.col("point").eq_missing(point)))
+            if len(points) > 1:
+                axes.set_title(f"point {point}", fontsize=10)
+            if index % across == 0:
+                axes.set_ylabel("probability")
+            if index >= len(points) - across:
+                axes.set_xlabel("latency  [layer-times]")
+        figure.text(panels[0].get_position().x0, 1 - 0.28 / height, "Distribution of the latency", fontsize=13, weight="bold", va="center")
+        every = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        corner = (panels[0].get_position().x0, 1 - 0.42 / height)
+        figure.legend(every.values(), every.keys(), loc="upper left", bbox_to_anchor=corner, ncols=3, borderaxespad=0)
+    return figure
+
+
+def _panel(axes: Axes, rows: pl.DataFrame) -> None:
+    values = np.unique(rows["latency_layers"].to_numpy())
+    step = float(np.diff(values).min()) if len(values) > 1 else 1.0
+    axes.grid(True, axis="y")
+    parts = {view: rows.filter(pl.col("view") == view).sort("latency_layers") for view in VIEWS}
+    times = {view: part["latency_layers"].to_numpy() for view, part in parts.items() if part.height}
+    shares = {view: parts[view]["probability"].to_numpy() for view in times}
+    if "paths" in times:
+        axes.bar(times["paths"], shares["paths"], 0.8 * step, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label="simulated: paths")
+    if "formula" in times:
+        axes.plot(
+            times["formula"], shares["formula"], color=COLOURS[1], linewidth=0.8, marker="o", markersize=5.5, markerfacecolor="none",
+            markeredgewidth=1.2, label="formula",
+        )  # fmt: skip
+    if "events" in times:
+        axes.plot(times["events"], shares["events"], linestyle="none", marker="x", markersize=5, color=INK, label="simulated: events")
+    top = float(rows["probability"].max())  # type: ignore[arg-type]
+    seen = rows.filter(pl.col("probability") > _NEGLIGIBLE * top)["latency_layers"].to_numpy()
+    if len(seen):
+        axes.set_xlim(seen.min() - 1.5 * step, seen.max() + 1.5 * step)
+    axes.set_ylim(0, 1.08 * top if top > 0 else 1)

@@ -1,0 +1,77 @@
+"""Texts beside points: each where it covers neither a point, nor a line, nor another text, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from figures.style import GREY
+
+Floats = NDArray[np.float64]
+
+# Where a text may stand: its anchor's offset from the point [pixels at 100 dpi], and which of its edges is there.
+_PLACES = [
+    (reach * side, rise, "left" if side > 0 else "right")
+    for reach, rise in ((10, 0), (10, 10), (10, -10), (18, 0), (18, 18), (18, -18), (30, 0), (30, 28), (30, -28), (48, 0), (60, 20))
+    for side in (1, -1)
+]
+_LEADER = 20  # a text farther away than this is tied to its point by a line
+
+
+def place(axes: Axes, texts: Sequence[tuple[float, float, str]], lines: Sequence[Floats], size: float = 8.5) -> int:
+    """Write each (x, y, text) beside its point, clear of `lines` (arrays of shape (n, 2)); the number for which there was no room.
+
+    The axes' limits must be set, since what is clear is decided in pixels.
+    """
+    renderer = cast(Any, axes.figure.canvas).get_renderer()
+    obstacles = np.vstack([_pixels(axes, line) for line in lines] + [_pixels(axes, np.array([(x, y) for x, y, _ in texts]))])
+    frame = axes.get_window_extent()
+    taken: list[tuple[float, float, float, float]] = []
+    left_out = 0
+    for x, y, text in texts:
+        at = axes.transData.transform((x, y))
+        artist = axes.annotate(text, (x, y), (0, 0), textcoords="offset pixels", va="center", fontsize=size, annotation_clip=False)
+        extent = artist.get_window_extent(renderer)
+        for dx, dy, edge in _PLACES:
+            low = at[0] + dx - (0 if edge == "left" else extent.width)
+            box = (low - 2, at[1] + dy - extent.height / 2, low + extent.width + 2, at[1] + dy + extent.height / 2)
+            inside = box[0] >= frame.x0 and box[2] <= frame.x1 and box[1] >= frame.y0 and box[3] <= frame.y1
+            if inside and not _covers(box, obstacles) and not any(_meet(box, other) for other in taken):
+                break
+        else:
+            artist.remove()
+            left_out += 1
+            continue
+        artist.remove()
+        leader = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
+        points = 72 / axes.figure.dpi  # pixels are those of the screen; a file may be saved at any density
+        axes.annotate(
+            text, (x, y), (dx * points, dy * points), textcoords="offset points", ha=edge, va="center", fontsize=size,
+            arrowprops=leader if np.hypot(dx, dy) > _LEADER else None,
+        )  # fmt: skip
+        taken.append(box)
+    return left_out
+
+
+def _pixels(axes: Axes, line: Floats) -> Floats:
+    """Points along a line of the data no more than about 4 pixels apart."""
+    corners = axes.transData.transform(line)
+    if len(corners) < 2:
+        return np.asarray(corners)
+    steps = np.hypot(*np.diff(corners, axis=0).T)
+    along = np.concatenate([[0.0], np.cumsum(steps)])
+    fine = np.linspace(0, along[-1], min(int(along[-1] / 4) + 2, 5000))
+    return np.column_stack([np.interp(fine, along, corners[:, 0]), np.interp(fine, along, corners[:, 1])])
+
+
+def _covers(box: tuple[float, float, float, float], points: Floats) -> bool:
+    inside = (points[:, 0] > box[0]) & (points[:, 0] < box[2]) & (points[:, 1] > box[1] - 1) & (points[:, 1] < box[3] + 1)
+    return bool(inside.any())
+
+
+def _meet(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

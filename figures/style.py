@@ -1,0 +1,91 @@
+"""What all figures share: colours that the colour-blind can tell apart, a second sign besides colour, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import matplotlib
+import polars as pl
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from model.checks import ParameterError
+
+_OKABE_ITO = matplotlib.color_sequences["okabe_ito"]
+# Without black, which is text's and the events', and without yellow, which is lost on white.
+COLOURS = tuple(to_hex(_OKABE_ITO[index]) for index in (5, 6, 3, 7, 1, 2))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+# Dashes as lengths of line and gap [line widths].
+LINES: tuple[tuple[float, tuple[float, ...]], ...] = (
+    (0, ()), (0, (4, 1.6)), (0, (6, 2, 1, 2)), (0, (1, 1.6)), (0, (10, 2)), (0, (5, 1, 1, 1, 1, 1))
+)  # fmt: skip
+INK, GREY, PALE = "#000000", "#595959", "#c8c8c8"
+
+VIEWS = ("formula", "paths", "events")
+
+_RULES: dict[Any, Any] = {
+    "font.size": 10.0,
+    "axes.titlesize": 12.0,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+    "legend.title_fontsize": 9.0,
+    "hatch.linewidth": 0.6,
+    "svg.hashsalt": "decodesim",
+    "svg.fonttype": "path",
+}
+
+
+class Look(NamedTuple):
+    """How one series is told from the others."""
+
+    colour: str
+    marker: str
+    line: tuple[float, tuple[float, ...]]
+
+
+@contextmanager
+def house() -> Iterator[None]:
+    """Draw by these rules and by no others: a reader's own matplotlibrc changes nothing, nor do these rules outlast the figure."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RULES)
+        yield
+
+
+def canvas(width: float, height: float, box: tuple[float, float, float, float]) -> tuple[Figure, Axes]:
+    """A figure [inches] with one pair of axes in `box` (left, bottom, width, height as shares of it)."""
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure, figure.add_axes(box)
+
+
+def looks(count: int) -> list[Look]:
+    """One look a series. Where colours do not suffice they become a ramp from dark to light, which greys keep in order."""
+    if count <= len(COLOURS):
+        colours = list(COLOURS[:count])
+    else:
+        colours = [to_hex(colormaps["cividis"](0.85 * index / (count - 1))) for index in range(count)]
+    return [
+        Look(colour, MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]) for index, colour in enumerate(colours)
+    ]
+
+
+def demand(rows: pl.DataFrame, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
+    """The rows with these columns, optional ones null where they lack; refuses none at all and a column that is needed."""
+    if not rows.height:
+        raise ParameterError(f"{what} needs at least one row, got none; take rows of a finished run")
+    if missing := [name for name in needed if name not in rows.columns]:
+        raise ParameterError(f"{what} needs the columns {', '.join(needed)}, got none called {', '.join(missing)}")
+    absent = [pl.lit(None).alias(name) for name in optional if name not in rows.columns]
+    return rows.with_columns(absent)

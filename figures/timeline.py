@@ -1,0 +1,171 @@
+"""Who held which unit when: Figure 2 of [Yang2024], drawn from the intervals of a simulated decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from figures.style import INK, canvas, demand, house
+from model import checks
+from model.checks import ParameterError
+
+_COLUMNS = ("unit", "start", "end", "what", "process", "position", "first", "last", "fate")
+
+# Face, hatch, and what the legend says. Light to dark in grey, and hatched besides.
+_KINDS: dict[str, tuple[str, str, str]] = {
+    "kept": ("#0072b2", "", "pass, kept"),
+    "discarded": ("#f3d9a4", "//", "pass, ended and not used"),
+    "cancelled": ("#ffffff", "xx", "pass, stopped"),
+    "dispatch": ("#3a3a3a", "", "dispatch of sub-processes"),
+    "link": ("#8f8f8f", "", "on a link: sub-process on its way"),
+    "promotion": ("#d8d8d8", "..", "on a link: state taken over"),
+}
+_FATES = ("kept", "discarded", "cancelled")
+_MOST_UNITS = 200
+_BAR = 0.39  # half the height of a unit's bar; rows are 1 apart
+_INCHES = (10.0, 1.15, 0.65, 0.75)  # width, left, bottom, top around the axes
+
+
+def draw(
+    intervals: pl.DataFrame, commits: pl.DataFrame | None = None, title: str = "Who held which unit", time_unit: str = "layer-times"
+) -> Figure:
+    """A bar for every interval, in its unit's row: by fate, with its token's position and its layers where there is room.
+
+    `intervals` has the columns of `Interval` in `sim.events`: unit (-1 is a link), start, end, what, process, position, first,
+    last, fate. `commits`, where given, has time, kind and tokens; each is a vertical line, dashed after a miss.
+    """
+    rows = demand(intervals, "the timeline", _COLUMNS)
+    for fate in rows["fate"].unique().sort():
+        checks.one_of("fate", fate, _FATES)
+    for what in rows["what"].unique().sort():
+        checks.one_of("interval", what, ("forward", *list(_KINDS)[3:]))
+    rows = rows.with_columns(
+        kind=pl.when(pl.col("what") == "forward").then("fate").otherwise("what"), lane=pl.lit(0), lanes=pl.lit(1)
+    )
+    units = int(rows["unit"].max()) + 1  # type: ignore[arg-type]
+    if units > _MOST_UNITS:
+        raise ParameterError(f"the timeline has room for at most {_MOST_UNITS} units, got {units}; draw fewer, or export a trace")
+    on_units, on_links = rows.filter(pl.col("unit") >= 0), _lanes(rows.filter(pl.col("unit") < 0))
+    bars = on_units.iter_rows(named=True), on_links.iter_rows(named=True)
+    boxes = [_box(row, units) for part in bars for row in part]
+    links = on_links.height > 0
+    with house():
+        width, left, bottom, top = _INCHES
+        inner = min(max(0.46 * (units + 0.7 * links), 1.6), 14.0)
+        height = bottom + inner + top
+        figure, axes = canvas(width, height, (left / width, bottom / height, (width - left - 2.75) / width, inner / height))
+        axes.set_ylim(units - 0.5 + 0.75 * links, -0.5)
+        axes.set_xlim(min(0.0, rows["start"].min()), max(rows["end"].max(), 1e-9))  # type: ignore[type-var, arg-type]
+        kinds = [*on_units["kind"], *on_links["kind"]]
+        present = [kind for kind in _KINDS if kind in kinds]
+        for kind in present:
+            _bars(axes, kind, [box for box, other in zip(boxes, kinds, strict=True) if other == kind])
+        _texts(axes, on_units, units)
+        if commits is not None:
+            _commits(axes, commits)
+        axes.set_yticks([*range(units)][:: -(-units // 40)], [_name(on_units, unit) for unit in range(0, units, -(-units // 40))])
+        if links:
+            axes.set_yticks([*axes.get_yticks(), units + 0.1], [*(label.get_text() for label in axes.get_yticklabels()), "links"])
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+        axes.set_xlabel(f"time  [{time_unit}]")
+        figure.text(left / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
+        _legend(figure, present, bool(commits is not None and commits.height), 1 - top / height)
+    return figure
+
+
+def _name(on_units: pl.DataFrame, unit: int) -> str:
+    """The first process is the main one; where forms move it about, no unit is the main one's."""
+    home = on_units.filter(pl.col("unit") == 0)["process"].n_unique() == 1
+    return f"unit {unit} (main)" if unit == 0 and home else f"unit {unit}"
+
+
+def _lanes(links: pl.DataFrame) -> pl.DataFrame:
+    """Transfers that are under way at the same time lie side by side."""
+    free: list[float] = []
+    lanes = []
+    links = links.sort("start", "end", maintain_order=True)
+    for start, end in links.select("start", "end").iter_rows():
+        lane = next((index for index, time in enumerate(free) if time <= start), len(free))
+        free[lane : lane + 1] = [end]
+        lanes.append(lane)
+    return links.with_columns(lane=pl.Series(lanes, dtype=pl.Int32), lanes=pl.lit(max(len(free), 1), dtype=pl.Int32))
+
+
+def _box(row: dict[str, Any], units: int) -> NDArray[np.float64]:
+    """The corners of a bar."""
+    if row["unit"] >= 0:
+        low, high = row["unit"] - _BAR, row["unit"] + _BAR
+    else:
+        thick = 0.6 / row["lanes"]
+        low = units - 0.2 + row["lane"] * thick
+        high = low + 0.85 * thick
+    return np.array([(row["start"], low), (row["end"], low), (row["end"], high), (row["start"], high)])
+
+
+def _bars(axes: Axes, kind: str, boxes: list[NDArray[np.float64]]) -> None:
+    face, hatch, _ = _KINDS[kind]
+    bars = PolyCollection(boxes, facecolor=face, edgecolor=INK, linewidth=0.6, hatch=hatch or None, label=kind, zorder=2)
+    axes.add_collection(bars, autolim=False)
+
+
+def _texts(axes: Axes, rows: pl.DataFrame, units: int) -> None:
+    """In bars wide enough: the position of the token, and under it the layers run."""
+    figure = axes.figure
+    pixels = axes.get_window_extent().width / (axes.get_xlim()[1] - axes.get_xlim()[0])
+    tall = axes.get_window_extent().height / abs(np.subtract(*axes.get_ylim())) * 2 * _BAR > 26 * figure.dpi / 100
+    size = 7.5
+    letter = 0.62 * size * figure.dpi / 72
+    for row in rows.filter((pl.col("what") == "forward") & (pl.col("end") > pl.col("start"))).iter_rows(named=True):
+        layers = f"{row['first']}–{row['last']}"
+        choices = [f"token {row['position']}", f"{row['position']}"]
+        if tall:
+            choices = [f"token {row['position']}\nlayers {layers}", f"{row['position']}\n{layers}", *choices]
+        room = (row["end"] - row["start"]) * pixels - 6
+        text = next((text for text in choices if max(map(len, text.split("\n"))) * letter <= room), "")
+        if text:
+            kept = row["fate"] == "kept"
+            ground = {"facecolor": _KINDS["kept"][0] if kept else "#ffffff", "edgecolor": "none", "pad": 1.0}
+            middle = (row["start"] + row["end"]) / 2
+            axes.text(
+                middle, row["unit"], text, ha="center", va="center", fontsize=size, linespacing=1.1,
+                color="#ffffff" if kept else INK, bbox=ground, zorder=4, clip_on=True,
+            )  # fmt: skip
+
+
+def _commits(axes: Axes, commits: pl.DataFrame) -> None:
+    commits = demand(commits, "the timeline's commits", ("time", "kind", "tokens"))
+    last = -np.inf
+    total = 0
+    start, end = axes.get_xlim()
+    pixels = axes.get_window_extent().width / (end - start)
+    axes.set_xlim(start, max(end, float(commits["time"].max())))  # type: ignore[arg-type]
+    for time, kind, tokens in commits.select("time", "kind", "tokens").iter_rows():
+        total += tokens
+        axes.axvline(time, color=INK, linewidth=1.3, linestyle="--" if kind == "miss" else "-", zorder=3, label=f"commit {kind}")
+        for text in (f"{total} out, {kind}", f"{total}"):
+            half = 0.31 * 8 * axes.figure.dpi / 72 * len(text)
+            if time * pixels - half > last:
+                axes.text(time, 1.02, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
+                last = time * pixels + half + 6
+                break
+
+
+def _legend(figure: Figure, present: Iterable[str], commits: bool, top: float) -> None:
+    handles: list[Any] = []
+    for kind in present:
+        face, hatch, words = _KINDS[kind]
+        handles.append(Patch(facecolor=face, edgecolor=INK, linewidth=0.6, hatch=2 * hatch, label=words))
+    title = "in a bar: its token's position,\nthe layers run"
+    if commits:
+        title += "\nlines: tokens put out so far\n(dashed: after a miss)"
+    place: dict[str, Any] = {"loc": "upper left", "alignment": "left", "borderaxespad": 0}
+    figure.legend(handles=handles, title=title, bbox_to_anchor=(0.735, top + 0.01), **place)
