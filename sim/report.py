@@ -14,7 +14,7 @@ from sim import metrics
 from sim.sweep import Report
 
 MOST_ROWS = 60
-WIDE = 132
+WIDE = 148
 TITLES = {
     "speedup": "speed-up", "normalized_latency": "normalised latency", "mean_units": "mean units busy",
     "compute_per_token": "compute per token",
