@@ -16,7 +16,7 @@ from model.algorithms import autoregressive, ppd
 from model.world import World
 from sim.events import Cluster, Interval, Run, simulate
 from sim.paths import ppd as sampler
-from sim.theorems.draws import choice, cost, decodings, law, laws, play, rates, rounding
+from sim.theorems.draws import choice, cost, decodings, law, laws, overheads, play, rates, rounding
 from sim.theorems.statement import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ THEOREMS = (
     _theorem(
         "29e", "A match in place of a miss never makes a run longer, whatever the overheads.",
         source="true without overheads only: a promotion may cost more than it saves",
-        given=lambda: decodings(("literal", "eager", "flat"), costs="whole", at=_whole(0, 39)), holds=match_in_place_of_a_miss,
-        expect="fails",
+        given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=_whole(0, 39)),
+        holds=match_in_place_of_a_miss, expect="fails",
     ),
 )  # fmt: skip
