@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from model import checks
-from sim.theorems import engine, ppd
+from sim.theorems import engine, ppd, ppd_laws
 from sim.theorems.statement import Example, Theorem
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-THEOREMS = (*ppd.THEOREMS, *engine.THEOREMS)
+THEOREMS = (*ppd.THEOREMS, *ppd_laws.THEOREMS, *engine.THEOREMS)
 
 
 @dataclass(frozen=True)

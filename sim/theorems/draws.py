@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from sim.theorems.statement import Example
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
+
+Floats = NDArray[np.float64]
 
 UPPER_HALF = ("literal", "eager")
 OVERHEADS = ("early_head", "final_head", "dispatch", "link", "promotion")
@@ -78,7 +81,7 @@ def paths(positions: int) -> NDArray[np.bool_]:
     return np.asarray((np.arange(2**positions) >> np.arange(positions)[:, None]) % 2 == 1)
 
 
-def chances(law: Chain, outcomes: NDArray[np.bool_]) -> NDArray[np.float64]:
+def chances(law: Chain, outcomes: NDArray[np.bool_]) -> Floats:
     """The probability of each column of outcomes."""
     after_failure, after_success = law.chances(len(outcomes))
     total, last = np.ones(outcomes.shape[1]), np.zeros(outcomes.shape[1], dtype=np.bool_)
@@ -95,6 +98,19 @@ def law(example: Example) -> Chain:
     if "correlation" in example:
         return Markov(example["match_rate"], example["correlation"])
     return Iid(example["match_rate"])
+
+
+def gaps(x: Example) -> list[float]:
+    """Times between tokens, the first from the start."""
+    return [later - sooner for sooner, later in pairwise([0.0, *(time for time, *_ in play(x).commits)])]
+
+
+def simulate_all(x: Example, match_rate: float) -> tuple[Floats, Floats, Floats]:
+    """Latency and compute of every sequence of outcomes by the simulator, and their probabilities."""
+    outcomes = paths(len(x["matches"]) - 1)
+    played = [play(x, matches=[*path, False]) for path in outcomes.T.tolist()]
+    mass = chances(Iid(match_rate), outcomes)
+    return np.array([run.latency for run in played]), np.array([run.busy for run in played]), mass
 
 
 # --- Search strategies; hypothesis is imported only when one is built ---
@@ -154,6 +170,18 @@ def bits(draw: DrawFn, most: int) -> list[bool]:
     count = draw(st.integers(1, most))
     number = draw(st.integers(0, 2**count - 1))
     return [bool(number >> place & 1) for place in range(count)]
+
+
+def few(forms: tuple[str, ...], tokens: int = 4, **more: Any) -> SearchStrategy[Example]:
+    """Decodings short enough to try all outcomes of, and a match rate."""
+    return decodings(forms, tokens=tokens, many=tokens, **{"match_rate": rates()} | more)
+
+
+def whole(low: int, high: int) -> SearchStrategy[int]:
+    """Whole numbers from `low` to `high`."""
+    from hypothesis import strategies as st
+
+    return st.integers(low, high)
 
 
 def overheads(kind: str = "whole") -> SearchStrategy[Example]:

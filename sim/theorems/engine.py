@@ -16,7 +16,7 @@ from model.algorithms import autoregressive, ppd
 from model.world import World
 from sim.events import Cluster, Interval, Run, simulate
 from sim.paths import ppd as sampler
-from sim.theorems.draws import choice, cost, decodings, law, laws, overheads, play, rates, rounding
+from sim.theorems.draws import choice, cost, decodings, law, laws, overheads, play, rates, rounding, whole
 from sim.theorems.statement import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
@@ -187,12 +187,6 @@ def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more:
     return decodings(forms, costs=costs, cluster=True, tokens=6, many=24, **more)
 
 
-def _whole(low: int, high: int) -> SearchStrategy[int]:
-    from hypothesis import strategies as st
-
-    return st.integers(low, high)
-
-
 def _luck() -> SearchStrategy[Example]:
     from hypothesis import strategies as st
 
@@ -252,11 +246,11 @@ THEOREMS = (
     ),
     _theorem(
         "28l", "Units beyond those a form reserves change nothing.", source="no more processes are alive at once",
-        given=lambda: decodings(costs="tenths", spare=_whole(1, 3)), holds=spare_units,
+        given=lambda: decodings(costs="tenths", spare=whole(1, 3)), holds=spare_units,
     ),
     _theorem(
         "29a", "A longer run on the same matches begins with the shorter one, token for token and time for time.",
-        source="nothing looks ahead", given=lambda: decodings(costs="tenths", at=_whole(0, 39)), holds=longer_runs_extend_shorter,
+        source="nothing looks ahead", given=lambda: decodings(costs="tenths", at=whole(0, 39)), holds=longer_runs_extend_shorter,
     ),
     _theorem(
         "29b", "The outcomes of a longer run begin with those of a shorter one, under any law.",
@@ -264,16 +258,16 @@ THEOREMS = (
     ),
     _theorem(
         "29c", "On the same coins a higher match rate never makes a run longer.", source="coupling: it adds matches only",
-        given=lambda: decodings(seed=_whole(0, 2**32), match_rate=rates(), other_rate=rates()), holds=higher_rate_is_no_slower,
+        given=lambda: decodings(seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()), holds=higher_rate_is_no_slower,
     ),
     _theorem(
         "29d", "A match in place of a miss never makes a run longer.", source="21a, 22a and 23d",
-        given=lambda: decodings(at=_whole(0, 39)), holds=match_in_place_of_a_miss,
+        given=lambda: decodings(at=whole(0, 39)), holds=match_in_place_of_a_miss,
     ),
     _theorem(
         "29e", "A match in place of a miss never makes a run longer, whatever the overheads.",
         source="true without overheads only: a promotion may cost more than it saves",
-        given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=_whole(0, 39)),
+        given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=whole(0, 39)),
         holds=match_in_place_of_a_miss, expect="fails",
     ),
 )  # fmt: skip
