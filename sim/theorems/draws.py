@@ -236,7 +236,8 @@ def _costs(layers: int, kind: str) -> SearchStrategy[Example]:
         chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))
         given: Example = {name: draw(amount) for place, name in enumerate(names) if chosen >> place & 1}
         if chosen >> len(names) & 1 and layers <= 8:
-            given["layer_times"] = [draw(amount) for _ in range(layers)]
+            # The last takes some time in any case: a model that takes none has no mean number of busy units.
+            given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
         if chosen >> (len(names) + 1) & 1 and kind != "whole":  # a tree's depth is a logarithm
             given["dispatch_law"] = "tree"
         return given
