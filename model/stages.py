@@ -55,7 +55,8 @@ def _chain_moments(steps: tuple[Stage, ...], n: int, law: Chain) -> tuple[float,
     # mass, first and second moment of the time so far, first of the unit-time: rows; stage; last outcome.
     state = np.zeros((4, len(steps), 2))
     state[0, 0, 0] = 1.0
-    after_failure, after_success = law.chances(n)
+    # The last token's match leads nowhere, so the law is not asked for it: as in the sampler.
+    after_failure, after_success = (np.append(side, 0.0) for side in law.chances(n - 1))
     for low, high in zip(after_failure, after_success, strict=True):
         mass, first, second, busy = state
         spent = np.stack([mass, first + mass * times[:, None], second + 2 * first * times[:, None] + mass * times[:, None] ** 2,

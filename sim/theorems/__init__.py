@@ -1,0 +1,156 @@
+"""The theorems as objects, and the search for an example that refutes one.
+
+Every claim of `model` about a method is here a `Theorem` that the simulator is asked about: `check` tries it on many drawn examples
+and, where it fails, says on which smallest one; `replay` tries it on one example.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from model import checks
+from sim.theorems import engine, ppd, ppd_laws
+from sim.theorems.statement import Example, Theorem
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
+THEOREMS = (*ppd.THEOREMS, *ppd_laws.THEOREMS, *engine.THEOREMS)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of trying a theorem."""
+
+    theorem: Theorem
+    tried: int
+    """Examples tried, up to and with the first that refuted it; making that one smaller is not counted."""
+    holds: bool
+    """On every example tried."""
+    counterexample: Example | None
+    """The smallest found that refutes it."""
+    error: str
+    """What is wrong there, in numbers."""
+    seconds: float
+
+    @property
+    def expected(self) -> bool:
+        """Whether it came out as the theory says: a statement that must fail is expected to."""
+        return self.holds == (self.theorem.expect == "holds")
+
+    @property
+    def reproduce(self) -> str:
+        """The shell command that tries the theorem on the counterexample again; empty where there is none."""
+        if self.counterexample is None:
+            return ""
+        words = ["sim", "check", "--theorem", self.theorem.number, "--example", json.dumps(self.counterexample)]
+        return shlex.join(words)
+
+
+def select(method: str = "ppd", only: Sequence[str] | None = None) -> tuple[Theorem, ...]:
+    """The theorems of a method, or those with these numbers; a number without its letter means all that it is split into.
+
+    >>> [theorem.number for theorem in select(only=["27"])]
+    ['27a', '27b', '27c']
+    """
+    methods = dict.fromkeys(theorem.method for theorem in THEOREMS)
+    if method not in methods:
+        raise checks.unknown("method", method, methods)
+    found = [theorem for theorem in THEOREMS if theorem.method == method]
+    if only is None:
+        return tuple(found)
+    numbers = [theorem.number for theorem in found]
+    for wanted in only:
+        if not any(wanted in (number, number.rstrip("abcdefghijklmnopqrstuvwxyz")) for number in numbers):
+            raise checks.unknown("theorem", wanted, numbers)
+    return tuple(theorem for theorem in found if {theorem.number, theorem.number[:2]} & set(only))
+
+
+def check(
+    method: str = "ppd",
+    examples: int = 1000,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+    database: ExampleDatabase | None = None,
+) -> Iterator[Verdict]:
+    """Try theorems on drawn examples, one after another. The seed decides which are drawn, whatever else is checked.
+
+    With a `database`, counterexamples of earlier searches are kept there and tried first.
+    """
+    chosen = select(method, only)
+    checks.whole("examples", examples, 1)
+    checks.whole("seed", seed, 0)
+    try:
+        import hypothesis  # noqa: F401  it is asked for here so that the error comes before the first verdict
+    except ImportError:
+        raise checks.ParameterError("theorems are checked with hypothesis, which is not installed; install hypothesis") from None
+    return (_search(theorem, examples, seed, database) for theorem in chosen)
+
+
+def replay(number: str, example: Example, method: str = "ppd") -> Verdict:
+    """Try one theorem on one example, such as an earlier counterexample.
+
+    >>> replay("21a", {"form": "literal", "layers": 40, "exit_layer": 20, "candidates": 3, "matches": [True, False]}).holds
+    True
+    """
+    known = [theorem for theorem in select(method) if theorem.number == number]
+    if not known:
+        raise checks.unknown("theorem", number, [theorem.number for theorem in select(method)])
+    if not isinstance(example, dict):
+        raise checks.ParameterError(f"example must be an object of fields and values, got {example!r}")
+    start = time.perf_counter()
+    try:
+        # A slip in what was typed is no refutation.
+        error = known[0].error(example, let_through=(checks.ParameterError, KeyError))
+    except KeyError as missing:
+        if missing.args[0] not in example:
+            raise checks.ParameterError(f"example of theorem {number} lacks the field {missing.args[0]!r}") from None
+        error = known[0].error(example)
+    return _verdict(known[0], 1, error, example, start)
+
+
+def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabase | None) -> Verdict:
+    from hypothesis import Phase, Verbosity, find, settings
+    from hypothesis.errors import NoSuchExample
+
+    start, tried, found = time.perf_counter(), 0, False
+
+    def refutes(example: Example) -> bool:
+        nonlocal tried, found
+        tried += not found
+        wrong = theorem.error(example) is not None
+        found = found or wrong
+        return wrong
+
+    # Hypothesis keeps no database where a seed is given, and what it would keep are choices, which mean something else once a
+    # strategy has changed. Examples are plain values, so they are kept as such.
+    key = theorem.number.encode()
+    for stored in sorted(database.fetch(key), key=len) if database is not None else ():
+        if refutes(earlier := json.loads(stored)):
+            return _verdict(theorem, tried, theorem.error(earlier), earlier, start)
+    how = settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink),
+        verbosity=Verbosity.quiet,
+    )
+    try:
+        example = find(theorem.given(), refutes, settings=how, random=random.Random(seed))
+    except NoSuchExample:
+        return _verdict(theorem, tried, None, {}, start)
+    if database is not None:
+        database.save(key, json.dumps(example).encode())
+    return _verdict(theorem, tried, theorem.error(example), example, start)
+
+
+def _verdict(theorem: Theorem, tried: int, error: str | None, example: Example, start: float) -> Verdict:
+    seconds = time.perf_counter() - start
+    return Verdict(theorem, tried, error is None, None if error is None else example, error or "", seconds)

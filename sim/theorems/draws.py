@@ -1,0 +1,245 @@
+"""What theorems are tried on: search strategies for decodings, and how an example is played.
+
+An example of a decoding has the fields `form`, `layers`, `exit_layer`, `candidates` and `matches` (one for each token, the last of
+which must not matter), and may have `cost` (fields of `UnitCost`) and `cluster` (fields of `Cluster`). Most are small: a defect
+that shows only in a large decoding is rare, and a large one is slow to read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.acceptance import ByPosition, Chain, Iid, Markov
+from model.algorithms import ppd
+from model.latency import UnitCost
+from model.world import World
+from sim.events import LINKS, STOPS, Cluster, Run, simulate
+from sim.theorems.statement import Example
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+Floats = NDArray[np.float64]
+
+UPPER_HALF = ("literal", "eager")
+OVERHEADS = ("early_head", "final_head", "dispatch", "link", "promotion")
+CLOSE = 1e-12
+"""Relative error allowed between two formulas that add the same terms in a different order."""
+
+
+# --- Playing an example ---
+
+
+def choice(example: Example) -> ppd.Parameters:
+    """The parameters of an example's decoding."""
+    return ppd.Parameters(example["layers"], example["exit_layer"], example["candidates"], example["form"])
+
+
+def cost(example: Example) -> UnitCost:
+    """The cost model of an example; the papers' plain one where it names none."""
+    given = dict(example.get("cost", {}))
+    if given.get("layer_times") is not None:
+        given["layer_times"] = tuple(given["layer_times"])  # a list once it has been through JSON
+    return UnitCost(example["layers"], **given)
+
+
+def play(example: Example, *, record: bool = False, per_layer: bool = False, **changes: Any) -> Run:
+    """Simulate an example's decoding, with some of its fields changed; on as many units as it wants where it names none."""
+    example = {**example, **changes}
+    parameters, matches = choice(example), example["matches"]
+    cluster = Cluster(**example["cluster"]) if "cluster" in example else Cluster(parameters.units)
+    world, tokens = World(1, parameters.layers, matches), len(matches)
+    steps = ppd.decode(parameters, [0], tokens)
+    return simulate(steps, tokens, cluster, cost(example), world, per_layer=per_layer, record=record)
+
+
+def numbers(example: Example) -> tuple[int, int, int, int, int]:
+    """d, d', k, l and the number of matches before the last position."""
+    matches = example["matches"]
+    return example["layers"], example["exit_layer"], example["candidates"], len(matches), sum(matches[:-1])
+
+
+def rounding(example: Example) -> float:
+    """The relative error that adding up a decoding's times may make: none between whole numbers, else one unit in the last
+    place for each term."""
+    given = example.get("cost", {})
+    values = [value for value in given.values() if isinstance(value, float)] + list(given.get("layer_times") or ())
+    if all(float(value).is_integer() for value in values) and given.get("dispatch_law") != "tree":
+        return 0.0
+    terms = (choice(example).layers + 8) * len(example["matches"])
+    return terms * sys.float_info.epsilon
+
+
+def paths(positions: int) -> NDArray[np.bool_]:
+    """All sequences of outcomes, one a column: shape (positions, 2**positions)."""
+    return np.asarray((np.arange(2**positions) >> np.arange(positions)[:, None]) % 2 == 1)
+
+
+def chances(law: Chain, outcomes: NDArray[np.bool_]) -> Floats:
+    """The probability of each column of outcomes."""
+    after_failure, after_success = law.chances(len(outcomes))
+    total, last = np.ones(outcomes.shape[1]), np.zeros(outcomes.shape[1], dtype=np.bool_)
+    for outcome, low, high in zip(outcomes, after_failure, after_success, strict=True):
+        success = np.where(last, high, low)
+        total, last = total * np.where(outcome, success, 1 - success), outcome
+    return total
+
+
+def law(example: Example) -> Chain:
+    """The law that an example names: by position, with a correlation, or of one rate."""
+    if "match_rates" in example:
+        return ByPosition(example["match_rates"])
+    if "correlation" in example:
+        return Markov(example["match_rate"], example["correlation"])
+    return Iid(example["match_rate"])
+
+
+def gaps(x: Example) -> list[float]:
+    """Times between tokens, the first from the start."""
+    return [later - sooner for sooner, later in pairwise([0.0, *(time for time, *_ in play(x).commits)])]
+
+
+def simulate_all(x: Example, match_rate: float) -> tuple[Floats, Floats, Floats]:
+    """Latency and compute of every sequence of outcomes by the simulator, and their probabilities."""
+    outcomes = paths(len(x["matches"]) - 1)
+    played = [play(x, matches=[*path, False]) for path in outcomes.T.tolist()]
+    mass = chances(Iid(match_rate), outcomes)
+    return np.array([run.latency for run in played]), np.array([run.busy for run in played]), mass
+
+
+# --- Search strategies; hypothesis is imported only when one is built ---
+
+
+def decodings(
+    forms: Sequence[str] = ppd.FORMS,
+    *,
+    tokens: int = 6,
+    many: int = 40,
+    half: str = "any",
+    costs: str = "plain",
+    cluster: bool = False,
+    **fields: SearchStrategy[Any],
+) -> SearchStrategy[Example]:
+    """Decodings in one of `forms`, of mostly at most `tokens` tokens, now and then of at most `many`.
+
+    `half`: exit layers where the form allows them (`any`), or `below` layers/2 only. `costs`: `plain`, overheads in `whole`
+    layer-times, or in `tenths`, which do not add up exactly; the nested form has plain costs always. `cluster`: draw one, from a
+    single unit to one more than the form reserves. `fields` are drawn beside.
+    """
+    from hypothesis import strategies as st
+
+    @st.composite
+    def decoding(draw: DrawFn) -> Example:
+        form = draw(st.sampled_from(list(forms)))
+        large = form != "nested" and draw(st.integers(0, 19)) == 19
+        layers = draw(st.integers(3 if half == "below" else 1, 40 if large else 8))
+        first = -(-layers // 2) if form in UPPER_HALF else 1
+        exit_layer = draw(st.integers(first, (layers - 1) // 2 if half == "below" else layers))
+        # A tree of processes grows fast: this keeps it below 16 of them.
+        generations = -(-layers // exit_layer) if form == "nested" else 1
+        example = {
+            "form": form,
+            "layers": layers,
+            "exit_layer": exit_layer,
+            "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
+            "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
+        }
+        if costs != "plain" and form != "nested":
+            example["cost"] = draw(_costs(layers, costs))
+        if cluster:
+            example["cluster"] = {
+                "units": draw(st.integers(1, choice(example).units + 1)),
+                "links": draw(st.sampled_from(LINKS)),
+                "stop": draw(st.sampled_from(STOPS)),
+            }
+        return example | {name: draw(strategy) for name, strategy in fields.items()}
+
+    return decoding()
+
+
+def bits(draw: DrawFn, most: int) -> list[bool]:
+    """One to `most` yeas and nays. Two draws, where a list takes two for each of its elements: most of a search is drawing."""
+    from hypothesis import strategies as st
+
+    count = draw(st.integers(1, most))
+    number = draw(st.integers(0, 2**count - 1))
+    return [bool(number >> place & 1) for place in range(count)]
+
+
+def few(forms: tuple[str, ...], tokens: int = 4, **more: Any) -> SearchStrategy[Example]:
+    """Decodings short enough to try all outcomes of, and a match rate."""
+    return decodings(forms, tokens=tokens, many=tokens, **{"match_rate": rates()} | more)
+
+
+def whole(low: int, high: int) -> SearchStrategy[int]:
+    """Whole numbers from `low` to `high`."""
+    from hypothesis import strategies as st
+
+    return st.integers(low, high)
+
+
+def overheads(kind: str = "whole") -> SearchStrategy[Example]:
+    """Each of the theory's overheads, in `whole` layer-times or in `tenths`."""
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries(dict.fromkeys(OVERHEADS, _amounts(kind)))
+
+
+def rates() -> SearchStrategy[float]:
+    """Match rates in twentieths, the two certain ones included: as good as any other, and shorter to print."""
+    from hypothesis import strategies as st
+
+    return st.integers(0, 20).map(lambda twentieths: twentieths / 20)
+
+
+def laws(positions: int = 40) -> SearchStrategy[Example]:
+    """Laws of matches, as the fields that `law` reads: of one rate, correlated, or with a rate for each position."""
+    from hypothesis import strategies as st
+
+    one = st.fixed_dictionaries({"match_rate": rates()})
+    return one | markov() | st.fixed_dictionaries({"match_rates": st.lists(rates(), min_size=positions, max_size=positions)})
+
+
+def markov() -> SearchStrategy[Example]:
+    """A match rate and a correlation between neighbours that it allows."""
+    from hypothesis import strategies as st
+
+    def allowed(pair: Example) -> bool:
+        p, rho = pair["match_rate"], pair["correlation"]
+        return bool(p * (1 - rho) <= 1 and p + rho * (1 - p) >= 0)
+
+    some = st.integers(-20, 20).map(lambda twentieths: twentieths / 20)
+    return st.fixed_dictionaries({"match_rate": rates(), "correlation": some}).filter(allowed)
+
+
+def _amounts(kind: str) -> SearchStrategy[float]:
+    from hypothesis import strategies as st
+
+    return st.integers(0, 6) if kind == "whole" else st.integers(0, 80).map(lambda tenths: tenths / 10)
+
+
+def _costs(layers: int, kind: str) -> SearchStrategy[Example]:
+    """Fields of `UnitCost`: every overhead may be missing, layers may be uneven."""
+    from hypothesis import strategies as st
+
+    amount = _amounts(kind)
+    names = (*OVERHEADS, "dispatch_per_process")
+
+    @st.composite
+    def fields(draw: DrawFn) -> Example:
+        chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))
+        given: Example = {name: draw(amount) for place, name in enumerate(names) if chosen >> place & 1}
+        if chosen >> len(names) & 1 and layers <= 8:
+            # The last takes some time in any case: a model that takes none has no mean number of busy units.
+            given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
+        if chosen >> (len(names) + 1) & 1 and kind != "whole":  # a tree's depth is a logarithm
+            given["dispatch_law"] = "tree"
+        return given
+
+    return fields()

@@ -1,0 +1,239 @@
+"""The theorems on Predictive Pipelined Decoding, 21 to 23: the time and the compute of each form, on every path and in the mean.
+
+The formulas of `model.ppd` are asked of the simulator. Times are in layer-times: d = layers, d' = exit layer, k = candidates,
+l = tokens, M = matches before the last position. Laws, overheads and limits are in `ppd_laws`.
+
+[Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
+Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from model import ppd as formulas
+from model.acceptance import Iid
+from sim.theorems.draws import (
+    CLOSE,
+    UPPER_HALF,
+    chances,
+    choice,
+    decodings,
+    few,
+    gaps,
+    numbers,
+    paths,
+    play,
+    rates,
+    simulate_all,
+    whole,
+)
+from sim.theorems.statement import Example, Theorem, at_most, equal
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+
+# --- 21: Theorem 4.1, on every path and in the mean ---
+
+
+def latency_on_every_path(x: Example) -> None:
+    d, exit_at, _, n, matches = numbers(x)
+    latency = play(x).latency
+    equal("latency", latency, d * n - (d - exit_at) * matches)
+    at_most("lower bound of the latency", d + (n - 1) * exit_at, latency)
+    at_most("latency", latency, d * n)
+
+
+def compute_on_every_path(x: Example) -> None:
+    d, exit_at, k, n, _ = numbers(x)
+    run = play(x)
+    equal("compute less latency", run.busy - run.latency, k * (d - exit_at) * n)
+
+
+def theorem_4_1(x: Example) -> None:
+    d, exit_at, k, n, _ = numbers(x)
+    latency, busy, mass = simulate_all(x, x["match_rate"])
+    equal("mean of the latency", mass @ latency, float(formulas.expected_latency(d, exit_at, n, x["match_rate"])), CLOSE)
+    equal("mean of the compute", mass @ busy, float(formulas.expected_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
+
+
+def law_of_latency(x: Example) -> None:
+    d, exit_at, _, n, _ = numbers(x)
+    latency, _, mass = simulate_all(x, x["match_rate"])
+    values, probabilities = formulas.latency_pmf(d, exit_at, n, x["match_rate"])
+    equal("values of the latency", values.tolist(), sorted(set(latency.tolist())))
+    for value, probability in zip(values, probabilities, strict=True):
+        equal(f"chance of latency {value:g}", probability, math.fsum(mass[latency == value]), CLOSE)
+
+
+def runs(x: Example) -> None:
+    d, exit_at, _, n, _ = numbers(x)
+    run = play(x)
+    count = 1 + [kind for _, kind, _ in run.commits[:-1]].count("miss")
+    equal("latency from the number of runs", run.latency, d * count + exit_at * (n - count))
+    if n <= 8:
+        outcomes = paths(n - 1)
+        mean = chances(Iid(x["match_rate"]), outcomes) @ (1.0 + (~outcomes).sum(axis=0))
+        equal("mean number of runs", float(formulas.expected_runs(n, x["match_rate"])), mean, CLOSE)
+
+
+# --- 22: the nested form ---
+
+
+def nested_compute_on_every_path(x: Example) -> None:
+    d, exit_at, k, n, matches = numbers(x)
+    equal("compute", play(x).busy, d * n + (k * n - matches) * float(formulas.nested_waste(d, exit_at, k)))
+
+
+def nested_compute_in_the_mean(x: Example) -> None:
+    d, exit_at, k, n, _ = numbers(x)
+    latency, busy, mass = simulate_all(x, x["match_rate"])
+    equal("mean of the latency", mass @ latency, float(formulas.expected_latency(d, exit_at, n, x["match_rate"])), CLOSE)
+    equal("mean of the compute", mass @ busy, float(formulas.nested_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
+
+
+def nested_peak(x: Example) -> None:
+    d, exit_at, k, _, _ = numbers(x)
+    want = int(formulas.nested_units(d, exit_at, k))
+    equal("units that are reserved", choice(x).units, want)
+    # With units to spare, so that it is not the cluster that holds the peak down.
+    equal("most units in use", play(x, cluster={"units": want * (k + 1) + 1}).peak_units, want)
+
+
+def nested_from_half_on(x: Example) -> None:
+    literal, nested = play(x), play(x, form="nested")
+    equal("latency and compute", (nested.latency, nested.busy), (literal.latency, literal.busy))
+
+
+def compute_of_theorem_4_1_when_nested(x: Example) -> None:
+    d, exit_at, k, n, _ = numbers(x)
+    run = play(x)
+    equal("compute less latency", run.busy - run.latency, k * (d - exit_at) * n)
+
+
+# --- 23: the flat form below half of the layers ---
+
+
+def flat_gaps(x: Example) -> None:
+    for first, second in pairwise(gaps(x)):
+        at_most("layers", x["layers"], first + second)
+
+
+def flat_bound(x: Example) -> None:
+    d, _, _, n, _ = numbers(x)
+    at_most("lower bound of the latency", d + (n - 1) // 2 * d, play(x).latency)
+
+
+def flat_closed_form(x: Example) -> None:
+    d, exit_at, k, n, _ = numbers(x)
+    latency, busy, mass = simulate_all(x, x["match_rate"])
+    equal("mean of the latency", mass @ latency, float(formulas.flat_latency(d, exit_at, n, x["match_rate"])), CLOSE)
+    equal("mean of the compute", mass @ busy, float(formulas.flat_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
+
+
+def flat_match_in_place_of_a_miss(x: Example) -> None:
+    at_most("latency with one match more", play(x, matches=_hit(x)).latency, play(x).latency)
+
+
+def flat_latency_from_the_number_of_matches(x: Example) -> None:
+    equal("latency of the matches reordered", play(x, matches=[*x["order"], True]).latency, play(x, matches=x["given"]).latency)
+
+
+# --- Helpers ---
+
+
+def _hit(x: Example) -> list[bool]:
+    """The matches of an example, with one at `at` in any case."""
+    at = x["at"] % len(x["matches"])
+    return [*x["matches"][:at], True, *x["matches"][at + 1 :]]
+
+
+def _reordered() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    some = st.lists(st.booleans(), min_size=2, max_size=6)
+    orders = some.flatmap(lambda given: st.tuples(st.just([*given, True]), st.permutations(given)))
+    return st.tuples(decodings(("flat",), half="below", tokens=1, many=1), orders).map(
+        lambda drawn: {**drawn[0], "given": drawn[1][0], "order": list(drawn[1][1])}
+    )
+
+
+_theorem = partial(Theorem, method="ppd")
+_YANG = "Theorem 4.1 of [Yang2024]"
+_PROOF = "proof of Theorem 4.1 of [Yang2024]"
+
+THEOREMS = (
+    _theorem(
+        "21a", "From d' = d/2 on, T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.", source=_PROOF,
+        given=lambda: decodings(UPPER_HALF), holds=latency_on_every_path,
+    ),
+    _theorem(
+        "21b", "From d' = d/2 on, C - T = k (d - d') l on every path.", source=_PROOF,
+        given=lambda: decodings(UPPER_HALF), holds=compute_on_every_path,
+    ),
+    _theorem(
+        "21c", "From d' = d/2 on, E[T] = d l - (d - d') (l - 1) p and E[C] = E[T] + k (d - d') l, over all outcomes.",
+        source=_YANG, given=lambda: few(UPPER_HALF), holds=theorem_4_1,
+    ),
+    _theorem(
+        "21d", "From d' = d/2 on, (d l - T) / (d - d') is binomial with l - 1 trials of chance p, over all outcomes.",
+        source=_PROOF, given=lambda: few(UPPER_HALF), holds=law_of_latency,
+    ),
+    _theorem(
+        "21e", "T = d N + d' (l - N), N being the number of runs: 1 + misses before the last position; E[N] = l - (l - 1) p.",
+        source=_PROOF, given=lambda: decodings((*UPPER_HALF, "nested"), match_rate=rates()), holds=runs,
+    ),
+    _theorem(
+        "22a", "Nested, at any d', T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.",
+        source="derived: each token starts d' or d after the one before", given=lambda: decodings(("nested",)),
+        holds=latency_on_every_path,
+    ),
+    _theorem(
+        "22b", "Nested, C = d l + (k l - M) W on every path, with W = sum of k^i (d - (i + 1) d')^+.",
+        source="derived: every wrong sub-process costs W, with all that it starts", given=lambda: decodings(("nested",)),
+        holds=nested_compute_on_every_path,
+    ),
+    _theorem(
+        "22c", "Nested, E[T] = d l - (d - d') (l - 1) p and E[C] = d l + (k l - (l - 1) p) W, over all outcomes.",
+        source="22a and 22b", given=lambda: few(("nested",), tokens=4), holds=nested_compute_in_the_mean,
+    ),
+    _theorem(
+        "22d", "Nested, the most units ever in use are the sum of k^i for i below ceil(d/d'), and they are reached.",
+        source="derived: the generations that start before the first is verified", given=lambda: decodings(("nested",), tokens=5),
+        holds=nested_peak,
+    ),
+    _theorem(
+        "22e", "From d' = d/2 on, the nested form takes the time and the compute of Algorithm 2.", source="W = d - d' there",
+        given=lambda: decodings(("literal",), tokens=6, many=12), holds=nested_from_half_on,
+    ),
+    _theorem(
+        "22f", "Nested below d/2, C - T = k (d - d') l as in Theorem 4.1.", source="the theorem, taken beyond where it holds",
+        given=lambda: decodings(("nested",), half="below"), holds=compute_of_theorem_4_1_when_nested, expect="fails",
+    ),
+    _theorem(
+        "23a", "Flat below d/2, the times from token to token of any two that follow each other add up to at least d.",
+        source="derived: after a match at depth g the next prediction is no earlier than d - g",
+        given=lambda: decodings(("flat",), half="below"), holds=flat_gaps,
+    ),
+    _theorem(
+        "23b", "Flat below d/2, T >= d + floor((l - 1)/2) d.", source="23a", given=lambda: decodings(("flat",), half="below"),
+        holds=flat_bound,
+    ),
+    _theorem(
+        "23c", "Flat, E[T] and E[C] are flat_latency and flat_compute at any d', over all outcomes.",
+        source="derived: depths of prediction alternate along a run", given=lambda: few(("flat",)), holds=flat_closed_form,
+    ),
+    _theorem(
+        "23d", "Flat below d/2, a match in place of a miss never makes a run longer.", source="derived",
+        given=lambda: decodings(("flat",), half="below", at=whole(0, 39)), holds=flat_match_in_place_of_a_miss,
+    ),
+    _theorem(
+        "23e", "Flat below d/2, T depends on how many matches there are, not on their order.",
+        source="the theorem, taken beyond where it holds", given=_reordered, holds=flat_latency_from_the_number_of_matches,
+        expect="fails",
+    ),
+)  # fmt: skip

@@ -1,0 +1,63 @@
+"""What a theorem is here: a sentence, examples to try it on, and a predicate that says with numbers where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+Example = dict[str, Any]
+"""What a theorem is tried on: plain values under names, so that it can be written down, mailed and tried again."""
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """A numbered invariant.
+
+    `given` builds the search strategy, and is called only when a search begins: hypothesis is not needed to list theorems, nor to
+    try one on a given example. `holds` takes an example and says by False or an AssertionError that the statement is wrong there.
+    A statement that must not hold has `expect="fails"`: what looks true and is not is part of the theory.
+    """
+
+    number: str
+    statement: str
+    source: str
+    method: str
+    given: Callable[[], SearchStrategy[Example]]
+    holds: Callable[[Example], bool | None]
+    expect: str = "holds"
+
+    def error(self, example: Example, let_through: tuple[type[Exception], ...] = ()) -> str | None:
+        """What is wrong with the statement on this example; None where it holds."""
+        try:
+            right = self.holds(example)
+        except let_through:
+            raise
+        except AssertionError as error:
+            return str(error) or "the assertion gave no numbers"
+        except Exception as error:  # the code under test broke down: as much a counterexample as a wrong number
+            return f"{type(error).__name__}: {error}"
+        return "the predicate is false" if right is False else None
+
+
+# Not `assert`: these must speak also where Python runs without assertions.
+
+
+def equal(what: str, got: Any, want: Any, within: float = 0.0) -> None:
+    """The two are the same; numbers to a relative error of `within`."""
+    if got == want or (within and abs(got - want) <= within * abs(want)):
+        return
+    raise AssertionError(f"{what}: got {_short(got)}, expected {_short(want)}" + (f" within {within:g}" if within else ""))
+
+
+def at_most(what: str, got: float, bound: float, within: float = 0.0) -> None:
+    """`got` is not above `bound`, to a relative error of `within`."""
+    if not got <= bound + within * abs(bound):
+        raise AssertionError(f"{what}: got {_short(got)}, expected at most {_short(bound)}")
+
+
+def _short(value: Any) -> str:
+    return repr(value.item() if hasattr(value, "item") else value)
