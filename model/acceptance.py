@@ -153,20 +153,27 @@ class Markov(Chain):
         self.correlation = checks.array("correlation", correlation, -1, 1)
         self.after_failure = self.match_rate * (1 - self.correlation)
         self.after_success = self.match_rate + self.correlation * (1 - self.match_rate)
-        if np.any(self.after_failure > 1) or np.any(self.after_success < 0):
+        # The bound itself is allowed, whichever way its rounding falls.
+        if np.any(self.after_failure > 1 + 1e-12) or np.any(self.after_success < -1e-12):
             raise checks.ParameterError(
                 f"correlation must be at least -min(p/(1-p), (1-p)/p) of match_rate p={match_rate!r}, got {correlation!r}"
             )
+        self.after_failure, self.after_success = np.minimum(self.after_failure, 1.0), np.maximum(self.after_success, 0.0)
 
     def mean(self, positions: ArrayLike) -> Floats:
         return np.asarray(np.asarray(positions) * self.match_rate)
 
     def variance(self, positions: ArrayLike) -> Floats:
-        """p(1-p) [n (1+rho)/(1-rho) - 2 rho (1-rho^n)/(1-rho)^2]; at rho = 1 all positions agree: p(1-p) n^2."""
+        """p(1-p) [n (1+rho)/(1-rho) - 2 rho (1-rho^n)/(1-rho)^2]; as rho goes to 1, p(1-p) n^2: all positions agree."""
         n, rho = np.asarray(positions, dtype=np.float64), self.correlation
-        one = np.where(rho == 1, 0.0, rho)  # keeps the quotient finite where the limit is taken instead
-        spread = n * (1 + one) / (1 - one) - 2 * one * (1 - one**n) / (1 - one) ** 2
-        return np.asarray(self.match_rate * (1 - self.match_rate) * np.where(rho == 1, n * n, spread))
+        gap = 1 - rho
+        # Near rho = 1 the two terms cancel; there the sum n + 2 sum (n - j) rho^j is expanded in the gap.
+        near = n * gap < 1e-3
+        far = np.where(near, 1.0, gap)
+        spread = n * (1 + rho) / far - 2 * rho * (1 - rho**n) / far**2
+        cube = n * (n * n - 1)
+        close = n * n - gap * cube / 3 + gap**2 * cube * (n - 2) / 12
+        return np.asarray(self.match_rate * (1 - self.match_rate) * np.where(near, close, spread))
 
     def chances(self, positions: int) -> tuple[Floats, Floats]:
         after_failure = np.full(positions, float(self.after_failure))

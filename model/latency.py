@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from model import checks
+from model.checks import ParameterError
 from model.steps import Forward
 
 DISPATCH_LAWS = ("linear", "tree")
@@ -52,11 +53,13 @@ class UnitCost:
         checks.one_of("dispatch_law", self.dispatch_law, DISPATCH_LAWS)
         if self.layer_times is not None:
             if len(self.layer_times) != self.layers:
-                raise checks.ParameterError(
+                raise ParameterError(
                     f"layer_times must have one time for each of layers={self.layers}, got {len(self.layer_times)}"
                 )
             for index, time in enumerate(self.layer_times):
                 checks.number(f"layer_times[{index}]", time, 0)
+            if not sum(self.layer_times) > 0:
+                raise ParameterError("layer_times must not all be zero; leave them out for layers of one time unit each")
 
     @cached_property
     def depths(self) -> tuple[float, ...]:

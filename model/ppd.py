@@ -201,7 +201,8 @@ def literal_gaps(
     """Time between two tokens of Algorithm 2 with its barrier, after a miss and after a match [layers].
 
     The main process and the sub-processes wait for each other: after a miss d + e + s + max(e_f, b); after a match d - d' less,
-    and the promotion more. All overheads are in layer-times. For exit_layer >= layers/2.
+    and the promotion more. All overheads are in layer-times. For exit_layer >= layers/2; at exit_layer = layers nothing is early,
+    and the head there is a final one.
 
     >>> [float(gap) for gap in literal_gaps(40, 20, early_head=0.5, dispatch=0.5, link=2, final_head=0.5, promotion=1)]
     [43.0, 24.0]

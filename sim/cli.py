@@ -274,23 +274,31 @@ def check(
     from sim import theorems
 
     if example is not None:
-        verdicts = iter([theorems.replay(theorem[0] if theorem else "", _json(example))])
+        if theorem is None or len(theorem) != 1:
+            raise _mistake("--example needs the one --theorem that it is an example of")
+        verdicts = iter([theorems.replay(theorem[0], _json(example), method)])
     else:
-        verdicts = theorems.check(method=method, examples=examples, seed=seed, only=theorem)
-    failed = 0
+        verdicts = theorems.check(method, examples, seed, theorem)
+    wrong = 0
     documents = []
     for verdict in verdicts:
-        failed += not verdict.holds
+        wrong += not verdict.expected
         if as_json:
             documents.append(verdict.document())
         else:
             print(verdict, flush=True)
     if as_json:
         print(json.dumps(documents, indent=2))
-    elif not failed:
-        print("every statement holds")
-    if failed:
+    else:
+        print(f"{wrong} statements came out wrong" if wrong else "every statement came out as the theory says")
+    if wrong:
         raise typer.Exit(1)
+
+
+def _mistake(message: str) -> Exception:
+    from model.checks import ParameterError
+
+    return ParameterError(message)
 
 
 def _json(text: str) -> Any:

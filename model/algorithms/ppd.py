@@ -57,7 +57,7 @@ class Parameters:
 
     @property
     def units(self) -> int:
-        """Compute units that it reserves: k+1, and in the nested form the greatest number of processes alive at once."""
+        """Compute units that it reserves: k+1, and in the nested form as many as are busy at once where layers alone take time."""
         if self.form != "nested":
             return self.candidates + 1
         return int(sum(self.candidates**depth for depth in range(-(-self.layers // self.exit_layer))))

@@ -12,7 +12,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model import checks
 from sim.theorems import engine, ppd, ppd_laws
@@ -51,6 +51,24 @@ class Verdict:
             return ""
         words = ["sim", "check", "--theorem", self.theorem.number, "--example", json.dumps(self.counterexample)]
         return shlex.join(words)
+
+
+    def document(self) -> dict[str, Any]:
+        """All of it, as plain values."""
+        theorem = self.theorem
+        return {
+            "theorem": theorem.number, "statement": theorem.statement, "source": theorem.source, "expect": theorem.expect,
+            "tried": self.tried, "holds": self.holds, "as_expected": self.expected, "seconds": round(self.seconds, 3),
+            "counterexample": self.counterexample, "error": self.error, "reproduce": self.reproduce,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        must = "" if self.theorem.expect == "holds" else " (must not hold)"
+        verdict = ("holds" if self.holds else "fails") + ("" if self.expected else "  <-- WRONG")
+        lines = [f"{self.theorem.number:4} {verdict:6} {self.tried:6} examples  {self.theorem.statement}{must}"]
+        if not self.holds:
+            lines += [f"      {self.error}", f"      {self.reproduce}"]
+        return "\n".join(lines)
 
 
 def select(method: str = "ppd", only: Sequence[str] | None = None) -> tuple[Theorem, ...]:

@@ -19,7 +19,8 @@ from model.acceptance import ByPosition, Chain, Iid, Markov
 from model.algorithms import ppd
 from model.latency import UnitCost
 from model.world import World
-from sim.events import LINKS, STOPS, Cluster, Run, simulate
+from sim.cluster import LINKS, STOPS, Cluster
+from sim.events import Run, simulate
 from sim.theorems.statement import Example
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from model import coins, work
 from model.acceptance import Iid
 from model.algorithms import autoregressive, ppd
 from model.world import World
-from sim.events import Cluster, Interval, Run, simulate
+from sim.cluster import Cluster
+from sim.events import Interval, Run, simulate
 from sim.paths import ppd as sampler
 from sim.theorems.draws import choice, cost, decodings, law, laws, overheads, play, rates, rounding, whole
 from sim.theorems.statement import Example, Theorem, at_most, equal
