@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model import ppd, published
+from model import checks, ppd, published
 from model.acceptance import ByPosition, Iid, Law, Markov, Replay
 from model.algorithms.ppd import Parameters, decode
 from model.checks import ParameterError
@@ -324,6 +324,9 @@ def test_everything_broadcasts() -> None:
     ):
         assert value.shape == full
         assert value.dtype == np.float64
+    mean, variance = ppd.position_latency(d, exit_at, np.full((2, 3, 4, 7), 0.5))
+    assert (mean == ppd.expected_latency(d, exit_at, np.full((3, 4), 7), 0.5)).all()
+    assert (variance == ppd.latency_variance(d, exit_at, np.full((3, 4), 7), 0.5)).all()
     assert ppd.expected_latency(40, 20, 16, 0.5).shape == ()
     assert ppd.expected_latency([40, 32], 20, 16, 0.5).shape == (2,)
     assert ppd.expected_latency(40, 20, [1, 2, 3], 0.5).shape == (3,)
@@ -563,6 +566,15 @@ def test_parameters_at_their_bounds() -> None:
     assert Parameters(16, 1, 2, "nested").units == 2**16 - 1
     assert Parameters.OUTCOMES == ("match",)
     assert Parameters.EXACT is True
+
+
+def test_as_many_units_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most in (7, 6):
+        monkeypatch.setattr(checks, "MAX_UNITS", most)
+        if most == 7:
+            assert Parameters(12, 4, 2, "nested").units == 7
+    with pytest.raises(ParameterError, match=r"nested needs 7 units .* more than 6; take fewer candidates or a later exit_layer"):
+        Parameters(12, 4, 2, "nested")
 
 
 def test_the_nested_form_with_overheads_has_no_stages() -> None:

@@ -62,6 +62,13 @@ def test_moments_by_enumeration(law: Law, steps: tuple[Stage, ...], n: int) -> N
         assert np.isnan(ratio) or ratio == pytest.approx(mass @ (busy / time))
 
 
+def test_no_rounding_makes_a_variance_negative() -> None:
+    """Where the time is certain its square less the square of its mean is nothing but rounding, of either sign."""
+    tenths = (Stage(0.1, 0.3, 1), Stage(0.7, 0.1, 2), Stage(0.2, 0.9, 1))
+    for n, p in itertools.product(range(1, 60), (0.0, 1.0)):
+        assert 0 <= moments(tenths, n, Iid(p))[1] < 1e-10
+
+
 @pytest.mark.parametrize("steps", [TWO, THREE, FOUR])
 @pytest.mark.parametrize("cuts", [(), (3,), (1, 4, 6)])
 def test_sums_walk_every_column(steps: tuple[Stage, ...], cuts: tuple[int, ...]) -> None:

@@ -48,6 +48,7 @@ def test_nested_puts_out_the_same_text() -> None:
     assert work.tokens == [1, 2, 3, 4, 5]
     assert work.commits == ["match", "match", "miss", "match", "miss"]
     assert work.adoptions == 0
+    assert work.heads == 5 * 2 + (5 * 2 - 3)
     assert work.layer_passes == 5 * 7 + 2 * (5 * 2 - 3)  # a wrong one is counted with the pass up to its exit layer
 
 
@@ -70,6 +71,44 @@ def test_no_form_changes_the_output() -> None:
         run = simulate(ppd.decode(choice, [0], 4), 4, Cluster(choice.units), UnitCost(4), World(1, 4, matches))
         assert run.tokens == [1, 2, 3, 4]
         assert [kind for _, kind, _ in run.commits] == ["match" if match else "miss" for match in matches]
+
+
+def attended(steps: Steps) -> Steps:
+    """The same algorithm, watched: what a model with tensors would stumble over must not happen."""
+    answer, heads = None, 0
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        match step:
+            case Forward(first=0):
+                assert step.state is None, "a pass from the first layer goes on from nothing"
+            case Forward():
+                assert step.state == (step.tokens[-1], step.at, step.first), "a pass goes on where its state has come to"
+            case Read():
+                assert step.kind in ("next", "top")
+                assert step.output is not None
+                assert heads == 1, "what is read was projected onto the vocabulary, and nothing else was"
+            case Fork():
+                assert len({unit for unit in step.units if unit is not None}) in (0, len(step.bodies)), "a unit each, or any"
+                assert 0 not in step.units, "unit 0 is the main process's"
+                step = Fork(tuple(body if isinstance(body, Forward) else attended(body) for body in step.bodies), step.units)
+        heads = step.heads if isinstance(step, Forward) else heads
+        answer = yield step
+
+
+@pytest.mark.parametrize("form", ppd.FORMS)
+@pytest.mark.parametrize("prompt", [[0], [0, 1, 2]])
+def test_every_process_ends_by_itself_and_goes_on_from_what_it_has(form: str, prompt: list[int]) -> None:
+    """Nothing but the algorithm counts the tokens here, for both interpreters would go on to a thousand."""
+    for tokens, matches in itertools.product((1, 3), itertools.product((False, True), repeat=3)):
+        choice, world = Parameters(7, 4, 2, form=form), World(len(prompt), 7, matches)
+        assert len(count(attended(ppd.decode(choice, prompt, tokens)), world, 1000).tokens) == tokens
+        with pytest.raises(RuntimeError, match="came to a halt"):
+            simulate(attended(ppd.decode(choice, prompt, tokens)), 1000, Cluster(9), UnitCost(7), world)
+        done = simulate(attended(ppd.decode(choice, prompt, tokens)), tokens, Cluster(9), UnitCost(7), world)
+        assert done.tokens == [len(prompt) + index for index in range(tokens)]
 
 
 # --- Algorithms with a defect: the counter and the simulator find it alike ----------------------------------------------
