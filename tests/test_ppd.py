@@ -295,6 +295,15 @@ def test_predict_on_arrays_is_predict_on_scalars() -> None:
                 assert values[place] == pytest.approx(float(getattr(one, field)), nan_ok=True), (form, field, place)
 
 
+def test_a_flat_grid_may_lie_on_both_sides_of_the_half() -> None:
+    exits = [7, 20, 33]
+    choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form="flat")
+    many = ppd.predict(choices, 9, Iid(0.4), UnitCost(40))  # type: ignore[arg-type]
+    for index, exit_at in enumerate(exits):
+        one = ppd.predict(Parameters(40, exit_at, 3, form="flat"), 9, Iid(0.4), UnitCost(40))
+        assert (many.latency[index], many.busy[index]) == pytest.approx((float(one.latency), float(one.busy)))
+
+
 def test_the_ratio_of_a_large_grid_is_left_out_and_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid has 3 points of at most 40 tokens: 120 terms."""
     choice, law = SimpleNamespace(layers=40, exit_layer=20, candidates=3, form="literal"), Iid([0.1, 0.5, 0.9])
@@ -375,6 +384,10 @@ def test_break_even_at_its_edges() -> None:
     assert ppd.break_even_match_rate(44, 45, plain=43, tokens=9) == np.inf
     assert ppd.break_even_match_rate(43, 24, plain=43, tokens=9) == 0.0
     assert ppd.break_even_match_rate(42, 42, plain=43, tokens=1) == 0.0
+    assert ppd.break_even_match_rate(43, 43, plain=43, tokens=9) == 0.0
+    assert ppd.break_even_match_rate(42.9, 24, plain=43, tokens=2) == 0.0  # never negative
+    assert ppd.break_even_match_rate(44, 43.5, plain=43, tokens=2) == 4.0
+    assert ppd.break_even_match_rate(44, 44.25, plain=43, tokens=2) == np.inf
     assert ppd.break_even_match_rate([44, 42], 24, plain=43, tokens=[[11], [2]]).tolist() == [[0.055, 0.0], [0.1, 0.0]]
 
 
@@ -458,6 +471,13 @@ def test_stages_are_the_gaps(form: str) -> None:
         assert [step.on_match for step in steps] == [1, 1]
 
 
+def test_after_a_match_and_another_the_stage_is_the_same() -> None:
+    """Where two stages do, every match leads to the second: their time counts matches, whatever the order."""
+    for form, exit_at in (("literal", 5), ("eager", 5), ("nested", 2), ("nested", 5), ("flat", 5), ("flat", 4)):
+        assert [stage.on_match for stage in ppd.stages(Parameters(8, exit_at, 3, form=form), UnitCost(8))] == [1, 1]
+    assert [stage.on_match for stage in ppd.stages(Parameters(8, 3, 3, form="flat"), UnitCost(8))] == [1, 2, 1]
+
+
 def test_plain_time_with_heads_and_uneven_layers() -> None:
     cost = UnitCost(4, layer_times=(1.0, 2.0, 0.5, 0.25), final_head=0.125, early_head=7.0)
     got = ppd.predict(Parameters(4, 2, 1), 3, Iid(0.5), cost)
@@ -478,6 +498,8 @@ GOOD: dict[str, Any] = {"layers": 40, "exit_layer": 20, "tokens": 16, "match_rat
         ({"exit_layer": 20.5}, "exit_layer must be whole numbers, got 20.5"),
         ({"exit_layer": [20, 30, 0]}, r"exit_layer\[2\] must be at least 1, got 0"),
         ({"exit_layer": [[20], [45]], "layers": [40, 50]}, "exit_layer must be between 1 and layers=40, got 45"),
+        ({"exit_layer": [40, 45, 47]}, "exit_layer must be between 1 and layers=40, got 45"),
+        ({"exit_layer": [20, 19, 18]}, "at least layers/2=20 for Theorem 4.1's compute, got 19;"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"match_rate": 1.5}, "match_rate must be between 0 and 1, got 1.5"),
         ({"match_rate": -0.1}, "match_rate must be between 0 and 1, got -0.1"),
@@ -526,6 +548,20 @@ def test_candidates_and_tokens_are_checked_everywhere() -> None:
             of_tokens(0)
     with pytest.raises(ParameterError, match=r"match_rates\[1\] must be between 0 and 1, got 2.0"):
         ppd.position_latency(40, 20, [0.5, 2.0])
+    for of_gaps in (lambda miss, match: ppd.latency_of_gaps(miss, match, 5, 0.5),
+                    lambda miss, match: ppd.break_even_match_rate(miss, match, 1, 5)):  # fmt: skip
+        with pytest.raises(ParameterError, match=r"after_miss\[1\] must be a finite number, got nan"):
+            of_gaps([1, np.nan], 1)
+        with pytest.raises(ParameterError, match="after_match must be a finite number, got nan"):
+            of_gaps(1, np.nan)
+        assert np.isfinite(of_gaps(-1.0, -2.0))  # a slow link makes gaps of either sign; their bounds are the caller's affair
+    for law in (Iid(0.5), Markov(0.5, 0.1)):
+        with pytest.raises(ParameterError, match="tokens must be at least 1, got 0"):
+            ppd.predict(Parameters(4, 2, 1), 0, law, UnitCost(4))
+    for form in WALKS:
+        choice = SimpleNamespace(layers=4, exit_layer=2, candidates=0, form=form)
+        with pytest.raises(ParameterError, match="candidates must be at least 1, got 0"):
+            ppd.predict(choice, 5, Iid(0.5), UnitCost(4))  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="plain must be at least 0, got -1"):
         ppd.break_even_match_rate(2, 1, -1, 5)
 
