@@ -99,15 +99,15 @@ def attended(steps: Steps) -> Steps:
 
 
 @pytest.mark.parametrize("form", ppd.FORMS)
-@pytest.mark.parametrize("prompt", [[0], [0, 1, 2]])
+@pytest.mark.parametrize("prompt", [[0], [0, 1], [0, 1, 2]])
 def test_every_process_ends_by_itself_and_goes_on_from_what_it_has(form: str, prompt: list[int]) -> None:
     """Nothing but the algorithm counts the tokens here, for both interpreters would go on to a thousand."""
     for tokens, matches in itertools.product((1, 3), itertools.product((False, True), repeat=3)):
-        choice, world = Parameters(7, 4, 2, form=form), World(len(prompt), 7, matches)
+        choice, world = Parameters(7, 2 if form in ("flat", "nested") else 4, 2, form=form), World(len(prompt), 7, matches)
         assert len(count(attended(ppd.decode(choice, prompt, tokens)), world, 1000).tokens) == tokens
         with pytest.raises(RuntimeError, match="came to a halt"):
-            simulate(attended(ppd.decode(choice, prompt, tokens)), 1000, Cluster(9), UnitCost(7), world)
-        done = simulate(attended(ppd.decode(choice, prompt, tokens)), tokens, Cluster(9), UnitCost(7), world)
+            simulate(attended(ppd.decode(choice, prompt, tokens)), 1000, Cluster(15), UnitCost(7), world)
+        done = simulate(attended(ppd.decode(choice, prompt, tokens)), tokens, Cluster(15), UnitCost(7), world)
         assert done.tokens == [len(prompt) + index for index in range(tokens)]
 
 
