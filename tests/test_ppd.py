@@ -613,6 +613,12 @@ def test_as_many_units_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
         Parameters(12, 4, 2, "nested")
 
 
+@pytest.mark.xfail(reason="the number of units has more digits than Python prints", strict=True)
+def test_far_too_many_units_are_refused_in_words() -> None:
+    with pytest.raises(ParameterError, match="take fewer candidates or a later exit_layer"):
+        Parameters(2000, 1, 1000, "nested")
+
+
 def test_the_nested_form_with_overheads_has_no_stages() -> None:
     with pytest.raises(ParameterError, match=r"form 'nested' has no closed form with overheads .*\['events'\]"):
         ppd.predict(Parameters(8, 3, 2, form="nested"), 4, Iid(0.5), UnitCost(8, link=1.0))
