@@ -1,0 +1,48 @@
+"""Checks of arrays: whatever is wrong with them, the message says what and where."""
+
+import numpy as np
+import pytest
+
+from model import checks
+from model.checks import ParameterError
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0.0, -1.0], r"x\[1\] must be at least 0, got -1.0"),
+        ([[0.0, 1.0], [np.nan, -1.0]], r"x\[1, 0\] must be at least 0, got nan"),
+        ([1.0, np.inf], r"x\[1\] must be at least 0, got inf"),
+        (None, "x must be at least 0, got nan"),
+        ("many", "x must be numbers, got 'many'"),
+        ([[1.0], [1.0, 2.0]], "x must be numbers"),
+        (1j, "x must be numbers"),
+    ],
+)
+def test_the_first_bad_element_is_named(values: object, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        checks.array("x", values, 0)  # type: ignore[arg-type]
+
+
+def test_bounds_belong_to_the_range() -> None:
+    assert checks.array("x", [0, 1], 0, 1).tolist() == [0.0, 1.0]
+    assert checks.array("x", [], 0, 1).shape == (0,)
+    assert checks.whole_array("x", [1.0, 2.0], 1).tolist() == [1.0, 2.0]
+    with pytest.raises(ParameterError, match=r"x must be whole numbers, got 2\.5"):
+        checks.whole_array("x", [1.0, 2.5], 1)
+
+
+@pytest.mark.xfail(reason="the index of a fraction is not named", strict=True)
+def test_the_first_fraction_is_named() -> None:
+    with pytest.raises(ParameterError, match=r"x\[1\] must be whole numbers, got 2.5"):
+        checks.whole_array("x", [1.0, 2.5], 1)
+
+
+@pytest.mark.xfail(reason="the difference of infinities is no number, and that of large numbers infinite", strict=True)
+@pytest.mark.parametrize("values", [np.inf, [-np.inf, -np.inf], [1.7e308, -1.7e308]])
+def test_infinite_and_very_large_numbers_are_told_apart(values: float | list[float]) -> None:
+    if np.isfinite(values).all():
+        assert checks.array("x", values).tolist() == values
+        return
+    with pytest.raises(ParameterError, match=r"must be a finite number, got -?inf"):
+        checks.array("x", values)

@@ -1,0 +1,22 @@
+"""The tests of the model are themselves tested: nearly every small change of the model must make one fail."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from tests import mutants
+
+
+def test_every_mutant_differs_from_the_model_and_from_the_others() -> None:
+    made = mutants.mutants("model.stages")
+    original = ast.unparse(ast.parse(mutants._file("model.stages").read_text(encoding="utf-8")))
+    assert len({mutant.source for mutant in made} - {original}) == len({mutant.change for mutant in made}) == len(made) > 100
+
+
+@pytest.mark.slow
+def test_95_percent_of_the_mutants_are_killed() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.mutants"], cwd=mutants.ROOT, capture_output=True, text=True, timeout=1500)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr

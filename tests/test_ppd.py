@@ -1,0 +1,624 @@
+"""Theorem 4.1 and what holds beyond it: the published numbers, exact enumeration of paths, shapes, and errors."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model import checks, ppd, published
+from model.acceptance import ByPosition, Iid, Law, Markov, Replay
+from model.algorithms.ppd import Parameters, decode
+from model.checks import ParameterError
+from model.latency import UnitCost
+from model.stages import sums
+from model.world import World
+from sim.events import Cluster, simulate
+
+Path = tuple[tuple[bool, ...], float]
+
+
+def rate(data_set: str, candidates: int, head: str, layer: int = 20) -> float:
+    """A match rate of Table 2."""
+    return published.match_rate("ppd-table-2", data_set=data_set, layer=layer, candidates=candidates, head=head).rate
+
+
+def paths(rates: NDArray[np.float64] | list[float]) -> Iterator[Path]:
+    """Every sequence of independent matches with its chance."""
+    for matches in itertools.product((False, True), repeat=len(rates)):
+        yield matches, float(np.prod([p if match else 1 - p for p, match in zip(rates, matches, strict=True)]))
+
+
+def markov_paths(p: float, rho: float, positions: int) -> Iterator[Path]:
+    """Every sequence of a stationary chain with its chance: correlation rho with the outcome before."""
+    for matches in itertools.product((False, True), repeat=positions):
+        chance = 1.0
+        for index, match in enumerate(matches):
+            hit = p if index == 0 else p + rho * (matches[index - 1] - p)
+            chance *= hit if match else 1 - hit
+        yield matches, chance
+
+
+def by_runs(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[float, float]:
+    """Time and unit-time from the paper's runs: a run of X tokens takes d + (X - 1) d'; k (d - d') more a token."""
+    runs = [1]
+    for match in matches:
+        if match:
+            runs[-1] += 1
+        else:
+            runs.append(1)
+    time = sum(d + (run - 1) * exit_at for run in runs)
+    return time, time + k * (d - exit_at) * sum(runs)
+
+
+def by_gaps(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[float, float]:
+    """Flat: a promoted process is d - g deep and predicts there, or at d' if that is still before it."""
+    start, gap, subs = 0, exit_at, d - exit_at
+    for match in matches:
+        start += gap if match else d
+        gap = max(exit_at, d - gap) if match else exit_at
+        subs += d - gap
+    return start + d, start + d + k * subs
+
+
+def by_tree(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[float, float]:
+    """Nested: every process starts k more d' after it started; a wrong one lives d - d', and all it started ends with it."""
+
+    def tree(life: int) -> int:
+        return life + k * tree(life - exit_at) if life > 0 else 0
+
+    start = sum(exit_at if match else d for match in matches)
+    wrong = k * (len(matches) + 1) - sum(matches)
+    return start + d, d * (len(matches) + 1) + wrong * tree(d - exit_at)
+
+
+def expect(paths: Iterator[Path], of: Callable[[tuple[bool, ...]], tuple[float, float]]) -> tuple[float, ...]:
+    """Mean and variance of the time, mean of the unit-time and of their ratio, over all paths."""
+    values = [(*of(matches), chance) for matches, chance in paths]
+    time, busy, mass = (np.array(column) for column in zip(*values, strict=True))
+    mean = float(mass @ time)
+    return mean, float(mass @ (time - mean) ** 2), float(mass @ busy), float(mass @ (busy / time))
+
+
+WALKS = {"literal": by_runs, "eager": by_runs, "flat": by_gaps, "nested": by_tree}
+SMALL = [(4, 2, 2), (5, 3, 1), (7, 4, 3), (6, 6, 2), (3, 2, 1)]
+"""(layers, exit layer, candidates), exit layer in the upper half."""
+DEEP = [(7, 2, 2), (12, 4, 2), (10, 1, 1), (9, 4, 3)]
+"""The same below the half."""
+
+
+# --- The numbers of the paper -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data_set", "candidates", "head", "latency", "units"),
+    [("squad", 5, "trained", 0.629, 4.973), ("wmt", 1, "final", 0.892, 1.561)],
+)
+def test_the_latency_and_units_quoted_in_the_paper(
+    data_set: str, candidates: int, head: str, latency: float, units: float
+) -> None:
+    p = rate(data_set, candidates, head)
+    assert round(float(ppd.normalized_latency(p)), 3) == latency
+    assert round(float(ppd.mean_units(p, candidates)), 3) == units
+
+
+def test_34_percent_and_3_2_times_the_units_are_not_of_one_formula() -> None:
+    """Figure 3 says 34 % at 3.2 times the compute: the first is Eq. 3, the second what 16 tokens take."""
+    p = rate("squad", 3, "trained")
+    assert p == 0.6837
+    assert round(100 * (1 - float(ppd.normalized_latency(p))), 1) == 34.2
+    assert round(float(ppd.mean_units(p, 3)), 3) == 3.279
+    latency, compute = ppd.expected_latency(40, 20, 16, p), ppd.expected_compute(40, 20, 16, p, 3)
+    assert round(100 * (1 - float(latency) / 640), 1) == 32.0
+    assert round(float(compute / latency), 4) == 3.2075
+    assert compute == latency + 3 * 20 * 16
+
+
+def test_128_tokens_of_squad_with_three_candidates() -> None:
+    p = rate("squad", 3, "trained")
+    assert round(float(ppd.expected_latency(40, 20, 128, p)), 3) == 3383.402
+    assert round(float(ppd.expected_compute(40, 20, 128, p, 3)), 3) == 11063.402
+
+
+@pytest.mark.parametrize(
+    ("tokens", "of_means", "mean"), [(1, 2.5, 2.5), (4, 3.017, 3.053), (16, 3.2075, 3.2226), (128, 3.270, 3.272)]
+)
+def test_the_mean_ratio_is_above_the_ratio_of_means_and_both_are_below_equation_5(
+    tokens: int, of_means: float, mean: float
+) -> None:
+    p, digits = rate("squad", 3, "trained"), 4 if tokens == 16 else 3
+    ratio = float(ppd.expected_compute(40, 20, tokens, p, 3) / ppd.expected_latency(40, 20, tokens, p))
+    exact = float(ppd.expected_units_ratio(40, 20, tokens, p, 3))
+    assert (round(ratio, digits), round(exact, digits)) == (of_means, mean)
+    assert ratio <= exact + 1e-12
+    assert exact < float(ppd.mean_units(p, 3))
+    assert (exact - ratio > 1e-6) == (tokens > 1)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.6837, 1.0])
+@pytest.mark.parametrize("k", [1, 4])
+def test_equations_3_5_and_6_are_the_limits_of_theorem_4_1(p: float, k: int) -> None:
+    """At a million tokens the exact expressions have come within d/l of them."""
+    n, d = 10**6, 40
+    latency, compute = float(ppd.expected_latency(d, d // 2, n, p)), float(ppd.expected_compute(d, d // 2, n, p, k))
+    assert latency / (n * d) == pytest.approx(float(ppd.normalized_latency(p)), rel=2e-6)
+    assert compute / latency == pytest.approx(float(ppd.mean_units(p, k)), rel=2e-6)
+    assert compute / (n * d) == pytest.approx(float(ppd.compute_per_token(p, k)), rel=2e-6)
+    assert ppd.mean_units(p, k) == pytest.approx(ppd.compute_per_token(p, k) / ppd.normalized_latency(p))
+
+
+def test_nested_compute_is_not_theorem_4_1_below_the_half() -> None:
+    p, d, exit_at, n, k = 0.23, 40, 10, 64, 3
+    theorem = float(ppd.expected_latency(d, exit_at, n, p)) + k * (d - exit_at) * n
+    assert round(theorem) == 7885
+    assert round(float(ppd.nested_compute(d, exit_at, n, p, k))) == 34512
+    assert ppd.nested_waste(d, exit_at, k) == 30 + 3 * 20 + 9 * 10
+
+
+@pytest.mark.parametrize(("d", "exit_at", "k", "peak"), [(12, 4, 2, 7), (12, 5, 2, 7), (12, 6, 4, 5), (12, 12, 3, 1), (9, 2, 1, 5)])
+def test_peak_of_the_nested_tree(d: int, exit_at: int, k: int, peak: int) -> None:
+    assert ppd.nested_units(d, exit_at, k) == peak
+    assert Parameters(d, exit_at, k, form="nested").units == peak
+
+
+def test_flat_numbers_and_how_correlation_moves_them() -> None:
+    """A correlation of rho leaves Theorem 4.1's mean alone, but not this one: it depends on the order of the matches."""
+    choice, cost = Parameters(40, 10, 3, form="flat"), UnitCost(40)
+    latency = {rho: float(ppd.predict(choice, 128, Markov(0.5, rho), cost).latency) for rho in (-0.5, 0.0, 0.9)}
+    assert {rho: round(value) for rho, value in latency.items()} == {-0.5: 3467, 0.0: 3636, 0.9: 3831}
+    assert latency[0.0] == pytest.approx(float(ppd.flat_latency(40, 10, 128, 0.5)), rel=1e-12)
+    assert ppd.expected_latency(40, 20, 128, 0.5) > latency[0.0]  # at equal rates an earlier exit pays
+    p = 0.5  # by p (1 - p) (d/2 - d') / (1 + p) per token
+    gain = float(ppd.flat_latency(40, 20, 10**6, p) - ppd.flat_latency(40, 10, 10**6, p)) / 10**6
+    assert gain == pytest.approx(p * (1 - p) * 10 / (1 + p), rel=1e-4)
+
+
+# --- Exact enumeration ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("d", "exit_at", "k"), SMALL)
+@pytest.mark.parametrize("n", [1, 2, 6])
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_theorem_4_1_by_enumeration(d: int, exit_at: int, k: int, n: int, p: float) -> None:
+    mean, variance, busy, ratio = expect(paths([p] * (n - 1)), lambda m: by_runs(d, exit_at, k, m))
+    assert float(ppd.expected_latency(d, exit_at, n, p)) == pytest.approx(mean)
+    assert float(ppd.latency_variance(d, exit_at, n, p)) == pytest.approx(variance, abs=1e-9)
+    assert float(ppd.expected_compute(d, exit_at, n, p, k)) == pytest.approx(busy)
+    assert float(ppd.expected_units_ratio(d, exit_at, n, p, k)) == pytest.approx(ratio)
+    runs = sum(chance * (1 + matches.count(False)) for matches, chance in paths([p] * (n - 1)))
+    assert float(ppd.expected_runs(n, p)) == pytest.approx(runs)
+    values, mass = ppd.latency_pmf(d, exit_at, n, p)
+    assert (np.diff(values) > 0).all()
+    assert len(values) == (1 if exit_at == d else n)
+    for value, chance in zip(values, mass, strict=True):
+        assert sum(c for m, c in paths([p] * (n - 1)) if by_runs(d, exit_at, k, m)[0] == value) == pytest.approx(chance)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.01, 0.6837, 1.0])
+@pytest.mark.parametrize(("d", "exit_at"), [(40, 20), (40, 37), (32, 32), (5, 3)])
+def test_moments_of_the_pmf_are_the_mean_and_the_variance(d: int, exit_at: int, p: float) -> None:
+    values, mass = ppd.latency_pmf(d, exit_at, 128, p)
+    assert mass.sum() == pytest.approx(1)
+    mean = float(mass @ values)
+    assert mean == pytest.approx(float(ppd.expected_latency(d, exit_at, 128, p)))
+    assert float(mass @ (values - mean) ** 2) == pytest.approx(float(ppd.latency_variance(d, exit_at, 128, p)), abs=1e-6)
+
+
+@pytest.mark.parametrize(("d", "exit_at", "k"), SMALL + DEEP)
+@pytest.mark.parametrize("p", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_flat_and_nested_by_enumeration(d: int, exit_at: int, k: int, n: int, p: float) -> None:
+    mean, _, busy, _ = expect(paths([p] * (n - 1)), lambda m: by_gaps(d, exit_at, k, m))
+    assert float(ppd.flat_latency(d, exit_at, n, p)) == pytest.approx(mean)
+    assert float(ppd.flat_compute(d, exit_at, n, p, k)) == pytest.approx(busy)
+    mean, variance, busy, _ = expect(paths([p] * (n - 1)), lambda m: by_tree(d, exit_at, k, m))
+    assert float(ppd.expected_latency(d, exit_at, n, p)) == pytest.approx(mean)
+    assert float(ppd.latency_variance(d, exit_at, n, p)) == pytest.approx(variance, abs=1e-9)
+    assert float(ppd.nested_compute(d, exit_at, n, p, k)) == pytest.approx(busy)
+
+
+def test_rates_by_position_by_enumeration() -> None:
+    rates = [0.1, 0.9, 0.4, 0.5, 0.77]
+    for d, exit_at in ((7, 4), (7, 2), (7, 7)):
+        mean, variance, *_ = expect(paths(rates[:-1]), lambda m, d=d, e=exit_at: by_runs(d, e, 1, m))
+        for last in (0.77, 0.0):  # has no effect
+            got = ppd.position_latency(d, exit_at, [*rates[:-1], last])
+            assert (float(got[0]), float(got[1])) == pytest.approx((mean, variance))
+    table, _ = published.match_rates_by_position(data_set="squad", layer=20, candidates=3, head="trained", tokens=16)
+    assert float(ppd.position_latency(40, 20, table)[0]) == pytest.approx(640 - 20 * table[:-1].sum())
+
+
+@pytest.mark.parametrize(("p", "rho"), [(0.5, -1.0), (0.5, -0.5), (0.3, 0.0), (0.3, 0.6), (0.3, 1.0), (0.0, 0.5), (1.0, 0.5)])
+def test_correlated_matches_by_enumeration(p: float, rho: float) -> None:
+    for n in (1, 2, 5, 6):
+        mean, variance, *_ = expect(markov_paths(p, rho, n - 1), lambda m: by_runs(7, 4, 1, m))
+        got = ppd.markov_latency(7, 4, n, p, rho)
+        assert (float(got[0]), float(got[1])) == pytest.approx((mean, variance), abs=1e-9)
+
+
+LAWS: dict[str, tuple[Law, Callable[[int], Iterator[Path]]]] = {
+    "iid": (Iid(0.3), lambda n: paths([0.3] * n)),
+    "by position": (ByPosition([0.9, 0.2, 0.5, 0.7, 0.1, 0.6]), lambda n: paths([0.9, 0.2, 0.5, 0.7, 0.1][:n])),
+    "markov": (Markov(0.4, -0.3), lambda n: markov_paths(0.4, -0.3, n)),
+    "sticky": (Markov(0.4, 1.0), lambda n: markov_paths(0.4, 1.0, n)),
+    "replay": (
+        Replay([[True, True, True, False, True], [True, False, True, True, False], [False] * 5]),
+        lambda n: iter([((True, True, True, False, True)[:n], 1 / 3), ((True, False, True, True, False)[:n], 1 / 3),
+                        ((False,) * n, 1 / 3)]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("form", WALKS)
+def test_predict_by_enumeration(form: str, law: str) -> None:
+    """Every law, form and depth; where the theory gives no value it says so with nan."""
+    sizes = SMALL + (DEEP if form in ("flat", "nested") else [])
+    for (d, exit_at, k), n in itertools.product(sizes, (1, 2, 6)):
+        choice = Parameters(d, exit_at, k, form=form)
+        got = ppd.predict(choice, n, LAWS[law][0], UnitCost(d))
+        mean, variance, busy, ratio = expect(LAWS[law][1](n - 1), lambda m, s=(d, exit_at, k): WALKS[form](*s, m))
+        assert float(got.latency) == pytest.approx(mean)
+        assert float(got.busy) == pytest.approx(busy)
+        three_stages = form == "flat" and 2 * exit_at < d
+        if np.isnan(got.latency_variance):
+            assert three_stages, "every other variance is known"
+            assert law == "iid"
+        else:
+            assert float(got.latency_variance) == pytest.approx(variance, abs=1e-9)
+        if np.isnan(got.units_ratio):
+            assert (three_stages and law != "replay") or (form == "nested" and law == "iid")
+        else:
+            assert float(got.units_ratio) == pytest.approx(ratio)
+        assert (float(got.units), float(got.plain_latency)) == (choice.units, d * n)
+
+
+def test_predict_on_arrays_is_predict_on_scalars() -> None:
+    fields = ("latency", "latency_variance", "busy", "units_ratio", "units", "plain_latency")
+    grids: dict[str, list[int]] = {"literal": [20, 30, 40], "eager": [20, 40], "flat": [10, 13], "nested": [10, 20, 35]}
+    rates, tokens, k = np.array([0.0, 0.35, 1.0]), np.array([1, 2, 40])[:, None], np.array([1, 3])[:, None, None]
+    for form, exits in grids.items():
+        exit_at = np.array(exits)[:, None, None, None]
+        choices = SimpleNamespace(layers=40, exit_layer=exit_at, candidates=k, form=form)
+        many = ppd.predict(choices, tokens, Iid(rates), UnitCost(40))  # type: ignore[arg-type]
+        shape = (len(exits), 2, 3, 3)
+        arrays = {field: np.broadcast_to(getattr(many, field), shape) for field in fields}
+        assert many.latency.shape == (len(exits), 1, 3, 3)
+        assert many.busy.shape == shape
+        for place in np.ndindex(shape):
+            choice = Parameters(40, exits[place[0]], (1, 3)[place[1]], form=form)
+            one = ppd.predict(choice, int(tokens[place[2], 0]), Iid(rates[place[3]]), UnitCost(40))
+            for field, values in arrays.items():
+                assert values[place] == pytest.approx(float(getattr(one, field)), nan_ok=True), (form, field, place)
+
+
+def test_a_flat_grid_may_lie_on_both_sides_of_the_half() -> None:
+    exits = [7, 20, 33]
+    choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form="flat")
+    many = ppd.predict(choices, 9, Iid(0.4), UnitCost(40))  # type: ignore[arg-type]
+    for index, exit_at in enumerate(exits):
+        one = ppd.predict(Parameters(40, exit_at, 3, form="flat"), 9, Iid(0.4), UnitCost(40))
+        assert (many.latency[index], many.busy[index]) == pytest.approx((float(one.latency), float(one.busy)))
+
+
+def test_the_ratio_of_a_large_grid_is_left_out_and_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid has 3 points of at most 40 tokens: 120 terms."""
+    choice, law = SimpleNamespace(layers=40, exit_layer=20, candidates=3, form="literal"), Iid([0.1, 0.5, 0.9])
+    for most, left_out in ((120, False), (119, True)):
+        monkeypatch.setattr(ppd, "_MOST_TERMS", most)
+        got = ppd.predict(choice, [40, 20, 40], law, UnitCost(40))  # type: ignore[arg-type]
+        assert np.isnan(got.units_ratio).all() == left_out
+    assert ppd._MOST_TERMS == 119
+
+
+# --- Shapes -----------------------------------------------------------------------------------------------------------
+
+
+def test_everything_broadcasts() -> None:
+    d, exit_at, n, p, k = 40, np.array([20, 30])[:, None, None], np.array([1, 16, 128])[:, None], np.array([0.0, 0.2, 0.9, 1.0]), 3
+    full = (2, 3, 4)
+    for value in (
+        ppd.expected_latency(d, exit_at, n, p),
+        ppd.expected_compute(d, exit_at, n, p, k),
+        ppd.latency_variance(d, exit_at, n, p),
+        ppd.expected_units_ratio(d, exit_at, n, p, k),
+        ppd.nested_compute(d, exit_at, n, p, k),
+        ppd.flat_latency(d, exit_at - 15, n, p),
+        ppd.flat_compute(d, exit_at - 15, n, p, k),
+        *ppd.markov_latency(d, exit_at, n, p, 0.1),
+        *ppd.position_latency(d, exit_at, np.full((2, 3, 4, 7), 0.5)),
+    ):
+        assert value.shape == full
+        assert value.dtype == np.float64
+    mean, variance = ppd.position_latency(d, exit_at, np.full((2, 3, 4, 7), 0.5))
+    assert (mean == ppd.expected_latency(d, exit_at, np.full((3, 4), 7), 0.5)).all()
+    assert (variance == ppd.latency_variance(d, exit_at, np.full((3, 4), 7), 0.5)).all()
+    assert ppd.expected_latency(40, 20, 16, 0.5).shape == ()
+    assert ppd.expected_latency([40, 32], 20, 16, 0.5).shape == (2,)
+    assert ppd.expected_latency(40, 20, [1, 2, 3], 0.5).shape == (3,)
+    assert ppd.expected_runs([[1], [2]], [0.1, 0.2]).shape == (2, 2)
+    assert ppd.mean_units([0.1, 0.2], [[1], [2], [3]]).shape == (3, 2)
+    assert ppd.compute_per_token([0.1, 0.2], [[1], [2], [3]]).shape == (3, 2)
+    assert ppd.nested_waste([40, 30], 10, [[1], [2]]).shape == (2, 2)
+    assert ppd.nested_units([40, 30], 10, [[1], [2]]).tolist() == [[4, 3], [15, 7]]
+    assert ppd.nested_waste([40, 30], [[10], [20]], 2).tolist() == [[30 + 2 * 20 + 4 * 10, 20 + 2 * 10], [20, 10]]
+
+
+def test_an_array_gives_what_its_elements_give() -> None:
+    rng = np.random.default_rng(5)
+    exit_at, n, p, k = rng.integers(20, 41, 50), rng.integers(1, 60, 50), rng.random(50), rng.integers(1, 5, 50)
+    functions: list[tuple[Callable[..., Any], bool]] = [
+        (ppd.expected_latency, False), (ppd.latency_variance, False), (ppd.flat_latency, False), (ppd.expected_compute, True),
+        (ppd.expected_units_ratio, True), (ppd.nested_compute, True), (ppd.flat_compute, True)]  # fmt: skip
+    for function, with_candidates in functions:
+        more = (k,) if with_candidates else ()
+        many = function(40, exit_at, n, p, *more)
+        one = [float(function(40, *(values[i] for values in (exit_at, n, p, *more)))) for i in range(50)]
+        assert many.tolist() == pytest.approx(one)
+
+
+# --- Overheads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_of_half_a_layer_breaks_even_at_2_6_percent() -> None:
+    """(e + s)/(x - mu) for many tokens, l/(l - 1) times that for few: x is 20 literally, and e_f more for the eager form."""
+    heads = {"early_head": 0.517, "final_head": 0.517}
+    literal, eager = ppd.literal_gaps(40, 20, **heads), ppd.eager_gaps(40, 20, **heads)
+    for gaps, ahead in ((literal, 20), (eager, 20)):
+        assert float(ppd.break_even_match_rate(*gaps, plain=40.517, tokens=10**9)) == pytest.approx(0.517 / ahead)
+        assert float(ppd.break_even_match_rate(*gaps, plain=40.517, tokens=5)) == pytest.approx(0.517 / ahead * 5 / 4)
+    assert round(0.517 / 20, 3) == 0.026
+    many = {"early_head": 1.0, "dispatch": 0.5, "promotion": 2.0, "final_head": 3.0}
+    for gaps, ahead in ((ppd.literal_gaps(40, 30, **many), 10), (ppd.eager_gaps(40, 30, **many), 13)):
+        p = ppd.break_even_match_rate(*gaps, plain=43.0, tokens=7)
+        assert float(p) == pytest.approx((1.0 + 0.5) / (ahead - 2.0) * 7 / 6)
+        assert float(ppd.latency_of_gaps(*gaps, 7, p)) == pytest.approx(7 * 43.0)
+
+
+def test_break_even_at_its_edges() -> None:
+    assert ppd.break_even_match_rate(44, 24, plain=43, tokens=1) == np.inf  # one token has no match
+    assert ppd.break_even_match_rate(44, 44, plain=43, tokens=9) == np.inf
+    assert ppd.break_even_match_rate(44, 45, plain=43, tokens=9) == np.inf
+    assert ppd.break_even_match_rate(43, 24, plain=43, tokens=9) == 0.0
+    assert ppd.break_even_match_rate(42, 42, plain=43, tokens=1) == 0.0
+    assert ppd.break_even_match_rate(43, 43, plain=43, tokens=9) == 0.0
+    assert ppd.break_even_match_rate(42.9, 24, plain=43, tokens=2) == 0.0  # never negative
+    assert ppd.break_even_match_rate(44, 43.5, plain=43, tokens=2) == 4.0
+    assert ppd.break_even_match_rate(44, 44.25, plain=43, tokens=2) == np.inf
+    assert ppd.break_even_match_rate([44, 42], 24, plain=43, tokens=[[11], [2]]).tolist() == [[0.055, 0.0], [0.1, 0.0]]
+
+
+def test_literal_and_eager_differ_where_heads_take_layers() -> None:
+    """d = 32, d' = 24, heads of 2.41 layers (Llama-3-8B): 128 tokens at p = .6065 take 4097 literally and 3911 eagerly."""
+    heads = {"early_head": 2.41, "final_head": 2.41}
+    literal, eager = ppd.literal_gaps(32, 24, **heads), ppd.eager_gaps(32, 24, **heads)
+    assert [float(gap) for gap in literal] == pytest.approx([36.82, 28.82])  # x = d - d'
+    assert [float(gap) for gap in eager] == pytest.approx([36.82, 26.41])  # x = d - d' + e_f
+    assert round(float(ppd.latency_of_gaps(*literal, 128, 0.6065))) == 4097
+    assert round(float(ppd.latency_of_gaps(*eager, 128, 0.6065))) == 3911
+
+
+def test_gaps_name_every_overhead() -> None:
+    """Powers of two tell which of them went in: after a miss d + e + s + max(e_f, b), or e_f alone where nobody waits."""
+    names = {"early_head": 1 / 2, "dispatch": 1 / 4, "link": 1 / 8, "final_head": 1 / 16, "promotion": 1 / 32}
+    miss, match = ppd.literal_gaps(8, 5, **names)
+    assert (float(miss), float(match)) == (8 + 1 / 2 + 1 / 4 + 1 / 8, 5 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 32)
+    miss, match = ppd.eager_gaps(8, 5, **names)
+    assert (float(miss), float(match)) == (8 + 1 / 2 + 1 / 4 + 1 / 16, 8 + 3 / 4 + 1 / 16 - (3 + 1 / 16 - 1 / 8) + 1 / 32)
+    assert float(ppd.eager_gaps(8, 4, final_head=3)[1]) == 11 - 4  # no further than the exit layer
+    assert float(ppd.eager_gaps(8, 4, link=6)[1]) == 8 + 2  # waited for although it has not started
+    for gaps in (ppd.literal_gaps(8, 5), ppd.eager_gaps(8, 5)):
+        assert [float(gap) for gap in gaps] == [8, 5]
+        assert float(ppd.latency_of_gaps(*gaps, 16, 0.3)) == pytest.approx(float(ppd.expected_latency(8, 5, 16, 0.3)))
+
+
+@pytest.mark.parametrize("overhead", ["early_head", "dispatch", "link", "final_head", "promotion"])
+def test_gaps_refuse_negative_overheads_by_name(overhead: str) -> None:
+    for gaps in (ppd.literal_gaps, ppd.eager_gaps):
+        with pytest.raises(ParameterError, match=rf"{overhead}\[1\] must be at least 0, got -1"):
+            gaps(8, 5, **{overhead: [0.0, -1.0]})
+        assert gaps(8, 5, **{overhead: [0.0, 1.0]})[0].shape in ((), (2,))
+
+
+# --- Stages -------------------------------------------------------------------------------------------------------------
+
+EXTRAS: list[dict[str, Any]] = [
+    {},
+    {"early_head": 0.5, "final_head": 0.25, "dispatch": 0.125, "dispatch_per_process": 1 / 16, "link": 1.5, "promotion": 0.75},
+    {"early_head": 1.0, "final_head": 3.0, "dispatch_per_process": 0.5, "dispatch_law": "tree", "link": 0.25},
+    {"final_head": 5.0, "link": 0.5, "promotion": 1.0},
+    {"link": 9.0, "early_head": 0.5},
+    {"layer_times": (1.0, 0.5, 2.0, 1.5, 0.25, 3.0, 1.0, 0.75), "link": 0.5, "final_head": 0.5},
+]
+
+
+@pytest.mark.parametrize("extra", range(len(EXTRAS)))
+@pytest.mark.parametrize("exit_at", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize("form", ["literal", "eager", "flat", "nested"])
+def test_stages_take_what_the_simulator_takes(form: str, exit_at: int, extra: int) -> None:
+    """Two measurements of one quantity, on every sequence of matches of four tokens."""
+    if (form in ("literal", "eager") and exit_at < 4) or (form == "nested" and (extra or exit_at == 1)):
+        return
+    choice, cost = Parameters(8, exit_at, 3, form=form), UnitCost(8, **EXTRAS[extra])
+    outcomes = np.array(list(itertools.product((False, True), repeat=4)))
+    time, busy = sums(ppd.stages(choice, cost), [outcomes[:, :2].T, outcomes[:, 2:3].T], 4, len(outcomes))
+    for index, matches in enumerate(outcomes):
+        run = simulate(decode(choice, [0], 4), 4, Cluster(choice.units), cost, World(1, 8, matches.tolist()))
+        assert (run.latency, run.busy) == pytest.approx((time[index], busy[index])), matches
+        assert run.peak_units <= choice.units
+
+
+@pytest.mark.parametrize("form", ["literal", "eager"])
+def test_stages_are_the_gaps(form: str) -> None:
+    """The gaps count layer-times as the stages do; with overheads drawn at random."""
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        d = int(rng.integers(1, 50))
+        exit_at, k = int(rng.integers(-(-d // 2), d)) if d > 1 else 1, int(rng.integers(1, 6))
+        e, s, b, f, m = rng.exponential(3, 5) * (rng.random(5) < 0.7)
+        if exit_at == d:
+            e = f  # predicting at the last layer is done by the final head
+        steps = ppd.stages(
+            Parameters(d, exit_at, k, form=form),
+            UnitCost(d, early_head=e, dispatch_per_process=s / k, link=b, final_head=f, promotion=m),
+        )
+        gaps = {"literal": ppd.literal_gaps, "eager": ppd.eager_gaps}[form]
+        miss, match = gaps(d, exit_at, early_head=e, dispatch=s, link=b, final_head=f, promotion=m)
+        assert [step.time for step in steps] == pytest.approx([float(miss), float(match)])
+        assert [step.on_match for step in steps] == [1, 1]
+
+
+def test_after_a_match_and_another_the_stage_is_the_same() -> None:
+    """Where two stages do, every match leads to the second: their time counts matches, whatever the order."""
+    for form, exit_at in (("literal", 5), ("eager", 5), ("nested", 2), ("nested", 5), ("flat", 5), ("flat", 4)):
+        assert [stage.on_match for stage in ppd.stages(Parameters(8, exit_at, 3, form=form), UnitCost(8))] == [1, 1]
+    assert [stage.on_match for stage in ppd.stages(Parameters(8, 3, 3, form="flat"), UnitCost(8))] == [1, 2, 1]
+
+
+def test_plain_time_with_heads_and_uneven_layers() -> None:
+    cost = UnitCost(4, layer_times=(1.0, 2.0, 0.5, 0.25), final_head=0.125, early_head=7.0)
+    got = ppd.predict(Parameters(4, 2, 1), 3, Iid(0.5), cost)
+    assert float(got.plain_latency) == 3 * 3.875
+    assert float(got.units) == 2
+
+
+# --- Errors -------------------------------------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {"layers": 40, "exit_layer": 20, "tokens": 16, "match_rate": 0.5, "candidates": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"exit_layer": 0}, "exit_layer must be at least 1, got 0"),
+        ({"exit_layer": 41}, "exit_layer must be between 1 and layers=40, got 41"),
+        ({"exit_layer": 20.5}, "exit_layer must be whole numbers, got 20.5"),
+        ({"exit_layer": [20, 30, 0]}, r"exit_layer\[2\] must be at least 1, got 0"),
+        ({"exit_layer": [[20], [45]], "layers": [40, 50]}, "exit_layer must be between 1 and layers=40, got 45"),
+        ({"exit_layer": [40, 45, 47]}, "exit_layer must be between 1 and layers=40, got 45"),
+        ({"exit_layer": [20, 19, 18]}, "at least layers/2=20 for Theorem 4.1's compute, got 19;"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"match_rate": 1.5}, "match_rate must be between 0 and 1, got 1.5"),
+        ({"match_rate": -0.1}, "match_rate must be between 0 and 1, got -0.1"),
+        ({"match_rate": float("nan")}, "match_rate must be between 0 and 1, got nan"),
+        ({"match_rate": [[0.5, 0.5], [0.5, 7.0]]}, r"match_rate\[1, 1\] must be between 0 and 1, got 7.0"),
+        ({"match_rate": "often"}, "match_rate must be numbers, got 'often'"),
+        ({"candidates": 0}, "candidates must be at least 1, got 0"),
+        ({"candidates": [1, 1, 0, -1]}, r"candidates\[2\] must be at least 1, got 0"),
+        ({"tokens": 0}, "tokens must be at least 1, got 0"),
+        ({"tokens": [3, 0]}, r"tokens\[1\] must be at least 1, got 0"),
+        ({"tokens": 2.5}, "tokens must be whole numbers, got 2.5"),
+        ({"tokens": [1, float("inf")]}, r"tokens\[1\] must be at least 1, got inf"),
+        ({"exit_layer": 19}, r"at least layers/2=20 for Theorem 4.1's compute, got 19.*nested \(.*flat \("),
+        ({"exit_layer": [20, 4], "layers": [40, 9]}, r"at least layers/2=4.5 for Theorem 4.1's compute, got 4;"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_value_and_the_bound(change: dict[str, Any], message: str) -> None:
+    functions = [ppd.expected_compute, ppd.expected_units_ratio]
+    if "layers/2" not in message:
+        functions += [ppd.nested_compute, ppd.flat_compute]
+    for function in functions:
+        with pytest.raises(ParameterError, match=message):
+            function(**(GOOD | change))
+    wanted = GOOD | change
+    if "candidates" in change or "layers/2" in message:
+        return
+    del wanted["candidates"]
+    for latency in (ppd.expected_latency, ppd.latency_variance, ppd.flat_latency):
+        with pytest.raises(ParameterError, match=message):
+            latency(**wanted)
+    if set(change) == {"match_rate"}:
+        for of_rate in (lambda p: ppd.mean_units(p, 1), lambda p: ppd.compute_per_token(p, 1), ppd.normalized_latency,
+                        lambda p: ppd.expected_runs(5, p), lambda p: ppd.latency_of_gaps(40, 20, 5, p)):  # fmt: skip
+            with pytest.raises(ParameterError, match=message):
+                of_rate(change["match_rate"])
+
+
+def test_candidates_and_tokens_are_checked_everywhere() -> None:
+    for of_candidates in (lambda k: ppd.mean_units(0.5, k), lambda k: ppd.compute_per_token(0.5, k),
+                          lambda k: ppd.nested_units(4, 2, k), lambda k: ppd.nested_waste(4, 2, k)):  # fmt: skip
+        with pytest.raises(ParameterError, match="candidates must be at least 1, got 0"):
+            of_candidates(0)
+    for of_tokens in (lambda n: ppd.expected_runs(n, 0.5), lambda n: ppd.latency_of_gaps(2, 1, n, 0.5),
+                      lambda n: ppd.break_even_match_rate(2, 1, 1, n)):  # fmt: skip
+        with pytest.raises(ParameterError, match="tokens must be at least 1, got 0"):
+            of_tokens(0)
+    with pytest.raises(ParameterError, match=r"match_rates\[1\] must be between 0 and 1, got 2.0"):
+        ppd.position_latency(40, 20, [0.5, 2.0])
+    for of_gaps in (lambda miss, match: ppd.latency_of_gaps(miss, match, 5, 0.5),
+                    lambda miss, match: ppd.break_even_match_rate(miss, match, 1, 5)):  # fmt: skip
+        with pytest.raises(ParameterError, match=r"after_miss\[1\] must be a finite number, got nan"):
+            of_gaps([1, np.nan], 1)
+        with pytest.raises(ParameterError, match="after_match must be a finite number, got nan"):
+            of_gaps(1, np.nan)
+        assert np.isfinite(of_gaps(-1.0, -2.0))  # a slow link makes gaps of either sign; their bounds are the caller's affair
+    for law in (Iid(0.5), Markov(0.5, 0.1)):
+        with pytest.raises(ParameterError, match="tokens must be at least 1, got 0"):
+            ppd.predict(Parameters(4, 2, 1), 0, law, UnitCost(4))
+    for form in WALKS:
+        choice = SimpleNamespace(layers=4, exit_layer=2, candidates=0, form=form)
+        with pytest.raises(ParameterError, match="candidates must be at least 1, got 0"):
+            ppd.predict(choice, 5, Iid(0.5), UnitCost(4))  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="plain must be at least 0, got -1"):
+        ppd.break_even_match_rate(2, 1, -1, 5)
+
+
+def test_the_lower_half_has_no_barrier_and_no_eager_timeline() -> None:
+    for gaps, what in ((ppd.literal_gaps, "the barrier of Algorithm 2"), (ppd.eager_gaps, "the eager timeline")):
+        with pytest.raises(ParameterError, match=f"exit_layer must be at least layers/2=4.5 for {what}, got 4"):
+            gaps(9, 4)
+        assert float(gaps(9, 5)[0]) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 1, 1), "layers must be between 1 and 10000, got 0"),
+        ((10_001, 10_001, 1), "layers must be between 1 and 10000, got 10001"),
+        ((4, 0, 1), "exit_layer must be between 1 and layers=4, got 0"),
+        ((4, 5, 1), "exit_layer must be between 1 and layers=4, got 5"),
+        ((4, 2.0, 1), "exit_layer must be a whole number, got 2.0"),
+        ((4, 2, 0), "candidates must be between 1 and 1000, got 0"),
+        ((4, 2, 1001), "candidates must be between 1 and 1000, got 1001"),
+        ((4, 2, 1, "litteral"), "unknown form 'litteral'; did you mean literal"),
+        ((9, 4, 1), "exit_layer must be at least layers/2=4.5 in the literal form, got 4;.*form='nested'.*form='flat'"),
+        ((9, 4, 1, "eager"), "exit_layer must be at least layers/2=4.5 in the eager form, got 4"),
+        ((17, 1, 2, "nested"), "nested needs 131071 units for candidates=2 and exit_layer=1 of layers=17, more than 100000"),
+    ],
+)  # fmt: skip
+def test_parameters_check_themselves(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Parameters(*arguments)
+
+
+def test_parameters_at_their_bounds() -> None:
+    assert Parameters(10_000, 10_000, 1000).units == 1001
+    assert Parameters(1, 1, 1).form == "literal"
+    assert Parameters(4, 2, 1, "eager").units == 2
+    assert Parameters(9, 1, 1, "flat").units == 2
+    assert Parameters(16, 1, 2, "nested").units == 2**16 - 1
+    assert Parameters.OUTCOMES == ("match",)
+    assert Parameters.EXACT is True
+
+
+def test_as_many_units_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most in (7, 6):
+        monkeypatch.setattr(checks, "MAX_UNITS", most)
+        if most == 7:
+            assert Parameters(12, 4, 2, "nested").units == 7
+    with pytest.raises(ParameterError, match=r"nested needs 7 units .* more than 6; take fewer candidates or a later exit_layer"):
+        Parameters(12, 4, 2, "nested")
+
+
+@pytest.mark.xfail(reason="the number of units has more digits than Python prints", strict=True)
+def test_far_too_many_units_are_refused_in_words() -> None:
+    with pytest.raises(ParameterError, match="take fewer candidates or a later exit_layer"):
+        Parameters(2000, 1, 1000, "nested")
+
+
+def test_the_nested_form_with_overheads_has_no_stages() -> None:
+    with pytest.raises(ParameterError, match=r"form 'nested' has no closed form with overheads .*\['events'\]"):
+        ppd.predict(Parameters(8, 3, 2, form="nested"), 4, Iid(0.5), UnitCost(8, link=1.0))

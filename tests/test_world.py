@@ -1,0 +1,54 @@
+"""The hidden text: true tokens are their positions, wrong ones are negative, and nothing right follows a wrong one."""
+
+import itertools
+
+from model.steps import Forward, Read
+from model.world import World, output
+
+PROMPT, LAYERS = 3, 8
+WORLD = World(PROMPT, LAYERS, [True, False, True])
+
+
+def after(*tokens: int, at: int, layer: int) -> tuple[int, int, int]:
+    """The output of a pass of these tokens up to a layer."""
+    return output(Forward("target", tokens, at, 0, layer))
+
+
+def test_an_output_is_the_last_token_its_position_and_its_layer() -> None:
+    assert output(Forward("target", (5, 6, 7), 5, 2, 4)) == (7, 7, 4)
+    assert output(Forward("target", (-9,), 5, 0, 4)) == (-9, 5, 4)
+
+
+def test_the_last_layer_tells_the_next_true_token_of_a_true_one() -> None:
+    assert WORLD.read(Read("next", after(2, at=2, layer=LAYERS))) == 3
+    assert WORLD.read(Read("next", after(0, 1, 2, at=0, layer=LAYERS))) == 3
+    assert WORLD.read(Read("next", after(0, at=0, layer=LAYERS))) == 1
+
+
+def test_an_earlier_layer_or_a_wrong_token_tells_a_wrong_one() -> None:
+    for output_ in (after(2, at=2, layer=LAYERS - 1), after(-3, at=2, layer=LAYERS), after(7, at=2, layer=LAYERS)):
+        assert WORLD.read(Read("next", output_)) < 0
+
+
+def test_candidates_hold_the_true_token_first_where_the_coin_says_so() -> None:
+    for place, match in enumerate([True, False, True, False, False]):  # beyond the coins nothing matches
+        true = PROMPT + place
+        for count in (1, 2, 5):
+            found = WORLD.read(Read("top", after(true - 1, at=true - 1, layer=4), count=count))
+            assert len(set(found)) == count
+            assert [token == true for token in found] == [match and index == 0 for index in range(count)]
+            assert all(token < 0 for token in found[1:])
+
+
+def test_candidates_after_a_wrong_token_are_wrong() -> None:
+    found = WORLD.read(Read("top", after(-7, at=2, layer=4), count=3))
+    assert len({token for token in found if token < 0}) == 3
+
+
+def test_wrong_answers_never_meet() -> None:
+    """A wrong candidate is neither the wrong answer of the last layer nor taken for right at any later position."""
+    for at, count in itertools.product(range(2, 9), (1, 3)):
+        wrong = WORLD.read(Read("next", after(-99, at=at, layer=LAYERS)))
+        candidates = WORLD.read(Read("top", after(-99, at=at, layer=4), count=count))
+        assert wrong not in candidates
+        assert all(token != place for token in candidates for place in range(99))
