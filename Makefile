@@ -21,8 +21,8 @@ help:  ## list the targets
 run: $(VENV)/.run-stamp  ## run the default scenario; ARGS="--set path=value" passes options on
 	$(BIN)/sim run $(ARGS)
 
-test: $(VENV)/.test-stamp  ## lint, types, contracts, doctests and the quick tests, on WORKERS=2 processes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+test: $(VENV)/.test-stamp  ## lint, types, contracts, doctests, the quick tests and the notebooks, on WORKERS=2 processes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --nbmake $(ARGS)
 
 test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random examples, and the notebooks
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "slow or not slow" --hypothesis-profile=thorough --nbmake $(ARGS)

@@ -230,9 +230,13 @@ class Replay(Law):
             yield self.records[chosen, start : start + len(tile)].T
             start += len(tile)
 
-    def _counts(self, positions: int) -> NDArray[np.int64]:
+    def first(self, positions: int) -> Bools:
+        """The records of the first `positions` positions, shape (sequences, positions)."""
         self._cover(positions)
-        return np.asarray(self.records[:, :positions].sum(axis=1))
+        return self.records[:, :positions]
+
+    def _counts(self, positions: int) -> NDArray[np.int64]:
+        return np.asarray(self.first(positions).sum(axis=1))
 
     def _cover(self, positions: int) -> None:
         if positions > self.records.shape[1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -72,20 +73,24 @@ def array(name: str, values: ArrayLike, low: float = -math.inf, high: float = ma
     except (TypeError, ValueError):
         raise ParameterError(f"{name} must be numbers, got {values!r}") from None
     # One pass each way, no temporary of the array's size: nan fails both comparisons.
-    if result.size and not (result.min() >= low and result.max() <= high and math.isfinite(result.max() - result.min())):
+    least, most = (result.min(), result.max()) if result.size else (0.0, 0.0)
+    if result.size and not (least >= low and most <= high and math.isfinite(least) and math.isfinite(most)):
         bad = ~((result >= low) & (result <= high) & np.isfinite(result))
-        where = tuple(int(i) for i in np.argwhere(bad)[0])
-        place = f"[{', '.join(map(str, where))}]" if where else ""
-        raise ParameterError(f"{name}{place} must be {_range(low, None if high == math.inf else high)}, got {result[where]}")
+        _refuse(name, result, bad, _range(low, None if high == math.inf else high))
     return result
+
+
+def _refuse(name: str, values: NDArray[np.float64], bad: NDArray[np.bool_], bound: str) -> NoReturn:
+    where = tuple(int(i) for i in np.argwhere(bad)[0])
+    place = f"[{', '.join(map(str, where))}]" if where else ""
+    raise ParameterError(f"{name}{place} must be {bound}, got {values[where]}")
 
 
 def whole_array(name: str, values: ArrayLike, low: int) -> NDArray[np.float64]:
     """Like `array`, for whole numbers of at least `low`."""
     result = array(name, values, low)
     if np.asarray(values).dtype.kind not in "iu" and np.any(result != np.floor(result)):
-        bad = result[result != np.floor(result)]
-        raise ParameterError(f"{name} must be whole numbers, got {bad.flat[0]}")
+        _refuse(name, result, result != np.floor(result), "a whole number")
     return result
 
 

@@ -10,6 +10,8 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -39,8 +41,7 @@ def expected_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike
     rate = checks.array("match_rate", match_rate, 0, 1)
     # In place, so that a large grid of match rates needs no second array of its size.
     out = np.asarray(rate * ((d - exit_at) * (1 - n)))
-    base = d * n
-    return np.add(out, base, out=out) if out.shape == np.broadcast_shapes(out.shape, base.shape) else out + base
+    return np.add(out, d * n, out=out)
 
 
 def expected_compute(
@@ -164,6 +165,8 @@ def position_latency(layers: ArrayLike, exit_layer: ArrayLike, match_rates: Arra
     (100.0, 72.0)
     """
     rates = checks.array("match_rates", match_rates, 0, 1)
+    if not rates.shape or not rates.shape[-1]:
+        raise checks.ParameterError(f"match_rates must be a list with a rate for each token, got {match_rates!r}")
     d, exit_at, n = _shape(layers, exit_layer, rates.shape[-1])
     saved = rates[..., :-1]
     return (
@@ -370,6 +373,8 @@ def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
     Stage(time=30.0, busy=120.0, on_match=1)
     """
     d, exit_at, k = parameters.layers, parameters.exit_layer, parameters.candidates
+    if cost.layers != d:
+        raise checks.ParameterError(f"cost must be that of a model of layers={d}, got one of {cost.layers}")
     if parameters.form == "nested":
         return _nested_stages(d, exit_at, k, cost)
     if parameters.form == "eager":
@@ -424,8 +429,14 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     law's rate may be arrays that broadcast. Otherwise the stages are summed over the law, one decoding at a time.
     """
     if isinstance(law, Iid) and cost.plain:
-        return _closed_form(parameters, tokens, law.match_rate)
-    n = int(checks.whole_array("tokens", tokens, 1))
+        closed = _closed_form(parameters, tokens, law.match_rate)
+        if closed.latency.size > 1 or not (np.isnan(closed.latency_variance) or np.isnan(closed.units_ratio)):
+            return closed
+        # For one point, what has no closed form is summed.
+        _, variance, _, ratio = moments(stages(parameters, UnitCost(parameters.layers)), int(np.asarray(tokens)), law)
+        return replace(closed, latency_variance=np.asarray(variance), units_ratio=np.asarray(ratio))
+    checks.whole("tokens", tokens, 1)
+    n = int(np.asarray(tokens))
     latency, variance, busy, ratio = moments(stages(parameters, cost), n, law)
     plain = n * (cost.span(0, parameters.layers) + cost.final_head)
     values = (latency, variance, busy, ratio, float(parameters.units), plain)

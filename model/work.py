@@ -140,7 +140,7 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
                     _run(sub, world, work, tokens, passes=1)
                     sub.ended = True
                     sub.body.close()
-                    task.started.remove(sub)
+                task.started = [sub for sub in task.started if not sub.ended]
             case Adopt():
                 task.cache.adopt(step.task.last, step.at, step.layers)
                 work.adoptions += 1

@@ -176,7 +176,7 @@ class _Engine:
 
     def transfer(self, seconds: float, what: str, process: _Process, arrived: Callable[[Event], None]) -> None:
         now = start = self.env.now
-        if self.cluster.links == "shared":
+        if self.cluster.links == "shared":  # what has been sent is not called back, though its receiver be stopped
             start = max(now, self.link_free)
             self.link_free = start + seconds
         if self.record:
@@ -221,7 +221,7 @@ class _Process:
     def _forward(self, step: Forward) -> None:
         engine = self.engine
         first, last, heads = step.first, step.last, step.heads
-        self.step = step
+        self.step, self.layer = step, first
         try:
             self.seconds = engine.known[first, last, heads]
         except KeyError:
@@ -342,7 +342,7 @@ class _Process:
     def must_have_run(self, layer: int, at: int) -> None:
         """A sub-process reads this process's cache row of a layer: by the end of its own pass through it, the row must be there."""
         step = self.step
-        if self.unit >= 0 and isinstance(step, Forward) and step.at == at and self.layer <= layer + 1:
+        if isinstance(step, Forward) and step.at == at and self.layer <= layer + 1:
             raise CacheError(f"layer {layer} of position {at} was followed before it had run")
 
     def _passed(self, _: Event) -> None:
@@ -352,6 +352,7 @@ class _Process:
             self.release("cancelled")
             return
         self.release("kept")
+        self.layer += 1  # all of them have run, the last included
         step = self.step
         if isinstance(step, Forward):
             tokens = step.tokens
@@ -368,7 +369,7 @@ class _Process:
         engine, unit = self.engine, self.unit
         now = engine.env.now
         engine.busy += now - self.since
-        engine.passes += 1
+        engine.passes += isinstance(self.step, Forward)
         if engine.record:
             self._record(fate, now)
         self.unit = -1
@@ -391,8 +392,9 @@ class _Process:
             self.release("cancelled")
         elif engine.cluster.stop == "layer" and isinstance(step, Forward):
             depths, now = engine.cost.depths, engine.env.now
-            # The first boundary between layers that is not behind us; in the head, the end of the pass.
-            boundary = bisect_left(depths, depths[step.first] + now - self.since, step.first, step.last + 1)
+            # The first boundary between layers that is not behind us (but for rounding); in the head, the end of the pass.
+            elapsed = (now - self.since) * (1 - 1e-12)
+            boundary = bisect_left(depths, depths[step.first] + elapsed, step.first, step.last + 1)
             if boundary <= step.last:
                 rest = max(self.since + depths[boundary] - depths[step.first] - now, 0.0)
                 Timeout(engine.env, rest).callbacks.append(self._passed)

@@ -190,7 +190,6 @@ def test_a_law_by_position_ends_where_its_rates_end() -> None:
         list(record.sample(coins.tiles(0, "match", 0, 33)))
 
 
-@pytest.mark.xfail(reason="the bound itself is refused where its rounding leaves [0, 1] by one bit", strict=True)
 def test_the_most_negative_correlation_is_allowed() -> None:
     for p in np.arange(1, 1000) / 1000:
         Markov(p, -min(p / (1 - p), (1 - p) / p))

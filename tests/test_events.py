@@ -291,7 +291,6 @@ def stopped_after_prompt(pass_: Forward, layers: int) -> Steps:
     yield from stopped_after(pass_, layers, 4)
 
 
-@pytest.mark.xfail(reason="a stop on a boundary is one layer late where times of layers do not add up exactly", strict=True)
 @pytest.mark.parametrize("layer", [0.1, 0.3, 0.7])
 def test_a_stop_on_a_boundary_is_on_it_whatever_the_layers_take(layer: float) -> None:
     """Main process and sub-processes run alike: a stop at the end of a layer is the same at once and by layer."""
@@ -379,7 +378,6 @@ def test_a_sub_that_overtakes_its_parent_is_an_error_layer_by_layer() -> None:
         play(follower(1), 3, UnitCost(4), per_layer=True)
 
 
-@pytest.mark.xfail(reason="a parent that waits for its unit is taken for one that is through", strict=True)
 def test_a_sub_that_is_through_before_its_parent_begins_is_an_error_too() -> None:
     with pytest.raises(CacheError, match="was followed before it had run"):
         play(follower(6), 3, UnitCost(6), per_layer=True)

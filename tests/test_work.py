@@ -247,6 +247,5 @@ def test_stopping_what_has_ended_changes_nothing_in_the_simulator() -> None:
     assert simulate(finished(stops_twice()), 1, Cluster(2), UnitCost(4), World(1, 4, [])).tokens == [1]
 
 
-@pytest.mark.xfail(reason="the counter forgets a stopped task and then looks for it", strict=True)
 def test_stopping_what_has_ended_changes_nothing_in_the_counter() -> None:
     assert count(finished(stops_twice()), World(1, 4, []), 1).tokens == [1]
