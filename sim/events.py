@@ -197,7 +197,7 @@ class _Process:
     subs: Sequence[_Process] = ()
     # Given at birth, and with every pass or dispatch (then `step` is the processes that are sent out).
     cache: Cache
-    step: Forward | Sequence[_Process]
+    step: Forward | Sequence[_Process] = ()
     seconds: float
     since: float
 
@@ -331,7 +331,7 @@ class _Process:
         engine, layer, parent = self.engine, self.layer, self.parent
         step: Any = self.step  # a pass: dispatches have no layers
         if parent is not None and parent.layer <= layer and layer > step.first:  # the first alone says no most often
-            parent.must_have_run(layer - 1, step.at - 1)
+            parent.must_have_run(layer - 1, step)
         self.layer = layer + 1
         if layer + 1 < step.last:
             Timeout(engine.env, engine.layer_times[layer]).callbacks.append(self._tick)
@@ -339,11 +339,13 @@ class _Process:
             seconds = engine.layer_times[layer] + step.heads * engine.cost.head(step.last)
             Timeout(engine.env, seconds).callbacks.append(self._passed)
 
-    def must_have_run(self, layer: int, at: int) -> None:
-        """A sub-process reads this process's cache row of a layer: by the end of its own pass through it, the row must be there."""
+    def must_have_run(self, layer: int, follower: Forward) -> None:
+        """A sub-process reads this process's row of a layer: by the end of its own pass through it, the row must be there."""
         step = self.step
-        if isinstance(step, Forward) and step.at == at and self.layer <= layer + 1:
-            raise CacheError(f"layer {layer} of position {at} was followed before it had run")
+        if not isinstance(step, Forward) or step.role != follower.role or step.at + len(step.tokens) != follower.at:
+            return
+        if self.layer <= layer + 1:
+            raise CacheError(f"layer {layer} of position {follower.at - 1} was followed before it had run")
 
     def _passed(self, _: Event) -> None:
         if self.unit < 0:  # stopped, and its unit given back before

@@ -282,12 +282,13 @@ def test_boundaries_of_uneven_layers_are_those_of_the_pass() -> None:
     for seconds, end in ((1, 4), (2, 7)):
         steps = stopped_after_prompt(Forward("target", (1,), 1, 1, 3), seconds)
         run = play(steps, 2, cost, stop="layer")
-        assert [row[1:3] for row in log(run, unit=1)] == [(8, 8 + end)]
+        assert [row[1:3] for row in log(run, unit=1)] == [(9, 9 + end)]
 
 
 def stopped_after_prompt(pass_: Forward, layers: int) -> Steps:
-    """As before, after a prompt of 8, with own passes of 1 or 5."""
+    """As before, after a prompt of 8 and layer 0 of the next token, with own passes of 1 or 5."""
     yield Forward("target", (0,), 0, 0, 4)
+    yield Forward("target", (1,), 1, 0, 1)
     yield from stopped_after(pass_, layers, 4)
 
 
@@ -373,8 +374,8 @@ def follower(occupied: int) -> Steps:
 
 
 def test_a_sub_that_overtakes_its_parent_is_an_error_layer_by_layer() -> None:
-    """It follows by one layer and more: at 2 it has finished layer 1, and the parent, which began at 1, has not."""
-    with pytest.raises(CacheError, match="layer 1 of position 0 was followed before it had run"):
+    """It follows before there is anything to follow: at 1 it has finished layer 0, and the parent only begins."""
+    with pytest.raises(CacheError, match="layer 0 of position 0 was followed before it had run"):
         play(follower(1), 3, UnitCost(4), per_layer=True)
 
 

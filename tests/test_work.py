@@ -208,22 +208,42 @@ def test_sound_algorithms_pass_in_both_interpreters() -> None:
 
 
 def test_the_cache_says_what_it_holds() -> None:
-    cache = Cache({})
-    cache.write("target", 3, 0, 0, 4)
-    cache.write("target", 1, 1, 0, 2)
-    assert cache.rows == {"target": [2, 2, 3, 3]}
+    def at(position: int, first: int, last: int, width: int = 1) -> Forward:
+        return Forward("target", (7,) * width, position, first, last)
+
+    cache = Cache()
+    cache.write(at(0, 0, 4, width=3))
+    assert cache.rows == {"target": [3, 3, 3, 3]}
+    cache.write(at(1, 0, 2))
+    # Layers 2 and 3 still held what follows position 0 in the text that has just been cut.
+    assert cache.rows == {"target": [2, 2, 1, 1]}
     other = cache.copy()
-    other.write("target", 1, 2, 0, 1)
-    assert cache.rows == {"target": [2, 2, 3, 3]}
-    with pytest.raises(CacheError, match=r"target: layers \[0, 2\) at 3, but the cache holds \[3, 2\]"):
-        other.write("target", 1, 3, 0, 2)
-    with pytest.raises(CacheError, match=r"target: no rows of layers \[0, 2\) at position 2 to take over"):
-        cache.adopt(other, "target", 2, 2)
-    cache.adopt(other, "target", 2, 1)
-    assert cache.rows == {"target": [3, 2, 3, 3]}
-    cache.adopt(other, "target", 9, 0)
-    cache.write("target", 1, 99, 2, 2)
-    assert cache.rows == {"target": [3, 2, 3, 3]}
+    other.write(at(2, 0, 1))
+    assert other.rows == {"target": [3, 2, 1, 1]}
+    assert cache.rows == {"target": [2, 2, 1, 1]}
+    with pytest.raises(CacheError, match=r"target: layers \[0, 2\) at position 3, but the layers hold \[3, 2\]"):
+        other.write(at(3, 0, 2))
+    with pytest.raises(CacheError, match=r"target: layers \[2, 4\) at position 1, but the layers hold \[2, 2, 1, 1\]"):
+        cache.require(at(1, 2, 4, width=2))  # the layers above have not seen the second token
+    cache.write(at(1, 2, 4))
+    assert cache.rows == {"target": [2, 2, 2, 2]}
+    cache.write(at(99, 2, 2))  # a head alone holds nothing
+    assert cache.rows == {"target": [2, 2, 2, 2]}
+
+
+def test_rows_are_taken_over_only_where_they_were_made() -> None:
+    cache = Cache()
+    cache.write(Forward("target", (0, 1), 0, 0, 4))
+    for made, at, layers in (
+        (Forward("target", (2,), 2, 0, 1), 2, 2),  # not so deep
+        (Forward("target", (2,), 2, 1, 2), 2, 2),  # not from the first layer
+        (Forward("target", (2,), 2, 0, 2), 3, 2),  # not there
+        (Forward("target", (3,), 3, 0, 2), 3, 2),  # a position is missing before it
+    ):
+        with pytest.raises(CacheError, match=r"target: rows of layers \[0, 2\) at position \d cannot be taken over"):
+            cache.adopt(made, at, layers)
+    cache.adopt(Forward("target", (2,), 2, 0, 2), 2, 2)
+    assert cache.rows == {"target": [3, 3, 2, 2]}
 
 
 def test_an_algorithm_that_ends_early_counts_what_it_did() -> None:

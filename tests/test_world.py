@@ -34,14 +34,20 @@ def test_candidates_hold_the_true_token_first_where_the_coin_says_so() -> None:
     for place, match in enumerate([True, False, True, False, False]):  # beyond the coins nothing matches
         true = PROMPT + place
         for count in (1, 2, 5):
-            found = WORLD.read(Read("top", after(true - 1, at=true - 1, layer=4), count=count))
+            found = WORLD.read(Read("top", after(true - 1, at=true - 1, layer=4), width=count))
             assert len(set(found)) == count
             assert [token == true for token in found] == [match and index == 0 for index in range(count)]
             assert all(token < 0 for token in found[1:])
 
 
+def test_a_coin_may_say_which_candidate_is_right() -> None:
+    for right in (1, 2, 3):
+        found = World(1, 8, [right]).read(Read("top", after(0, at=0, layer=4), width=3))
+        assert [token == 1 for token in found] == [index == right for index in (1, 2, 3)]
+
+
 def test_candidates_after_a_wrong_token_are_wrong() -> None:
-    found = WORLD.read(Read("top", after(-7, at=2, layer=4), count=3))
+    found = WORLD.read(Read("top", after(-7, at=2, layer=4), width=3))
     assert len({token for token in found if token < 0}) == 3
 
 
@@ -49,6 +55,6 @@ def test_wrong_answers_never_meet() -> None:
     """A wrong candidate is neither the wrong answer of the last layer nor taken for right at any later position."""
     for at, count in itertools.product(range(2, 9), (1, 3)):
         wrong = WORLD.read(Read("next", after(-99, at=at, layer=LAYERS)))
-        candidates = WORLD.read(Read("top", after(-99, at=at, layer=4), count=count))
+        candidates = WORLD.read(Read("top", after(-99, at=at, layer=4), width=count))
         assert wrong not in candidates
         assert all(token != place for token in candidates for place in range(99))
