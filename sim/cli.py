@@ -71,7 +71,7 @@ def run(
     replications: Replications = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory of the run. Default: runs/NAME-HASH.")] = None,
-    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Worker processes. Default: as many as pay.")] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", help="Worker processes. Default: as many as pay.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Run a grid of more than 10 million points.")] = False,
@@ -90,6 +90,7 @@ def run(
     from sim import sweep as sweeps
 
     overrides = _overrides(set_, sweep, view, replications, seed)
+    sweeps.check_jobs(jobs)
     if dry_run:
         _dry_run(scenario, overrides, as_json)
         return
@@ -128,11 +129,10 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
 
     grid = Grid(sweeps.resolve(scenario, **overrides))
     plan = sweeps.Plan(grid)
-    shards = plan.shards()
     decodings = {view: grid.points * plan.replications[view] for view in plan.views if view != "formula"}
     facts = {
         "points": grid.points, "axes": {axis.path: len(axis.values) for axis in grid.axes}, "views": list(plan.views),
-        "decodings": decodings, "shards": len(shards), "seconds_on_one_core": round(plan.estimate(), 1),
+        "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(plan.estimate(), 1),
     }  # fmt: skip
     if as_json:
         print(json.dumps(facts, indent=2))
