@@ -173,7 +173,7 @@ def _draw(folder: Path, frame: pl.DataFrame) -> list[Path]:
             paths += figures.save(tradeoff.draw(frame, x=x), target / f"tradeoff_{x}")
     stored = folder / "distribution.parquet"
     if stored.exists():
-        rows = pl.read_parquet(stored)
+        rows = pl.read_parquet(stored, glob=False)
         first = rows.filter(pl.col("point") == rows["point"].min())
         paths += figures.save(distribution.draw(first), target / "distribution_point_0")
     return paths
@@ -195,7 +195,7 @@ def plot(
 
     table = directory / "results.parquet"
     try:
-        frame = pl.read_parquet(table)
+        frame = pl.read_parquet(table, glob=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise ParameterError(f"{table} cannot be read: {error}; name the directory of a finished `sim run`") from None
     paths = _draw(directory, frame)

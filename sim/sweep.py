@@ -160,7 +160,7 @@ class Report:
     def frame(self) -> pl.DataFrame:
         """The table of results."""
         assert self.out is not None
-        return pl.read_parquet(self.out / "results.parquet")
+        return pl.read_parquet(self.out / "results.parquet", glob=False)
 
 
 def resolve(
@@ -248,7 +248,7 @@ def run(
             if progress is not None:
                 progress(resumed + done, len(todo))
         failed = _merge(grid, list(todo.values()), folder)
-        rows = int(pl.scan_parquet(folder / "results.parquet").select(pl.len()).collect().item())
+        rows = int(pl.scan_parquet(folder / "results.parquet", glob=False).select(pl.len()).collect().item())
         _describe(folder, tables, grid, plan, rows, failed)
     except OSError as error:
         raise RunError(f"{error.strerror or error} ({error.filename or folder}); {_hint(folder)}") from None
@@ -296,7 +296,7 @@ def _prepare(folder: Path, tables: Tables, fingerprint: str, *, resume: bool) ->
 
 def _readable(path: Path) -> bool:
     try:
-        pl.read_parquet_schema(path)
+        pl.scan_parquet(path, glob=False).collect_schema()  # a name may hold brackets
     except (OSError, pl.exceptions.PolarsError):
         return False
     return True
@@ -334,7 +334,7 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
 
 def _merge(grid: Grid, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
     """Put the shards together: tables, distributions and failures."""
-    partial = pl.concat([pl.read_parquet(path) for path in paths], how="diagonal_relaxed")
+    partial = pl.concat([pl.read_parquet(path, glob=False) for path in paths], how="diagonal_relaxed")
     failed: list[dict[str, Any]] = []
     if "error" in partial.columns:
         wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True)
@@ -359,7 +359,7 @@ def _describe(folder: Path, tables: Tables, grid: Grid, plan: Plan, rows: int, f
 
     from sim.environment import versions
 
-    table = pl.scan_parquet(folder / "results.parquet")
+    table = pl.scan_parquet(folder / "results.parquet", glob=False)
     sources: list[str] = []
     if "outcomes_source" in table.collect_schema().names():
         sources = sorted(table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"].to_list())

@@ -50,8 +50,9 @@ class Parameters:
             )
         if self.units > checks.MAX_UNITS:
             raise checks.ParameterError(
-                f"nested needs {checks.shown(self.units)} units for candidates={self.candidates} and exit_layer={self.exit_layer} of"
-                f" layers={self.layers}, more than {checks.MAX_UNITS}; take fewer candidates or a later exit_layer"
+                f"nested needs {checks.shown(self.units)} units for candidates={self.candidates} and"
+                f" exit_layer={self.exit_layer} of layers={self.layers}, more than {checks.MAX_UNITS}; take fewer candidates"
+                " or a later exit_layer"
             )
 
     @property
