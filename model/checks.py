@@ -35,7 +35,22 @@ def unknown(kind: str, word: object, known: Iterable[str]) -> ParameterError:
     >>> print(unknown("form", "litteral", ["literal", "eager"]))
     unknown form 'litteral'; did you mean literal? known: eager, literal
     """
-    return ParameterError(f"unknown {kind} {word!r}; {nearest(str(word), known)}")
+    return ParameterError(f"unknown {kind} {shown(word)}; {nearest(word if isinstance(word, str) else shown(word), known)}")
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, whatever it is.
+
+    >>> shown("two"), shown((1, 2)), shown(10**5000), len(shown("x" * 500))
+    ("'two'", '[1, 2]', 'a whole number of about 5001 digits', 67)
+    """
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a whole number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
+    if isinstance(value, tuple | list):
+        text = f"[{', '.join(shown(each) for each in value[:20])}{', ...' if len(value) > 20 else ''}]"
+    else:
+        text = repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= 200 else f"{text[:64]}..."
 
 
 def one_of(name: str, value: object, known: Iterable[str]) -> None:
@@ -53,25 +68,31 @@ def whole(name: str, value: object, low: int, high: int | None = None, high_name
     model.checks.ParameterError: exit_layer must be between 1 and layers=40, got 41
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ParameterError(f"{name} must be a whole number, got {value!r}")
+        raise ParameterError(f"{name} must be a whole number, got {shown(value)}")
     if value < low or (high is not None and value > high):
-        raise ParameterError(f"{name} must be {_range(low, high, high_name)}, got {value}")
+        raise ParameterError(f"{name} must be {_range(low, high, high_name)}, got {shown(value)}")
 
 
 def number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
     """Refuse a value that is not a finite number between `low` and `high`, both included."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise ParameterError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value) or value < low or value > high:
-        raise ParameterError(f"{name} must be {_range(low, None if high == math.inf else high)}, got {value}")
+        raise ParameterError(f"{name} must be a number, got {shown(value)}")
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        finite = False
+    if not finite or value < low or value > high:
+        bound = _range(low, None if high == math.inf else high)
+        also = "finite and " if not finite and high == math.inf != -low else ""
+        raise ParameterError(f"{name} must be {also}{bound}, got {shown(value)}")
 
 
 def array(name: str, values: ArrayLike, low: float = -math.inf, high: float = math.inf) -> NDArray[np.float64]:
     """`values` as a float array, every element finite and between `low` and `high`; the error names the first that is not."""
     try:
         result = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ParameterError(f"{name} must be numbers, got {values!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ParameterError(f"{name} must be numbers, got {shown(values)}") from None
     # One pass each way, no temporary of the array's size: nan fails both comparisons.
     least, most = (result.min(), result.max()) if result.size else (0.0, 0.0)
     if result.size and not (least >= low and most <= high and math.isfinite(least) and math.isfinite(most)):
@@ -96,5 +117,9 @@ def whole_array(name: str, values: ArrayLike, low: int) -> NDArray[np.float64]:
 
 def _range(low: float, high: float | None, high_name: str = "") -> str:
     if high is None:
-        return "a finite number" if low == -math.inf else f"at least {low:g}"
-    return f"between {low:g} and {high_name + '=' if high_name else ''}{high:g}"
+        return "a finite number" if low == -math.inf else f"at least {_plain(low)}"
+    return f"between {_plain(low)} and {high_name + '=' if high_name else ''}{_plain(high)}"
+
+
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"

@@ -430,10 +430,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     """
     if isinstance(law, Iid) and cost.plain:
         closed = _closed_form(parameters, tokens, law.match_rate)
-        if closed.latency.size > 1 or not (np.isnan(closed.latency_variance) or np.isnan(closed.units_ratio)):
+        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.match_rate)
+        if any(np.ndim(value) for value in given) or not (np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()):
             return closed
         # For one point, what has no closed form is summed.
-        _, variance, _, ratio = moments(stages(parameters, UnitCost(parameters.layers)), int(np.asarray(tokens)), law)
+        _, variance, _, ratio = moments(stages(parameters, UnitCost(parameters.layers)), np.asarray(tokens).item(), law)
         return replace(closed, latency_variance=np.asarray(variance), units_ratio=np.asarray(ratio))
     checks.whole("tokens", tokens, 1)
     n = int(np.asarray(tokens))

@@ -71,7 +71,7 @@ def run(
     replications: Replications = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory of the run. Default: runs/NAME-HASH.")] = None,
-    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Worker processes. Default: as many as pay.")] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", help="Worker processes. Default: as many as pay.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Run a grid of more than 10 million points.")] = False,
@@ -90,6 +90,7 @@ def run(
     from sim import sweep as sweeps
 
     overrides = _overrides(set_, sweep, view, replications, seed)
+    sweeps.check_jobs(jobs)
     if dry_run:
         _dry_run(scenario, overrides, as_json)
         return
@@ -128,11 +129,10 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
 
     grid = Grid(sweeps.resolve(scenario, **overrides))
     plan = sweeps.Plan(grid)
-    shards = plan.shards()
     decodings = {view: grid.points * plan.replications[view] for view in plan.views if view != "formula"}
     facts = {
         "points": grid.points, "axes": {axis.path: len(axis.values) for axis in grid.axes}, "views": list(plan.views),
-        "decodings": decodings, "shards": len(shards), "seconds_on_one_core": round(plan.estimate(), 1),
+        "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(plan.estimate(), 1),
     }  # fmt: skip
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -173,7 +173,7 @@ def _draw(folder: Path, frame: pl.DataFrame) -> list[Path]:
             paths += figures.save(tradeoff.draw(frame, x=x), target / f"tradeoff_{x}")
     stored = folder / "distribution.parquet"
     if stored.exists():
-        rows = pl.read_parquet(stored)
+        rows = pl.read_parquet(stored, glob=False)
         first = rows.filter(pl.col("point") == rows["point"].min())
         paths += figures.save(distribution.draw(first), target / "distribution_point_0")
     return paths
@@ -195,7 +195,7 @@ def plot(
 
     table = directory / "results.parquet"
     try:
-        frame = pl.read_parquet(table)
+        frame = pl.read_parquet(table, glob=False)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise ParameterError(f"{table} cannot be read: {error}; name the directory of a finished `sim run`") from None
     paths = _draw(directory, frame)

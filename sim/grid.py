@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,16 @@ import numpy as np
 from model import checks
 from model.checks import ParameterError
 from sim import scenario
-from sim.scenario import Case, Tables
+from sim.scenario import SECTIONS, Case, Tables
 
 LOOKED_AT_UP_TO = 512
 """A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
+ELSEWHERE = 64
+"""A value of a larger grid that is wrong at first sight is tried with so many other values of the other axes."""
+MAX_POINTS = 10**12
+"""Far beyond what can be computed; with more, even the numbers of the points would run over."""
+SWEPT = ("scenario.tokens", "scenario.seed")
+"""What an axis may take of [scenario]; the rest holds for a run as a whole."""
 EACH_UP_TO = 64
 """An axis with more values than this is checked at its ends: the bounds of every numeric parameter are intervals."""
 
@@ -33,15 +40,16 @@ class Axis:
         """Whether every value is a number."""
         return isinstance(self.values, _Range) or all(_number(value) for value in self.values)
 
-    def ends(self) -> list[Any]:
-        """The values that are checked before anything runs: all of a short axis, the extremes of a long one."""
+    def ends(self) -> list[int]:
+        """Indices of the values that are checked before anything runs: all of a short axis, the extremes of a long one."""
         values = self.values
+        if isinstance(values, _Range) and len(values) > EACH_UP_TO:
+            return [0, len(values) - 1]
         if len(values) <= EACH_UP_TO or not self.numeric:
-            return list(values)
-        if isinstance(values, _Range):
-            return [values[0], values[len(values) - 1]]
-        kinds = {type(value): value for value in values}
-        return [min(values), max(values), *(value for value in values if value != value), *kinds.values()]
+            return list(range(len(values)))
+        order = sorted(range(len(values)), key=lambda index: values[index])
+        kinds = {type(value): index for index, value in enumerate(values)}
+        return [order[0], order[-1], *(index for index, value in enumerate(values) if value != value), *kinds.values()]
 
 
 class _Range(Sequence[Any]):
@@ -81,13 +89,15 @@ class Grid:
         self.base = {key: value for key, value in tables.items() if key != "sweep"}
         sweep = tables.get("sweep", {})
         if not isinstance(sweep, Mapping):
-            raise ParameterError(f"[sweep] must be a table of paths and lists, got {sweep!r}")
+            raise ParameterError(f"[sweep] must be a table of paths and lists, got {checks.shown(sweep)}")
         self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
         self.methods = len(scenario.method_tables(self.base))
         self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
         self.points = 1
         for size in self.shape:
             self.points *= size
+        if self.points > MAX_POINTS:
+            raise ParameterError(f"a grid must have at most {MAX_POINTS:,} points, got {self.points:,}; shorten an axis")
         if check:
             self._check()
 
@@ -95,16 +105,24 @@ class Grid:
         if self.points <= LOOKED_AT_UP_TO:
             self._check_points()
             return
-        base = copy.deepcopy(self.base)
-        for axis in self.axes:
-            scenario.apply(base, axis.path, axis.values[0])
-        for method in range(max(self.methods, 1)):
-            scenario.case(base, method)
-            for axis in self.axes:
-                for value in axis.ends():
-                    tables = copy.deepcopy(base)
-                    scenario.apply(tables, axis.path, value)
-                    scenario.case(tables, method)
+        for axis, indices in enumerate([range(self.shape[0]), *(axis.ends() for axis in self.axes)]):
+            for index in indices:
+                self._check_value(axis, index)
+
+    def _check_value(self, axis: int, index: int) -> None:
+        """Refuse a value that is wrong with the first values of the other axes and wherever else one looks."""
+        draw = random.Random(0)
+        first: ParameterError | None = None
+        for attempt in range(1 + ELSEWHERE):
+            where = [draw.randrange(size) if attempt else 0 for size in self.shape]
+            where[axis] = index
+            try:
+                self.case(int(np.ravel_multi_index(where, self.shape)))
+                return
+            except ParameterError as error:
+                first = first or error
+        assert first is not None
+        raise first
 
     def _check_points(self) -> None:
         """Refuse a value that is wrong wherever it stands; one that is wrong in places fails there, when the grid is run."""
@@ -139,17 +157,21 @@ class Grid:
 
 
 def _values(path: str, values: Any) -> Sequence[Any]:
+    if path.startswith("scenario.") and path not in SWEPT:
+        raise ParameterError(f"{path} cannot be swept, it holds for the whole run; of [scenario] only {' and '.join(SWEPT)} can")
     if isinstance(values, Mapping):
         if set(values) != {"from", "to", "count"}:
-            raise ParameterError(f"sweep.{path} must be a list, or a table of from, to and count, got {dict(values)!r}")
+            # What TOML makes of a dotted path without quotes: a table in a table.
+            hint = f'; write the path in quotes: "{path}.{next(iter(values), "KEY")}" = [...]' if path in SECTIONS else ""
+            raise ParameterError(f"sweep.{path} must be a list, or a table of from, to and count, got {dict(values)!r}{hint}")
         checks.number(f"sweep.{path}.from", values["from"])
         checks.number(f"sweep.{path}.to", values["to"])
         checks.whole(f"sweep.{path}.count", values["count"], 1, 1_000_000_000)
         return _Range(values["from"], values["to"], values["count"])
     if not isinstance(values, list):
-        raise ParameterError(f"sweep.{path} must be a list of values, got {values!r}")
+        raise ParameterError(f"sweep.{path} must be a list of values, got {checks.shown(values)}; write it in brackets: [...]")
     if not values:
-        raise ParameterError(f"sweep.{path} must have at least one value, got an empty list")
+        raise ParameterError(f"sweep.{path} must have at least one value, got an empty list; give values or leave the axis out")
     return values
 
 
@@ -161,17 +183,21 @@ def parse_value(text: str) -> Any:
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or a number too long or brackets too deep for its parser
         return text
 
 
 def parse_axis(text: str) -> Any:
-    """The values of an axis from the command line: a comma list, or from:to:count.
+    """The values of an axis from the command line: a comma list, a list in TOML, or from:to:count.
 
-    >>> parse_axis("1,3,5"), parse_axis("0:1:5"), parse_axis("squad,wmt")
-    ([1, 3, 5], {'from': 0, 'to': 1, 'count': 5}, ['squad', 'wmt'])
+    >>> parse_axis("1,3,5"), parse_axis("0:1:5"), parse_axis("squad,wmt"), parse_axis("[[1, 2], [3]]")
+    ([1, 3, 5], {'from': 0, 'to': 1, 'count': 5}, ['squad', 'wmt'], [[1, 2], [3]])
     """
-    parts = text.split(":")
-    if len(parts) == 3 and all(_number(parse_value(part)) for part in parts):
-        return dict(zip(("from", "to", "count"), (parse_value(part) for part in parts), strict=True))
+    if isinstance(parse_value(text), list):
+        return parse_value(text)
+    parts = [parse_value(part) for part in text.split(":")]
+    if len(parts) > 1 and _number(parts[0]):
+        if len(parts) != 3 or not all(_number(part) for part in parts):
+            raise ParameterError(f"an axis must be VALUE,VALUE,... or three numbers from:to:count (0:1:11), got {text!r}")
+        return dict(zip(("from", "to", "count"), parts, strict=True))
     return [parse_value(part.strip()) for part in text.split(",")] if text.strip() else []

@@ -54,7 +54,14 @@ class Markov:
     source: str = "assumed"
 
     def __post_init__(self) -> None:
-        acceptance.Markov(self.match_rate, self.correlation)
+        checks.number("match_rate", self.match_rate, 0, 1)
+        checks.number("correlation", self.correlation, -1, 1)
+        try:
+            acceptance.Markov(self.match_rate, self.correlation)
+        except checks.ParameterError:
+            rare = min(self.match_rate, 1 - self.match_rate)
+            bound = f"between {-rare / (1 - rare):g} and 1 at match_rate={self.match_rate:g}"
+            raise checks.ParameterError(f"correlation must be {bound}, got {self.correlation:g}") from None
         _check_provenance(self.trials, self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
@@ -70,7 +77,12 @@ class ByPosition:
     source: str = "assumed"
 
     def __post_init__(self) -> None:
-        acceptance.ByPosition(self.match_rates)
+        given: Any = self.match_rates
+        if not isinstance(given, tuple) or not given:
+            rates = "a list of rates, one for each output position"
+            raise checks.ParameterError(f"match_rates must be {rates}, got {checks.shown(given)}")
+        for index, rate in enumerate(given):
+            checks.number(f"match_rates[{index}]", rate, 0, 1)
         _check_provenance(None, self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
@@ -90,21 +102,41 @@ class Replay:
     def __post_init__(self) -> None:
         if (self.records is None) == (self.file is None):
             raise checks.ParameterError("outcomes.kind 'replay' takes either records or file, one of the two")
+        if not isinstance(self.file, str | None):  # what a scenario file holds may be anything
+            raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(self.file)}")
         _check_provenance(None, self.source)
-        acceptance.Replay(self._read())
+        self._law()
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point."""
-        law = acceptance.Replay(self._read())
+        law = self._law()
         return Outcome(law, float(law.mean(tokens)) / tokens, self.source)
+
+    def _law(self) -> acceptance.Replay:
+        records = self._read()
+        form = "a list of lists of true and false, all of one length of at least 1"
+        if not isinstance(records, list | tuple) or not records:
+            raise checks.ParameterError(f"records must be {form}, got {checks.shown(records)}")
+        for index, record in enumerate(records):
+            # By type, in one pass: 1 and 0 may stand for true and false, and nothing else.
+            if not isinstance(record, list | tuple) or not {*map(type, record)} <= {bool, int} or not {*record} <= {0, 1}:
+                raise checks.ParameterError(f"records must be {form}; records[{index}] is {checks.shown(record)}")
+            if not record or len(record) != len(records[0]):
+                raise checks.ParameterError(f"records must be {form}; records[{index}] has length {len(record)}")
+        return acceptance.Replay(records)
 
     def _read(self) -> Any:
         if self.file is None:
             return self.records
         try:
             return json.loads(Path(self.file).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise checks.ParameterError(f"outcomes.file {self.file!r} cannot be read as JSON records: {error}") from None
+        except UnicodeDecodeError:
+            reason = "it is no text in UTF-8"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except (ValueError, RecursionError) as error:
+            reason = f"it is not JSON: {error}"
+        raise checks.ParameterError(f"file {self.file!r} cannot be read: {reason}; name a JSON file of records")
 
 
 @dataclass(frozen=True)

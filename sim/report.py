@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sim import metrics
@@ -27,7 +28,7 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(width=WIDE, highlight=False)
-    name, about = report.tables["scenario"]["name"], report.tables["scenario"].get("description", "")
+    name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = frame.filter(pl.col("point").rank("dense") <= MOST_ROWS)
     together = 2 if console.width >= WIDE else 1
@@ -40,14 +41,14 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
     for line in notes(frame):
         console.print(line)
     for row in report.failed[:10]:
-        console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {row['error']}")
+        console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {escape(row['error'])}")
     if len(report.failed) > 10:
         console.print(f"... and {len(report.failed) - 10} more in failed.json")
     csv = ", .csv" if report.out is not None and (report.out / "results.csv").exists() else ""
-    console.print(f"results: {report.out}/results.parquet{csv}", soft_wrap=True)
+    console.print(f"results: {report.out}/results.parquet{csv}", soft_wrap=True, markup=False)
     for path in figures:
         if path.suffix == ".png":
-            console.print(f"figure:  {path}", soft_wrap=True)
+            console.print(f"figure:  {path}", soft_wrap=True, markup=False)
 
 
 def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Table:
@@ -85,7 +86,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))
 
 
 def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:

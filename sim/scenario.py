@@ -29,6 +29,8 @@ VIEWS = ("formula", "paths", "events")
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
 DEFAULT = "ppd-figures-3-and-4"
 MAX_REPLICATIONS = 1_000_000_000
+MAX_TIME = 1e9
+"""Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
 
 Tables = dict[str, Any]
 
@@ -48,22 +50,25 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("name", "description"):
             if not isinstance(getattr(self, name), str):
-                raise ParameterError(f"{name} must be a text in quotes, got {getattr(self, name)!r}")
-        if not self.name or "/" in self.name or self.name.startswith("."):
-            raise ParameterError(f"name must be usable as the name of a folder, got {self.name!r}")
+                raise ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
+        if not self.name.isprintable() or len(self.name) > 100 or "/" in self.name or self.name.startswith(".") or not self.name:
+            known = "1 to 100 characters, no slash, no dot in front"
+            raise ParameterError(f"name must be usable as the name of a folder ({known}), got {checks.shown(self.name)}")
         checks.whole("tokens", self.tokens, 1, checks.MAX_TOKENS)
         checks.whole("replications", self.replications, 1, MAX_REPLICATIONS)
         if self.event_replications is not None:
             checks.whole("event_replications", self.event_replications, 1, MAX_REPLICATIONS)
-        checks.whole("seed", self.seed, 0, 2**63)
+        checks.whole("seed", self.seed, 0, 2**63 - 1)
         _check_views(self.views)
 
 
 def _check_views(views: Any) -> None:
     if not isinstance(views, tuple) or not views:
-        raise ParameterError(f"views must be a list of at least one of {', '.join(VIEWS)}, got {views!r}")
+        raise ParameterError(f"views must be a list of at least one of {', '.join(VIEWS)}, got {checks.shown(views)}")
     for view in views:
         checks.one_of("view", view, VIEWS)
+    if len(set(views)) < len(views):
+        raise ParameterError(f"views must name each view once, got {checks.shown(views)}")
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,17 @@ class Cost:
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("unit",))
         if self.seconds_per_layer is not None:
-            checks.number("seconds_per_layer", self.seconds_per_layer, 0)
+            checks.number("seconds_per_layer", self.seconds_per_layer, 0, MAX_TIME)
+        for name in ("early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion"):
+            checks.number(name, getattr(self, name), 0, MAX_TIME)
         if self.layer_times is not None and not isinstance(self.layer_times, tuple):
-            raise ParameterError(f"layer_times must be a list with a time for each layer, got {self.layer_times!r}")
+            raise ParameterError(f"layer_times must be a list with a time for each layer, got {checks.shown(self.layer_times)}")
+        if self.layer_times == ():
+            raise ParameterError("layer_times must have one time for each layer, got an empty list; leave it out for equal layers")
+        for index, time in enumerate(self.layer_times or ()):
+            checks.number(f"layer_times[{index}]", time, 0, MAX_TIME)
+        if self.layer_times and not any(self.layer_times):
+            raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
         self.model(1 if self.layer_times is None else len(self.layer_times))
 
     def model(self, layers: int) -> UnitCost:
@@ -144,15 +157,27 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
         text = resources.files("sim.scenarios").joinpath(f"{label}.toml").read_text(encoding="utf-8")
     else:
         try:
-            text = Path(label).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = Path(label).read_text(encoding="utf-8-sig")  # editors may put a byte-order mark in front
+        except UnicodeDecodeError:
+            raise ParameterError(f"scenario {label!r} is no text in UTF-8; name a TOML file, or save it as UTF-8") from None
+        except (OSError, ValueError) as error:
             close = difflib.get_close_matches(label, names(), n=1)
             hint = f"; did you mean the embedded scenario {close[0]}?" if close else "; `sim ls scenarios` lists the embedded ones"
-            raise ParameterError(f"scenario {label!r} cannot be read: {_reason(error)}{hint}") from None
+            raise ParameterError(f"scenario {checks.shown(label)} cannot be read: {_reason(error)}{hint}") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ParameterError(f"scenario {label!r} is not TOML: {error}") from None
+    except RecursionError:
+        raise ParameterError(f"scenario {label!r} is not TOML: brackets nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError is one; so is a number of thousands of digits
+        raise ParameterError(f"scenario {label!r} is not TOML: {_plainly(error, text)}") from None
+
+
+def _plainly(error: ValueError, text: str) -> str:
+    """A parser's message in words for readers who have never seen its sources, with a line in every case."""
+    about = str(error).replace("end of document", f"the end, line {len(text.splitlines())}")
+    if "overwrite" in about or "twice" in about:
+        return f"{about}: a key or a table is given a second time"
+    return "a number has too many digits" if "digits" in about else about
 
 
 def _reason(error: Exception) -> str:
@@ -162,7 +187,11 @@ def _reason(error: Exception) -> str:
 def method_tables(tables: Tables) -> list[Tables]:
     """The [[method]] tables; a single [method] is one of them."""
     methods = tables.get("method", [])
-    return methods if isinstance(methods, list) else [methods]
+    found = methods if isinstance(methods, list) else [methods]
+    for table in found:
+        if not isinstance(table, Mapping):
+            raise ParameterError(f"method must be a table, [[method]] with name = ..., got {checks.shown(table)}")
+    return found
 
 
 def algorithm(name: Any) -> ModuleType:
@@ -171,9 +200,12 @@ def algorithm(name: Any) -> ModuleType:
     if not isinstance(name, str) or (name not in known and "." not in name):
         raise checks.unknown("method", name, known)
     try:
-        return importlib.import_module(name if "." in name else f"model.algorithms.{name}")
-    except ImportError as error:
-        raise ParameterError(f"method {name!r} cannot be imported: {error}") from None
+        module = importlib.import_module(name if "." in name else f"model.algorithms.{name}")
+    except (ImportError, TypeError, ValueError) as error:  # the latter two: a name that no module can have
+        raise ParameterError(f"method {name!r} cannot be imported: {error}; known: {', '.join(known)}") from None
+    if not hasattr(module, "Parameters"):
+        raise ParameterError(f"method {name!r} is a module without Parameters, so no method; known: {', '.join(known)}")
+    return module
 
 
 def theory(name: str) -> ModuleType:
@@ -195,14 +227,14 @@ def method_names() -> list[str]:
 def build(kind: type, table: Any, where: str) -> Any:
     """A checked object from a table: no unknown key, none missing, and whatever the object checks itself."""
     if not isinstance(table, Mapping):
-        raise ParameterError(f"[{where}] must be a table, got {table!r}")
+        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
     known = {field.name: field for field in fields(kind)}
     for key in table:
         if key not in known:
             raise ParameterError(f"unknown key {where}.{key}; {checks.nearest(key, known)}")
     missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
     if missing:
-        raise ParameterError(f"{where}.{missing[0]} is required and has no default")
+        raise ParameterError(f"{where}.{missing[0]} is required and has no default; add it under [{where}]")
     try:
         return kind(**{key: _frozen(value) for key, value in table.items()})
     except ParameterError as error:

@@ -21,7 +21,7 @@ def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any
 
 def of_scenarios() -> dict[str, Any]:
     """The schema of a whole scenario."""
-    methods = [_of(scenario.algorithm(name).Parameters, name) for name in scenario.method_names()]
+    method = {"anyOf": [_of(scenario.algorithm(name).Parameters, name) for name in scenario.method_names()]}
     laws = [_of(kind, name, key="kind") for name, kind in outcomes.KINDS.items()]
     values = {"type": "array", "minItems": 1}
     span = {"type": "object", "required": ["from", "to", "count"], "additionalProperties": False, "properties": {
@@ -30,7 +30,8 @@ def of_scenarios() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "decodesim scenario", "type": "object",
         "additionalProperties": False, "required": ["scenario", "method"],
         "properties": {
-            "scenario": _of(scenario.Settings), "method": {"type": "array", "minItems": 1, "items": {"anyOf": methods}},
+            "scenario": _of(scenario.Settings),
+            "method": {"anyOf": [method, {"type": "array", "minItems": 1, "items": method}]},
             "outcomes": {"anyOf": laws}, "cost": _of(scenario.Cost), "cluster": _of(scenario.Machine),
             "sweep": {"type": "object", "additionalProperties": {"anyOf": [values, span]}},
         },

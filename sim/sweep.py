@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from model import coins
+from model import checks, coins
 from model.checks import ParameterError
 from sim import results, scenario, views
 from sim.files import write_text, write_whole
@@ -31,10 +31,13 @@ ASK_BEYOND = 10_000_000
 NO_CSV_BEYOND = 1_000_000
 """Rows of a table beyond which only Parquet is written."""
 SHARD_SECONDS = 1.0
+MAX_JOBS = 1024
 SECONDS_PER_PASS, SECONDS_PER_COIN = 6e-6, 1e-8
 """Rough costs, for cutting work into shards and for estimates; results do not depend on how right they are."""
 FORMULA_POINTS, ARRAY_POINTS = 2_000, 200_000
 TRIES = 3
+MAX_SHARDS = 1_000_000
+"""At a second each, these take eleven days; with more, even the list of them would not fit into memory."""
 
 
 class RunError(RuntimeError):
@@ -83,16 +86,23 @@ class Plan:
 
     def pieces(self, view: str) -> int:
         """Number of pieces of a view."""
-        return int(self.grid.points * math.ceil(self.replications[view] / self.size[view]))
+        return int(self.grid.points * -(-self.replications[view] // self.size[view]))
+
+    def step(self, view: str) -> int:
+        """Pieces in one shard of a view."""
+        if view == "formula":
+            return ARRAY_POINTS if self.arrays else FORMULA_POINTS
+        return max(1, int(SHARD_SECONDS / self.seconds[view]))
+
+    def count(self) -> int:
+        """Number of shards, without making them."""
+        return sum(-(-self.pieces(view) // self.step(view)) for view in self.views)
 
     def shards(self) -> list[Shard]:
         """All shards, view by view."""
         found = []
         for view in self.views:
-            step = max(1, int(SHARD_SECONDS / self.seconds[view]))
-            if view == "formula":
-                step = ARRAY_POINTS if self.arrays else FORMULA_POINTS
-            total = self.pieces(view)
+            step, total = self.step(view), self.pieces(view)
             found += [Shard(view, first, min(first + step, total)) for first in range(0, total, step)]
         return found
 
@@ -150,7 +160,7 @@ class Report:
     def frame(self) -> pl.DataFrame:
         """The table of results."""
         assert self.out is not None
-        return pl.read_parquet(self.out / "results.parquet")
+        return pl.read_parquet(self.out / "results.parquet", glob=False)
 
 
 def resolve(
@@ -170,15 +180,27 @@ def resolve(
         if isinstance(axes, dict):
             axes.pop(path, None)  # a value that is set is no longer swept
     for path, values in _pairs(sweep, parse_axis, "--sweep"):
-        tables.setdefault("sweep", {})[path] = values
+        axes = tables.setdefault("sweep", {})
+        if not isinstance(axes, dict):
+            raise ParameterError(f"[sweep] must be a table of paths and lists, got {checks.shown(axes)}")
+        axes[path] = _listed(values)
     own = tables.setdefault("scenario", {})
+    if not isinstance(own, dict):
+        raise ParameterError(f"[scenario] must be a table, got {checks.shown(own)}")
     if views is not None:
-        own["views"] = list(views)
+        own["views"] = [views] if isinstance(views, str) else list(views)
     if replications is not None:
         own["replications"] = own["event_replications"] = replications
     if seed is not None:
         own["seed"] = seed
     return tables
+
+
+def _listed(values: Any) -> Any:
+    """Values of an axis as a scenario file would hold them: Python callers also give tuples, ranges and arrays."""
+    if isinstance(values, np.ndarray):
+        return values.tolist()
+    return list(values) if isinstance(values, tuple | range) else values
 
 
 def _pairs(given: Mapping[str, Any] | Iterable[str], parse: Callable[[str], Any], option: str) -> Iterator[tuple[str, Any]]:
@@ -188,7 +210,8 @@ def _pairs(given: Mapping[str, Any] | Iterable[str], parse: Callable[[str], Any]
     for text in given:
         path, equals, value = text.partition("=")
         if not equals:
-            raise ParameterError(f"{option} must be PATH=VALUE, got {text!r}; for example {option} outcomes.match_rate=0.4")
+            wanted, example = ("VALUE", "outcomes.match_rate=0.4") if option == "--set" else ("VALUES", "method.candidates=1,3,5")
+            raise ParameterError(f"{option} must be PATH={wanted}, got {text!r}; for example {option} {example}")
         yield path.strip(), parse(value.strip())
 
 
@@ -207,7 +230,12 @@ def run(
     grid = Grid(tables)
     if grid.points > ASK_BEYOND and not yes:
         raise ParameterError(f"the grid has {grid.points:,} points, more than {ASK_BEYOND:,}; say --yes to run it all the same")
+    check_jobs(jobs)
     plan = Plan(grid)
+    if plan.count() > MAX_SHARDS:
+        hours = f"about {plan.estimate() / 3600:,.0f} hours on one core"
+        remedy = "take fewer points, views or replications"
+        raise ParameterError(f"a run must have at most {MAX_SHARDS:,} shards, got {plan.count():,} ({hours}); {remedy}")
     fingerprint = scenario.fingerprint(tables)
     folder = Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{fingerprint[:8]}"
     _prepare(folder, tables, fingerprint, resume=resume)
@@ -219,12 +247,18 @@ def run(
         for done in _computed(tables, missing, workers):
             if progress is not None:
                 progress(resumed + done, len(todo))
+        failed = _merge(grid, list(todo.values()), folder)
+        rows = int(pl.scan_parquet(folder / "results.parquet", glob=False).select(pl.len()).collect().item())
+        _describe(folder, tables, grid, plan, rows, failed)
     except OSError as error:
         raise RunError(f"{error.strerror or error} ({error.filename or folder}); {_hint(folder)}") from None
-    failed = _merge(grid, list(todo.values()), folder)
-    rows = int(pl.scan_parquet(folder / "results.parquet").select(pl.len()).collect().item())
-    _describe(folder, tables, grid, plan, rows, failed)
     return Report(folder, tables, rows, failed, len(missing), resumed)
+
+
+def check_jobs(jobs: int | None) -> None:
+    """Refuse a number of worker processes that no machine has."""
+    if jobs is not None:
+        checks.whole("jobs", jobs, 1, MAX_JOBS)
 
 
 def _hint(folder: Path) -> str:
@@ -240,11 +274,15 @@ def _workers(jobs: int | None, plan: Plan, shards: int) -> int:
 def _prepare(folder: Path, tables: Tables, fingerprint: str, *, resume: bool) -> None:
     """Make the directory, or see that it is this scenario's own; without `resume` what it holds is computed again."""
     note = folder / "metadata.json"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise ParameterError(f"{folder} cannot be looked into: {error.strerror}; name another directory with -o") from None
+    if taken:
         try:
             held = json.loads(note.read_text(encoding="utf-8"))["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise ParameterError(f"{folder} is there and is not the directory of a run; name another with -o") from None
+            raise ParameterError(f"{folder} is there and is not the directory of a run; name another directory with -o") from None
         if held != fingerprint:
             raise ParameterError(f"{folder} holds the run of another scenario (or version); name another directory with -o")
         if not resume:
@@ -258,7 +296,7 @@ def _prepare(folder: Path, tables: Tables, fingerprint: str, *, resume: bool) ->
 
 def _readable(path: Path) -> bool:
     try:
-        pl.read_parquet_schema(path)
+        pl.scan_parquet(path, glob=False).collect_schema()  # a name may hold brackets
     except (OSError, pl.exceptions.PolarsError):
         return False
     return True
@@ -296,7 +334,7 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
 
 def _merge(grid: Grid, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
     """Put the shards together: tables, distributions and failures."""
-    partial = pl.concat([pl.read_parquet(path) for path in paths], how="diagonal_relaxed")
+    partial = pl.concat([pl.read_parquet(path, glob=False) for path in paths], how="diagonal_relaxed")
     failed: list[dict[str, Any]] = []
     if "error" in partial.columns:
         wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True)
@@ -321,7 +359,7 @@ def _describe(folder: Path, tables: Tables, grid: Grid, plan: Plan, rows: int, f
 
     from sim.environment import versions
 
-    table = pl.scan_parquet(folder / "results.parquet")
+    table = pl.scan_parquet(folder / "results.parquet", glob=False)
     sources: list[str] = []
     if "outcomes_source" in table.collect_schema().names():
         sources = sorted(table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"].to_list())

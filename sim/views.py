@@ -7,6 +7,7 @@ point can be shared out, and is put together in `sim.results`.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -138,7 +139,9 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row |= {"units": case.cluster.units, "contended": case.contended, "exact": case.parameters.EXACT}
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     # An axis that none of these columns shows has its own, under its path.
-    row |= {path: value for path, value in grid.values(point).items() if path.partition(".")[2] not in row}
+    rest = {path: value for path, value in grid.values(point).items() if path.partition(".")[2] not in row}
+    # A list is written out: no column of a CSV could hold it.
+    row |= {path: json.dumps(value) if isinstance(value, list) else value for path, value in rest.items()}
     return row
 
 

@@ -588,7 +588,7 @@ def test_the_lower_half_has_no_barrier_and_no_eager_timeline() -> None:
         ((4, 2, 1, "litteral"), "unknown form 'litteral'; did you mean literal"),
         ((9, 4, 1), "exit_layer must be at least layers/2=4.5 in the literal form, got 4;.*form='nested'.*form='flat'"),
         ((9, 4, 1, "eager"), "exit_layer must be at least layers/2=4.5 in the eager form, got 4"),
-        ((17, 1, 2, "nested"), "nested needs too many units for candidates=2 and exit_layer=1 of layers=17: more than 100000"),
+        ((17, 1, 2, "nested"), "nested needs 131071 units for candidates=2 and exit_layer=1 of layers=17, more than 100000"),
     ],
 )  # fmt: skip
 def test_parameters_check_themselves(arguments: tuple[Any, ...], message: str) -> None:
@@ -611,7 +611,7 @@ def test_as_many_units_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checks, "MAX_UNITS", most)
         if most == 7:
             assert Parameters(12, 4, 2, "nested").units == 7
-    with pytest.raises(ParameterError, match=r"nested needs too many units .* more than 6; take fewer candidates or a later exit_layer"):
+    with pytest.raises(ParameterError, match=r"nested needs 7 units .* more than 6; take fewer candidates or a later exit_layer"):
         Parameters(12, 4, 2, "nested")
 
 

@@ -51,8 +51,9 @@ class Parameters:
             )
         if self.units > checks.MAX_UNITS:
             raise checks.ParameterError(
-                f"nested needs too many units for candidates={self.candidates} and exit_layer={self.exit_layer} of"
-                f" layers={self.layers}: more than {checks.MAX_UNITS}; take fewer candidates or a later exit_layer"
+                f"nested needs {checks.shown(self.units)} units for candidates={self.candidates} and"
+                f" exit_layer={self.exit_layer} of layers={self.layers}, more than {checks.MAX_UNITS}; take fewer candidates"
+                " or a later exit_layer"
             )
 
     @property
@@ -60,7 +61,9 @@ class Parameters:
         """Compute units that it reserves: k+1, and in the nested form as many as are busy at once where layers alone take time."""
         if self.form != "nested":
             return self.candidates + 1
-        return int(sum(self.candidates**depth for depth in range(-(-self.layers // self.exit_layer))))
+        generations = -(-self.layers // self.exit_layer)
+        # The sum of candidates**i over the generations, in one step: with thousands of them it has thousands of digits.
+        return generations if self.candidates == 1 else (self.candidates**generations - 1) // (self.candidates - 1)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:

@@ -1,0 +1,173 @@
+"""Scenarios and their grids: loading, overriding, numbering of points, and what is checked before anything runs."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.checks import ParameterError
+from sim import scenario
+from sim.grid import Grid, parse_axis, parse_value
+from sim.sweep import Plan, resolve
+
+
+def tables(**sections: Any) -> scenario.Tables:
+    """A small scenario, with sections put in place of its own."""
+    base = {
+        "scenario": {"name": "small", "tokens": 8, "replications": 16},
+        "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}],
+        "outcomes": {"kind": "iid", "match_rate": 0.5},
+    }
+    return {**base, **sections}
+
+
+# --- loading -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_scenario_is_the_default_one() -> None:
+    assert scenario.load() == scenario.load(scenario.DEFAULT)
+
+
+def test_a_file_hides_an_embedded_scenario_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / scenario.DEFAULT).write_text('[scenario]\nname = "mine"\n')
+    assert scenario.load(scenario.DEFAULT)["scenario"]["name"] == "mine"
+    assert scenario.load()["scenario"]["name"] == scenario.DEFAULT
+
+
+def test_tables_given_are_not_changed() -> None:
+    given = tables(sweep={"method.candidates": [1, 2]})
+    before = tables(sweep={"method.candidates": [1, 2]})
+    changed = resolve(given, set={"method.candidates": 3, "cost.link": 1}, sweep={"scenario.tokens": [1]}, seed=5)
+    Grid(given).case(1)
+    assert given == before
+    assert changed["method"][0]["candidates"] == 3
+    assert changed["sweep"] == {"scenario.tokens": [1]}
+    assert changed["cost"] == {"link": 1}
+
+
+@pytest.mark.parametrize("name", scenario.names())
+def test_embedded_scenarios_load_at_every_point(name: str) -> None:
+    grid = Grid(scenario.load(name))
+    assert scenario.load(name)["scenario"]["name"] == name
+    for point in range(grid.points):
+        assert grid.case(point).settings.tokens == 128
+
+
+# --- overriding --------------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_is_set_in_every_method_and_must_be_known_to_each() -> None:
+    methods = [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}, {"name": "autoregressive", "layers": 4}]
+    changed = resolve(tables(method=methods), set={"method.layers": 3})
+    assert [method["layers"] for method in changed["method"]] == [3, 3]
+    with pytest.raises(ParameterError, match="autoregressive takes no candidates"):
+        resolve(tables(method=methods), set={"method.candidates": 3})
+
+
+def test_replications_are_those_of_paths_and_events_alike() -> None:
+    changed = resolve(tables(), replications=7)
+    assert Plan(Grid(changed)).replications == {"formula": 1, "paths": 7, "events": 7}
+
+
+def test_python_may_give_one_view_and_any_sequence_as_an_axis() -> None:
+    assert resolve(tables(), views="formula")["scenario"]["views"] == ["formula"]
+    for axis in ((1, 2, 3), range(1, 4), np.arange(1, 4)):
+        assert resolve(tables(), sweep={"method.candidates": axis})["sweep"] == {"method.candidates": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3), ("0.25", 0.25), ("true", True), ("literal", "literal"), ('"3"', "3"), ("", ""), ("[1, [2]]", [1, [2]]),
+        ("2024-01-01x", "2024-01-01x"), ("9" * 5000, "9" * 5000), ("[" * 3000, "[" * 3000),
+    ],
+    ids=lambda value: str(value)[:12],
+)  # fmt: skip
+def test_values_of_the_command_line(text: str, value: Any) -> None:
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("3", [3]), ("1, 3", [1, 3]), ("[1, 3]", [1, 3]), ("", []), ("a:b:c", ["a:b:c"]), ("squad,wmt", ["squad", "wmt"]),
+        ("0:1:3", {"from": 0, "to": 1, "count": 3}),
+    ],
+)  # fmt: skip
+def test_axes_of_the_command_line(text: str, axis: Any) -> None:
+    assert parse_axis(text) == axis
+
+
+def test_the_fingerprint_is_of_what_decides_the_results() -> None:
+    same = scenario.fingerprint(resolve(tables(), set={"outcomes.match_rate": 0.5}))
+    assert same == scenario.fingerprint(resolve(tables()))
+    for change in ({"outcomes.match_rate": 0.4}, {"scenario.seed": 1}, {"cost.link": 1}, {"cluster.units": 1}):
+        assert scenario.fingerprint(resolve(tables(), set=change)) != same
+
+
+# --- the grid ----------------------------------------------------------------------------------------------------------
+
+
+def test_points_are_the_product_of_methods_and_axes_the_last_running_fastest() -> None:
+    methods = [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}, {"name": "autoregressive", "layers": 4}]
+    grid = Grid(tables(method=methods, sweep={"scenario.tokens": [3, 5, 7], "method.layers": [3, 4]}))
+    cases = [grid.case(point) for point in range(grid.points)]
+    found = [(case.method, case.settings.tokens, case.parameters.layers) for case in cases]
+    assert found == [*itertools.product(["ppd", "autoregressive"], [3, 5, 7], [3, 4])]
+    assert grid.values(3) == {"scenario.tokens": 5, "method.layers": 4}
+
+
+def test_a_range_has_both_ends_and_whole_numbers_where_they_come_out_whole() -> None:
+    grid = Grid(tables(sweep={"scenario.tokens": {"from": 2, "to": 8, "count": 4}}))
+    assert [grid.case(point).settings.tokens for point in range(4)] == [2, 4, 6, 8]
+    assert all(isinstance(value, int) for value in grid.axes[0].values)
+    rates = Grid(tables(sweep={"outcomes.match_rate": {"from": 0, "to": 0.7, "count": 8}})).axes[0].values
+    assert rates[7] == 0.7
+    assert rates[0] == 0
+    one = Grid(tables(sweep={"outcomes.match_rate": {"from": 0.25, "to": 1, "count": 1}})).axes[0].values
+    assert len(one) == 1
+
+
+@pytest.mark.parametrize("tokens", [[8], [*range(1, 601)]], ids=["small", "large"])
+def test_a_value_is_refused_where_it_is_wrong_with_every_other(tokens: list[int]) -> None:
+    wrong_in_places = {"method.form": ["literal", "flat"], "method.exit_layer": [1, 2], "scenario.tokens": tokens}
+    grid = Grid(tables(sweep=wrong_in_places))
+    with pytest.raises(ParameterError, match="at least layers/2"):
+        grid.case(0)
+    with pytest.raises(ParameterError, match="between 1 and layers=4, got 5"):
+        Grid(tables(sweep={**wrong_in_places, "method.exit_layer": [1, 2, 5]}))
+    with pytest.raises(ParameterError, match="at least layers/2"):
+        Grid(tables(sweep={"method.exit_layer": [1, 2], "scenario.tokens": tokens}))
+
+
+def test_a_long_axis_is_checked_at_its_extremes() -> None:
+    for bad in (1.5, -0.5, float("nan"), "half"):
+        rates = [*np.linspace(0, 1, 600).tolist(), bad, 0.5]
+        with pytest.raises(ParameterError, match="match_rate must be"):
+            Grid(tables(sweep={"outcomes.match_rate": rates}))
+
+
+def test_a_billion_points_are_numbered_and_not_listed() -> None:
+    axes = {"outcomes.match_rate": {"from": 0, "to": 1, "count": 10**6}, "scenario.tokens": {"from": 1, "to": 1000, "count": 1000}}
+    grid = Grid(tables(sweep=axes))
+    assert grid.points == 10**9
+    assert grid.values(10**9 - 1) == {"outcomes.match_rate": 1, "scenario.tokens": 1000}
+    plan = Plan(grid)
+    assert plan.count() > 10**6
+
+
+def test_the_shards_cover_every_piece_of_every_view_once() -> None:
+    plan = Plan(Grid(resolve(tables(sweep={"scenario.tokens": [4, 8]}), replications=9000)))
+    shards = plan.shards()
+    assert len(shards) == plan.count()
+    for view in plan.views:
+        work = [piece for shard in shards if shard.view == view for piece in plan.work(shard)]
+        replications = plan.replications[view]
+        for point in range(2):
+            stretches = [(start, stop) for own, start, stop in work if own == point]
+            assert [number for start, stop in stretches for number in range(start, stop)] == [*range(replications)]
