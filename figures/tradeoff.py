@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from figures.labels import place
 from figures.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, house, looks
 from model import checks, ppd
+from model.published.ppd import TOKENS
 
 Floats = NDArray[np.float64]
 
@@ -239,12 +240,12 @@ def _caption_note(table: pl.DataFrame) -> str:
     if not found.height:
         return ""
     row = found.row(0, named=True)
-    d, exit_at, n, p, k = (row[key] for key in ("layers", "exit_layer", "tokens", "match_rate", "candidates"))
-    latency = float(ppd.expected_latency(d, exit_at, n, p))
-    compute = float(ppd.expected_compute(d, exit_at, n, p, k))
+    d, exit_at, p, k = (row[key] for key in ("layers", "exit_layer", "match_rate", "candidates"))
+    n = TOKENS["squad"]
+    latency, compute = float(ppd.expected_latency(d, exit_at, n, p)), float(ppd.expected_compute(d, exit_at, n, p, k))
     return (
         f"squad tr, k = {k}, p = {p:g}: for many tokens Eq. 3 gives {100 - 100 * float(ppd.normalized_latency(p)):.1f} % less"
-        f" latency and Eq. 5 gives {float(ppd.mean_units(p, k)):.3f} busy units; for its {n} tokens Theorem 4.1 gives"
-        f" {100 - 100 * latency / (d * n):.1f} % less latency and E[C]/E[T] = {compute / latency:.4f}. The paper's caption (34 %,"
-        " 3.2 times) takes one number from each."
+        f" latency and Eq. 5 gives {float(ppd.mean_units(p, k)):.3f} busy units; for the {n} tokens that the rate was measured on"
+        f" Theorem 4.1 gives {100 - 100 * latency / (d * n):.1f} % and E[C]/E[T] = {compute / latency:.4f}. The paper's caption"
+        " (34 %, 3.2 times) takes one number from each."
     )

@@ -431,7 +431,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     if isinstance(law, Iid) and cost.plain:
         closed = _closed_form(parameters, tokens, law.match_rate)
         given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.match_rate)
-        if any(np.ndim(value) for value in given) or not (np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()):
+        lacking = np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()
+        if not lacking or any(np.ndim(value) for value in given):
             return closed
         # For one point, what has no closed form is summed.
         _, variance, _, ratio = moments(stages(parameters, UnitCost(parameters.layers)), np.asarray(tokens).item(), law)
