@@ -107,7 +107,7 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     columns: dict[str, Any] = {"point": np.arange(start, stop), "view": "formula", "method": name}
     columns |= {field: getattr(parameters, field) for field in module.Parameters.__dataclass_fields__}
     columns |= {"tokens": tokens, "outcomes": "iid", "data_set": None, "head": None, "match_rate": np.asarray(rate, np.float64)}
-    low, high = (None, None) if outcome["trials"] is None else wilson(rate, outcome["trials"])
+    low, high = (None, None) if outcome["trials"] is None else wilson(np.asarray(rate), outcome["trials"])
     columns |= {"match_rate_low": low, "match_rate_high": high, "match_rate_trials": outcome["trials"]}
     columns |= {"outcomes_source": outcome["source"]}
     units = np.asarray(prediction.units).astype(np.int64)
@@ -139,8 +139,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     if outcome is not None:
         row |= {
             "match_rate": float(outcome.match_rate),
-            "match_rate_low": outcome.match_rate_low, "match_rate_high": outcome.match_rate_high, "match_rate_trials": outcome.trials,
-            "outcomes_source": outcome.source,
+            "match_rate_low": outcome.match_rate_low, "match_rate_high": outcome.match_rate_high,
+            "match_rate_trials": outcome.trials, "outcomes_source": outcome.source,
         }  # fmt: skip
     row |= {"units": case.cluster.units, "contended": case.contended, "exact": case.parameters.EXACT}
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
