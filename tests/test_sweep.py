@@ -160,9 +160,10 @@ def test_second_run_in_a_directory_is_refused(tmp_path: Path) -> None:
     small = scenario(rates=1, views=["formula"])
     sweep.run(small, out=folder)
     before = contents(folder)
-    with alone(folder) as free, pytest.raises(ParameterError, match="another run is at work"):
+    with alone(folder) as free:
         assert free
-        sweep.run(small, out=folder)
+        with pytest.raises(ParameterError, match="another run is at work"):
+            sweep.run(small, out=folder)
     assert contents(folder) == before
     assert sweep.run(small, out=folder, resume=True).computed == 0
 
@@ -192,7 +193,7 @@ def test_file_knows_whether_it_is_intact(tmp_path: Path) -> None:
 
 MEASURED = """
 import resource, subprocess, sys
-done = subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
 """
 
