@@ -97,7 +97,7 @@ def run(
         with _progress(quiet) as progress:
             report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, progress=progress, **overrides)
     except KeyboardInterrupt as stop:
-        print(f"interrupted; {stop or 'nothing was run yet'}", file=sys.stderr)
+        print(f"interrupted; {str(stop) or 'nothing was run yet'}", file=sys.stderr)
         raise typer.Exit(130) from None
     except sweeps.RunError as error:
         print(f"error: {error}", file=sys.stderr)
