@@ -97,16 +97,17 @@ def run(
     try:
         with _progress(quiet) as progress:
             report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, progress=progress, **overrides)
-    except KeyboardInterrupt:
-        print("interrupted; what was finished is kept: go on with the same command and --resume", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"interrupted; {str(stop) or 'nothing was run yet'}", file=sys.stderr)
         raise typer.Exit(130) from None
     except sweeps.RunError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    frame = report.frame()
+    from sim import report as reports
+
+    frame = report.frame(reports.MOST_LISTED)
     assert report.out is not None
     drawn = _draw(report.out, frame) if figures else []
-    from sim import report as reports
 
     if as_json:
         print(json.dumps(reports.document(report, frame, drawn), indent=2))

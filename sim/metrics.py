@@ -77,8 +77,10 @@ class Sums:
         latency, busy, ratio = self.latency / n, self.busy / n, self.ratio / n
 
         def deviation(square_sum: float, mean: float) -> float:
+            return spread_of(square_sum / n - mean * mean, mean)
+
+        def spread_of(variance: float, mean: float) -> float:
             # Rounding may leave a constant with a variance of a few ulp of its square; that is a constant all the same.
-            variance = square_sum / n - mean * mean
             return (variance * n / (n - 1)) ** 0.5 if n > 1 and variance > 1e-13 * mean * mean else 0.0
 
         spread = deviation(self.latency_square, latency)
@@ -87,7 +89,7 @@ class Sums:
         wide = {
             "latency_layers": float(half_width(spread, n)),
             "busy_layers": float(half_width(deviation(self.busy_square, busy), n)),
-            "mean_units": float(half_width(max(residual, 0.0) ** 0.5 / max(n - 1, 1) ** 0.5, n)) / latency if latency else 0.0,
+            "mean_units": float(half_width(spread_of(residual / n, busy), n)) / latency if latency else 0.0,
             "mean_units_per_run": float(half_width(deviation(self.ratio_square, ratio), n)),
         }
         wide["tpot_layers"] = wide["latency_layers"] / tokens

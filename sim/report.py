@@ -15,6 +15,8 @@ from sim import metrics
 from sim.sweep import Report
 
 MOST_ROWS = 60
+MOST_LISTED = 10_000
+"""Rows that are read to be shown, listed or drawn; a table may be larger than memory."""
 WIDE = 148
 TITLES = {
     "speedup": "speed-up", "normalized_latency": "normalised latency", "mean_units": "mean units busy",
@@ -35,10 +37,10 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
     names = tuple(TITLES)
     for start in range(0, len(names), together):
         console.print(_table(shown, names[start : start + together], digits=4 if console.width >= 100 else 3))
-    hidden = frame["point"].n_unique() - shown["point"].n_unique()
+    hidden = report.rows - shown.height
     if hidden:
-        console.print(f"... and {hidden:,} points more in the table of results")
-    for line in notes(frame):
+        console.print(f"... and {hidden:,} rows more in the table of results")
+    for line in notes(report.table()):
         console.print(line)
     for row in report.failed[:10]:
         console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {escape(row['error'])}")
@@ -98,23 +100,24 @@ def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:
     return f"{row[name]:.{digits}f} ±{(high - low) / 2:.{digits}f}"
 
 
-def notes(frame: pl.DataFrame) -> list[str]:
+def notes(table: pl.LazyFrame) -> list[str]:
     """What a reader must know beside the numbers: provenance, uncertainty, how far the views agree, what is left out."""
-    lines = []
-    if "outcomes_source" in frame.columns:
-        sources = sorted({str(source).partition(":")[0] for source in frame["outcomes_source"].drop_nulls().unique()})
+    names, lines = table.collect_schema().names(), []
+    if "outcomes_source" in names:
+        known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
+        sources = sorted({str(source).partition(":")[0] for source in known})
         lines.append(f"match rates: {', '.join(sources)}; cost of layers: assumed equal; intervals of 95 % from sampling")
-    if "speedup_input_low" in frame.columns:
-        spread = frame.select(((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max()).item()
+    if "speedup_input_low" in names:
+        spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:
-            known = "what is not known of the match rates moves a speed-up by at most"
-            lines.append(f"{known} ±{spread:.4f} (columns *_input_low, _high)")
-    if "paths_difference" in frame.columns and frame["paths_difference"].count():
-        runs = int(frame.filter(pl.col("paths_difference").is_not_null())["replications"].sum())
-        worst = float(frame.select(pl.col("paths_difference").max()).item())
+            what = "what is not known of the match rates moves a speed-up by at most"
+            lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
+    if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
+        runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
+        worst = float(_one(table, pl.col("paths_difference").max()))
         agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g} layer-times"
         lines.append(f"events and paths {agree} on all {runs:,} decodings that both played")
-    if "contended" in frame.columns and frame["contended"].any() and frame["view"].is_in(["formula", "paths"]).any():
+    if "contended" in names and _one(table, pl.col("contended").any()) and _one(table, (pl.col("view") != "events").any()):
         lines.append(
             "some points have fewer units, slower stops or shared links: only the view events knows what that costs;"
             " which candidate is right is assumed to be any with equal chances"
@@ -122,11 +125,15 @@ def notes(frame: pl.DataFrame) -> list[str]:
     return lines
 
 
+def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:
+    return table.select(expression).collect(engine="streaming").item()
+
+
 def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[str, Any]:
     """The same as one JSON document."""
-    rows = frame.head(10_000).to_dicts()
+    rows = frame.head(MOST_LISTED).to_dicts()
     return {
         "scenario": report.tables["scenario"]["name"], "out": str(report.out), "rows": report.rows, "results": rows,
-        "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(frame),
+        "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(report.table()),
         "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import polars as pl
@@ -29,7 +30,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None) -> dic
     for name in metrics.ESTIMATES:
         if name == "speedup":
             low, high = (row["latency_layers"] + sign * wide["latency_layers"] for sign in (1, -1))
-            row["speedup_low"], row["speedup_high"] = plain / low, plain / high if high > 0 else float("inf")
+            row["speedup_low"], row["speedup_high"] = plain / low, float("inf") if high <= 0 else plain / high
         else:
             row[f"{name}_low"], row[f"{name}_high"] = values[name] - wide[name], values[name] + wide[name]
         if formula and f"{name}_input_low" in formula and formula[name]:
@@ -50,7 +51,8 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFram
     for (view, point), part in partial.filter(pl.col("view") != "formula").group_by("view", "point", maintain_order=True):
         case = grid.case(point)
         formula = by_point[point] if point in by_point else _formula(grid, point)
-        sums = Sums(**{name: part[name].sum() for name in SUMS})  # type: ignore[arg-type]
+        # Summed without rounding in between: it does not matter in which order, or how a point was cut.
+        sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
         row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
@@ -95,12 +97,19 @@ def _law(point: int, case: Case) -> list[dict[str, Any]]:
 
 
 def table(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows in the order of points and views: descriptions first, then each estimate with its bounds; what has no value is null."""
+    """Rows in the order of points and views, with all columns in theirs."""
+    view = pl.col("view").replace_strict({"formula": 0, "paths": 1, "events": 2}, return_dtype=pl.Int8)
+    return arranged(frame.sort("point", view).lazy()).collect()
+
+
+def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Columns in their order: descriptions first, then each estimate with its bounds; what has no value is null."""
     frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None), held_layers=pl.col("held_units") * pl.col("latency_layers"))
-    if "seconds_per_layer" in frame.columns:
+    names = frame.collect_schema().names()
+    if "seconds_per_layer" in names:
         times = ("latency", "tpot", "busy", "held")
         frame = frame.with_columns((pl.col(f"{name}_layers") * pl.col("seconds_per_layer")).alias(f"{name}_s") for name in times)
+        names += [f"{name}_s" for name in times]
     estimates = [f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))]
-    first = ["point", "view", *(name for name in frame.columns if name not in estimates and name not in ("point", "view", "error"))]
-    view = pl.col("view").replace_strict({"formula": 0, "paths": 1, "events": 2}, return_dtype=pl.Int8)
-    return frame.sort("point", view).select([*first, *(name for name in estimates if name in frame.columns)])
+    first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
+    return frame.select([*first, *(name for name in estimates if name in names)])

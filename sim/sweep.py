@@ -22,7 +22,7 @@ import polars as pl
 from model import checks, coins
 from model.checks import ParameterError
 from sim import results, scenario, views
-from sim.files import write_text, write_whole
+from sim.files import TEMPORARY, alone, intact, write_hashed, write_text, write_whole
 from sim.grid import Grid, parse_axis, parse_value
 from sim.scenario import Tables
 
@@ -30,6 +30,7 @@ ASK_BEYOND = 10_000_000
 """Points of a grid beyond which a run must be asked for twice."""
 NO_CSV_BEYOND = 1_000_000
 """Rows of a table beyond which only Parquet is written."""
+ROW_GROUP = 100_000
 SHARD_SECONDS = 1.0
 MAX_JOBS = 1024
 SECONDS_PER_PASS, SECONDS_PER_COIN = 6e-6, 1e-8
@@ -38,6 +39,8 @@ FORMULA_POINTS, ARRAY_POINTS = 2_000, 200_000
 TRIES = 3
 MAX_SHARDS = 1_000_000
 """At a second each, these take eleven days; with more, even the list of them would not fit into memory."""
+ONE_FOR_ALL = ("scenario.name", "scenario.replications", "scenario.event_replications", "scenario.views")
+"""What a run has once, and no axis can vary."""
 
 
 class RunError(RuntimeError):
@@ -58,6 +61,9 @@ class Plan:
 
     def __init__(self, grid: Grid) -> None:
         settings = grid.base.get("scenario", {})
+        for axis in grid.axes:
+            if axis.path in ONE_FOR_ALL:
+                raise ParameterError(f"{axis.path} is the same for all points and cannot be swept; use --set, or runs of their own")
         self.grid = grid
         self.arrays = views.takes_arrays(grid)
         self.views = tuple(settings.get("views", scenario.VIEWS))
@@ -119,21 +125,20 @@ class Plan:
         return float(sum(self.pieces(view) * each[view] for view in self.views))
 
     def file(self, shard: Shard, fingerprint: str) -> str:
-        """The name of a shard's file: what it holds, and a hash of all that decides what is in it."""
+        """The name of a shard's file: what it holds, and a hash of all that decides what is in it; its content's is added to it."""
         key = hashlib.sha256(f"{fingerprint} {shard}".encode()).hexdigest()[:16]
         return f"{shard.view}-{shard.first:09d}-{key}.parquet"
 
 
-def compute(tables: Tables, shard: Shard, path: Path) -> Path:
-    """Compute a shard and write it: what a worker does."""
+def compute(tables: Tables, shard: Shard, path: Path) -> tuple[Shard, Path]:
+    """Compute a shard and write it: what a worker does. Tells where it is."""
     grid = Grid(tables, check=False)
     plan = Plan(grid)
     frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
     if frame is None:
         rows, failures = views.evaluate(grid, shard.view, plan.work(shard))
         frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
-    write_whole(path, frame.write_parquet)
-    return path
+    return shard, write_hashed(path, frame.write_parquet)
 
 
 def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
@@ -141,9 +146,11 @@ def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
         columns = views.formula_columns(grid, shard.first, shard.last)
     except ParameterError:
         return None  # at some of these points; one by one it will be seen at which
-    arrays = {name: values for name, values in columns.items() if isinstance(values, np.ndarray)}
-    rest = [pl.lit(value).alias(name) for name, value in columns.items() if name not in arrays]
-    return pl.DataFrame(arrays).with_columns(rest)
+    size = shard.last - shard.first
+    return pl.DataFrame([
+        pl.Series(name, value) if isinstance(value, np.ndarray) else pl.Series(name, [value]).new_from_index(0, size)
+        for name, value in columns.items()
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,10 +164,14 @@ class Report:
     computed: int
     resumed: int
 
-    def frame(self) -> pl.DataFrame:
-        """The table of results."""
+    def table(self) -> pl.LazyFrame:
+        """The table of results, to be read as far as it is needed."""
         assert self.out is not None
-        return pl.read_parquet(self.out / "results.parquet", glob=False)
+        return pl.scan_parquet(self.out / "results.parquet", glob=False)
+
+    def frame(self, rows: int | None = None) -> pl.DataFrame:
+        """The table of results, or its first rows."""
+        return (self.table() if rows is None else self.table().head(rows)).collect()
 
 
 def resolve(
@@ -236,23 +247,42 @@ def run(
         hours = f"about {plan.estimate() / 3600:,.0f} hours on one core"
         remedy = "take fewer points, views or replications"
         raise ParameterError(f"a run must have at most {MAX_SHARDS:,} shards, got {plan.count():,} ({hours}); {remedy}")
+    folder = Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{scenario.fingerprint(tables)[:8]}"
+    _make(folder)
+    with alone(folder) as free:
+        if not free:
+            raise ParameterError(f"another run is at work in {folder}; wait for it, or name another directory with -o")
+        _prepare(folder, tables, resume=resume)
+        try:
+            return _run(plan, folder, jobs, progress)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise RunError(f"{_reason(error, folder)}; {_hint(folder)}") from None
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_hint(folder)) from None
+
+
+def _run(plan: Plan, folder: Path, jobs: int | None, progress: Callable[[int, int], None] | None) -> Report:
+    tables, shards = plan.grid.tables, plan.shards()
     fingerprint = scenario.fingerprint(tables)
-    folder = Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{fingerprint[:8]}"
-    _prepare(folder, tables, fingerprint, resume=resume)
-    todo = {shard: folder / "shards" / plan.file(shard, fingerprint) for shard in plan.shards()}
-    missing = {shard: path for shard, path in todo.items() if not _readable(path)}
-    resumed = len(todo) - len(missing)
-    workers = _workers(jobs, plan, len(missing))
-    try:
-        for done in _computed(tables, missing, workers):
-            if progress is not None:
-                progress(resumed + done, len(todo))
-        failed = _merge(grid, list(todo.values()), folder)
-        rows = int(pl.scan_parquet(folder / "results.parquet", glob=False).select(pl.len()).collect().item())
-        _describe(folder, tables, grid, plan, rows, failed)
-    except OSError as error:
-        raise RunError(f"{error.strerror or error} ({error.filename or folder}); {_hint(folder)}") from None
+    todo = {shard: folder / "shards" / plan.file(shard, fingerprint) for shard in shards}
+    done = _held(todo)
+    resumed = len(done)
+    missing = {shard: path for shard, path in todo.items() if shard not in done}
+    for shard, path in _computed(tables, missing, _workers(jobs, plan, len(missing))):
+        done[shard] = path
+        if progress is not None:
+            progress(len(done), len(todo))
+    # In the order of the plan, not in that in which they came.
+    failed = _merge(plan, [done[shard] for shard in shards], folder)
+    rows = int(pl.scan_parquet(folder / "results.parquet", glob=False).select(pl.len()).collect().item())
+    _describe(folder, tables, plan, rows, failed)
     return Report(folder, tables, rows, failed, len(missing), resumed)
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    if not isinstance(error, OSError):
+        return str(error).partition("\n")[0]
+    return f"{error.strerror or error} ({error.filename or folder})"
 
 
 def check_jobs(jobs: int | None) -> None:
@@ -271,14 +301,19 @@ def _workers(jobs: int | None, plan: Plan, shards: int) -> int:
     return max(1, min(wanted, shards))
 
 
-def _prepare(folder: Path, tables: Tables, fingerprint: str, *, resume: bool) -> None:
-    """Make the directory, or see that it is this scenario's own; without `resume` what it holds is computed again."""
-    note = folder / "metadata.json"
+def _make(folder: Path) -> None:
     try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        if folder.exists() and not folder.is_dir():
+            raise ParameterError(f"{folder} is there and is not the directory of a run; name another with -o")
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ParameterError(f"{folder} cannot be looked into: {error.strerror}; name another directory with -o") from None
-    if taken:
+        raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
+
+
+def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
+    """See that the directory is new or this scenario's own; without `resume` what it holds is computed again."""
+    note, fingerprint, held = folder / "metadata.json", scenario.fingerprint(tables), None
+    if any(path.suffix != TEMPORARY for path in folder.iterdir()):
         try:
             held = json.loads(note.read_text(encoding="utf-8"))["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -287,73 +322,92 @@ def _prepare(folder: Path, tables: Tables, fingerprint: str, *, resume: bool) ->
             raise ParameterError(f"{folder} holds the run of another scenario (or version); name another directory with -o")
         if not resume:
             shutil.rmtree(folder / "shards", ignore_errors=True)
+    for left in (*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"shards/.*{TEMPORARY}")):
+        left.unlink(missing_ok=True)  # of a run that was killed while it wrote
     try:
-        (folder / "shards").mkdir(parents=True, exist_ok=True)
-        write_text(note, json.dumps({"fingerprint": fingerprint, "scenario": tables, "complete": False}, indent=2) + "\n")
+        if held is None or not resume:  # going on must not fail for want of room for what is there already
+            write_text(note, json.dumps({"fingerprint": fingerprint, "scenario": tables, "complete": False}, indent=2) + "\n")
+        (folder / "shards").mkdir(exist_ok=True)
     except OSError as error:
         raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
 
 
-def _readable(path: Path) -> bool:
-    try:
-        pl.scan_parquet(path, glob=False).collect_schema()  # a name may hold brackets
-    except (OSError, pl.exceptions.PolarsError):
-        return False
-    return True
+def _held(todo: Mapping[Shard, Path]) -> dict[Shard, Path]:
+    """The shards that are there and are what was written, and where. What is damaged is removed."""
+    wanted = {path.stem: shard for shard, path in todo.items()}
+    found: dict[Shard, Path] = {}
+    for folder in {path.parent for path in todo.values()}:
+        for path in sorted(folder.glob("*.parquet")):
+            shard = wanted.get(path.stem.rpartition("-")[0])
+            if shard is None or shard in found:
+                continue
+            if intact(path):
+                found[shard] = path
+            else:
+                path.unlink(missing_ok=True)
+    return found
 
 
-def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Iterator[int]:
-    """Compute shards, telling after each how many are done; those of a worker that dies are given to others."""
-    left, done, tries = dict(missing), 0, 0
+def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Iterator[tuple[Shard, Path]]:
+    """Compute shards, telling of each where it is; those of a worker that dies are given to others."""
     if workers == 1:
         for shard, path in missing.items():
-            compute(tables, shard, path)
-            done += 1
-            yield done
+            yield compute(tables, shard, path)
         return
     import joblib
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
+    left, tries = dict(missing), 0
     while left:
-        before = done
+        before = len(left)
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
-            for path in work(joblib.delayed(compute)(tables, shard, path) for shard, path in left.items()):
-                left = {shard: own for shard, own in left.items() if own != path}
-                done += 1
-                yield done
+            for shard, path in work(joblib.delayed(compute)(tables, shard, path) for shard, path in list(left.items())):
+                del left[shard]
+                yield shard, path
         except BrokenProcessPool:
             # What a dead worker had finished is on disk, though nobody said so.
-            left = {shard: path for shard, path in left.items() if not _readable(path)}
-            done = len(missing) - len(left)
-            tries = 0 if done > before else tries + 1
+            for shard, path in _held(left).items():
+                del left[shard]
+                yield shard, path
+            tries = 0 if len(left) < before else tries + 1
             if tries == TRIES:
                 folder = next(iter(left.values())).parent.parent
                 raise RunError(f"workers died {TRIES} times without finishing a shard (out of memory?); {_hint(folder)}") from None
 
 
-def _merge(grid: Grid, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
+def _merge(plan: Plan, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
     """Put the shards together: tables, distributions and failures."""
-    partial = pl.concat([pl.read_parquet(path, glob=False) for path in paths], how="diagonal_relaxed")
+    grid = plan.grid
+    parts = [pl.scan_parquet(path, glob=False) for path in paths]
+    partial = pl.concat(parts, how="diagonal_relaxed")
     failed: list[dict[str, Any]] = []
-    if "error" in partial.columns:
-        wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True)
+    if "error" in partial.collect_schema().names():
+        wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True).collect()
         failed = [{**row, **{path: str(value) for path, value in grid.values(row["point"]).items()}} for row in wrong.to_dicts()]
-        partial = partial.filter(pl.col("error").is_null()).drop("error")
-    if not partial.height:
-        raise RunError(f"every point failed; the first: {failed[0]['error']}")
-    frame, distributions = results.finish(grid, partial)
-    write_whole(folder / "results.parquet", frame.write_parquet)
-    (folder / "results.csv").unlink(missing_ok=True)
-    if frame.height <= NO_CSV_BEYOND:
-        write_whole(folder / "results.csv", frame.write_csv)
-    if distributions.height:
-        write_whole(folder / "distribution.parquet", distributions.write_parquet)
+        # A point of which one piece failed is a failed point: what its other pieces found is not put together.
+        partial = partial.drop("error").join(wrong.lazy(), on=["view", "point"], how="anti", maintain_order="left")
     write_text(folder / "failed.json", json.dumps(failed, indent=2) + "\n")
+    if failed and not partial.select(pl.len()).collect().item():
+        raise RunError(f"every point failed; the first: {failed[0]['error']}")
+    target, sheet = folder / "results.parquet", folder / "results.csv"
+    if plan.views == ("formula",) and grid.points > results.FEW_POINTS:
+        # Shards hold the rows as they will be, in their order: they need not be in memory all at once.
+        table = results.arranged(partial)
+        write_whole(target, lambda path: table.sink_parquet(path, row_group_size=ROW_GROUP, maintain_order=True))
+    else:
+        frame, distributions = results.finish(grid, partial.collect())
+        write_whole(target, frame.write_parquet)
+        if distributions.height:
+            write_whole(folder / "distribution.parquet", distributions.write_parquet)
+    sheet.unlink(missing_ok=True)
+    table = pl.scan_parquet(target, glob=False)
+    if table.select(pl.len()).collect().item() <= NO_CSV_BEYOND:
+        write_whole(sheet, table.collect().write_csv)
     return failed
 
 
-def _describe(folder: Path, tables: Tables, grid: Grid, plan: Plan, rows: int, failed: list[dict[str, Any]]) -> None:
+def _describe(folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[dict[str, Any]]) -> None:
     """Say in metadata.json what was run, with which versions, and where its numbers come from."""
     import platform
 
@@ -364,7 +418,7 @@ def _describe(folder: Path, tables: Tables, grid: Grid, plan: Plan, rows: int, f
     if "outcomes_source" in table.collect_schema().names():
         sources = sorted(table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"].to_list())
     document = {
-        "fingerprint": scenario.fingerprint(tables), "scenario": tables, "complete": True, "points": grid.points, "rows": rows,
+        "fingerprint": scenario.fingerprint(tables), "scenario": tables, "complete": True, "points": plan.grid.points, "rows": rows,
         "views": list(plan.views), "replications": {view: plan.replications[view] for view in plan.views if view != "formula"},
         "failed": len(failed), "outcomes": sources[:100], "cost": "assumed: unit layer-times", "versions": versions(),
         "platform": platform.platform(),

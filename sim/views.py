@@ -104,17 +104,23 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
         return metrics.of_prediction(prediction, tokens), prediction
 
     estimates, prediction = estimate(rate)
-    columns: dict[str, Any] = {"method": name, **table, **defaults, "tokens": tokens, "match_rate": rate}
-    columns |= {"outcomes": "iid", "outcomes_source": outcome["source"], "match_rate_trials": outcome["trials"], **estimates}
-    if outcome["trials"] is not None:
-        low, high = wilson(np.asarray(rate), outcome["trials"])
-        columns |= {"match_rate_low": low, "match_rate_high": high, **_between(estimate(low)[0], estimate(high)[0])}
-    columns["latency_sd_layers"] = np.sqrt(prediction.latency_variance)
-    columns["held_units"] = prediction.units
-    units = grid.base.get("cluster", {}).get("units", prediction.units)
-    columns |= {"units": units, "contended": np.asarray(units) < prediction.units}
-    columns |= {"exact": module.Parameters.EXACT, "view": "formula", "point": np.arange(start, stop)}
-    return {key: np.broadcast_to(value, stop - start) if isinstance(value, np.ndarray) else value for key, value in columns.items()}
+    size = stop - start
+    columns: dict[str, Any] = {"point": np.arange(start, stop), "view": "formula", "method": name}
+    columns |= {field: getattr(parameters, field) for field in module.Parameters.__dataclass_fields__}
+    columns |= {"tokens": tokens, "outcomes": "iid", "data_set": None, "head": None, "match_rate": np.asarray(rate, np.float64)}
+    low, high = (None, None) if outcome["trials"] is None else wilson(np.asarray(rate), outcome["trials"])
+    columns |= {"match_rate_low": low, "match_rate_high": high, "match_rate_trials": outcome["trials"]}
+    columns |= {"outcomes_source": outcome["source"]}
+    units = np.asarray(prediction.units).astype(np.int64)
+    machine = scenario.Machine(**grid.base.get("cluster", {}))
+    held = units if machine.units is None else np.asarray(machine.units)
+    slow = machine.links == "shared" or machine.stop != "now"
+    columns |= {"units": held, "contended": (held < units) | slow, "exact": module.Parameters.EXACT, **estimates}
+    if low is not None:
+        columns |= _between(estimate(low)[0], estimate(high)[0])
+    columns |= {"latency_sd_layers": np.sqrt(prediction.latency_variance), "held_units": prediction.units}
+    return {key: np.broadcast_to(value, size) if isinstance(value, np.ndarray | np.generic) else value
+            for key, value in columns.items()}  # fmt: skip
 
 
 def _gather(values: Any, index: Any) -> Any:
@@ -133,7 +139,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row |= {"outcomes": table.get("kind"), "data_set": table.get("data_set"), "head": table.get("head")}
     if outcome is not None:
         row |= {
-            "match_rate": outcome.match_rate, "match_rate_low": outcome.match_rate_low, "match_rate_high": outcome.match_rate_high,
+            "match_rate": float(outcome.match_rate),
+            "match_rate_low": outcome.match_rate_low, "match_rate_high": outcome.match_rate_high,
             "match_rate_trials": outcome.trials, "outcomes_source": outcome.source,
         }  # fmt: skip
     row |= {"units": case.cluster.units, "contended": case.contended, "exact": case.parameters.EXACT}

@@ -1,0 +1,115 @@
+"""Statistics of the table of results: intervals cover what they say, closed forms are the same in arrays and point by point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+from scipy import stats
+
+from model.intervals import half_width, wilson
+from sim import metrics, results, sweep, views
+from sim.grid import Grid
+from sim.metrics import Sums
+
+COVERED = ("latency_layers", "busy_layers", "mean_units", "mean_units_per_run", "speedup")
+
+
+def tables(**outcomes: Any) -> dict[str, Any]:
+    return {
+        "scenario": {"name": "small", "tokens": 32, "replications": 200, "views": ["formula"]},
+        "method": [{"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}],
+        "outcomes": {"kind": "iid", "match_rate": 0.6, **outcomes},
+    }
+
+
+def test_sampling_intervals_cover_the_formula() -> None:
+    # 800 samples of 200: 95 % are covered. Five binomial tests at 1e-6 each: a false alarm in 5e-6 of all seeds; the seed is fixed.
+    case, samples, size = Grid(tables()).case(0), 800, 200
+    formula, covered = views.formula_row(case), dict.fromkeys(COVERED, 0)
+    # Theorem 4.1 of matches drawn here: time 40 l - 20 B, unit-time that and k (d - d') l more.
+    latency = 40.0 * 32 - 20.0 * np.random.default_rng(7).binomial(31, 0.6, (samples, size))
+    for sample in latency:
+        row = results.sampled_row(Sums.of(sample, sample + 3 * 20 * 32), case, None)
+        for name in COVERED:
+            covered[name] += row[f"{name}_low"] <= formula[name] <= row[f"{name}_high"]
+    for name, count in covered.items():
+        assert stats.binomtest(count, samples, 0.95).pvalue > 1e-6, (name, count)
+
+
+def test_interval_of_mean_units_is_that_of_a_bootstrap() -> None:
+    rng = np.random.default_rng(3)
+    latency = rng.gamma(20, 50, 2000)
+    busy = 2 * latency + rng.normal(0, 200, 2000) + 900
+    _, wide, _ = Sums.of(latency, busy).sampled(1280, 32)
+    chosen = rng.integers(0, 2000, (4000, 2000))
+    spread = (busy[chosen].sum(axis=1) / latency[chosen].sum(axis=1)).std()
+    # 4000 resamples know the deviation to about 1.1 %: 6 % is more than five of that.
+    assert wide["mean_units"] == pytest.approx(1.961 * spread, rel=0.06)
+
+
+@pytest.mark.parametrize("value", [0.1, 1280.0, 1 / 3])
+def test_deterministic_point_has_no_width(value: float) -> None:
+    latency = np.full(1000, 32 * value)
+    _, wide, spread = Sums.of(latency, latency * 2.7).sampled(32 * value, 32)
+    assert spread == 0
+    assert set(wide.values()) == {0.0}
+
+
+def test_one_replication_has_no_interval(tmp_path: Any) -> None:
+    row = sweep.run(tables(), views=["paths", "events"], replications=1, out=tmp_path / "run").frame()
+    for name in metrics.ESTIMATES:
+        assert row[name].null_count() == 0
+        assert row[f"{name}_low"].null_count() == row[f"{name}_high"].null_count() == 2, name
+
+
+def test_input_intervals_hold_the_formula_at_the_wilson_bounds() -> None:
+    low, high = wilson(0.6, 500)
+    row = views.formula_row(Grid(tables(trials=500)).case(0))
+    for rate in np.linspace(float(low), float(high), 7):
+        inside = views.formula_row(Grid(tables(match_rate=float(rate))).case(0))
+        for name in metrics.ESTIMATES:
+            assert row[f"{name}_input_low"] * (1 - 1e-12) <= inside[name] <= row[f"{name}_input_high"] * (1 + 1e-12), name
+
+
+@pytest.mark.parametrize(("count", "trials"), [(0, 5), (5, 5), (3, 7), (684, 1000)])
+def test_wilson_is_scipys(count: int, trials: int) -> None:
+    theirs = stats.binomtest(count, trials).proportion_ci(0.95, method="wilson")
+    assert [float(each) for each in wilson(count / trials, trials)] == pytest.approx([theirs.low, theirs.high], abs=1e-14)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 4096])
+def test_half_width_is_students(count: int) -> None:
+    assert float(half_width(1.7, count)) == pytest.approx(stats.t.ppf(0.975, count - 1) * 1.7 / count**0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("outcome", [{}, {"trials": 700}])
+@pytest.mark.parametrize("cluster", [{}, {"units": 3}, {"links": "shared"}])
+@pytest.mark.parametrize("form", ["literal", "eager"])
+def test_arrays_are_the_rows_of_their_points(outcome: dict[str, Any], cluster: dict[str, Any], form: str) -> None:
+    scenario = tables(**outcome) | {"cluster": cluster}
+    scenario["method"][0]["form"] = form
+    scenario["sweep"] = {
+        "outcomes.match_rate": [0, 0.3, 1], "scenario.tokens": [1, 2, 64], "method.candidates": [1, 3],
+        "method.exit_layer": [20, 40],
+    }  # fmt: skip
+    grid = Grid(scenario)
+    assert views.takes_arrays(grid)
+    arrays = sweep._arrays(grid, sweep.Shard("formula", 5, grid.points))
+    rows, failures = views.evaluate(grid, "formula", [(point, 0, 1) for point in range(5, grid.points)])
+    assert arrays is not None
+    assert not failures
+    assert_frame_equal(arrays, pl.DataFrame(rows, infer_schema_length=None), rel_tol=1e-13, abs_tol=1e-13)
+
+
+def test_shards_of_a_point_are_put_together_exactly() -> None:
+    grid = Grid(tables())
+    pieces = [views.paths_row(grid.case(0), 0, stop) | {"point": 0, "view": "paths"} for stop in (100, 200, 4096)]
+    for piece in pieces:
+        piece["latency"] += 0.1  # so that the order of a plain sum would show
+    forward, backward = (results.finish(grid, pl.DataFrame(part)) for part in (pieces, pieces[::-1]))
+    for one, other in zip(forward, backward, strict=True):
+        assert_frame_equal(one, other, check_exact=True)

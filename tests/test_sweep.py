@@ -1,0 +1,226 @@
+"""Runs that are killed, interrupted, damaged or out of room: nothing finished is lost, and the tables are the same to the byte."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from model.checks import ParameterError
+from sim import sweep
+from sim.files import alone, intact, write_hashed
+
+TABLES = ("results.parquet", "results.csv", "distribution.parquet")
+
+
+def scenario(rates: int = 6, **settings: Any) -> dict[str, Any]:
+    return {
+        "scenario": {"name": "small", "tokens": 32, "replications": 300, "views": ["formula", "paths", "events"], **settings},
+        "method": [{"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}],
+        "outcomes": {"kind": "iid", "match_rate": 0.5, "trials": 1000},
+        "sweep": {"outcomes.match_rate": [(1 + rate) / (rates + 1) for rate in range(rates)], "method.candidates": [1, 2]},
+    }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in TABLES}
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("shards/*.parquet"))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    sweep.run(scenario(), out=folder, jobs=1)
+    return folder
+
+
+SCRIPT = """
+import sys
+from sim import sweep
+from tests.test_sweep import scenario
+print(sweep.run(scenario(), out=sys.argv[1], jobs=int(sys.argv[2])).computed)
+"""
+
+
+def started(folder: Path, jobs: int) -> subprocess.Popen[str]:
+    """A run in a process of its own, once it has finished some shards."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), str(jobs)], start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(shards(folder)) < 3 and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert child.poll() is None
+    return child
+
+
+def workers_of(process: int) -> list[int]:
+    children = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8").split()
+    return [int(child) for child in children if b"loky" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_killed_run_is_resumed_without_repeating_anything(tmp_path: Path, reference: Path, jobs: int) -> None:
+    folder = tmp_path / "run"
+    with started(folder, jobs) as child:
+        os.killpg(child.pid, signal.SIGKILL)
+    before = {path: path.stat().st_mtime_ns for path in shards(folder)}
+    report = sweep.run(scenario(), out=folder, jobs=3 - jobs, resume=True)
+    assert report.resumed == len(before) >= 3
+    assert report.computed == len(shards(folder)) - len(before) > 0
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+    assert contents(folder) == contents(reference)
+    assert not list(folder.rglob("*.tmp"))
+    again = sweep.run(scenario(), out=folder, resume=True)
+    assert again.computed == 0
+    assert contents(folder) == contents(reference)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for workers in /proc")
+def test_shards_of_a_dead_worker_are_submitted_again(tmp_path: Path, reference: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder, 2) as child:
+        victims = [each for each in workers_of(child.pid) if b"resource_tracker" not in Path(f"/proc/{each}/cmdline").read_bytes()]
+        os.kill(victims[0], signal.SIGKILL)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert contents(folder) == contents(reference)
+
+
+def test_damaged_shards_are_computed_again(tmp_path: Path, reference: Path) -> None:
+    folder = tmp_path / "run"
+    sweep.run(scenario(), out=folder, jobs=1)
+    first, second, third, *_ = shards(folder)
+    data = bytearray(first.read_bytes())
+    data[len(data) // 3] ^= 1  # the footer, and so the schema, is as it was
+    first.write_bytes(data)
+    second.write_bytes(second.read_bytes()[:-20])
+    third.write_bytes(b"")
+    report = sweep.run(scenario(), out=folder, jobs=1, resume=True)
+    assert report.computed == 3
+    assert contents(folder) == contents(reference)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_full_disk_keeps_what_was_finished(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    folder = tmp_path / "run"
+
+    def full(tables: Any, shard: sweep.Shard, path: Path) -> Any:
+        if shard.view == "events" and shard.first > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return original(tables, shard, path)
+
+    original = sweep.compute
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "compute", full)
+        with pytest.raises(sweep.RunError, match=rf"No space left.*kept in {folder}.*--resume"):
+            sweep.run(scenario(), out=folder, jobs=jobs)
+    kept = len(shards(folder))
+    report = sweep.run(scenario(), out=folder, jobs=1, resume=True)
+    assert report.resumed == kept > 0
+    assert contents(folder) == contents(reference)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "sim", "run", *map(str, arguments), "--no-figures"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_interrupted_command_says_how_to_go_on(tmp_path: Path, jobs: int) -> None:
+    folder = tmp_path / "run"
+    child = subprocess.Popen(
+        command("ppd-forms", "--set", "scenario.event_replications=1000", "-j", jobs, "-o", folder), start_new_session=True,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(shards(folder)) < 3 and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGINT)
+    printed, errors = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert printed == ""
+    assert errors == f"interrupted; what was finished is kept in {folder}; go on with the same command and --resume\n"
+    assert len(shards(folder)) >= 3
+
+
+def test_second_run_in_a_directory_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small = scenario(rates=1, views=["formula"])
+    sweep.run(small, out=folder)
+    before = contents(folder)
+    with alone(folder) as free:
+        assert free
+        with pytest.raises(ParameterError, match="another run is at work"):
+            sweep.run(small, out=folder)
+    assert contents(folder) == before
+    assert sweep.run(small, out=folder, resume=True).computed == 0
+
+
+def test_point_that_fails_is_kept_apart(tmp_path: Path) -> None:
+    tables = scenario(rates=2, views=["formula"])
+    tables["sweep"] |= {"method.exit_layer": [20, 30], "method.layers": [25, 40]}
+    report = sweep.run(tables, out=tmp_path / "run")
+    assert len(report.failed) == 4
+    assert all(row["method.exit_layer"] == "30" and row["method.layers"] == "25" for row in report.failed)
+    assert not set(report.frame()["point"]) & {row["point"] for row in report.failed}
+    assert report.rows == 16 - 4
+
+
+def test_what_a_run_has_once_cannot_be_swept(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"scenario\.replications is the same for all points"):
+        sweep.run(scenario(), out=tmp_path / "run", sweep={"scenario.replications": [10, 20]})
+
+
+def test_file_knows_whether_it_is_intact(tmp_path: Path) -> None:
+    path = write_hashed(tmp_path / "a-b.txt", lambda temporary: temporary.write_text("whole", encoding="utf-8"))
+    assert intact(path)
+    path.write_text("half", encoding="utf-8")
+    assert not intact(path)
+    assert not intact(tmp_path / "missing-0.txt")
+
+
+MEASURED = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+"""
+
+
+def peak_mib(arguments: list[str]) -> float:
+    """Peak memory of the largest process that a command starts, or of the command itself, in MiB."""
+    done = subprocess.run([sys.executable, "-c", MEASURED, *arguments], check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+IID = ("ppd-forms", "--set", "method.form=literal", "--set", "method.exit_layer=20")
+
+
+@pytest.mark.slow
+def test_ten_million_points_in_bounded_memory(tmp_path: Path) -> None:
+    axes = ("--sweep", "outcomes.match_rate=0:1:10000", "--sweep", "scenario.tokens=1:1000:1000")
+    assert peak_mib(command(*IID, *axes, "--view", "formula", "-o", tmp_path / "run")) < 2500
+    table = pl.scan_parquet(tmp_path / "run" / "results.parquet")
+    ordered = table.select(pl.len() == 10_000_000, (pl.col("point") == pl.int_range(pl.len())).all().alias("order")).collect()
+    assert ordered.row(0) == (True, True)
+    assert not (tmp_path / "run" / "results.csv").exists()
+
+
+@pytest.mark.slow
+def test_ten_million_decodings_in_bounded_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert peak_mib(command(*IID, "--view", "paths", "--replications", 10_000_000, "-j", 1, "-o", folder)) < 400
+    row = pl.read_parquet(folder / "results.parquet").row(0, named=True)
+    assert row["replications"] == 10_000_000
+    assert pl.read_parquet(folder / "distribution.parquet")["probability"].sum() == pytest.approx(1, abs=1e-12)
