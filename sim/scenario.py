@@ -165,11 +165,19 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
             hint = f"; did you mean the embedded scenario {close[0]}?" if close else "; `sim ls scenarios` lists the embedded ones"
             raise ParameterError(f"scenario {checks.shown(label)} cannot be read: {_reason(error)}{hint}") from None
     try:
-        return tomllib.loads(text)
+        return _located(tomllib.loads(text), Path(label).parent)
     except RecursionError:
         raise ParameterError(f"scenario {label!r} is not TOML: brackets nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError is one; so is a number of thousands of digits
         raise ParameterError(f"scenario {label!r} is not TOML: {_plainly(error, text)}") from None
+
+
+def _located(tables: Tables, folder: Path) -> Tables:
+    """A file that a scenario names is beside it, not wherever the command happens to run."""
+    named = tables.get("outcomes", {}).get("file") if isinstance(tables.get("outcomes"), dict) else None
+    if isinstance(named, str) and not Path(named).is_absolute():
+        tables["outcomes"]["file"] = str(folder / named)
+    return tables
 
 
 def _plainly(error: ValueError, text: str) -> str:
@@ -311,8 +319,10 @@ def apply(tables: Tables, path: str, value: Any, only: int | None = None) -> Non
 
 
 def fingerprint(tables: Tables) -> str:
-    """A hash of all that decides the results: the tables as they were resolved, and the version of what computes them."""
+    """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
     from sim.version import RESULTS_VERSION
 
-    text = json.dumps([tables, RESULTS_VERSION], sort_keys=True, default=str)
+    files = [tables.get("outcomes", {}).get("file"), *tables.get("sweep", {}).get("outcomes.file", [])]
+    contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
+    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -39,8 +39,6 @@ FORMULA_POINTS, ARRAY_POINTS = 2_000, 200_000
 TRIES = 3
 MAX_SHARDS = 1_000_000
 """At a second each, these take eleven days; with more, even the list of them would not fit into memory."""
-ONE_FOR_ALL = ("scenario.name", "scenario.replications", "scenario.event_replications", "scenario.views")
-"""What a run has once, and no axis can vary."""
 
 
 class RunError(RuntimeError):
@@ -61,9 +59,6 @@ class Plan:
 
     def __init__(self, grid: Grid) -> None:
         settings = grid.base.get("scenario", {})
-        for axis in grid.axes:
-            if axis.path in ONE_FOR_ALL:
-                raise ParameterError(f"{axis.path} is the same for all points and cannot be swept; use --set, or runs of their own")
         self.grid = grid
         self.arrays = views.takes_arrays(grid)
         self.views = tuple(settings.get("views", scenario.VIEWS))

@@ -179,7 +179,7 @@ def test_point_that_fails_is_kept_apart(tmp_path: Path) -> None:
 
 
 def test_what_a_run_has_once_cannot_be_swept(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"scenario\.replications is the same for all points"):
+    with pytest.raises(ParameterError, match=r"scenario\.replications cannot be swept"):
         sweep.run(scenario(), out=tmp_path / "run", sweep={"scenario.replications": [10, 20]})
 
 
