@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -357,7 +358,7 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
         before = len(left)
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
-            for shard, path in work(joblib.delayed(compute)(tables, shard, path) for shard, path in list(left.items())):
+            for shard, path in work(joblib.delayed(_in_worker)(tables, shard, path) for shard, path in list(left.items())):
                 del left[shard]
                 yield shard, path
         except BrokenProcessPool:
@@ -369,6 +370,12 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
             if tries == TRIES:
                 folder = next(iter(left.values())).parent.parent
                 raise RunError(f"workers died {TRIES} times without finishing a shard (out of memory?); {_hint(folder)}") from None
+
+
+def _in_worker(tables: Tables, shard: Shard, path: Path) -> tuple[Shard, Path]:
+    """As `compute`; Ctrl-C is for the parent, which ends its workers and says how to go on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return compute(tables, shard, path)
 
 
 def _merge(plan: Plan, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
