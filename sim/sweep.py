@@ -358,7 +358,7 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
         before = len(left)
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
-            for shard, path in work(joblib.delayed(_in_worker)(tables, shard, path) for shard, path in list(left.items())):
+            for shard, path in work(joblib.delayed(_in_worker)(compute, tables, shard, path) for shard, path in list(left.items())):
                 del left[shard]
                 yield shard, path
         except BrokenProcessPool:
@@ -372,10 +372,10 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
                 raise RunError(f"workers died {TRIES} times without finishing a shard (out of memory?); {_hint(folder)}") from None
 
 
-def _in_worker(tables: Tables, shard: Shard, path: Path) -> tuple[Shard, Path]:
-    """As `compute`; Ctrl-C is for the parent, which ends its workers and says how to go on."""
+def _in_worker(work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
+    """Work in a worker process; Ctrl-C is for the parent, which ends its workers and says how to go on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return compute(tables, shard, path)
+    return work(*arguments)
 
 
 def _merge(plan: Plan, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
