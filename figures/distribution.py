@@ -12,11 +12,12 @@ from model import checks
 from model.checks import ParameterError
 
 _MOST_POINTS = 12
+_NAMES = {"formula": "formula", "paths": "simulated: paths", "events": "simulated: events"}
 _NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller the axis ends
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """Relative frequencies of the simulated latencies (`paths` as bars, `events` as crosses) and the pmf (`formula`, hollow circles).
+    """Relative frequencies of simulated latencies (`paths` as bars, `events` as crosses) and the pmf (`formula`, hollow circles).
 
     `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has its own panel.
     """
@@ -29,12 +30,12 @@ def draw(rows: pl.DataFrame) -> Figure:
     across = 1 if len(points) == 1 else 2 if len(points) <= 4 else 3
     down = -(-len(points) // across)
     with house():
-        width, height = max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.6)
+        width, height = max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.8)
         figure, only = canvas(width, height, (0.1, 0.14, 0.86, 0.68))
         panels = [only]
         if len(points) > 1:
             only.remove()
-            figure.subplots_adjust(left=0.08, right=0.98, bottom=0.6 / height, top=1 - 0.85 / height, wspace=0.28, hspace=0.5)
+            figure.subplots_adjust(left=0.08, right=0.98, bottom=0.6 / height, top=1 - 1.05 / height, wspace=0.28, hspace=0.5)
             panels = [figure.add_subplot(down, across, index + 1) for index in range(len(points))]
         for index, (axes, point) in enumerate(zip(panels, points, strict=True)):
             _panel(axes, table.filter(pl.col("point").eq_missing(point)))
@@ -44,9 +45,10 @@ def draw(rows: pl.DataFrame) -> Figure:
                 axes.set_ylabel("probability")
             if index >= len(points) - across:
                 axes.set_xlabel("latency  [layer-times]")
-        figure.text(panels[0].get_position().x0, 1 - 0.28 / height, "Distribution of the latency", fontsize=13, weight="bold", va="center")
+        left = panels[0].get_position().x0
+        figure.text(left, 1 - 0.28 / height, "Distribution of the latency", fontsize=13, weight="bold", va="center")
         every = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        corner = (panels[0].get_position().x0, 1 - 0.42 / height)
+        corner = (left, 1 - 0.42 / height)
         figure.legend(every.values(), every.keys(), loc="upper left", bbox_to_anchor=corner, ncols=3, borderaxespad=0)
     return figure
 
@@ -58,15 +60,16 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
     parts = {view: rows.filter(pl.col("view") == view).sort("latency_layers") for view in VIEWS}
     times = {view: part["latency_layers"].to_numpy() for view, part in parts.items() if part.height}
     shares = {view: parts[view]["probability"].to_numpy() for view in times}
+    # Circles without a line between them: there is nothing between two values.
+    styles = {
+        "formula": {"marker": "o", "markersize": 7, "color": COLOURS[1], "markerfacecolor": "none", "markeredgewidth": 1.5},
+        "events": {"marker": "x", "markersize": 5, "color": INK},
+    }
     if "paths" in times:
-        axes.bar(times["paths"], shares["paths"], 0.8 * step, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label="simulated: paths")
-    if "formula" in times:
-        axes.plot(
-            times["formula"], shares["formula"], color=COLOURS[1], linewidth=0.8, marker="o", markersize=5.5, markerfacecolor="none",
-            markeredgewidth=1.2, label="formula",
-        )  # fmt: skip
-    if "events" in times:
-        axes.plot(times["events"], shares["events"], linestyle="none", marker="x", markersize=5, color=INK, label="simulated: events")
+        axes.bar(times["paths"], shares["paths"], 0.8 * step, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label=_NAMES["paths"])
+    for view, style in styles.items():
+        if view in times:
+            axes.plot(times[view], shares[view], linestyle="none", label=_NAMES[view], **style)  # type: ignore[arg-type]
     top = float(rows["probability"].max())  # type: ignore[arg-type]
     seen = rows.filter(pl.col("probability") > _NEGLIGIBLE * top)["latency_layers"].to_numpy()
     if len(seen):

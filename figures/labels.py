@@ -27,8 +27,11 @@ def place(axes: Axes, texts: Sequence[tuple[float, float, str]], lines: Sequence
 
     The axes' limits must be set, since what is clear is decided in pixels.
     """
+    if not texts:
+        return 0
     renderer = cast(Any, axes.figure.canvas).get_renderer()
-    obstacles = np.vstack([_pixels(axes, line) for line in lines] + [_pixels(axes, np.array([(x, y) for x, y, _ in texts]))])
+    points = [np.array([(x, y)]) for x, y, _ in texts]
+    obstacles = np.vstack([_pixels(axes, line) for line in [*lines, *points]])
     frame = axes.get_window_extent()
     taken: list[tuple[float, float, float, float]] = []
     left_out = 0
@@ -48,13 +51,35 @@ def place(axes: Axes, texts: Sequence[tuple[float, float, str]], lines: Sequence
             continue
         artist.remove()
         leader = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
-        points = 72 / axes.figure.dpi  # pixels are those of the screen; a file may be saved at any density
+        scale = 72 / axes.figure.dpi  # to points, for a file may be saved at any density
         axes.annotate(
-            text, (x, y), (dx * points, dy * points), textcoords="offset points", ha=edge, va="center", fontsize=size,
+            text, (x, y), (dx * scale, dy * scale), textcoords="offset points", ha=edge, va="center", fontsize=size,
             arrowprops=leader if np.hypot(dx, dy) > _LEADER else None,
         )  # fmt: skip
         taken.append(box)
     return left_out
+
+
+def drawn(axes: Axes) -> list[Floats]:
+    """What is on the axes, as lines that a text must keep clear of; a point is a line of one."""
+    lines = []
+    for line in axes.lines:
+        corners = np.column_stack(cast(Any, line.get_data()))
+        lines += [corners] if line.get_linestyle() != "None" else list(corners[:, None])
+    return lines
+
+
+def ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
+    """Mark where the match rate is 0 and where it is 1, but for ends that crowd; where the marks are, as `drawn` says it."""
+    marks: list[Floats] = []
+    for xs, ys in curves:
+        for index, rate, above in ((0, 0, 7), (-1, 1, -11)):
+            end = (xs[index], ys[index])
+            middle = np.add(axes.transData.transform(end), (0, 1.4 * above))
+            if all(abs(middle[0] - x) > 36 or abs(middle[1] - y) > 14 for x, y in marks):
+                axes.annotate(f"p = {rate}", end, (0, above), textcoords="offset points", ha="center", fontsize=8, color=GREY)
+                marks.append(middle)
+    return [axes.transData.inverted().transform(mark)[None] for mark in marks]
 
 
 def _pixels(axes: Axes, line: Floats) -> Floats:

@@ -60,10 +60,10 @@ def draw(
     links = on_links.height > 0
     with house():
         width, left, bottom, top = _INCHES
-        inner = min(max(0.46 * (units + 0.7 * links), 1.6), 14.0)
+        inner = min(max(0.46 * (units + links), 1.6), 14.0)
         height = bottom + inner + top
         figure, axes = canvas(width, height, (left / width, bottom / height, (width - left - 2.75) / width, inner / height))
-        axes.set_ylim(units - 0.5 + 0.75 * links, -0.5)
+        axes.set_ylim(units - 0.5 + links, -0.5)
         axes.set_xlim(min(0.0, rows["start"].min()), max(rows["end"].max(), 1e-9))  # type: ignore[type-var, arg-type]
         kinds = [*on_units["kind"], *on_links["kind"]]
         present = [kind for kind in _KINDS if kind in kinds]

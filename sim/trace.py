@@ -1,0 +1,120 @@
+"""A simulated decoding as a Chrome trace, which opens in Perfetto (ui.perfetto.dev) or chrome://tracing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from model.checks import ParameterError
+from sim.events import Interval, Run
+
+_PROCESS = 1
+_MILLISECOND = 1_000_000  # [ns]; what one layer-time is shown as
+_SUFFIXES = (".json", ".json.gz", ".png", ".svg")
+
+
+def chrome_trace(intervals: Sequence[Interval], commits: Sequence[tuple[float, str, int]], name: str) -> dict[str, Any]:
+    """The trace of `Run.intervals` and `Run.commits`: a track for every unit, tracks for links, commits, and busy units.
+
+    One layer-time is shown as 1 ms; stamps are rounded to the nanosecond, at which viewers compare them, so that what meets in the
+    simulation meets in the trace. The exact times are in each event's `args`.
+    """
+    on_units = [row for row in intervals if row.unit >= 0]
+    # Viewers take thread 0 for the idle task, so units count from 1 there.
+    tracks = [(row.unit + 1, row) for row in on_units]
+    units = max((row.unit for row in on_units), default=-1) + 1
+    names = {unit + 1: f"unit {unit}" for unit in range(units)}
+    # Where a form moves the main process about, no unit is the main one's.
+    if len({row.process for row in on_units if row.unit == 0}) == 1:
+        names[1] = "unit 0 (main)"
+    for lane, row in _lanes([row for row in intervals if row.unit < 0]):
+        names[units + 1 + lane] = f"link {lane}"
+        tracks.append((units + 1 + lane, row))
+    events = [{"ph": "M", "pid": _PROCESS, "tid": 0, "name": "process_name", "args": {"name": "cluster"}}]
+    for track, words in sorted(names.items()):
+        events.append({"ph": "M", "pid": _PROCESS, "tid": track, "name": "thread_name", "args": {"name": words}})
+        events.append({"ph": "M", "pid": _PROCESS, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}})
+    events.extend(_complete(track, row) for track, row in sorted(tracks, key=lambda pair: (pair[1].start, pair[0], pair[1].end)))
+    events.extend(_commits(commits))
+    events.extend(_busy(on_units))
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"name": name, "time": "simulated; one layer-time is shown as 1 ms", "made_by": "decodesim"},
+    }
+
+
+def write(path: str | Path, run: Run, name: str) -> Path:
+    """Write the trace of a run that was simulated with `record`, to .json or .json.gz; the file appears whole or not at all."""
+    target = Path(path)
+    if not target.name.endswith((".json", ".json.gz")):
+        raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {target.name!r}")
+    if not run.intervals:
+        raise ParameterError("the run has no intervals to trace; simulate it with record=True")
+    text = json.dumps(chrome_trace(run.intervals, run.commits, name), separators=(",", ":"), allow_nan=False)
+    content = text.encode()
+    if target.name.endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ParameterError(f"cannot write {target}: {error.strerror}") from None
+    return target
+
+
+def _stamp(time: float) -> int:
+    """Nanoseconds. Ends are rounded like starts, and durations are their difference: rounding cannot make neighbours overlap."""
+    return round(time * _MILLISECOND)
+
+
+def _complete(track: int, row: Interval) -> dict[str, Any]:
+    start, end = _stamp(row.start), _stamp(row.end)
+    args: dict[str, Any] = {"fate": row.fate, "process": row.process, "start": row.start, "end": row.end}
+    label = row.what
+    if row.what == "forward":
+        label = f"token {row.position} · layers {row.first}–{row.last}"
+        args |= {"position": row.position, "layers": f"[{row.first}, {row.last})"}
+    return {
+        "ph": "X", "pid": _PROCESS, "tid": track, "name": label, "cat": f"{row.what},{row.fate}",
+        "ts": start / 1000, "dur": (end - start) / 1000, "args": args,
+    }  # fmt: skip
+
+
+def _commits(commits: Iterable[tuple[float, str, int]]) -> Iterator[dict[str, Any]]:
+    """An instant for each commit, and how many tokens are out."""
+    out = 0
+    for time, kind, tokens in commits:
+        out += tokens
+        common = {"pid": _PROCESS, "tid": 1, "cat": "commit", "ts": _stamp(time) / 1000}
+        args = {"kind": kind, "tokens": tokens, "time": time}
+        yield {"ph": "i", "s": "p", "name": f"{kind}: {out} out", **common, "args": args}
+        yield {"ph": "C", "name": "tokens out", **common, "args": {"tokens": out}}
+
+
+def _busy(rows: Sequence[Interval]) -> Iterator[dict[str, Any]]:
+    """How many units are busy, wherever that changes."""
+    changes: dict[int, int] = {}
+    for row in rows:
+        changes[_stamp(row.start)] = changes.get(_stamp(row.start), 0) + 1
+        changes[_stamp(row.end)] = changes.get(_stamp(row.end), 0) - 1
+    busy = 0
+    for stamp, change in sorted(changes.items()):
+        if change:
+            busy += change
+            yield {"ph": "C", "pid": _PROCESS, "name": "busy units", "ts": stamp / 1000, "args": {"units": busy}}
+
+
+def _lanes(rows: Sequence[Interval]) -> Iterator[tuple[int, Interval]]:
+    """Transfers under way at the same time go to tracks of their own: a track's events may not overlap."""
+    free: list[float] = []
+    for row in sorted(rows, key=lambda row: (row.start, row.end)):
+        lane = next((index for index, time in enumerate(free) if time <= row.start), len(free))
+        free[lane : lane + 1] = [row.end]
+        yield lane, row
