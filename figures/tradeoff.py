@@ -105,7 +105,7 @@ def _series(table: pl.DataFrame, x: str) -> list[_Series]:
     for group, look in zip(groups, looks(len(groups)), strict=True):
         first = group.row(0, named=True)
         words = [_KEYS[key].format(first[key]) for key in varying if first[key] is not None]
-        name = textwrap.fill(", ".join(words) or first["method"] or "points", 32)
+        name = textwrap.fill(", ".join(words) or first["method"] or "points", 34)
         tokens = group["tokens"].max()
         result.append(_Series(name, group, _curve(first, tokens, x), look))
     return result
@@ -169,7 +169,7 @@ def _labels(table: pl.DataFrame, x: str) -> list[tuple[float, float, str]]:
         if named:
             text = f"{row['data_set'] or ''} {'tr' if row['head'] == 'trained' else ''}".strip()
         else:
-            words = {"tokens": "l = {}", "match_rate": "p = {:.3g}"}
+            words = {"tokens": "{} tokens", "match_rate": "p = {:.3g}"}
             text = ", ".join(words[key].format(row[key]) for key in sweeps if row[key] is not None)
         if text:
             texts.append((row[x], row[_Y], text))
