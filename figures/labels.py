@@ -79,7 +79,8 @@ def ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
             if all(abs(middle[0] - x) > 36 or abs(middle[1] - y) > 14 for x, y in marks):
                 axes.annotate(f"p = {rate}", end, (0, above), textcoords="offset points", ha="center", fontsize=8, color=GREY)
                 marks.append(middle)
-    return [axes.transData.inverted().transform(mark)[None] for mark in marks]
+    half = np.array([(-13, 0), (13, 0)])
+    return [axes.transData.inverted().transform(mark + half) for mark in marks]
 
 
 def _pixels(axes: Axes, line: Floats) -> Floats:

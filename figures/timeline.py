@@ -83,8 +83,9 @@ def draw(
 
 
 def _name(on_units: pl.DataFrame, unit: int) -> str:
-    """The first process is the main one; where forms move it about, no unit is the main one's."""
-    home = on_units.filter(pl.col("unit") == 0)["process"].n_unique() == 1
+    """Unit 0 is the main process's where every token is verified on it; nested, promoted processes stay where they are."""
+    passes = on_units.filter((pl.col("what") == "forward") & (pl.col("fate") == "kept"))
+    home = set(passes.filter(pl.col("last") == pl.col("last").max())["unit"]) == {0}
     return f"unit {unit} (main)" if unit == 0 and home else f"unit {unit}"
 
 

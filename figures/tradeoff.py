@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.labels import place
+from figures.labels import drawn, ends, place
 from figures.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, house, looks
 from model import checks, ppd
 from model.published.ppd import TOKENS
@@ -80,8 +80,9 @@ def draw(rows: pl.DataFrame, x: str = "mean_units") -> Figure:
         _extend(axes)
         cut = "  (axis cut)" if axes.get_ylim()[0] > 0 else ""
         axes.set_ylabel(f"latency per token, relative to plain decoding{cut}")
-        lines = _lines(axes)
-        lines += [] if len(series) > _MOST_ENTRIES else _ends(axes, series)
+        lines = drawn(axes)
+        if len(series) <= _MOST_ENTRIES:
+            lines += ends(axes, [one.curve for one in series if one.curve is not None])
         left_out = place(axes, _labels(table, x), lines)
         _legends(figure, series, table, x)
         notes = [_caption_note(table)] if x == "mean_units" else []
@@ -99,13 +100,15 @@ def _series(table: pl.DataFrame, x: str) -> list[_Series]:
     keys = list(_KEYS)
     groups = table.partition_by(keys, maintain_order=True)
     groups.sort(key=lambda group: [(value is None, value) for value in group.select(keys).row(0)])
-    varying = [key for key in keys if table[key].n_unique() > 1] or ["candidates"]
+    # A method that lacks a parameter does not make it one that varies.
+    varying = [key for key in keys if table[key].drop_nulls().n_unique() > 1] or ["candidates"]
     result = []
     for group, look in zip(groups, looks(len(groups)), strict=True):
         first = group.row(0, named=True)
         words = [_KEYS[key].format(first[key]) for key in varying if first[key] is not None]
+        name = textwrap.fill(", ".join(words) or first["method"] or "points", 34)
         tokens = group["tokens"].max()
-        result.append(_Series(", ".join(words) or "points", group, _curve(first, tokens, x), look))
+        result.append(_Series(name, group, _curve(first, tokens, x), look))
     return result
 
 
@@ -135,11 +138,12 @@ def _draw(axes: Axes, series: _Series, x: str) -> None:
         axes.hlines(whole[_Y], whole[left], whole[right], colors=shade, linewidth=width, zorder=1.5, label=f"{x}{kind}")
         whole = series.rows.drop_nulls([low, high])
         axes.vlines(whole[x], whole[low], whole[high], colors=shade, linewidth=width, zorder=1.5, label=f"{_Y}{kind}")
+    alone = series.rows["view"].n_unique() == 1  # nothing to fit into
     for view, (size, face, edge) in _points(colour).items():
         part = series.rows.filter(pl.col("view") == view)
         if part.height:
             axes.plot(
-                part[x], part[_Y], linestyle="none", marker=marker, markersize=size, markerfacecolor=face,
+                part[x], part[_Y], linestyle="none", marker=marker, markersize=max(size, 6.0 * alone), markerfacecolor=face,
                 markeredgecolor=edge, markeredgewidth=1.3 if view == "formula" else 0.0, label=f"{view} {series.name}", zorder=3,
             )  # fmt: skip
 
@@ -156,25 +160,6 @@ def _extend(axes: Axes) -> None:
     axes.set_ylim(axes.get_ylim())
 
 
-def _lines(axes: Axes) -> list[Floats]:
-    lines = [np.column_stack(line.get_data()) for line in axes.lines if line.get_linestyle() != "None"]
-    points = [np.column_stack(line.get_data()) for line in axes.lines if line.get_linestyle() == "None"]
-    return lines + [point[None] for group in points for point in group]
-
-
-def _ends(axes: Axes, series: list[_Series]) -> list[Floats]:
-    """Mark where the match rate is 0 and where it is 1."""
-    marks = []
-    for one in series:
-        if one.curve is not None:
-            for index, rate, side in ((0, 0, 7), (-1, 1, -11)):
-                x, y = one.curve[0][index], one.curve[1][index]
-                axes.annotate(f"p = {rate}", (x, y), (0, side), textcoords="offset points", ha="center", fontsize=8, color=GREY)
-                pixels = np.add(axes.transData.transform((x, y)), (0, 1.4 * side))
-                marks.append(axes.transData.inverted().transform(pixels)[None])
-    return marks
-
-
 def _labels(table: pl.DataFrame, x: str) -> list[tuple[float, float, str]]:
     """One text a point: its data set and head, or whatever else tells it from the others."""
     once = table.unique("point", keep="first", maintain_order=True) if table["point"].null_count() == 0 else table
@@ -185,7 +170,7 @@ def _labels(table: pl.DataFrame, x: str) -> list[tuple[float, float, str]]:
         if named:
             text = f"{row['data_set'] or ''} {'tr' if row['head'] == 'trained' else ''}".strip()
         else:
-            words = {"tokens": "l = {}", "match_rate": "p = {:.3g}"}
+            words = {"tokens": "{} tokens", "match_rate": "p = {:.3g}"}
             text = ", ".join(words[key].format(row[key]) for key in sweeps if row[key] is not None)
         if text:
             texts.append((row[x], row[_Y], text))
@@ -228,7 +213,7 @@ def _legends(figure: Figure, series: list[_Series], table: pl.DataFrame, x: str)
 def _constants(table: pl.DataFrame) -> str:
     words = {**_KEYS, "tokens": "{} tokens"}
     words.pop("flat_tokens")
-    same = [words[key].format(table[key][0]) for key in words if table[key].n_unique() == 1 and table[key][0] is not None]
+    same = [words[key].format(table[key].drop_nulls()[0]) for key in words if table[key].drop_nulls().n_unique() == 1]
     return ", ".join(same).replace("ppd", "Predictive Pipelined Decoding")
 
 

@@ -249,7 +249,9 @@ def trace(
         from figures import timeline
 
         rows = pl.DataFrame([row._asdict() for row in result.intervals])
-        paths = figures.save(timeline.draw(rows, title=title), out.with_suffix(""))
+        commits = pl.DataFrame(result.commits, schema=["time", "kind", "tokens"], orient="row")
+        figure = timeline.draw(rows, commits, title=title)
+        paths = figures.save(figure, out.with_suffix(""), formats=(out.suffix.removeprefix("."),))
         print("\n".join(str(path) for path in paths))
     else:
         traces.write(out, result, name=title)

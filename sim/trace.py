@@ -28,8 +28,10 @@ def chrome_trace(intervals: Sequence[Interval], commits: Sequence[tuple[float, s
     tracks = [(row.unit + 1, row) for row in on_units]
     units = max((row.unit for row in on_units), default=-1) + 1
     names = {unit + 1: f"unit {unit}" for unit in range(units)}
-    # Where a form moves the main process about, no unit is the main one's.
-    if len({row.process for row in on_units if row.unit == 0}) == 1:
+    # A unit is the main process's where every token is verified on it; in the nested form promoted processes stay where they are.
+    passes = [row for row in on_units if row.what == "forward" and row.fate == "kept"]
+    deepest = max((row.last for row in passes), default=0)
+    if {row.unit for row in passes if row.last == deepest} == {0}:
         names[1] = "unit 0 (main)"
     for lane, row in _lanes([row for row in intervals if row.unit < 0]):
         names[units + 1 + lane] = f"link {lane}"

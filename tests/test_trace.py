@@ -1,0 +1,139 @@
+"""The Chrome trace says what the run says: the format's rules, the run's times, and nothing twice on one track."""
+
+import gzip
+import itertools
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.algorithms import ppd
+from model.checks import ParameterError
+from model.latency import UnitCost
+from model.world import World
+from sim.events import Cluster, Run, simulate
+from sim.trace import chrome_trace, write
+
+MATCHES = [True, False, True, True, False, True]
+PLAIN, OVERHEADS = UnitCost(40), UnitCost(40, early_head=0.3, final_head=0.7, dispatch=0.1, link=1 / 3, promotion=0.9)
+
+
+def simulated(form: str = "literal", exit_layer: int = 20, cost: UnitCost = PLAIN, units: int | None = None) -> Run:
+    choice = ppd.Parameters(40, exit_layer, 3, form)
+    steps = ppd.decode(choice, [0], len(MATCHES))
+    return simulate(steps, len(MATCHES), Cluster(units or choice.units), cost, World(1, 40, MATCHES), record=True)
+
+
+RUNS = {
+    "literal": simulated(),
+    "eager": simulated("eager", 25, OVERHEADS),
+    "nested": simulated("nested", 15),
+    "flat": simulated("flat", 10, OVERHEADS),
+    "short of units": simulated("eager", 20, OVERHEADS, units=2),
+}
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest) -> Run:
+    return RUNS[request.param]
+
+
+def events(run: Run, phase: str) -> list[dict[str, Any]]:
+    found = chrome_trace(run.intervals, run.commits, "test")["traceEvents"]
+    return [event for event in found if event["ph"] == phase]
+
+
+def names(run: Run) -> dict[int, str]:
+    return {event["tid"]: event["args"]["name"] for event in events(run, "M") if event["name"] == "thread_name"}
+
+
+def test_every_event_has_what_its_kind_must_have(run: Run) -> None:
+    trace = chrome_trace(run.intervals, run.commits, "test")
+    assert json.loads(json.dumps(trace, allow_nan=False)) == trace
+    for event in trace["traceEvents"]:
+        assert event["ph"] in "MXiC"
+        assert event["pid"] == 1
+        assert isinstance(event["name"], str)
+        if event["ph"] != "M":
+            assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            assert event["tid"] in names(run)
+            assert event["args"]["fate"] in ("kept", "discarded", "cancelled")
+    assert trace["otherData"]["name"] == "test"
+    assert "1 ms" in trace["otherData"]["time"]
+
+
+def test_every_interval_is_there_once(run: Run) -> None:
+    drawn = sorted((event["args"]["start"], event["args"]["end"], event["args"]["process"]) for event in events(run, "X"))
+    assert drawn == sorted((row.start, row.end, row.process) for row in run.intervals)
+
+
+def test_one_layer_time_is_a_millisecond(run: Run) -> None:
+    for event in events(run, "X"):
+        start, end = event["args"]["start"], event["args"]["end"]
+        assert event["ts"] == pytest.approx(1000 * start, abs=1e-3)  # [us], rounded to 1 ns
+        assert event["dur"] == pytest.approx(1000 * (end - start), abs=2e-3)
+
+
+def test_events_of_one_track_never_overlap(run: Run) -> None:
+    """Viewers compare whole nanoseconds, and drop what overlaps without nesting."""
+    tracks = defaultdict(list)
+    for event in events(run, "X"):
+        start = round(event["ts"] * 1000)
+        tracks[event["tid"]].append((start, start + round(event["dur"] * 1000)))
+    for spans in tracks.values():
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(spans)))
+
+
+def test_durations_on_units_add_up_to_the_unit_time_busy(run: Run) -> None:
+    on_units = [event for event in events(run, "X") if names(run)[event["tid"]].startswith("unit")]
+    assert math.fsum(event["args"]["end"] - event["args"]["start"] for event in on_units) == pytest.approx(run.busy, rel=1e-12)
+    assert math.fsum(event["dur"] for event in on_units) / 1000 == pytest.approx(run.busy, abs=1e-6 * len(on_units))
+
+
+def test_the_counter_of_busy_units_integrates_to_the_unit_time_busy_and_peaks_where_the_run_does(run: Run) -> None:
+    changes = [(event["ts"], event["args"]["units"]) for event in events(run, "C") if event["name"] == "busy units"]
+    area = math.fsum(units * (later - at) for (at, units), (later, _) in itertools.pairwise(changes))
+    assert area / 1000 == pytest.approx(run.busy, abs=1e-4)
+    assert max(units for _, units in changes) == run.peak_units
+    assert changes[-1] == (pytest.approx(1000 * run.latency, abs=1e-3), 0)
+
+
+def test_commits_are_instants_and_count_up(run: Run) -> None:
+    instants = [(event["args"]["time"], event["args"]["kind"], event["args"]["tokens"]) for event in events(run, "i")]
+    assert instants == run.commits
+    counts = [event["args"]["tokens"] for event in events(run, "C") if event["name"] == "tokens out"]
+    assert counts[-1] == len(MATCHES)
+    assert counts == sorted(counts)
+
+
+def test_tracks_are_named() -> None:
+    assert list(names(RUNS["literal"]).values()) == ["unit 0 (main)", "unit 1", "unit 2", "unit 3"]
+    assert {"link 0", "link 1", "link 2"} <= set(names(RUNS["eager"]).values())  # three sub-processes travel at once
+    assert names(RUNS["nested"])[1] == "unit 0"  # promoted processes stay on their units
+    assert 0 not in names(RUNS["literal"])  # viewers keep it for the idle task
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_what_is_written_is_read_back_and_is_the_same_every_time(tmp_path: Path, suffix: str) -> None:
+    run = RUNS["eager"]
+    one, other = (write(tmp_path / f"{name}{suffix}", run, "test") for name in ("one", "other"))
+    assert one.read_bytes() == other.read_bytes()
+    text = gzip.decompress(one.read_bytes()) if suffix == ".json.gz" else one.read_bytes()
+    assert json.loads(text) == chrome_trace(run.intervals, run.commits, "test")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, other.name])
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    run = RUNS["literal"]
+    with pytest.raises(ParameterError, match=r"\.json, \.json\.gz, \.png, \.svg, got 'run.txt'"):
+        write(tmp_path / "run.txt", run, "test")
+    with pytest.raises(ParameterError, match=r"cannot write .*No such file"):
+        write(tmp_path / "missing" / "run.json", run, "test")
+    with pytest.raises(ParameterError, match="record=True"):
+        write(tmp_path / "run.json", Run(), "test")
+    assert not list(tmp_path.iterdir())
