@@ -55,6 +55,10 @@ def run(
 
     overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
     if out is not None:
-        return sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, **overrides).frame()
+        from sim import report as reports
+
+        report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, **overrides)
+        reports.summarise(report, report.frame(reports.MOST_LISTED), [])
+        return report.frame()
     with tempfile.TemporaryDirectory() as folder:
         return sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides).frame()

@@ -107,8 +107,13 @@ def run(
 
     frame = report.frame(reports.MOST_LISTED)
     assert report.out is not None
-    drawn = _draw(report.out, frame) if figures else []
-
+    try:
+        drawn = _draw(report.out, frame) if figures else []
+        reports.summarise(report, frame, drawn)
+    except OSError as error:
+        remedy = f"the tables in {report.out} are whole; draw the figures with `sim plot {report.out}`"
+        print(f"error: {error.strerror or error} ({error.filename or report.out}); {remedy}", file=sys.stderr)
+        raise typer.Exit(1) from None
     if as_json:
         print(json.dumps(reports.document(report, frame, drawn), indent=2))
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim import metrics
+from sim.files import write_text
 from sim.sweep import Report
 
 MOST_ROWS = 60
@@ -25,11 +28,20 @@ TITLES = {
 VIEWS = ("formula", "paths", "events")
 
 
-def show(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
+def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
+    """Write what is shown beside the tables: summary.txt, and summary.json for programs."""
+    assert report.out is not None
+    text = io.StringIO()
+    show(report, frame, figures, Console(file=text, width=WIDE, highlight=False))
+    write_text(report.out / "summary.txt", text.getvalue())
+    write_text(report.out / "summary.json", json.dumps(document(report, frame, figures), indent=2) + "\n")
+
+
+def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:
     """Print the result of a run to stdout; two estimates in a table where there is room for them."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=WIDE, highlight=False)
+    if console is None:
+        console = Console(highlight=False)
+        console = console if console.is_terminal else Console(width=WIDE, highlight=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = frame.filter(pl.col("point").rank("dense") <= MOST_ROWS)
