@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from model import checks
 
 if TYPE_CHECKING:
+    import polars as pl
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
@@ -43,4 +44,33 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
             partial.unlink(missing_ok=True)
             raise checks.ParameterError(f"cannot write {target}: {error.strerror}") from None
         paths.append(target)
+    return paths
+
+
+def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
+    """Draw the figures of a run into its folder `figures`, from its stored tables (or from these rows of the table of results).
+
+    The trade-off is left out beyond 2,000 points, and for methods that have none.
+    """
+    import polars as pl
+
+    from figures import distribution, tradeoff
+
+    folder = Path(folder)
+    stored = folder / "results.parquet"
+    try:
+        rows = pl.read_parquet(stored, glob=False) if table is None else table
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise checks.ParameterError(f"{stored} cannot be read: {error}; name the directory of a finished run") from None
+    target, paths = folder / "figures", []
+    target.mkdir(exist_ok=True)
+    if "exit_layer" in rows.columns and rows["point"].n_unique() <= 2000:
+        for x in tradeoff.AXES:
+            paths += save(tradeoff.draw(rows, x=x), target / f"tradeoff_{x}")
+    if (spread := folder / "distribution.parquet").exists():
+        latencies = pl.read_parquet(spread, glob=False)
+        first = latencies.filter(pl.col("point") == latencies["point"].min())
+        if "paths" in first["view"]:
+            first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them
+        paths += save(distribution.draw(first), target / "distribution_point_0")
     return paths

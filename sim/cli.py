@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    import polars as pl
+    pass
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -34,6 +34,9 @@ View = Annotated[str | None, typer.Option("--view", help="formula, paths, events
 Replications = Annotated[int | None, typer.Option(help="Simulated decodings of each point, in paths and events alike.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of all coins; the same seed gives the same tables.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
+
+
+_SHOWN = 6  # tokens in the picture of a decoding, where nobody says how many
 
 
 def main() -> None:
@@ -103,12 +106,13 @@ def run(
     except sweeps.RunError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+    import figures as drawing
     from sim import report as reports
 
     frame = report.frame(reports.MOST_LISTED)
     assert report.out is not None
     try:
-        drawn = _draw(report.out, frame) if figures else []
+        drawn = drawing.of_run(report.out, frame) if figures else []
         reports.summarise(report, frame, drawn)
     except OSError as error:
         remedy = f"the tables in {report.out} are whole; draw the figures with `sim plot {report.out}`"
@@ -132,9 +136,10 @@ def _overrides(
 def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> None:
     from sim import sweep as sweeps
     from sim.grid import Grid
+    from sim.plan import Plan
 
     grid = Grid(sweeps.resolve(scenario, **overrides))
-    plan = sweeps.Plan(grid)
+    plan = Plan(grid)
     decodings = {view: grid.points * plan.replications[view] for view in plan.views if view != "formula"}
     facts = {
         "points": grid.points, "axes": {axis.path: len(axis.values) for axis in grid.axes}, "views": list(plan.views),
@@ -164,27 +169,6 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _draw(folder: Path, frame: pl.DataFrame) -> list[Path]:
-    """Draw the figures of a run beside its table."""
-    import polars as pl
-
-    import figures
-    from figures import distribution, tradeoff
-
-    target = folder / "figures"
-    target.mkdir(exist_ok=True)
-    paths: list[Path] = []
-    if "exit_layer" in frame.columns and frame["point"].n_unique() <= 2000:
-        for x in ("mean_units", "compute_per_token"):
-            paths += figures.save(tradeoff.draw(frame, x=x), target / f"tradeoff_{x}")
-    stored = folder / "distribution.parquet"
-    if stored.exists():
-        rows = pl.read_parquet(stored, glob=False)
-        first = rows.filter(pl.col("point") == rows["point"].min())
-        paths += figures.save(distribution.draw(first), target / "distribution_point_0")
-    return paths
-
-
 @app.command()
 @guarded
 def plot(
@@ -195,16 +179,9 @@ def plot(
 
     sim plot runs/ppd-figures-3-and-4-0123abcd
     """
-    import polars as pl
+    import figures
 
-    from model.checks import ParameterError
-
-    table = directory / "results.parquet"
-    try:
-        frame = pl.read_parquet(table, glob=False)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise ParameterError(f"{table} cannot be read: {error}; name the directory of a finished `sim run`") from None
-    paths = _draw(directory, frame)
+    paths = figures.of_run(directory)
     print(json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
 
 
@@ -217,7 +194,7 @@ def trace(
     ),
     point: Annotated[int, typer.Option(min=0, help="Point of the grid.")] = 0,
     replication: Annotated[int, typer.Option(min=0, help="Which decoding of that point.")] = 0,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Decode so many tokens. Default: all; a picture shows six.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Decode at most so many. Default: all; a picture shows six.")] = None,
     per_layer: Annotated[bool, typer.Option("--per-layer", help="Simulate layer by layer.")] = False,
     set_: Set = None,
     sweep: Sweep = None,
@@ -229,38 +206,26 @@ def trace(
 
     sim trace ppd-overheads --point 4 -o timeline.png
     """
-    import dataclasses
-
-    import polars as pl
-
-    from model.checks import ParameterError
-    from sim import sweep as sweeps
     from sim import trace as traces
-    from sim import views
-    from sim.grid import Grid
 
     picture = out.suffix in (".png", ".svg")
-    grid = Grid(sweeps.resolve(scenario, **_overrides(set_, sweep, None, None, seed)))
-    if point >= grid.points:
-        raise ParameterError(f"point must be between 0 and {grid.points - 1}, got {point}")
-    case = grid.case(point)
-    wanted = tokens if tokens is not None else min(case.settings.tokens, 6) if picture else case.settings.tokens
-    case = dataclasses.replace(case, settings=dataclasses.replace(case.settings, tokens=wanted))
-    [matches] = views.matches_of(case, replication, replication + 1)
-    result = views.simulate(case, matches, per_layer=per_layer, record=True)
-    title = f"{case.method}, point {point}, decoding {replication}, {wanted} tokens"
+    wanted = tokens if tokens is not None or not picture else _SHOWN
+    overrides = _overrides(set_, sweep, None, None, seed)
+    result = traces.record(scenario, point=point, replication=replication, tokens=wanted, per_layer=per_layer, **overrides)
+    name = f"point {point}, decoding {replication}, {len(result.tokens)} tokens"
     if picture:
+        import polars as pl
+
         import figures
         from figures import timeline
 
         rows = pl.DataFrame([row._asdict() for row in result.intervals])
         commits = pl.DataFrame(result.commits, schema=["time", "kind", "tokens"], orient="row")
-        figure = timeline.draw(rows, commits, title=title)
-        paths = figures.save(figure, out.with_suffix(""), formats=(out.suffix.removeprefix("."),))
-        print("\n".join(str(path) for path in paths))
+        figure = timeline.draw(rows, commits, title=name)
+        figures.save(figure, out.with_suffix(""), formats=(out.suffix.removeprefix("."),))
     else:
-        traces.write(out, result, name=title)
-        print(out)
+        traces.write(out, result, name=name)
+    print(out)
 
 
 @app.command()
@@ -328,9 +293,10 @@ def lint(scenario: Annotated[str, typer.Argument(help="A TOML file or the name o
     from model.checks import ParameterError
     from sim import sweep as sweeps
     from sim.grid import Grid
+    from sim.plan import Plan
 
     grid = Grid(sweeps.resolve(scenario))
-    plan = sweeps.Plan(grid)
+    plan = Plan(grid)
     wrong = 0
     for point in range(min(grid.points, 512)):
         try:

@@ -5,16 +5,46 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from model import checks
 from model.checks import ParameterError
+from sim import views
 from sim.events import Interval, Run
+from sim.grid import Grid
+from sim.sweep import resolve
 
 _PROCESS = 1
 _MILLISECOND = 1_000_000  # [ns]; what one layer-time is shown as
 _SUFFIXES = (".json", ".json.gz", ".png", ".svg")
+
+
+def record(
+    scenario: str | Path | Mapping[str, Any] | None = None,
+    *,
+    point: int = 0,
+    replication: int = 0,
+    tokens: int | None = None,
+    per_layer: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Simulate one decoding of one point of a scenario, at most `tokens` tokens of it, and keep every interval.
+
+    `overrides` are those of `sim.sweep.resolve`.
+    """
+    grid = Grid(resolve(scenario, **overrides))
+    checks.whole("point", point, 0, grid.points - 1)
+    checks.whole("replication", replication, 0)
+    case = grid.case(point)
+    if tokens is not None:
+        checks.whole("tokens", tokens, 1)
+        case = replace(case, settings=replace(case.settings, tokens=min(tokens, case.settings.tokens)))
+    [matches] = views.matches_of(case, replication, replication + 1)
+    run: Run = views.simulate(case, matches, per_layer=per_layer, record=True)
+    return run
 
 
 def chrome_trace(intervals: Sequence[Interval], commits: Sequence[tuple[float, str, int]], name: str) -> dict[str, Any]:

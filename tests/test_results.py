@@ -14,6 +14,7 @@ from model.intervals import half_width, wilson
 from sim import metrics, results, sweep, views
 from sim.grid import Grid
 from sim.metrics import Sums
+from sim.plan import Shard
 
 COVERED = ("latency_layers", "busy_layers", "mean_units", "mean_units_per_run", "speedup")
 
@@ -98,7 +99,7 @@ def test_arrays_are_the_rows_of_their_points(outcome: dict[str, Any], cluster: d
     }  # fmt: skip
     grid = Grid(scenario)
     assert views.takes_arrays(grid)
-    arrays = sweep._arrays(grid, sweep.Shard("formula", 5, grid.points))
+    arrays = sweep._arrays(grid, Shard("formula", 5, grid.points))
     rows, failures = views.evaluate(grid, "formula", [(point, 0, 1) for point in range(5, grid.points)])
     assert arrays is not None
     assert not failures

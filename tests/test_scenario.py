@@ -12,7 +12,8 @@ import pytest
 from model.checks import ParameterError
 from sim import scenario
 from sim.grid import Grid, parse_axis, parse_value
-from sim.sweep import Plan, resolve
+from sim.plan import Plan
+from sim.sweep import resolve
 
 
 def tables(**sections: Any) -> scenario.Tables:

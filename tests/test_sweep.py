@@ -17,6 +17,7 @@ import pytest
 from model.checks import ParameterError
 from sim import sweep
 from sim.files import alone, intact, write_hashed
+from sim.plan import Shard
 
 TABLES = ("results.parquet", "results.csv", "distribution.parquet")
 
@@ -117,7 +118,7 @@ def test_damaged_shards_are_computed_again(tmp_path: Path, reference: Path) -> N
 def test_full_disk_keeps_what_was_finished(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     folder = tmp_path / "run"
 
-    def full(tables: Any, shard: sweep.Shard, path: Path) -> Any:
+    def full(tables: Any, shard: Shard, path: Path) -> Any:
         if shard.view == "events" and shard.first > 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return original(tables, shard, path)
