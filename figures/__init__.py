@@ -69,8 +69,11 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
             paths += save(tradeoff.draw(rows, x=x), target / f"tradeoff_{x}")
     if (spread := folder / "distribution.parquet").exists():
         latencies = pl.read_parquet(spread, glob=False)
-        first = latencies.filter(pl.col("point") == latencies["point"].min())
+        # The first point whose latency has a distribution at all.
+        several = latencies.filter(pl.col("latency_layers").n_unique().over("point") > 1)
+        points = several if several.height else latencies
+        first = points.filter(pl.col("point") == points["point"].min())
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them
-        paths += save(distribution.draw(first), target / "distribution_point_0")
+        paths += save(distribution.draw(first), target / f"distribution_point_{first['point'][0]}")
     return paths

@@ -162,15 +162,20 @@ def _extend(axes: Axes) -> None:
 
 def _labels(table: pl.DataFrame, x: str) -> list[tuple[float, float, str]]:
     """One text a point: its data set and head, or whatever else tells it from the others."""
-    once = table.unique("point", keep="first", maintain_order=True) if table["point"].null_count() == 0 else table
+    # A label stands at what happens: at the last view of a point, which knows of waiting.
+    once = table.unique("point", keep="last", maintain_order=True) if table["point"].null_count() == 0 else table
     named = once["data_set"].null_count() < once.height
-    sweeps = [key for key in ("tokens", "match_rate") if once[key].n_unique() > 1]
+    words = {"units": "{} units", "tokens": "{} tokens", "match_rate": "p = {:.3g}"}
+    sweeps = [key for key in words if key in once.columns and once[key].n_unique() > 1]
+    # Units tell points apart only where there are not as many as the method wants.
+    if "units" in sweeps and not ("contended" in once.columns and once["contended"].any()):
+        sweeps.remove("units")
+    named = named and (once["data_set"].n_unique() > 1 or once["head"].n_unique() > 1 or not sweeps)
     texts = []
     for row in once.iter_rows(named=True):
         if named:
             text = f"{row['data_set'] or ''} {'tr' if row['head'] == 'trained' else ''}".strip()
         else:
-            words = {"tokens": "{} tokens", "match_rate": "p = {:.3g}"}
             text = ", ".join(words[key].format(row[key]) for key in sweeps if row[key] is not None)
         if text:
             texts.append((row[x], row[_Y], text))

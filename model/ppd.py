@@ -283,9 +283,11 @@ def nested_waste(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike
     """
     d, exit_at, _ = _shape(layers, exit_layer, 1)
     k = checks.whole_array("candidates", candidates, 1)
+    nested_units(d, exit_at, k)  # refuses trees whose numbers would run over
     total = np.zeros(np.broadcast_shapes(d.shape, exit_at.shape, k.shape))
     for generation in range(int(np.max(np.ceil(d / exit_at))) - 1):
-        total = total + k**generation * np.maximum(d - (generation + 1) * exit_at, 0)
+        rest = d - (generation + 1) * exit_at
+        total = total + np.where(rest > 0, k**generation, 0.0) * np.maximum(rest, 0)
     return total
 
 
@@ -315,7 +317,13 @@ def nested_units(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike
     d, exit_at, _ = _shape(layers, exit_layer, 1)
     k = checks.whole_array("candidates", candidates, 1)
     generations = np.ceil(d / exit_at)
-    return np.asarray(sum(np.where(i < generations, k**i, 0.0) for i in range(int(np.max(generations)))))
+    with np.errstate(over="ignore"):
+        units = np.asarray(sum(np.where(i < generations, k**i, 0.0) for i in range(int(np.max(generations)))))
+    if np.any(units > checks.MAX_UNITS):
+        raise checks.ParameterError(
+            f"nested needs up to {units.max():g} units, more than {checks.MAX_UNITS}; take fewer candidates or a later exit_layer"
+        )
+    return units
 
 
 # --- Flat: any exit layer on k+1 units ----------------------------------------------------------------------------------
@@ -456,9 +464,10 @@ def distribution(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) 
     if len(steps) != 2:
         return None
     miss, match = steps
-    values = np.asarray(tokens * miss.time - np.arange(tokens) * (miss.time - match.time), dtype=np.float64)
-    order = np.argsort(values, kind="stable")
-    return values[order], law.pmf(tokens - 1)[order]
+    times = np.asarray(tokens * miss.time - np.arange(tokens) * (miss.time - match.time), dtype=np.float64)
+    # Where a match saves nothing all numbers of matches take the same time.
+    values, which = np.unique(times, return_inverse=True)
+    return values, np.asarray(np.bincount(which, weights=law.pmf(tokens - 1)), dtype=np.float64)
 
 
 def _closed_form(parameters: Parameters, tokens: ArrayLike, rate: Floats) -> Prediction:

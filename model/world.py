@@ -36,6 +36,8 @@ class World:
 
     def read(self, step: Read) -> Token | list[Token]:
         """The answer to a read of an output of the target model."""
+        if step.offset != -1:
+            raise ValueError(f"this world remembers the last token of a pass only, and was asked about offset {step.offset}")
         output: Output = step.output
         token, at, layer = output
         after = at + 1

@@ -19,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Would an accelerated decoding method make your model faster, by how much, at what price in extra compute?",
+    epilog="Start with: sim run    (the paper's figures)    or: sim run ppd-overheads --set method.candidates=2",
 )  # fmt: skip
 
 Scenario = Annotated[

@@ -65,8 +65,17 @@ class Markov:
         _check_provenance(self.trials, self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point; without an input interval: correlated trials are worth fewer than their number."""
-        return Outcome(acceptance.Markov(self.match_rate, self.correlation), self.match_rate, self.source, trials=self.trials)
+        """The law for one point. Correlated trials are worth fewer than their number: by (1 - rho) / (1 + rho)."""
+        law = acceptance.Markov(self.match_rate, self.correlation)
+        worth = 0.0 if self.trials is None else self.trials * (1 - self.correlation) / (1 + self.correlation)
+        if not 0 < worth < float("inf"):
+            return Outcome(law, self.match_rate, self.source, trials=self.trials)
+        low, high = (float(bound) for bound in wilson(self.match_rate, worth))
+        try:
+            ends = acceptance.Markov(low, self.correlation), acceptance.Markov(high, self.correlation)
+        except checks.ParameterError:  # an end that cannot have this correlation
+            return Outcome(law, self.match_rate, self.source, trials=self.trials)
+        return Outcome(law, self.match_rate, self.source, *ends, low, high, self.trials)
 
 
 @dataclass(frozen=True)
@@ -178,7 +187,13 @@ class Published:
         if self.by_position:
             keys = {key: known[key] for key in ("data_set", "layer", "candidates", "head")}
             rates, source = published.match_rates_by_position(**keys, tokens=tokens)
-            return Outcome(acceptance.ByPosition(rates), float(rates.mean()), f"published: {source}")
+            law = acceptance.ByPosition(rates)
+            trials = published.trials_of_a_bin(self.data_set)
+            # All bins at their low ends together, and all at their high ends: wider than need be.
+            low, high = wilson(rates, trials)
+            ends = acceptance.ByPosition(low), acceptance.ByPosition(high)
+            bounds = float(low.mean()), float(high.mean())
+            return Outcome(law, float(rates.mean()), f"published: {source}", *ends, *bounds, trials)
         table = published.table(self.table)
         found = published.match_rate(self.table, **{key: known[key] for key in table.keys if key in known})
         return _independent(found.rate, found.trials, f"published: {found.source}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import polars as pl
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from sim import metrics
 from sim.files import write_text
+from sim.scenario import cost_source
 from sim.sweep import Report
 
 MOST_ROWS = 60
@@ -22,8 +25,8 @@ MOST_LISTED = 10_000
 """Rows that are read to be shown, listed or drawn; a table may be larger than memory."""
 WIDE = 148
 TITLES = {
-    "speedup": "speed-up", "normalized_latency": "normalised latency", "mean_units": "mean units busy",
-    "compute_per_token": "compute per token",
+    "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
+    "mean_units": "mean units busy", "compute_per_token": "compute per token",
 }  # fmt: skip
 VIEWS = ("formula", "paths", "events")
 
@@ -45,15 +48,18 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = frame.filter(pl.col("point").rank("dense") <= MOST_ROWS)
-    together = 2 if console.width >= WIDE else 1
-    names = tuple(TITLES)
-    for start in range(0, len(names), together):
-        console.print(_table(shown, names[start : start + together], digits=4 if console.width >= 100 else 3))
+    names = [name for name in TITLES if name in frame.columns]
+    while names:
+        digits = 4 if console.width >= 100 else 3
+        pair = _table(shown, tuple(names[:2]), digits)
+        fits = len(names) > 1 and Measurement.get(console, console.options.update(max_width=10_000), pair).maximum <= console.width
+        console.print(pair if fits else _table(shown, tuple(names[:1]), digits))
+        names = names[2 if fits else 1 :]
     hidden = report.rows - shown.height
     if hidden:
         console.print(f"... and {hidden:,} rows more in the table of results")
-    for line in notes(report.table()):
-        console.print(line)
+    for line in notes(report.table(), report.tables):
+        console.print(line, markup=False)
     for row in report.failed[:10]:
         console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {escape(row['error'])}")
     if len(report.failed) > 10:
@@ -91,7 +97,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
         "match_rate_low", "match_rate_high", "match_rate_trials", "outcomes_source", "contended", "exact", "units", "outcomes",
-        "latency_s", "tpot_s", "busy_s", "held_s", *estimates,
+        "latency_s", "busy_s", "held_s", *(name for name in frame.columns if name.startswith("tpot_ms")), *estimates,
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
@@ -112,13 +118,14 @@ def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:
     return f"{row[name]:.{digits}f} ±{(high - low) / 2:.{digits}f}"
 
 
-def notes(table: pl.LazyFrame) -> list[str]:
+def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     """What a reader must know beside the numbers: provenance, uncertainty, how far the views agree, what is left out."""
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
-        sources = sorted({str(source).partition(":")[0] for source in known})
-        lines.append(f"match rates: {', '.join(sources)}; cost of layers: assumed equal; intervals of 95 % from sampling")
+        lines.append(f"match rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+    lines.append(f"times: {cost_source(tables)}")
+    lines.append("intervals: 95 %, from sampling")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:
@@ -131,8 +138,8 @@ def notes(table: pl.LazyFrame) -> list[str]:
         lines.append(f"events and paths {agree} on all {runs:,} decodings that both played")
     if "contended" in names and _one(table, pl.col("contended").any()) and _one(table, (pl.col("view") != "events").any()):
         lines.append(
-            "some points have fewer units, slower stops or shared links: only the view events knows what that costs;"
-            " which candidate is right is assumed to be any with equal chances"
+            "at some points processes may wait for units or links, which only the view events knows; which candidate is right is"
+            " assumed there to be any with equal chances"
         )
     return lines
 
@@ -146,6 +153,6 @@ def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[s
     rows = frame.head(MOST_LISTED).to_dicts()
     return {
         "scenario": report.tables["scenario"]["name"], "out": str(report.out), "rows": report.rows, "results": rows,
-        "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(report.table()),
+        "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(report.table(), report.tables),
         "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
     }  # fmt: skip

@@ -21,7 +21,7 @@ MANY_POINTS = 100_000
 SUMS = tuple(Sums.__dataclass_fields__)
 
 
-def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None) -> dict[str, Any]:
+def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: Any) -> dict[str, Any]:
     """Estimates and intervals of a simulated point; the input interval is the formula's, in proportion to the estimate."""
     tokens = case.settings.tokens
     plain = tokens * (case.cost.span(0, case.parameters.layers) + case.cost.final_head)
@@ -33,10 +33,11 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None) -> dic
             row["speedup_low"], row["speedup_high"] = plain / low, float("inf") if high <= 0 else plain / high
         else:
             row[f"{name}_low"], row[f"{name}_high"] = values[name] - wide[name], values[name] + wide[name]
-        if formula and f"{name}_input_low" in formula and formula[name]:
+        if formula and formula[name] and formula.get(f"{name}_input_low") is not None:
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
-    held = float(min(case.parameters.units, case.cluster.units))
+    # Paths and formula know of no waiting: theirs is the price of all the units that the method wants.
+    held = float(case.held if view == "events" else case.parameters.units)
     row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": held}
     return row
 
@@ -53,7 +54,7 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFram
         formula = by_point[point] if point in by_point else _formula(grid, point)
         # Summed without rounding in between: it does not matter in which order, or how a point was cut.
         sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
-        row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula)
+        row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
         rows.append(row)
@@ -107,9 +108,11 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
     frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None), held_layers=pl.col("held_units") * pl.col("latency_layers"))
     names = frame.collect_schema().names()
     if "seconds_per_layer" in names:
-        times = ("latency", "tpot", "busy", "held")
-        frame = frame.with_columns((pl.col(f"{name}_layers") * pl.col("seconds_per_layer")).alias(f"{name}_s") for name in times)
-        names += [f"{name}_s" for name in times]
+        times = {f"{name}_layers": (f"{name}_s", 1.0) for name in ("latency", "busy", "held")}
+        times |= {name: (name.replace("layers", "ms"), 1e3) for name in names if name.startswith("tpot_layers")}
+        seconds = pl.col("seconds_per_layer")
+        frame = frame.with_columns((pl.col(name) * seconds * factor).alias(other) for name, (other, factor) in times.items())
+        names += [other for other, _ in times.values()]
     estimates = [f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))]
     first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
     return frame.select([*first, *(name for name in estimates if name in names)])

@@ -139,7 +139,14 @@ class Case:
     @property
     def contended(self) -> bool:
         """Whether processes may have to wait for units or links, which only the `events` view knows."""
-        return bool(self.cluster.units < self.parameters.units or self.cluster.links == "shared" or self.cluster.stop != "now")
+        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
+        return self.cluster.units < self.parameters.units or self.cluster.links == "shared" or self.cluster.stop != "now" or growing
+
+    @property
+    def held(self) -> int:
+        """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
+        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
+        return self.cluster.units if growing else min(self.parameters.units, self.cluster.units)
 
 
 def names() -> list[str]:
@@ -174,9 +181,11 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
 
 def _located(tables: Tables, folder: Path) -> Tables:
     """A file that a scenario names is beside it, not wherever the command happens to run."""
-    named = tables.get("outcomes", {}).get("file") if isinstance(tables.get("outcomes"), dict) else None
-    if isinstance(named, str) and not Path(named).is_absolute():
-        tables["outcomes"]["file"] = str(folder / named)
+    outcomes, sweep = tables.get("outcomes"), tables.get("sweep")
+    if isinstance(outcomes, dict) and isinstance(outcomes.get("file"), str):
+        outcomes["file"] = str(folder / outcomes["file"])
+    if isinstance(sweep, dict) and isinstance(sweep.get("outcomes.file"), list):
+        sweep["outcomes.file"] = [str(folder / name) if isinstance(name, str) else name for name in sweep["outcomes.file"]]
     return tables
 
 
@@ -316,6 +325,15 @@ def apply(tables: Tables, path: str, value: Any, only: int | None = None) -> Non
         elif key not in (known := [field.name for field in fields(algorithm(name).Parameters)]):
             raise ParameterError(f"method {name} takes no {key}; {checks.nearest(key, known)}")
         table[key] = value
+
+
+def cost_source(tables: Mapping[str, Any]) -> str:
+    """Where the times come from, in words for whoever reads a result."""
+    given = [key for key in tables.get("cost", {}) if key != "kind"]
+    swept = [path.partition(".")[2] for path in tables.get("sweep", {}) if path.startswith("cost.")]
+    if not given and not swept:
+        return "assumed: every layer one time unit, nothing else takes time"
+    return f"assumed, as [cost] says: {', '.join(dict.fromkeys([*given, *swept]))}; layers not named take one time unit each"
 
 
 def fingerprint(tables: Tables) -> str:

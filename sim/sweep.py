@@ -96,9 +96,11 @@ def resolve(
 ) -> Tables:
     """The tables of a scenario with what was asked for on top: values set, axes added, and what [scenario] says overridden."""
     tables = scenario.load(source)
+    given: list[str] = []
     for path, value in _pairs(set, parse_value, "--set"):
         axes = tables.get("sweep", {})
         scenario.apply(tables, path, value)
+        given.append(path)
         if isinstance(axes, dict):
             axes.pop(path, None)  # a value that is set is no longer swept
     for path, values in _pairs(sweep, parse_axis, "--sweep"):
@@ -106,6 +108,8 @@ def resolve(
         if not isinstance(axes, dict):
             raise ParameterError(f"[sweep] must be a table of paths and lists, got {checks.shown(axes)}")
         axes[path] = _listed(values)
+        given.append(path)
+    _forget_provenance(tables, given)
     own = tables.setdefault("scenario", {})
     if not isinstance(own, dict):
         raise ParameterError(f"[scenario] must be a table, got {checks.shown(own)}")
@@ -115,7 +119,18 @@ def resolve(
         own["replications"] = own["event_replications"] = replications
     if seed is not None:
         own["seed"] = seed
+        if isinstance(tables.get("sweep"), dict):
+            tables["sweep"].pop("scenario.seed", None)
     return tables
+
+
+def _forget_provenance(tables: Tables, given: list[str]) -> None:
+    """A rate that is put in place of a scenario's own rests neither on its trials nor on its source, unless these are given too."""
+    outcomes = tables.get("outcomes")
+    if isinstance(outcomes, dict) and {"outcomes.match_rate", "outcomes.match_rates"} & {*given}:
+        for key in ("trials", "source"):
+            if f"outcomes.{key}" not in given:
+                outcomes.pop(key, None)
 
 
 def _listed(values: Any) -> Any:
@@ -337,7 +352,7 @@ def _describe(folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[
     document = {
         "fingerprint": scenario.fingerprint(tables), "scenario": tables, "complete": True, "points": plan.grid.points, "rows": rows,
         "views": list(plan.views), "replications": {view: plan.replications[view] for view in plan.views if view != "formula"},
-        "failed": len(failed), "outcomes": sources[:100], "cost": "assumed: unit layer-times", "versions": versions(),
+        "failed": len(failed), "outcomes": sources[:100], "cost": scenario.cost_source(tables), "versions": versions(),
         "platform": platform.platform(),
     }  # fmt: skip
     write_text(folder / "metadata.json", json.dumps(document, indent=2) + "\n")

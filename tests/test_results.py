@@ -34,7 +34,7 @@ def test_sampling_intervals_cover_the_formula() -> None:
     # Theorem 4.1 of matches drawn here: time 40 l - 20 B, unit-time that and k (d - d') l more.
     latency = 40.0 * 32 - 20.0 * np.random.default_rng(7).binomial(31, 0.6, (samples, size))
     for sample in latency:
-        row = results.sampled_row(Sums.of(sample, sample + 3 * 20 * 32), case, None)
+        row = results.sampled_row(Sums.of(sample, sample + 3 * 20 * 32), case, None, "paths")
         for name in COVERED:
             covered[name] += row[f"{name}_low"] <= formula[name] <= row[f"{name}_high"]
     for name, count in covered.items():

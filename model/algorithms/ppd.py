@@ -65,6 +65,11 @@ class Parameters:
         # The sum of candidates**i over the generations, in one step: with thousands of them it has thousands of digits.
         return generations if self.candidates == 1 else (self.candidates**generations - 1) // (self.candidates - 1)
 
+    @property
+    def bounded(self) -> bool:
+        """Whether it never wants more units than these, whatever anything costs; heads and links make nested trees grow."""
+        return self.form != "nested"
+
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     """The process: decode `tokens` tokens after a prompt of at least one."""

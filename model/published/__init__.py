@@ -172,6 +172,16 @@ def match_rates_by_position(
     return rates[:tokens], f"{source}, by position"
 
 
+def trials_of_a_bin(data_set: str) -> int:
+    """Comparisons behind each rate of Tables 6 to 8, which print eight bins of positions for each data set.
+
+    >>> trials_of_a_bin("squad")
+    21140
+    """
+    checks.one_of("data_set", data_set, _BY_POSITION)
+    return ppd.PAIRS[data_set] * ppd.TOKENS[data_set] // 8
+
+
 @functools.cache
 def _read(name: str) -> Table:
     about = ppd.TABLES[name]
