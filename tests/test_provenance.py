@@ -1,0 +1,105 @@
+"""What a result says of itself: where its rates and times come from, what it holds, and which views know of waiting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sim
+from sim import sweep
+from sim.grid import Grid
+from sim.scenario import cost_source
+
+MEASURED = {"kind": "iid", "match_rate": 0.55, "trials": 5000, "source": "measured"}
+
+
+def tables(**changes: Any) -> dict[str, Any]:
+    return {
+        "scenario": {"name": "provenance", "tokens": 8, "replications": 4},
+        "method": [{"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 2}],
+        "outcomes": dict(MEASURED),
+        **changes,
+    }
+
+
+def test_a_rate_put_in_place_of_a_measured_one_is_an_assumption() -> None:
+    own = sim.run(tables(), views=["formula"])
+    assert own["outcomes_source"].to_list() == ["measured"]
+    assert own["match_rate_trials"].to_list() == [5000]
+    for change in ({"set": {"outcomes.match_rate": 0.4}}, {"sweep": {"outcomes.match_rate": [0.4]}}):
+        other = sim.run(tables(), views=["formula"], **change)
+        assert other["outcomes_source"].to_list() == ["assumed"]
+        assert other["match_rate"].to_list() == [0.4]
+        assert "speedup_input_low" not in other.columns or other["speedup_input_low"].null_count() == 1
+    with_source = {"outcomes.match_rate": 0.4, "outcomes.trials": 10, "outcomes.source": "measured"}
+    told = sim.run(tables(), views=["formula"], set=with_source)
+    assert told["outcomes_source"].to_list() == ["measured"]
+    assert told["match_rate_trials"].to_list() == [10]
+
+
+def test_a_seed_on_the_command_line_is_no_longer_swept() -> None:
+    asked = sweep.resolve(tables(sweep={"scenario.seed": [1, 2]}), seed=5)
+    assert Grid(asked).points == 1
+    assert Grid(asked).case(0).settings.seed == 5
+
+
+def test_times_say_what_they_are(tmp_path: Path) -> None:
+    assert cost_source(tables()) == "assumed: every layer one time unit, nothing else takes time"
+    uneven = tables(cost={"layer_times": [1.0] * 7 + [3.0], "final_head": 0.5})
+    assert "layer_times, final_head" in cost_source(uneven)
+    sim.run(uneven, views=["formula"], out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "metadata.json").read_text())["cost"] == cost_source(uneven)
+
+
+def test_seconds_are_layer_times_in_seconds() -> None:
+    row = sim.run(tables(cost={"seconds_per_layer": 0.002})).to_dicts()[1]
+    assert row["latency_s"] == pytest.approx(row["latency_layers"] * 0.002)
+    assert row["tpot_ms"] == pytest.approx(row["latency_s"] * 1e3 / 8)
+    assert row["tpot_ms_low"] == pytest.approx(row["tpot_layers_low"] * 2)
+
+
+def test_a_nested_tree_that_overheads_let_grow_may_wait_and_says_so() -> None:
+    method = [{"name": "ppd", "layers": 10, "exit_layer": 5, "candidates": 3, "form": "nested"}]
+    held = {}
+    for units in (4, 40):
+        run = sim.run(tables(method=method, cost={"final_head": 8.0}, cluster={"units": units}), views=["events"])
+        assert run["contended"].to_list() == [True]
+        held[units] = run.select("latency_layers", "held_units", "mean_units").row(0)
+    assert held[40][0] < held[4][0]  # with four units it waited
+    assert held[40][1] >= held[40][2]  # nobody is busy on a unit that is not held
+    plain = sim.run(tables(method=method), views=["events"])
+    assert plain["contended"].to_list() == [False]
+
+
+def test_only_the_points_of_a_grid_that_cannot_be_fail() -> None:
+    method = [{"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 1, "form": "nested"}]
+    for rates in (3, 300):  # looked at one by one, and as arrays
+        change = {
+            "method.exit_layer": [1, 4], "method.candidates": [1, 9],
+            "outcomes.match_rate": {"from": 0.1, "to": 0.9, "count": rates},
+        }  # fmt: skip
+        run = sim.run(tables(method=method, outcomes={"kind": "iid", "match_rate": 0.5}, sweep=change), views=["formula"])
+        assert set(run.select("exit_layer", "candidates").iter_rows()) == {(1, 1), (4, 1), (4, 9)}
+        assert run.height == 3 * rates
+
+
+def test_units_held_are_what_the_view_knows_of() -> None:
+    run = sim.run(tables(cluster={"units": 1}))
+    assert dict(run.select("view", "held_units").iter_rows()) == {"formula": 3.0, "paths": 3.0, "events": 1.0}
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        {"kind": "markov", "match_rate": 0.5, "correlation": 0.3, "trials": 1000},
+        {"kind": "published", "data_set": "squad", "head": "trained", "by_position": True},
+    ],
+)
+def test_every_law_whose_counts_are_known_has_an_interval_from_its_inputs(outcomes: dict[str, Any]) -> None:
+    method = [{"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}]
+    run = sim.run(tables(method=method, outcomes=outcomes))
+    for low, value, high in run.select("speedup_input_low", "speedup", "speedup_input_high").iter_rows():
+        assert low < value < high
