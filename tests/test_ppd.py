@@ -15,6 +15,7 @@ from model.algorithms.ppd import Parameters, decode
 from model.checks import ParameterError
 from model.latency import UnitCost
 from model.stages import sums
+from model.steps import Forward, Read
 from model.world import World
 from sim.events import Cluster, simulate
 
@@ -264,13 +265,10 @@ def test_predict_by_enumeration(form: str, law: str) -> None:
         assert float(got.latency) == pytest.approx(mean)
         assert float(got.busy) == pytest.approx(busy)
         three_stages = form == "flat" and 2 * exit_at < d
-        if np.isnan(got.latency_variance):
-            assert three_stages, "every other variance is known"
-            assert law == "iid"
-        else:
-            assert float(got.latency_variance) == pytest.approx(variance, abs=1e-9)
+        assert float(got.latency_variance) == pytest.approx(variance, abs=1e-9)
         if np.isnan(got.units_ratio):
-            assert (three_stages and law != "replay") or (form == "nested" and law == "iid")
+            assert three_stages, "every other ratio is known"
+            assert law != "replay"
         else:
             assert float(got.units_ratio) == pytest.approx(ratio)
         assert (float(got.units), float(got.plain_latency)) == (choice.units, d * n)
@@ -306,6 +304,31 @@ def test_a_flat_grid_may_lie_on_both_sides_of_the_half() -> None:
         assert (many.latency[index], many.busy[index]) == pytest.approx((float(one.latency), float(one.busy)))
 
 
+def test_a_grid_of_the_upper_half_lacks_nothing() -> None:
+    """The half itself included: there every form but the nested is Theorem 4.1, with its variance and its mean ratio."""
+    assert ppd.ARRAYS, "predict says that it takes arrays"
+    exits, p, n = [20, 29, 40], 0.35, 6
+    for form in ("literal", "eager", "flat"):
+        choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form=form)
+        many = ppd.predict(choices, n, Iid(p), UnitCost(40))  # type: ignore[arg-type]
+        for index, exit_at in enumerate(exits):
+            mean, variance, busy, ratio = expect(paths([p] * (n - 1)), lambda m, e=exit_at: by_runs(40, e, 3, m))
+            got = (many.latency[index], many.latency_variance[index], many.busy[index], many.units_ratio[index])
+            assert got == pytest.approx((mean, variance, busy, ratio), abs=1e-9)
+
+
+def test_a_grid_is_left_with_what_has_no_closed_form() -> None:
+    """Of several points nothing is summed, whichever of the fields is the array."""
+    plain: dict[str, Any] = {"layers": 12, "exit_layer": 4, "candidates": 2, "form": "nested"}
+    for field, value in (("layers", 12), ("exit_layer", 4), ("candidates", 2)):
+        choices = SimpleNamespace(**(plain | {field: np.array([value])}))
+        assert np.isnan(ppd.predict(choices, 5, Iid(0.4), UnitCost(12)).units_ratio).all()  # type: ignore[arg-type]
+    choice = Parameters(**plain)
+    assert np.isnan(ppd.predict(choice, [5], Iid(0.4), UnitCost(12)).units_ratio).all()
+    assert np.isnan(ppd.predict(choice, 5, Iid([0.4]), UnitCost(12)).units_ratio).all()
+    assert np.isfinite(ppd.predict(choice, 5, Iid(0.4), UnitCost(12)).units_ratio)
+
+
 def test_the_ratio_of_a_large_grid_is_left_out_and_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid has 3 points of at most 40 tokens: 120 terms."""
     choice, law = SimpleNamespace(layers=40, exit_layer=20, candidates=3, form="literal"), Iid([0.1, 0.5, 0.9])
@@ -314,6 +337,74 @@ def test_the_ratio_of_a_large_grid_is_left_out_and_not_wrong(monkeypatch: pytest
         got = ppd.predict(choice, [40, 20, 40], law, UnitCost(40))  # type: ignore[arg-type]
         assert np.isnan(got.units_ratio).all() == left_out
     assert ppd._MOST_TERMS == 119
+
+
+# --- The law of the latency -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("form", WALKS)
+def test_distribution_by_enumeration(form: str, law: str) -> None:
+    sizes = SMALL + (DEEP if form == "nested" else [])
+    for (d, exit_at, k), n in itertools.product(sizes, (1, 2, 6)):
+        if exit_at == d:
+            continue
+        choice, cost = Parameters(d, exit_at, k, form=form), UnitCost(d)
+        got = ppd.distribution(choice, n, LAWS[law][0], cost)
+        assert got is not None
+        outcomes = [(WALKS[form](d, exit_at, k, matches)[0], chance) for matches, chance in LAWS[law][1](n - 1)]
+        _same_law(got, outcomes)
+        _same_moments(got, choice, n, LAWS[law][0], cost)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("form", ["literal", "eager"])
+@pytest.mark.parametrize("promotion", [1.0, 20.0])
+def test_distribution_with_overheads_by_enumeration(form: str, law: str, promotion: float) -> None:
+    """A match that takes longer than a miss makes the values decrease with the matches; they are sorted all the same."""
+    d, exit_at, k, n = 12, 7, 2, 6
+    gaps = {"literal": ppd.literal_gaps, "eager": ppd.eager_gaps}[form]
+    given: dict[str, Any] = {"early_head": 0.5, "link": 1.5, "final_head": 0.25, "promotion": promotion}
+    miss, match = (float(gap) for gap in gaps(d, exit_at, dispatch=0.125 * k, **given))
+    assert (match > miss) == (promotion == 20)
+    choice, cost = Parameters(d, exit_at, k, form=form), UnitCost(d, dispatch_per_process=0.125, **given)
+    got = ppd.distribution(choice, n, LAWS[law][0], cost)
+    assert got is not None
+    outcomes = [(miss + sum(match if hit else miss for hit in matches), chance) for matches, chance in LAWS[law][1](n - 1)]
+    _same_law(got, outcomes)
+    _same_moments(got, choice, n, LAWS[law][0], cost)
+
+
+def _same_law(got: tuple[NDArray[np.float64], NDArray[np.float64]], outcomes: list[tuple[float, float]]) -> None:
+    values, mass = got
+    assert values.dtype == mass.dtype == np.float64
+    assert (np.diff(values) > 0).all()
+    assert mass.sum() == pytest.approx(1)
+    for value, chance in zip(values, mass, strict=True):
+        assert chance == pytest.approx(sum(c for time, c in outcomes if time == pytest.approx(value)), abs=1e-12)
+
+
+def _same_moments(
+    got: tuple[NDArray[np.float64], NDArray[np.float64]], choice: Parameters, tokens: int, law: Law, cost: UnitCost
+) -> None:
+    values, mass = got
+    said, mean = ppd.predict(choice, tokens, law, cost), float(mass @ values)
+    assert mean == pytest.approx(float(said.latency))
+    assert float(mass @ (values - mean) ** 2) == pytest.approx(float(said.latency_variance), abs=1e-9)
+
+
+def test_distribution_is_latency_pmf_where_layers_alone_take_time() -> None:
+    for (d, exit_at), form in itertools.product([(40, 20), (40, 37), (5, 3)], WALKS):
+        got = ppd.distribution(Parameters(d, exit_at, 3, form=form), 128, Iid(0.6837), UnitCost(d))
+        assert got is not None
+        for ours, theirs in zip(got, ppd.latency_pmf(d, exit_at, 128, 0.6837), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-15)
+
+
+def test_where_the_order_of_the_matches_counts_there_is_no_distribution_of_their_number() -> None:
+    for law, _ in LAWS.values():
+        assert ppd.distribution(Parameters(9, 4, 2, form="flat"), 5, law, UnitCost(9)) is None
+    assert ppd.distribution(Parameters(8, 4, 2, form="flat"), 5, Iid(0.5), UnitCost(8)) is not None
 
 
 # --- Shapes -----------------------------------------------------------------------------------------------------------
@@ -339,6 +430,7 @@ def test_everything_broadcasts() -> None:
     assert (mean == ppd.expected_latency(d, exit_at, np.full((3, 4), 7), 0.5)).all()
     assert (variance == ppd.latency_variance(d, exit_at, np.full((3, 4), 7), 0.5)).all()
     assert ppd.expected_latency(40, 20, 16, 0.5).shape == ()
+    assert isinstance(ppd.expected_latency(40, 20, 16, 0.5), np.ndarray)  # of one point too, as its annotation says
     assert ppd.expected_latency([40, 32], 20, 16, 0.5).shape == (2,)
     assert ppd.expected_latency(40, 20, [1, 2, 3], 0.5).shape == (3,)
     assert ppd.expected_runs([[1], [2]], [0.1, 0.2]).shape == (2, 2)
@@ -539,6 +631,20 @@ def test_errors_name_the_value_and_the_bound(change: dict[str, Any], message: st
                 of_rate(change["match_rate"])
 
 
+@pytest.mark.parametrize("rates", [0.5, [], [[], []], np.empty((1, 3, 0))])
+def test_rates_by_position_need_a_position(rates: Any) -> None:
+    with pytest.raises(ParameterError, match="match_rates must be a list with a rate for each token, got"):
+        ppd.position_latency(40, 20, rates)
+
+
+@pytest.mark.parametrize("form", WALKS)
+def test_the_cost_must_be_that_of_as_many_layers(form: str) -> None:
+    for layers in (7, 9):
+        for ask in (ppd.stages, lambda choice, cost: ppd.distribution(choice, 4, Iid(0.5), cost)):
+            with pytest.raises(ParameterError, match=f"cost must be that of a model of layers=8, got one of {layers}"):
+                ask(Parameters(8, 5, 2, form=form), UnitCost(layers))
+
+
 def test_candidates_and_tokens_are_checked_everywhere() -> None:
     for of_candidates in (lambda k: ppd.mean_units(0.5, k), lambda k: ppd.compute_per_token(0.5, k),
                           lambda k: ppd.nested_units(4, 2, k), lambda k: ppd.nested_waste(4, 2, k)):  # fmt: skip
@@ -604,6 +710,20 @@ def test_parameters_at_their_bounds() -> None:
     assert Parameters(16, 1, 2, "nested").units == 2**16 - 1
     assert Parameters.OUTCOMES == ("match",)
     assert Parameters.EXACT is True
+
+
+@pytest.mark.parametrize("form", WALKS)
+@pytest.mark.parametrize("prompt", [[7], [5, 6, 7]])
+def test_candidates_are_read_after_the_last_position_of_a_pass(form: str, prompt: list[int]) -> None:
+    """The early prediction is of what follows the token last fed, by the head of the exit layer, one for each candidate."""
+    process = decode(Parameters(8, 5, 3, form=form), prompt, 2)
+    step = next(process)
+    while isinstance(step, Forward):
+        step = process.send(step)
+    assert isinstance(step, Read)
+    assert (step.kind, step.offset, step.width) == ("top", -1, 3)
+    assert isinstance(step.output, Forward)
+    assert (step.output.tokens, step.output.at, step.output.last) == ((7,), len(prompt) - 1, 5)
 
 
 def test_as_many_units_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,17 @@ def test_a_tile_of_255_positions_is_counted_whole() -> None:
         assert time[0] == walk(steps, (True,) * 510)[0]
 
 
+@pytest.mark.parametrize("positions", [256, 257, 300, 512])
+def test_a_tile_of_more_positions_than_a_byte_counts(positions: int) -> None:
+    """Its matches are counted whole, in every column."""
+    some = np.random.default_rng(1).random(positions) < 0.9
+    tile = np.stack([np.ones(positions, dtype=bool), some, ~some, np.zeros(positions, dtype=bool)], axis=1)
+    for steps in (TWO, THREE):
+        time, busy = sums(steps, [tile, tile[:3]], positions + 4, 4)
+        for column, got in enumerate(zip(time, busy, strict=True)):
+            assert got == pytest.approx(walk(steps, (*tile[:, column].tolist(), *tile[:3, column].tolist())))
+
+
 class Pair(Law):
     """A law of the count alone, of nothing that a walk could follow."""
 
