@@ -130,9 +130,10 @@ class _Engine:
         return row._replace(fate="discarded") if unused else row
 
     def commit(self, process: _Process, step: Commit) -> None:
-        result, process.kept = self.result, True
-        result.tokens.extend(step.tokens)
-        result.commits.append((self.env.now, step.kind, len(step.tokens)))
+        result, tokens = self.result, step.tokens
+        process.kept = True
+        result.tokens += tokens
+        result.commits.append((self.env.now, step.kind, len(tokens)))
         self.done = len(result.tokens) >= self.wanted
 
     def number(self, process: _Process) -> int:
@@ -195,6 +196,7 @@ class _Process:
     waiting = 0  # joined processes that have not ended
     watcher: _Process | None = None  # joined this process
     subs: Sequence[_Process] = ()
+    joined: Sequence[_Process] = subs  # last
     # Given at birth, and with every pass or dispatch (then `step` is the processes that are sent out).
     cache: Cache
     step: Forward | Sequence[_Process] = ()
@@ -251,7 +253,10 @@ class _Process:
                     return
             elif kind is Fork:
                 answer = [_Process(engine, body, self, place) for body, place in zip(*step, strict=True)]
-                self.subs = [*[sub for sub in self.subs if not sub.ended], *answer] if self.subs else answer
+                if self.subs is self.joined:  # all have ended
+                    self.subs = answer
+                else:
+                    self.subs = [*[sub for sub in self.subs if not sub.ended], *answer]
                 seconds = engine.dispatching(len(answer))
                 if seconds:
                     self.step, self.seconds = answer, seconds
@@ -259,6 +264,7 @@ class _Process:
                     return
                 engine.send_out(answer)
             elif kind is Join:
+                self.joined = step.tasks
                 for sub in step.tasks:
                     if not sub.ended:
                         sub.watcher = self
@@ -354,9 +360,12 @@ class _Process:
             self.release("cancelled")
             return
         self.release("kept")
-        self.layer += 1  # all of them have run, the last included
         step = self.step
         if isinstance(step, Forward):
+            engine = self.engine
+            engine.passes += 1
+            if engine.per_layer:
+                self.layer += 1  # all of them have run, the last included
             tokens = step.tokens
             out = tokens[-1], step.at + len(tokens) - 1, step.last
             if step is self.body:
@@ -371,7 +380,8 @@ class _Process:
         engine, unit = self.engine, self.unit
         now = engine.env.now
         engine.busy += now - self.since
-        engine.passes += isinstance(self.step, Forward)
+        if fate == "cancelled":  # one that ends is counted where it ends
+            engine.passes += isinstance(self.step, Forward)
         if engine.record:
             self._record(fate, now)
         self.unit = -1
