@@ -287,7 +287,8 @@ def nested_waste(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike
     total = np.zeros(np.broadcast_shapes(d.shape, exit_at.shape, k.shape))
     for generation in range(int(np.max(np.ceil(d / exit_at))) - 1):
         rest = d - (generation + 1) * exit_at
-        total = total + np.where(rest > 0, k**generation, 0.0) * np.maximum(rest, 0)
+        # Where there is no such generation its power is not taken: it might run over.
+        total = total + k ** np.where(rest > 0, generation, 0) * np.maximum(rest, 0)
     return total
 
 

@@ -743,3 +743,25 @@ def test_far_too_many_units_are_refused_in_words() -> None:
 def test_the_nested_form_with_overheads_has_no_stages() -> None:
     with pytest.raises(ParameterError, match=r"form 'nested' has no closed form with overheads .*\['events'\]"):
         ppd.predict(Parameters(8, 3, 2, form="nested"), 4, Iid(0.5), UnitCost(8, link=1.0))
+
+
+def test_trees_too_large_for_numbers_are_refused_without_a_warning() -> None:
+    for function in (ppd.nested_units, ppd.nested_waste):
+        for layers, exit_layer in ((10_000, 1), ([10_000, 8], [1, 4])):  # all of the points, and one of them
+            with pytest.raises(ParameterError, match=r"nested needs up to .* units, more than 100000; take fewer candidates"):
+                function(layers, exit_layer, 1000)
+
+
+def test_as_many_units_as_a_cluster_may_have_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MAX_UNITS", 7)
+    assert ppd.nested_units(12, 4, 2) == 7
+
+
+def test_a_deep_point_beside_one_with_many_candidates_runs_nothing_over() -> None:
+    """One sub-process a generation for 700 generations, and 300 for two: neither is computed with the other's powers."""
+    together = ppd.nested_waste([700, 700], [1, 350], [1, 300])
+    assert together.tolist() == [sum(range(1, 700)), 350.0]
+
+
+def test_only_nested_trees_may_grow_beyond_their_units() -> None:
+    assert [Parameters(8, 4, 2, form).bounded for form in ("literal", "eager", "flat", "nested")] == [True, True, True, False]
