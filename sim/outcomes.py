@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model import acceptance, checks, published
-from model.intervals import wilson
+from model.intervals import half_width, wilson
 
 SOURCES = ("assumed", "measured", "published")
 
@@ -117,9 +119,17 @@ class Replay:
         self._law()
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point."""
+        """The law for one point; its interval is between records: they are independent, positions within one are not."""
         law = self._law()
-        return Outcome(law, float(law.mean(tokens)) / tokens, self.source)
+        records = law.first(tokens)
+        by_record, by_position = records.mean(axis=1), records.mean(axis=0)
+        rate = float(by_record.mean())
+        half = float(half_width(by_record.std(ddof=1), len(records))) if len(records) > 1 else 0.0
+        if half == 0:
+            return Outcome(law, rate, self.source)
+        low, high = (np.clip(by_position + shift, 0, 1) for shift in (-half, half))
+        ends = acceptance.ByPosition(low), acceptance.ByPosition(high)
+        return Outcome(law, rate, self.source, *ends, float(low.mean()), float(high.mean()), records.size)
 
     def _law(self) -> acceptance.Replay:
         records = self._read()

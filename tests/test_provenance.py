@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 import sim
 from sim import sweep
@@ -96,6 +98,7 @@ def test_units_held_are_what_the_view_knows_of() -> None:
     [
         {"kind": "markov", "match_rate": 0.5, "correlation": 0.3, "trials": 1000},
         {"kind": "published", "data_set": "squad", "head": "trained", "by_position": True},
+        {"kind": "replay", "records": [[True, False] * 4, [True] * 5 + [False] * 3, [False, False, True, True] * 2]},
     ],
 )
 def test_every_law_whose_counts_are_known_has_an_interval_from_its_inputs(outcomes: dict[str, Any]) -> None:
@@ -103,3 +106,19 @@ def test_every_law_whose_counts_are_known_has_an_interval_from_its_inputs(outcom
     run = sim.run(tables(method=method, outcomes=outcomes))
     for low, value, high in run.select("speedup_input_low", "speedup", "speedup_input_high").iter_rows():
         assert low < value < high
+
+
+def test_the_interval_of_records_is_that_of_their_mean_rate() -> None:
+    """Student's, between records: positions within one do not count as trials. Alike records, or one, tell nothing."""
+    records = [[True] * 6 + [False] * 2, [True, False] * 4, [True] * 2 + [False] * 6, [False, True] * 4]
+    outcome = Grid(tables(outcomes={"kind": "replay", "records": records})).case(0).outcome
+    assert outcome is not None
+    low, high = stats.t.interval(0.95, 3, np.mean(records), stats.sem(np.mean(records, axis=1)))
+    # Positions are shifted together, and none beyond 0 or 1.
+    by_position, half = np.mean(records, axis=0), (high - low) / 2
+    assert outcome.match_rate_low == pytest.approx(np.clip(by_position - half, 0, 1).mean())
+    assert outcome.match_rate_high == pytest.approx(np.clip(by_position + half, 0, 1).mean())
+    for alike in ([[True, False] * 4], [[True, False] * 4] * 3):
+        case = Grid(tables(outcomes={"kind": "replay", "records": alike})).case(0)
+        assert case.outcome is not None
+        assert case.outcome.low is None
