@@ -73,6 +73,12 @@ def whole(name: str, value: object, low: int, high: int | None = None, high_name
         raise ParameterError(f"{name} must be {_range(low, high, high_name)}, got {shown(value)}")
 
 
+def flag(name: str, value: object) -> None:
+    """Refuse what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise ParameterError(f"{name} must be true or false, got {shown(value)}")
+
+
 def number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
     """Refuse a value that is not a finite number between `low` and `high`, both included."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):

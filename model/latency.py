@@ -6,12 +6,15 @@ import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 from model import checks
 from model.checks import ParameterError
 from model.steps import Forward
 
 DISPATCH_LAWS = ("linear", "tree")
+RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
+"""What says how long a pass of a role other than the target takes."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class UnitCost:
         From the end of the dispatch to the start of a sub-process [layer-times].
     promotion
         Taking over a sub-process's hidden state and cache rows [layer-times].
+    cost_ratio, medium_cost_ratio
+        A whole pass of the draft model, and of the medium one of a hierarchy, in passes of the target [-].
+    verify_cost
+        What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
+        is bound by reading the weights.
     """
 
     layers: int
@@ -44,12 +52,18 @@ class UnitCost:
     dispatch_law: str = "linear"
     link: float = 0.0
     promotion: float = 0.0
+    cost_ratio: float | None = None
+    medium_cost_ratio: float | None = None
+    verify_cost: tuple[tuple[int, float], ...] | None = None
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         for field in fields(self):
             if field.type == "float":
                 checks.number(field.name, getattr(self, field.name), 0)
+        for name in RATIOS.values():
+            if getattr(self, name) is not None:
+                checks.number(name, getattr(self, name), 0)
         checks.one_of("dispatch_law", self.dispatch_law, DISPATCH_LAWS)
         if self.layer_times is not None:
             if len(self.layer_times) != self.layers:
@@ -74,9 +88,51 @@ class UnitCost:
         """Time of projecting one position onto the vocabulary after this many layers."""
         return self.final_head if layer == self.layers else self.early_head
 
+    @cached_property
+    def curve(self) -> Any:
+        """The target's time by width."""
+        if self.verify_cost is None:
+            return None
+        from model.width import WidthCurve
+
+        return WidthCurve(self.verify_cost)
+
+    @cached_property
+    def target_pass(self) -> float:
+        """A whole pass of the target over one token, with its head: what plain decoding takes for a token."""
+        return self.depths[-1] + self.final_head
+
+    def whole(self, role: str) -> float | None:
+        """Time of a whole pass of a model other than the target, its head included; None where there is no ratio for its role."""
+        ratio = getattr(self, RATIOS[role]) if role in RATIOS else None
+        return None if ratio is None else ratio * self.target_pass
+
+    def layer_times_of(self, step: Forward) -> list[float]:
+        """Times of the layers of a pass, one by one; a head belongs to the last."""
+        role, tokens, _, first, last, *_ = step
+        whole = self.whole(role)
+        if whole is not None:
+            return [whole / last] * (last - first)
+        times = [self.span(layer, layer + 1) for layer in range(first, last)]
+        if step.heads:
+            times[-1] += self.head(last)
+        factor = self.slowdown(len(tokens))
+        return [time * factor for time in times]
+
     def forward(self, step: Forward) -> float:
-        """Time of a whole pass; its width costs nothing more: decoding is bound by reading the weights."""
-        return self.span(step.first, step.last) + step.heads * self.head(step.last)
+        """Time of a whole pass: of a model that has a ratio its share, of any other its layers one by one.
+
+        The head is read once for all positions that it projects, as the layers are.
+        """
+        role, tokens, _, first, last, *_ = step
+        whole = self.whole(role)
+        if whole is not None:
+            return whole
+        return (self.span(first, last) + (self.head(last) if step.heads else 0.0)) * self.slowdown(len(tokens))
+
+    def slowdown(self, width: int) -> float:
+        """A pass of the target over so many tokens, in passes over one."""
+        return 1.0 if self.curve is None or width == 1 else float(self.curve.relative(width))
 
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit."""

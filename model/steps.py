@@ -21,7 +21,8 @@ class Forward(NamedTuple):
     """Run layers [first, last) of `role` on `tokens`, the first of them at cache position `at`. Answer: an output.
 
     `state` is the output to go on from where `first` is above 0; `heads` is how many of the positions are projected onto the
-    vocabulary at the end of this pass. A span without layers is a head alone.
+    vocabulary at the end of this pass. A span without layers is a head alone. `unit` is where it is run, if not where the process
+    made its last pass; what it works on then takes a link to get there.
     """
 
     role: str
@@ -31,18 +32,24 @@ class Forward(NamedTuple):
     last: int
     state: Any = None
     heads: int = 0
+    unit: int | None = None
 
 
 class Read(NamedTuple):
     """Ask an output about the token that follows its position `offset` (negative, from the end, as in a list).
 
-    `next` answers a token; `top` the `width` likeliest tokens, best first.
+    * `next`: the likeliest token; `top`: the `width` likeliest, best first.
+    * `sample`: a token drawn from the law; `chance`: the probability of `token` under it.
+    * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
+    * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at its end.
     """
 
-    kind: Literal["next", "top"]
+    kind: Literal["next", "top", "sample", "chance", "uniform", "residual"]
     output: Any
     offset: int = -1
     width: int = 1
+    token: int | None = None
+    against: Any = None
 
 
 class Fork(NamedTuple):
@@ -77,10 +84,14 @@ class Adopt(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """These tokens are output, for good. `kind` says what gave them: match, miss, token, ..."""
+    """These tokens are output, for good. `kind` says what gave them: match, miss, token, round, ...
+
+    `drafted` is how many drafted tokens were on offer, where any could be; all of `tokens` but the last are then accepted ones.
+    """
 
     kind: str
     tokens: tuple[int, ...]
+    drafted: int | None = None
 
 
 Step = Forward | Read | Fork | Join | Stop | Adopt | Commit

@@ -6,12 +6,12 @@ stop nothing before its end (the literal and the flat form of Predictive Pipelin
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
-from model.world import World, output
+from model.world import World
 
 
 class Cache:
@@ -32,7 +32,7 @@ class Cache:
 
     def require(self, step: Forward) -> None:
         """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
-        role, tokens, at, first, last, _, _ = step
+        role, tokens, at, first, last, *_ = step
         if first == last:
             return
         held = self.rows.get(role, ())
@@ -44,7 +44,7 @@ class Cache:
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, tokens, at, first, last, _, _ = step
+        role, tokens, at, first, last, *_ = step
         held = self.rows.setdefault(role, [])
         held[first:last] = [at + len(tokens)] * (last - first)
         if last < len(held) and held[last] > at:
@@ -60,15 +60,21 @@ class Cache:
 
 @dataclass
 class Work:
-    """What an algorithm asked for: numbers of passes, of layers run in them, of heads, of starts and transfers, and the output."""
+    """What an algorithm asked for: numbers of passes, of layers run in them, of heads, of starts and transfers, and the output.
+
+    `layer_passes` counts a layer once for each token of a pass, and `passes_of` the passes of each role.
+    """
 
     passes: int = 0
     layer_passes: int = 0
     heads: int = 0
     forks: int = 0
     adoptions: int = 0
+    passes_of: Counter[str] = field(default_factory=Counter)
     commits: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How many rounds had so many tokens (accepted, drafted)."""
 
 
 class _Task:
@@ -98,6 +104,7 @@ def count(steps: Steps, world: World, tokens: int) -> Work:
     (['match', 'miss'], 180)
     """
     work = Work()
+    world.written = work.tokens
     alive = deque([_Task(steps)])
     while alive and len(work.tokens) < tokens:
         task = alive.popleft()
@@ -123,9 +130,10 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
                 task.last = step
                 task.passes += 1
                 work.passes += 1
+                work.passes_of[step.role] += 1
                 work.layer_passes += (step.last - step.first) * len(step.tokens)
                 work.heads += step.heads
-                task.answer = output(step)
+                task.answer = step  # in a world without tensors a pass is its own output
             case Read():
                 task.answer = world.read(step)
             case Fork():
@@ -148,3 +156,5 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
             case Commit():
                 work.commits.append(step.kind)
                 work.tokens.extend(step.tokens)
+                if step.drafted is not None:
+                    work.rounds[len(step.tokens) - 1, step.drafted] += 1

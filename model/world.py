@@ -1,52 +1,77 @@
-"""A hidden true text and coins by position: what a model would answer, for interpreters that have none.
+"""A hidden true text and luck by position: what models would answer, for interpreters that have none.
 
-The true token at cache position t is the integer t, and a wrong one is negative, so that methods compare tokens as they would
-compare real ones. What is read after a wrong token is wrong, so the last token of a pass tells whether all before it were right.
+The target's token at cache position t is the integer t, and a wrong one is negative, so that methods compare tokens as they would
+compare real ones. What is read after a wrong token is wrong, so one token tells whether all before it were right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from model.steps import Forward, Read
+from model.steps import Read
 
 Token = int
 
 
-Output = tuple[Token, int, int]
-"""What a pass leaves behind: the last token it saw, at which position, and up to which layer it has come."""
+class Draft(NamedTuple):
+    """A model that imitates the model of role `of`.
 
+    `survivors[j]` is how many of its tokens survive if a draft starts at output place j. One that imitates the target starts behind
+    the text that has been put out; one that imitates another draft may start anywhere, so there its outcomes must go by position.
+    """
 
-def output(step: Forward) -> Output:
-    """The output of a pass."""
-    return step.tokens[-1], step.at + len(step.tokens) - 1, step.last
+    of: str
+    survivors: Sequence[int]
 
 
 class World:
-    """Answers reads: `matches[j]` says which of the early candidates for the j-th output token is the true one.
+    """Answers reads. `matches[j]` says which of the early candidates for the j-th output token is the true one; see `Draft`.
 
-    They count from 1; 0 (or False) is none of them, and True the first. Beyond the last of `matches` nothing matches. Which one it
-    is matters only where sub-processes wait for units.
+    Candidates count from 1; 0 (or False) is none of them, and True the first. Beyond the last of `matches` nothing matches. Which one
+    it is matters only where sub-processes wait for units.
     """
 
-    def __init__(self, prompt: int, layers: int, matches: Sequence[int]) -> None:
+    def __init__(
+        self, prompt: int, layers: int, matches: Sequence[int] = (), drafts: Mapping[str, Draft] | None = None
+    ) -> None:
         self.prompt = prompt
         self.layers = layers
         self.matches = matches
+        self.drafts = {} if drafts is None else drafts
+        self.written: Sequence[Token] = ()
+        """What has been put out so far; an interpreter puts its own list here."""
 
-    def read(self, step: Read) -> Token | list[Token]:
-        """The answer to a read of an output of the target model."""
-        if step.offset != -1:
-            raise ValueError(f"this world remembers the last token of a pass only, and was asked about offset {step.offset}")
-        output: Output = step.output
-        token, at, layer = output
-        after = at + 1
-        right = token == at
-        if step.kind == "next":
-            return after if right and layer == self.layers else -after
+    def read(self, step: Read) -> Token | list[Token] | float:
+        """The answer to a read of an output, which in worlds without tensors is the pass that made it."""
+        kind, output, offset = step.kind, step.output, step.offset
+        role, tokens, at, _, last, *_ = output
+        after = at + len(tokens) + offset + 1
+        right = tokens[offset] == after - 1
+        if kind == "top":
+            return self._candidates(after, right, step.width)
+        if role == "target" and last != self.layers:
+            return -after  # an early layer says nothing but its candidates
+        if kind == "uniform":
+            return 0.5  # between the chances that this world knows
+        token = self._says(role, after, right)
+        return token if kind != "chance" else float(token == step.token)
+
+    def _says(self, role: str, after: int, right: bool, apart: int = 1) -> Token:
+        """What a model puts at position `after`; wrong tokens of different models differ."""
+        if role == "target":
+            return after if right else -after
+        of, survivors = self.drafts[role]
+        place = after - self.prompt
+        start = len(self.written) if of == "target" else place
+        if place < len(survivors) and place - start < survivors[start]:
+            return self._says(of, after, right, apart + 1)
+        return -after - apart
+
+    def _candidates(self, after: int, right: bool, width: int) -> list[Token]:
         # Wrong candidates differ from each other, and from the -after that a wrong prediction is.
         wrong = -after - 1
-        candidates = [*range(wrong, wrong - step.width, -1)]
+        candidates = [*range(wrong, wrong - width, -1)]
         place = after - self.prompt
         if right and place < len(self.matches) and self.matches[place]:
             candidates[self.matches[place] - 1] = after

@@ -7,9 +7,11 @@ hands, wait until nothing else is due at that time. A process that goes on keeps
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from simpy import Environment
@@ -46,11 +48,16 @@ class Run:
     passes: int = 0
     tokens: list[int] = field(default_factory=list)
     commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How many rounds had so many tokens (accepted, drafted)."""
     intervals: list[Interval] = field(default_factory=list)
 
 
 class Answers(Protocol):
     """Whoever answers reads: `model.world.World`, or a record of what real models said."""
+
+    written: Sequence[int]
+    """What has been put out so far: the simulator's own list."""
 
     def read(self, step: Read) -> Any:
         """The answer to a read."""
@@ -88,9 +95,10 @@ class _Engine:
     ) -> None:
         self.cluster, self.cost, self.world, self.wanted = cluster, cost, world, tokens
         self.per_layer, self.record = per_layer, record
-        self.layer_times = [cost.span(layer, layer + 1) for layer in range(cost.layers)]
         self.dispatching = cache(cost.dispatching)
-        self.known: dict[tuple[int, int, int], float] = {}  # pass times by (first, last, heads): asked for often, few
+        # Times of passes, or of their layers, by (role, width, first, last, heads): asked for often, few.
+        self.known: dict[tuple[str, int, int, int, int], float] = {}
+        self.known_layers: dict[tuple[str, int, int, int, int], list[float]] = {}
         self.env = Environment()
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []
@@ -105,6 +113,7 @@ class _Engine:
     def run(self, steps: Steps) -> Run:
         main = _Process(self, steps, None, 0)
         main.cache, main.kept = Cache(), True
+        self.world.written = self.result.tokens
         main.advance(None)
         env = self.env
         step, peek = env.step, env.peek
@@ -134,6 +143,8 @@ class _Engine:
         process.kept = True
         result.tokens += tokens
         result.commits.append((self.env.now, step.kind, len(tokens)))
+        if step.drafted is not None:
+            result.rounds[len(tokens) - 1, step.drafted] += 1
         self.done = len(result.tokens) >= self.wanted
 
     def number(self, process: _Process) -> int:
@@ -202,6 +213,7 @@ class _Process:
     step: Forward | Sequence[_Process] = ()
     seconds: float
     since: float
+    layer_times: list[float]
 
     def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
         self.engine, self.body, self.parent = engine, body, parent
@@ -222,13 +234,29 @@ class _Process:
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
-        first, last, heads = step.first, step.last, step.heads
+        role, tokens, _, first, last, _, heads, unit = step
         self.step, self.layer = step, first
         try:
-            self.seconds = engine.known[first, last, heads]
+            self.seconds = engine.known[role, len(tokens), first, last, heads]
         except KeyError:
-            self.seconds = engine.known[first, last, heads] = engine.cost.forward(step)
-        self.take_or_wait()
+            self.seconds = engine.known[role, len(tokens), first, last, heads] = engine.cost.forward(step)
+        if unit is not None and unit != self.place:
+            self._move(unit)
+        else:
+            self.take_or_wait()
+
+    def _move(self, unit: int) -> None:
+        """Go on elsewhere: what the next pass works on takes a link to get there. A unit that the cluster does not have is none."""
+        engine = self.engine
+        self.place, moved = (unit, self.place >= 0) if unit < len(engine.holders) else (self.place, False)
+        if moved and engine.cost.link:
+            engine.transfer(engine.cost.link, "link", self, self._moved)
+        else:
+            self.take_or_wait()
+
+    def _moved(self, _: Event) -> None:
+        if not self.ended:
+            self.take_or_wait()
 
     def advance(self, answer: Any) -> None:
         """Send an answer, and carry out what the algorithm asks until something takes time."""
@@ -325,7 +353,10 @@ class _Process:
         self.since = env.now
         step = self.step
         if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
-            self.layer = step.first
+            self.layer, key = step.first, (step.role, len(step.tokens), step.first, step.last, step.heads)
+            if key not in engine.known_layers:
+                engine.known_layers[key] = engine.cost.layer_times_of(step)
+            self.layer_times = engine.known_layers[key]
             self._tick()
         else:
             Timeout(env, self.seconds).callbacks.append(self._passed)
@@ -339,11 +370,8 @@ class _Process:
         if parent is not None and parent.layer <= layer and layer > step.first:  # the first alone says no most often
             parent.must_have_run(layer - 1, step)
         self.layer = layer + 1
-        if layer + 1 < step.last:
-            Timeout(engine.env, engine.layer_times[layer]).callbacks.append(self._tick)
-        else:
-            seconds = engine.layer_times[layer] + step.heads * engine.cost.head(step.last)
-            Timeout(engine.env, seconds).callbacks.append(self._passed)
+        seconds = self.layer_times[layer - step.first]
+        Timeout(engine.env, seconds).callbacks.append(self._tick if layer + 1 < step.last else self._passed)
 
     def must_have_run(self, layer: int, follower: Forward) -> None:
         """A sub-process reads this process's row of a layer: by the end of its own pass through it, the row must be there."""
@@ -366,12 +394,10 @@ class _Process:
             engine.passes += 1
             if engine.per_layer:
                 self.layer += 1  # all of them have run, the last included
-            tokens = step.tokens
-            out = tokens[-1], step.at + len(tokens) - 1, step.last
             if step is self.body:
-                self._end(out)
+                self._end(step)
             else:
-                self.advance(out)
+                self.advance(step)  # in a world without tensors a pass is its own output
         else:
             self.engine.send_out(step)
             self.advance(step)
@@ -403,10 +429,11 @@ class _Process:
         if engine.cluster.stop == "now":
             self.release("cancelled")
         elif engine.cluster.stop == "layer" and isinstance(step, Forward):
-            depths, now = engine.cost.depths, engine.env.now
+            depths = [0.0, *accumulate(engine.cost.layer_times_of(step._replace(heads=0)))]
+            now = engine.env.now
             # The first boundary between layers that is not behind us (but for rounding); in the head, the end of the pass.
             elapsed = (now - self.since) * (1 - 1e-12)
-            boundary = bisect_left(depths, depths[step.first] + elapsed, step.first, step.last + 1)
-            if boundary <= step.last:
-                rest = max(self.since + depths[boundary] - depths[step.first] - now, 0.0)
+            boundary = bisect_left(depths, elapsed)
+            if boundary < len(depths):
+                rest = max(self.since + depths[boundary] - now, 0.0)
                 Timeout(engine.env, rest).callbacks.append(self._passed)

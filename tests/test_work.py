@@ -85,7 +85,8 @@ def attended(steps: Steps) -> Steps:
             case Forward(first=0):
                 assert step.state is None, "a pass from the first layer goes on from nothing"
             case Forward():
-                assert step.state == (step.tokens[-1], step.at, step.first), "a pass goes on where its state has come to"
+                before = step.state.tokens, step.state.at, step.state.last
+                assert before == (step.tokens, step.at, step.first), "a pass goes on where its state has come to"
             case Read():
                 assert step.kind in ("next", "top")
                 assert step.output is not None

@@ -3,20 +3,50 @@
 import itertools
 
 from model.steps import Forward, Read
-from model.world import World, output
+from model.world import Draft, World
 
 PROMPT, LAYERS = 3, 8
 WORLD = World(PROMPT, LAYERS, [True, False, True])
 
 
-def after(*tokens: int, at: int, layer: int) -> tuple[int, int, int]:
-    """The output of a pass of these tokens up to a layer."""
-    return output(Forward("target", tokens, at, 0, layer))
+def after(*tokens: int, at: int, layer: int, role: str = "target") -> Forward:
+    """The output of a pass of these tokens up to a layer: the pass itself."""
+    return Forward(role, tokens, at, 0, layer)
 
 
-def test_an_output_is_the_last_token_its_position_and_its_layer() -> None:
-    assert output(Forward("target", (5, 6, 7), 5, 2, 4)) == (7, 7, 4)
-    assert output(Forward("target", (-9,), 5, 0, 4)) == (-9, 5, 4)
+def test_each_token_of_a_pass_can_be_asked_about() -> None:
+    verified = after(2, 3, -4, -5, at=2, layer=LAYERS)
+    assert [WORLD.read(Read("next", verified, offset)) for offset in (-4, -3, -2, -1)] == [3, 4, -5, -6]
+
+
+def test_a_draft_is_right_as_long_as_it_survives_from_where_it_started() -> None:
+    world = World(PROMPT, LAYERS, drafts={"draft": Draft("target", [2, 0, 3, 1, 0])})
+
+    def says(token: int, at: int) -> object:
+        return world.read(Read("next", after(token, at=at, layer=1, role="draft")))
+
+    assert [says(2, 2), says(3, 3)] == [3, 4]  # two survive from place 0 on,
+    assert says(4, 4) < 0  # and no third
+    world.written = [3, 4, 5]  # the next draft starts at place 3
+    assert says(5, 5) == 6 and says(6, 6) < 0
+
+
+def test_a_draft_of_a_draft_may_agree_with_it_where_it_is_wrong() -> None:
+    world = World(1, LAYERS, drafts={"medium": Draft("target", [0, 1]), "draft": Draft("medium", [1, 0])})
+    medium, draft, target = (
+        world.read(Read("next", after(0, at=0, layer=LAYERS, role=role))) for role in ("medium", "draft", "target")
+    )
+    assert draft == medium != target == 1
+    world.written = [1]
+    medium, draft = (world.read(Read("next", after(1, at=1, layer=1, role=role))) for role in ("medium", "draft"))
+    assert medium == 2 and draft < 0
+
+
+def test_chances_and_the_uniform_number_accept_just_the_right_tokens() -> None:
+    verified = after(2, 3, -4, at=2, layer=LAYERS)
+    for offset, token in ((-3, 3), (-2, -4)):
+        chance = WORLD.read(Read("chance", verified, offset, token=token))
+        assert (WORLD.read(Read("uniform", verified, offset)) < chance) == (token > 0)
 
 
 def test_the_last_layer_tells_the_next_true_token_of_a_true_one() -> None:
