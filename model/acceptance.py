@@ -1,13 +1,15 @@
-"""Laws of outcomes: at each output position, was the prediction right?
+"""Laws of outcomes: was the prediction right?
 
-A law holds the distribution of the number of successes, its mean and variance, and the sampler, together, so that theory and
-simulation cannot drift apart. All of them are played with coins indexed by output position (`model.coins`).
+Most are laws of output positions: a `Law` holds the distribution of the number of successes, its mean and variance, and the
+sampler, together, so that theory and simulation cannot drift apart. Drafts of several tokens may follow another kind, a law of
+rounds (`model.rounds`): how many tokens survive if a draft starts here. Both tell a draft how many of its tokens survive, and are
+played with coins indexed by output position (`model.coins`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +18,8 @@ from model import checks
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Outcomes = Callable[[NDArray[np.uint8]], Bools]
+"""Which of many replications accept the drafted token at a position, given its place in its draft (from 0), in each of them."""
 
 
 class Law(ABC):
@@ -38,15 +42,32 @@ class Law(ABC):
         """Tiles of outcomes, shape (positions in the tile, replications), from tiles of coins. The buffer may be used again."""
 
 
+    def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
+        """For each position, which drafted tokens are accepted there: here whatever their place in the draft."""
+        for tile in self.sample(coins):
+            for row in tile:
+                yield _always(row)
+
+    def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
+        found = np.concatenate([tile.astype(np.int64) for tile in self.sample(coins)])
+        for here, after in zip(found[-2::-1], found[:0:-1], strict=True):
+            here *= np.minimum(after + 1, longest)
+        return found * (longest > 0)
+
+
+def _always(row: Bools) -> Outcomes:
+    return lambda _: row
+
+
 class Chain(Law):
     """A law in which position j succeeds with a chance that depends on j and on whether j - 1 succeeded."""
 
-    @abstractmethod
-    def chances(self, positions: int) -> tuple[Floats, Floats]:
-        """Chance of a success at each position after a failure and after a success, each of shape (positions,).
-
-        The first position has nothing before it; both of its entries are its plain chance.
-        """
+    def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
+        """As `chances`, for each place in a draft of at most `longest` and the one behind it: shape (positions, longest + 1)."""
+        after_failure, after_success = self.chances(positions)
+        shape = positions, longest + 1
+        return np.broadcast_to(after_failure[:, None], shape), np.broadcast_to(after_success[:, None], shape)
 
     def pmf(self, positions: int) -> Floats:
         after_failure, after_success = self.chances(positions)

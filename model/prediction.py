@@ -26,3 +26,7 @@ class Prediction:
     """Compute units reserved throughout."""
     plain_latency: Floats
     """Of plain decoding of the same tokens."""
+    rounds: Floats | None = None
+    """Rounds of drafting and verifying, of methods that have them."""
+    drafted: Floats | None = None
+    """Tokens drafted in them."""

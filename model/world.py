@@ -45,6 +45,7 @@ class World:
     def read(self, step: Read) -> Token | list[Token] | float:
         """The answer to a read of an output, which in worlds without tensors is the pass that made it."""
         kind, output, offset = step.kind, step.output, step.offset
+        tokens: Sequence[Token]
         role, tokens, at, _, last, *_ = output
         after = at + len(tokens) + offset + 1
         right = tokens[offset] == after - 1

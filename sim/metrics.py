@@ -11,6 +11,9 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `mean_units`              mean busy_layers over mean latency_layers (Eq. 5 in the limit)
 `mean_units_per_run`      mean of busy_layers over latency_layers of each decoding: not the same, and larger
 `held_units`              units reserved throughout; `held_layers` is their unit-time
+`tokens_per_round`        of methods that draft: output tokens over rounds, the target's own included
+`draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
+`operations_per_token`    arithmetic operations per output token, in those of a plain token (Theorem 3.11 of Leviathan et al.)
 ========================  =========================================================================================
 """
 
@@ -31,6 +34,7 @@ ESTIMATES = (
     "latency_layers", "tpot_layers", "speedup", "normalized_latency", "busy_layers", "compute_per_token", "mean_units",
     "mean_units_per_run",
 )  # fmt: skip
+PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
 BOUNDS = ("low", "high", "input_low", "input_high")
 
 
@@ -42,6 +46,18 @@ def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any) -> d
             latency, latency / tokens, plain / latency, latency / plain, busy, busy / plain, busy / latency, ratio,
         )  # fmt: skip
     return dict(zip(ESTIMATES, values, strict=True))
+
+
+def per_round(tokens: Any, rounds: Any, drafted: Any, operations_ratio: float | None) -> dict[str, Floats]:
+    """What is said of rounds, from how many of them, and of drafted tokens, there are in one decoding, in the mean.
+
+    Every round puts out one token that was not drafted. A pass of the target takes as many operations as it has tokens.
+    """
+    rounds, drafted = np.asarray(rounds, dtype=np.float64), np.asarray(drafted, dtype=np.float64)
+    ratio = float("nan") if operations_ratio is None else operations_ratio
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = tokens / rounds, (tokens - rounds) / drafted, (rounds + drafted + np.where(drafted > 0, ratio * drafted, 0)) / tokens
+    return dict(zip(PER_ROUND, values, strict=True))
 
 
 def of_prediction(prediction: Prediction, tokens: Any) -> dict[str, Floats]:

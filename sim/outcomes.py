@@ -1,4 +1,7 @@
-"""The [outcomes] of a scenario: which law the matches follow, where it comes from, and how surely its rate is known."""
+"""The [outcomes] of a scenario: which law the matches follow, where it comes from, and how surely its rate is known.
+
+Those of drafted tokens are in `sim.acceptances`.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ SOURCES = ("assumed", "measured", "published")
 class Outcome:
     """A law, its rate with the interval of what is not known about it, and its provenance."""
 
-    law: acceptance.Law
-    match_rate: float
+    law: Any
+    rate: float
     source: str
-    low: acceptance.Law | None = None
-    high: acceptance.Law | None = None
-    match_rate_low: float | None = None
-    match_rate_high: float | None = None
+    low: Any = None
+    high: Any = None
+    rate_low: float | None = None
+    rate_high: float | None = None
     trials: int | None = None
 
 
@@ -39,11 +42,11 @@ class Iid:
 
     def __post_init__(self) -> None:
         checks.number("match_rate", self.match_rate, 0, 1)
-        _check_provenance(self.trials, self.source)
+        check_provenance(self.trials, self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point of the grid."""
-        return _independent(self.match_rate, self.trials, self.source)
+        return independent(self.match_rate, self.trials, self.source)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Markov:
             rare = min(self.match_rate, 1 - self.match_rate)
             bound = f"between {-rare / (1 - rare):g} and 1 at match_rate={self.match_rate:g}"
             raise checks.ParameterError(f"correlation must be {bound}, got {self.correlation:g}") from None
-        _check_provenance(self.trials, self.source)
+        check_provenance(self.trials, self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point. Correlated trials are worth fewer than their number: by (1 - rho) / (1 + rho)."""
@@ -94,7 +97,7 @@ class ByPosition:
             raise checks.ParameterError(f"match_rates must be {rates}, got {checks.shown(given)}")
         for index, rate in enumerate(given):
             checks.number(f"match_rates[{index}]", rate, 0, 1)
-        _check_provenance(None, self.source)
+        check_provenance(None, self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point."""
@@ -115,7 +118,7 @@ class Replay:
             raise checks.ParameterError("outcomes.kind 'replay' takes either records or file, one of the two")
         if not isinstance(self.file, str | None):  # what a scenario file holds may be anything
             raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(self.file)}")
-        _check_provenance(None, self.source)
+        check_provenance(None, self.source)
         self._law()
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
@@ -147,15 +150,23 @@ class Replay:
     def _read(self) -> Any:
         if self.file is None:
             return self.records
+        text = text_of(self.file, "records")
         try:
-            return json.loads(Path(self.file).read_text(encoding="utf-8"))
-        except UnicodeDecodeError:
-            reason = "it is no text in UTF-8"
-        except OSError as error:
-            reason = error.strerror or str(error)
+            return json.loads(text)
         except (ValueError, RecursionError) as error:
             reason = f"it is not JSON: {error}"
-        raise checks.ParameterError(f"file {self.file!r} cannot be read: {reason}; name a JSON file of records")
+            raise checks.ParameterError(f"file {self.file!r} cannot be read: {reason}; name a JSON file of records") from None
+
+
+def text_of(file: str, what: str) -> str:
+    """What a file of outcomes holds."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        reason = "it is no text in UTF-8"
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    raise checks.ParameterError(f"file {file!r} cannot be read: {reason}; name a JSON file of {what}")
 
 
 @dataclass(frozen=True)
@@ -206,15 +217,19 @@ class Published:
             return Outcome(law, float(rates.mean()), f"published: {source}", *ends, *bounds, trials)
         table = published.table(self.table)
         found = published.match_rate(self.table, **{key: known[key] for key in table.keys if key in known})
-        return _independent(found.rate, found.trials, f"published: {found.source}")
+        return independent(found.rate, found.trials, f"published: {found.source}")
 
+
+RATES = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "medium_acceptance_rate"}
+"""The outcomes that methods ask for, and what their rates are called in tables."""
 
 KINDS: dict[str, type[Iid | Markov | ByPosition | Replay | Published]] = {
     "iid": Iid, "markov": Markov, "by-position": ByPosition, "replay": Replay, "published": Published,
 }  # fmt: skip
 
 
-def _independent(rate: float, trials: int | None, source: str) -> Outcome:
+def independent(rate: float, trials: int | None, source: str) -> Outcome:
+    """Outcomes that do not depend on each other, with Wilson's interval of their rate where its trials are known."""
     law = acceptance.Iid(rate)
     if trials is None:
         return Outcome(law, rate, source)
@@ -222,7 +237,8 @@ def _independent(rate: float, trials: int | None, source: str) -> Outcome:
     return Outcome(law, rate, source, acceptance.Iid(low), acceptance.Iid(high), low, high, trials)
 
 
-def _check_provenance(trials: int | None, source: str) -> None:
+def check_provenance(trials: int | None, source: str) -> None:
+    """Refuse a source that is none, and trials that are no number."""
     checks.one_of("source", source, SOURCES)
     if trials is not None:
         checks.whole("trials", trials, 1)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from sim import metrics
 from sim.files import write_text
+from sim.outcomes import RATES
 from sim.scenario import cost_source
 from sim.sweep import Report
 
@@ -26,7 +27,8 @@ MOST_LISTED = 10_000
 WIDE = 148
 TITLES = {
     "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
-    "mean_units": "mean units busy", "compute_per_token": "compute per token",
+    "mean_units": "mean units busy", "compute_per_token": "compute per token", "tokens_per_round": "tokens per round",
+    "operations_per_token": "operations per token",
 }  # fmt: skip
 VIEWS = ("formula", "paths", "events")
 
@@ -92,17 +94,18 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
 
 
 def describing(frame: pl.DataFrame) -> list[str]:
-    """The columns that tell the points apart, and the match rate."""
+    """The columns that tell the points apart, and the rates."""
     estimates = {f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))}
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
-        "match_rate_low", "match_rate_high", "match_rate_trials", "outcomes_source", "contended", "exact", "units", "outcomes",
-        "latency_s", "busy_s", "held_s", *(name for name in frame.columns if name.startswith("tpot_ms")), *estimates,
+        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended", "exact", "units", "outcomes",
+        "latency_s", "busy_s", "held_s", *(name for name in frame.columns if name.startswith("tpot_ms")), *estimates, *metrics.PER_ROUND,
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
-    telling = [name for name in frame.columns if name not in aside and frame[name].n_unique() > 1 and name != "match_rate"]
-    return [*(telling or ["method"]), *(["match_rate"] if "match_rate" in frame.columns else [])]
+    rates = [name for name in RATES.values() if name in frame.columns]
+    telling = [name for name in frame.columns if name not in aside and frame[name].n_unique() > 1 and name not in rates]
+    return [*(telling or ["method"]), *rates]
 
 
 def _plain(value: Any) -> str:
@@ -123,13 +126,13 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
-        lines.append(f"match rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+        lines.append(f"rates of outcomes: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
     lines.append(f"times: {cost_source(tables)}")
     lines.append("intervals: 95 %, from sampling")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:
-            what = "what is not known of the match rates moves a speed-up by at most"
+            what = "what is not known of the rates moves a speed-up by at most"
             lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))

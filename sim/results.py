@@ -18,6 +18,8 @@ FEW_POINTS = 200
 MANY_POINTS = 100_000
 """Beyond so many points the theory's rows are not looked up for the intervals of the others, but computed again."""
 
+ROUNDS = ("rounds", "drafted", "accepted_lengths")
+"""What the views say of rounds: sums over replications, and how many rounds accepted 0, 1, 2, ... tokens."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
 
@@ -45,7 +47,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
 def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The table of results and the distributions, from the rows of all shards in their order."""
     theory = partial.filter(pl.col("view") == "formula")
-    theory = theory.drop([name for name in (*SUMS, "values", "counts") if name in theory.columns])
+    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS) if name in theory.columns])
     by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
     rows: list[dict[str, Any]] = []
     distributions: list[dict[str, Any]] = []
@@ -55,6 +57,10 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFram
         # Summed without rounding in between: it does not matter in which order, or how a point was cut.
         sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
         row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
+        if "rounds" in part.columns and part["rounds"].count():
+            rounds, drafted = (math.fsum(part[name]) / sums.count for name in ("rounds", "drafted"))
+            found = metrics.per_round(case.settings.tokens, rounds, drafted, case.operations_ratio)
+            row |= {name: float(value) for name, value in found.items()}
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
         rows.append(row)
@@ -90,7 +96,7 @@ def _distribution(point: int, view: str, part: pl.DataFrame) -> list[dict[str, A
 def _law(point: int, case: Case) -> list[dict[str, Any]]:
     """The theory's own distribution of the latency, where it has one."""
     law = getattr(scenario.theory(case.method), "distribution", None)
-    found = None if law is None or case.outcome is None else law(case.parameters, case.settings.tokens, case.outcome.law, case.cost)
+    found = None if law is None or len(case.outcomes) != 1 or case.outcome is None else law(case.parameters, case.settings.tokens, case.outcome.law, case.cost)
     if found is None:
         return []
     pairs = zip(*(values.tolist() for values in found), strict=True)
@@ -114,5 +120,6 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
         frame = frame.with_columns((pl.col(name) * seconds * factor).alias(other) for name, (other, factor) in times.items())
         names += [other for other, _ in times.values()]
     estimates = [f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))]
+    names = [name for name in names if name not in ROUNDS]
     first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
     return frame.select([*first, *(name for name in estimates if name in names)])

@@ -1,6 +1,7 @@
 """Scenarios: TOML with [scenario], [[method]], [outcomes], [cost], [cluster] and [sweep], read, overridden and checked.
 
-A scenario is kept as the plain tables it was written in; `Case` is one point of its grid made into checked objects. Unknown keys,
+[outcomes] and [cost] hold for every method; one that differs has its own, [method.outcomes] and [method.cost]. [outcomes] is one
+law, or one for each kind of outcome: [outcomes.match], [outcomes.accept]. A scenario is kept as the plain tables it was written in; `Case` is one point of its grid made into checked objects. Unknown keys,
 and parameters that no method takes, are errors.
 """
 
@@ -21,12 +22,16 @@ from typing import Any
 
 from model import checks
 from model.checks import ParameterError
-from model.latency import UnitCost
-from sim import outcomes
+from model.latency import RATIOS, UnitCost
+from sim import acceptances, outcomes
 from sim.cluster import Cluster
 
 VIEWS = ("formula", "paths", "events")
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
+OWN = ("outcomes", "cost")
+"""Sections that a method may have of its own."""
+LAWS = {"match": outcomes.KINDS, "accept": acceptances.KINDS, "medium_accept": acceptances.BY_POSITION}
+"""Kinds of laws, by the outcome that methods ask for."""
 DEFAULT = "ppd-figures-3-and-4"
 MAX_REPLICATIONS = 1_000_000_000
 MAX_TIME = 1e9
@@ -84,10 +89,24 @@ class Cost:
     dispatch_law: str = "linear"
     link: float = 0.0
     promotion: float = 0.0
+    cost_ratio: float | None = None
+    medium_cost_ratio: float | None = None
+    allow_slow_medium: bool = False
+    operations_ratio: float | None = None
+    verify_cost: tuple[tuple[int, float], ...] | None = None
     seconds_per_layer: float | None = None
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("unit",))
+        for name in ("cost_ratio", "medium_cost_ratio", "operations_ratio"):
+            if getattr(self, name) is not None:
+                checks.number(name, getattr(self, name), 0, MAX_TIME)
+        checks.flag("allow_slow_medium", self.allow_slow_medium)
+        if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
+            raise ParameterError(
+                f"medium_cost_ratio must be at most 1, a medium model no slower than the large one, got {self.medium_cost_ratio:g};"
+                " if it is meant, say allow_slow_medium = true"
+            )
         if self.seconds_per_layer is not None:
             checks.number("seconds_per_layer", self.seconds_per_layer, 0, MAX_TIME)
         for name in ("early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion"):
@@ -104,8 +123,7 @@ class Cost:
 
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("kind", "seconds_per_layer")}
-        return UnitCost(layers, **own)
+        return UnitCost(layers, **{field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name != "layers"})
 
 
 @dataclass(frozen=True)
@@ -131,10 +149,17 @@ class Case:
     method: str
     parameters: Any
     settings: Settings
-    outcome: outcomes.Outcome | None
+    outcomes: Mapping[str, outcomes.Outcome]
+    """By the name of what the method asks for."""
     cost: UnitCost
     seconds_per_layer: float | None
+    operations_ratio: float | None
     cluster: Cluster
+
+    @property
+    def outcome(self) -> outcomes.Outcome | None:
+        """The first of its outcomes: of most methods the only one."""
+        return next(iter(self.outcomes.values()), None)
 
     @property
     def contended(self) -> bool:
@@ -276,32 +301,103 @@ def case(tables: Tables, index: int = 0) -> Case:
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(method_names())}")
     module = algorithm(name)
-    parameters = build(module.Parameters, table, "method")
-    cost = build(Cost, tables.get("cost", {}), "cost")
+    own = {section: table.pop(section, None) for section in OWN}
+    _refuse_unused(tables, methods)
+    parameters = build(module.Parameters, _renamed(module.Parameters, table), "method")
+    where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
+    cost_table = tables.get("cost", {}) if own["cost"] is None else own["cost"]
+    cost = build(Cost, cost_table, where["cost"])
+    for role in getattr(parameters, "ROLES", ()):
+        if getattr(cost, RATIOS[role]) is None:
+            raise ParameterError(
+                f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role} model"
+                " over one of the target"
+            )
     machine = build(Machine, tables.get("cluster", {}), "cluster")
-    outcome = _outcome(tables.get("outcomes"), name, parameters, settings.tokens)
-    cluster = machine.cluster(parameters.units)
-    return Case(name, parameters, settings, outcome, cost.model(parameters.layers), cost.seconds_per_layer, cluster)
+    laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
+    found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
+    cluster, model = machine.cluster(parameters.units), cost.model(parameters.layers)
+    if hasattr(parameters, "informed"):
+        parameters = parameters.informed(model)
+    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cost.operations_ratio, cluster)
 
 
-def _outcome(table: Any, name: str, parameters: Any, tokens: int) -> outcomes.Outcome | None:
-    if table is None:
-        if parameters.OUTCOMES:
-            raise ParameterError(f"method {name} needs [outcomes] ({', '.join(parameters.OUTCOMES)}), and the scenario has none")
-        return None
+def _renamed(kind: Any, table: Tables) -> Tables:
+    """A method's table with what other programs call its parameters under their names here."""
+    aliases = getattr(kind, "ALIASES", {})
+    twice = [alias for alias, key in aliases.items() if {alias, key} <= table.keys()]
+    if twice:
+        raise ParameterError(f"method.{twice[0]} is another name of {aliases[twice[0]]}; give one of the two")
+    return {aliases.get(key, key): value for key, value in table.items()}
+
+
+def _refuse_unused(tables: Tables, methods: list[Tables]) -> None:
+    """What no method of the scenario looks at is an error: somebody thinks that it counts."""
+    kinds = [algorithm(table.get("name")).Parameters for table in methods]
+    shared = [kind for kind, table in zip(kinds, methods, strict=True) if "outcomes" not in table]
+    table = tables.get("outcomes")
+    if isinstance(table, Mapping) and "kind" not in table:
+        wanted = {name for kind in shared for name in kind.OUTCOMES}
+        for name in table:
+            if name in LAWS and name not in wanted:
+                raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
+    roles = {role for kind, table in zip(kinds, methods, strict=True) if "cost" not in table for role in getattr(kind, "ROLES", ())}
+    _refuse_unused_cost("cost", tables.get("cost"), roles)
+    for kind, table in zip(kinds, methods, strict=True):
+        _refuse_unused_cost("method.cost", table.get("cost"), {*getattr(kind, "ROLES", ())})
+
+
+def _refuse_unused_cost(where: str, table: Any, roles: set[str]) -> None:
     if not isinstance(table, Mapping):
-        raise ParameterError(f"[outcomes] must be a table, got {table!r}")
-    rest = {key: value for key, value in table.items() if key != "kind"}
+        return
+    needs = {ratio: {role} for role, ratio in RATIOS.items()} | {
+        "allow_slow_medium": {"medium"}, "operations_ratio": {*RATIOS}, "verify_cost": {*RATIOS},
+    }  # fmt: skip
+    for key, users in needs.items():
+        if key in table and not roles & users:
+            raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out")
+
+
+def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -> dict[str, outcomes.Outcome]:
+    wanted = parameters.OUTCOMES
+    if table is None:
+        if wanted:
+            raise ParameterError(f"method {name} needs [outcomes] ({', '.join(wanted)}), and the scenario has none")
+        return {}
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {table!r}")
+    one = "kind" in table
+    if not one and not {*table} & {*LAWS}:
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
+    unknown = [] if one else [key for key in table if key not in LAWS]
+    if unknown:
+        raise ParameterError(f"unknown key {where}.{unknown[0]}; {checks.nearest(unknown[0], LAWS)}")
+    missing = [key for key in wanted if not one and key not in table]
+    if missing or (one and len(wanted) > 1):
+        tables_ = " and ".join(f"[{where}.{key}]" for key in wanted)
+        raise ParameterError(f"method {name} needs {tables_}" + (f", and [{where}.{missing[0]}] is missing" if missing else ""))
+    if one and not wanted:
+        # Nobody looks at it; it must be sound all the same, as one of the laws that there are.
+        checks.one_of(f"{where}.kind", table["kind"], {kind for kinds in LAWS.values() for kind in kinds})
+        return {}
+    return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
+
+
+def _law(table: Any, where: str, outcome: str, parameters: Any, tokens: int) -> outcomes.Outcome:
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
+    kinds: Mapping[str, Any] = LAWS[outcome]
     if "kind" not in table:
-        raise ParameterError(f"outcomes.kind is required: one of {', '.join(sorted(outcomes.KINDS))}")
-    checks.one_of("outcomes.kind", table["kind"], outcomes.KINDS)
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(kinds))}")
+    checks.one_of(f"{where}.kind", table["kind"], kinds)
     try:
-        laws = build(outcomes.KINDS[table["kind"]], rest, "outcomes")
+        laws = build(kinds[table["kind"]], {key: value for key, value in table.items() if key != "kind"}, where)
     except ParameterError as error:
         if "unknown key" not in str(error):
             raise
-        raise ParameterError(f"{error} (of outcomes.kind {table['kind']!r})") from None
-    return laws.outcome(parameters, tokens) if parameters.OUTCOMES else None
+        raise ParameterError(f"{error} (of {where}.kind {table['kind']!r}, for {outcomes.RATES[outcome]})") from None
+    found: outcomes.Outcome = laws.outcome(parameters, tokens)
+    return found
 
 
 def apply(tables: Tables, path: str, value: Any, only: int | None = None) -> None:
@@ -310,20 +406,66 @@ def apply(tables: Tables, path: str, value: Any, only: int | None = None) -> Non
     if section not in SECTIONS or section == "sweep" or not key:
         known = [f"{name}.KEY" for name in SECTIONS if name != "sweep"]
         raise ParameterError(f"unknown path {path!r}; {checks.nearest(path, known)}")
-    if section != "method":
-        target = tables.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise ParameterError(f"[{section}] must be a table, got {target!r}")
-        target[key] = value
+    if section in OWN:
+        _apply_shared(tables, section, key, value, only)
+    elif section != "method":
+        _put(tables.setdefault(section, {}), section, key, value)
+    else:
+        _apply_to_methods(tables, key, value, only)
+
+
+def _put(table: Any, where: str, key: str, value: Any) -> None:
+    """Set a key, or a key of a table in the table where it has dots."""
+    *above, last = key.split(".")
+    for name in above:
+        if not isinstance(table, dict):
+            break
+        table, where = table.setdefault(name, {}), f"{where}.{name}"
+    if not isinstance(table, dict):
+        raise ParameterError(f"[{where}] must be a table, got {table!r}")
+    table[last] = value
+
+
+def _apply_shared(tables: Tables, section: str, key: str, value: Any, only: int | None) -> None:
+    """Set what holds for all methods; where each has its own, in those that say it already."""
+    own = [table for index, table in enumerate(method_tables(tables)) if section in table and only in (None, index)]
+    if section in tables or not own:
+        _put(tables.setdefault(section, {}), section, key, value)
         return
+    saying = [table for table in own if _says(table[section], key)]
+    if not saying:
+        raise ParameterError(f"no [method.{section}] says {key}; write the path of one that should: method.{section}.{key}")
+    for table in saying:
+        _put(table[section], f"method.{section}", key, value)
+
+
+def _says(table: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(table, Mapping) or name not in table:
+            return False
+        table = table[name]
+    return True
+
+
+def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) -> None:
     for index, table in enumerate(method_tables(tables)):
         if only is not None and index != only:
             continue
-        name = table.get("name")
+        name, first = table.get("name"), key.partition(".")[0]
         if key == "name":
             algorithm(value)
-        elif key not in (known := [field.name for field in fields(algorithm(name).Parameters)]):
-            raise ParameterError(f"method {name} takes no {key}; {checks.nearest(key, known)}")
+        elif first in OWN and first != key:
+            _put(table, "method", key, value)
+            continue
+        else:
+            kind = algorithm(name).Parameters
+            known = [field.name for field in fields(kind)]
+            aliases = getattr(kind, "ALIASES", {})
+            if key not in known and key not in aliases:
+                raise ParameterError(f"method {name} takes no {key}; {checks.nearest(key, known)}")
+            for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
+                table.pop(other, None)  # one value, whatever it is called
+            table.pop(aliases.get(key, key), None)
         table[key] = value
 
 

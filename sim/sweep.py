@@ -126,11 +126,27 @@ def resolve(
 
 def _forget_provenance(tables: Tables, given: list[str]) -> None:
     """A rate that is put in place of a scenario's own rests neither on its trials nor on its source, unless these are given too."""
-    outcomes = tables.get("outcomes")
-    if isinstance(outcomes, dict) and {"outcomes.match_rate", "outcomes.match_rates"} & {*given}:
-        for key in ("trials", "source"):
-            if f"outcomes.{key}" not in given:
-                outcomes.pop(key, None)
+    for path in given:
+        above, _, key = path.rpartition(".")
+        if key not in _RATES:
+            continue
+        for table in _tables_at(tables, above):
+            for other in ("trials", "source"):
+                if f"{above}.{other}" not in given:
+                    table.pop(other, None)
+
+
+_RATES = ("match_rate", "match_rates", "acceptance_rate", "acceptance_rates", "rate", "length")
+
+
+def _tables_at(tables: Tables, path: str) -> list[Tables]:
+    """The tables that a path means: of [outcomes], those of the methods too where they have their own."""
+    first, *rest = path.split(".")
+    methods = scenario.method_tables(tables)
+    found: list[Any] = [*methods] if first == "method" else [tables.get(first), *(table.get(first) for table in methods)]
+    for name in rest:
+        found = [table.get(name) for table in found if isinstance(table, dict)]
+    return [table for table in found if isinstance(table, dict)]
 
 
 def _listed(values: Any) -> Any:

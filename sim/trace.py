@@ -42,8 +42,8 @@ def record(
     if tokens is not None:
         checks.whole("tokens", tokens, 1)
         case = replace(case, settings=replace(case.settings, tokens=min(tokens, case.settings.tokens)))
-    [matches] = views.matches_of(case, replication, replication + 1)
-    run: Run = views.simulate(case, matches, per_layer=per_layer, record=True)
+    [world] = views.worlds(case, replication, replication + 1)
+    run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
     return run
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -17,15 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import acceptance, coins
+from model.acceptance import Outcomes
 from model.checks import ParameterError
 from model.intervals import wilson
-from model.latency import UnitCost
+from model.latency import RATIOS, UnitCost
 from model.prediction import Prediction
+from model.rounds import Tally
 from model.steps import CacheError
-from model.world import World
+from model.world import Draft, World
 from sim import metrics, scenario
 from sim.grid import Grid
 from sim.metrics import Sums
+from sim.outcomes import RATES
 from sim.scenario import Case
 
 Floats = NDArray[np.float64]
@@ -55,17 +59,23 @@ def takes_arrays(grid: Grid) -> bool:
 
 def formula_of(case: Case) -> tuple[dict[str, Floats], dict[str, Floats] | None, Prediction]:
     """The estimates of one point, their least and greatest over the interval of the match rate, and the prediction itself."""
-    predict, outcome = scenario.theory(case.method).predict, case.outcome
-    law = None if outcome is None else outcome.law
-    prediction = predict(case.parameters, case.settings.tokens, law, case.cost)
-    estimates = metrics.of_prediction(prediction, case.settings.tokens)
-    if outcome is None or outcome.low is None or outcome.high is None:
+    predict = scenario.theory(case.method).predict
+
+    def estimate(end: str) -> tuple[dict[str, Floats], Prediction]:
+        laws = {name: getattr(outcome, end) or outcome.law for name, outcome in case.outcomes.items()}
+        prediction = predict(case.parameters, case.settings.tokens, _one_or_all(laws), case.cost)
+        return metrics.of_prediction(prediction, case.settings.tokens), prediction
+
+    estimates, prediction = estimate("law")
+    if not any(outcome.low is not None for outcome in case.outcomes.values()):
         return estimates, None, prediction
-    ends = [
-        metrics.of_prediction(predict(case.parameters, case.settings.tokens, law, case.cost), case.settings.tokens)
-        for law in (outcome.low, outcome.high)
-    ]
-    return estimates, _between(*ends), prediction
+    # All rates at their low ends together, and all at their high ones.
+    return estimates, _between(estimate("low")[0], estimate("high")[0]), prediction
+
+
+def _one_or_all(of: dict[str, Any]) -> Any:
+    """What a method with one kind of outcome is given is that outcome's; one with several is given all, by name."""
+    return of if len(of) > 1 else next(iter(of.values()), None)
 
 
 def _between(one: dict[str, Floats], other: dict[str, Floats]) -> dict[str, Floats]:
@@ -80,7 +90,14 @@ def formula_row(case: Case) -> Row:
     """The theory's estimates of one point."""
     estimates, bounds, prediction = formula_of(case)
     row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
+    if prediction.rounds is not None:
+        row |= _per_round(case, float(prediction.rounds), float(np.asarray(prediction.drafted)))
     return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
+
+
+def _per_round(case: Case, rounds: float, drafted: float) -> Row:
+    found = metrics.per_round(case.settings.tokens, rounds, drafted, case.operations_ratio)
+    return {name: float(value) for name, value in found.items()}
 
 
 def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
@@ -129,7 +146,6 @@ def _gather(values: Any, index: Any) -> Any:
 
 def described(grid: Grid, point: int, case: Case) -> Row:
     """The columns that say what a point is."""
-    outcome = case.outcome
     row: Row = {"point": point, "method": case.method}
     row |= {name: getattr(case.parameters, name) for name in case.parameters.__dataclass_fields__}
     row["tokens"] = case.settings.tokens
@@ -137,12 +153,15 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")
     }
     row |= {"outcomes": table.get("kind"), "data_set": table.get("data_set"), "head": table.get("head")}
-    if outcome is not None:
+    for name, outcome in case.outcomes.items():
+        rate = RATES[name]
         row |= {
-            "match_rate": float(outcome.match_rate),
-            "match_rate_low": outcome.match_rate_low, "match_rate_high": outcome.match_rate_high,
-            "match_rate_trials": outcome.trials, "outcomes_source": outcome.source,
+            rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
+            f"{rate}_trials": outcome.trials,
         }  # fmt: skip
+    if case.outcomes:
+        row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
+    row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in getattr(case.parameters, "ROLES", ())}
     row |= {"units": case.cluster.units, "contended": case.contended, "exact": case.parameters.EXACT}
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     # An axis that none of these columns shows has its own, under its path.
@@ -155,26 +174,50 @@ def described(grid: Grid, point: int, case: Case) -> Row:
 # --- paths -------------------------------------------------------------------------------------------------------------
 
 
-def outcome_tiles(case: Case, block: int, positions: int) -> Iterator[NDArray[np.bool_]]:
+def outcome_tiles(case: Case, block: int, positions: int, name: str = "match") -> Iterator[NDArray[np.bool_]]:
     """The outcomes of a block of replications by position, on the coins that all views share."""
-    if case.outcome is None or not positions:
+    if name not in case.outcomes or not positions:
         return iter(())
-    return case.outcome.law.sample(coins.tiles(case.settings.seed, "match", block, positions))
+    found: Iterator[NDArray[np.bool_]] = case.outcomes[name].law.sample(coins.tiles(case.settings.seed, name, block, positions))
+    return found
 
 
-def walk(case: Case, block: int) -> tuple[Floats, Floats]:
-    """Time and unit-time of a block of replications by the method's vectorised twin."""
+def drafts_of(case: Case, block: int, positions: int, name: str = "accept") -> Iterator[Outcomes]:
+    """The same of drafted tokens, given their places in their drafts."""
+    return iter(case.outcomes[name].law.drafts(coins.tiles(case.settings.seed, name, block, positions)) if positions else ())
+
+
+def survivors_of(case: Case, block: int, positions: int, name: str = "accept") -> NDArray[np.int64]:
+    """How many drafted tokens survive if a draft starts at each position; shape (positions, BLOCK)."""
+    law, longest = case.outcomes[name].law, case.parameters.longest
+    return np.asarray(law.survivors(coins.tiles(case.settings.seed, name, block, positions), longest))
+
+
+def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
+    """Time and unit-time of a block of replications by the method's vectorised twin, and what else it tells."""
     twin = scenario.twin(case.method)
     positions = case.settings.tokens - (0 if getattr(twin, "LAST_MATTERS", True) else 1)
-    latency, busy = twin.walk(case.parameters, case.settings.tokens, case.cost, outcome_tiles(case, block, positions))
-    return latency, busy
+    played = {
+        name: outcome_tiles(case, block, positions) if name == "match" else drafts_of(case, block, positions, name)
+        for name in case.outcomes
+    }
+    given: Any = _one_or_all(played) if played else iter(())
+    found: tuple[Floats, Floats] | Tally = twin.walk(case.parameters, case.settings.tokens, case.cost, given)
+    return found
 
 
 def paths_row(case: Case, start: int, stop: int) -> Row:
     """Sums over replications [start, stop), which lie in one block."""
     block = start // coins.BLOCK
-    latency, busy = (values[start - block * coins.BLOCK : stop - block * coins.BLOCK] for values in walk(case, block))
-    return asdict(Sums.of(latency, busy)) | _frequencies(latency)
+    own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
+    found = walk(case, block)
+    latency, busy = found[0][own], found[1][own]
+    row = asdict(Sums.of(latency, busy)) | _frequencies(latency)
+    if isinstance(found, Tally):
+        row |= {"rounds": float(found.rounds[own].sum()), "drafted": float(found.drafted[own].sum())}
+        if stop - start == coins.BLOCK:  # they are counted for a block as a whole
+            row["accepted_lengths"] = found.accepted.tolist()
+    return row
 
 
 def _frequencies(latency: Floats) -> Row:
@@ -204,29 +247,54 @@ def matches_of(case: Case, start: int, stop: int) -> list[list[int]]:
     return found
 
 
-def simulate(case: Case, matches: list[int], *, per_layer: bool = False, record: bool = False) -> Any:
+def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
+    """What models would say in replications [start, stop), which lie in one block."""
+    layers, roles = case.parameters.layers, getattr(case.parameters, "ROLES", ())
+    if not roles:
+        yield from (World(1, layers, matches) for matches in matches_of(case, start, stop))
+        return
+    block, tokens = start // coins.BLOCK, case.settings.tokens
+    own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
+    imitates = case.parameters.IMITATES
+    survivors = {role: survivors_of(case, block, tokens, name)[:, own].T.tolist() for role, (_, name) in imitates.items()}
+    for index in range(stop - start):
+        yield World(1, layers, drafts={role: Draft(of, survivors[role][index]) for role, (of, _) in imitates.items()})
+
+
+def simulate(case: Case, world: World, *, per_layer: bool = False, record: bool = False) -> Any:
     """One decoding on units and links; a `sim.events.Run`."""
     from sim import events
 
     steps = scenario.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
-    world = World(1, case.parameters.layers, matches)
     return events.simulate(steps, case.settings.tokens, case.cluster, case.cost, world, per_layer=per_layer, record=record)
 
 
 def events_row(case: Case, start: int, stop: int) -> Row:
     """Sums over replications [start, stop), which lie in one block, and how far the vectorised paths are from them."""
-    runs = [simulate(case, matches) for matches in matches_of(case, start, stop)]
+    runs = [simulate(case, world) for world in worlds(case, start, stop)]
     latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
     peak = max(run.peak_units for run in runs)
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}
+    rounds: Counter[tuple[int, int]] = sum((run.rounds for run in runs), Counter())
+    if rounds:
+        row |= {"rounds": float(rounds.total()), "drafted": float(sum(drafted * count for (_, drafted), count in rounds.items()))}
+        row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:
             own = slice(start % coins.BLOCK, start % coins.BLOCK + stop - start)
-            twin = [values[own] for values in walk(case, start // coins.BLOCK)]
+            twin = [values[own] for values in walk(case, start // coins.BLOCK)[:2]]
         except ParameterError:
             return row  # a form without a vectorised twin
         row["paths_difference"] = float(max(np.abs(latency - twin[0]).max(), np.abs(busy - twin[1]).max()))
     return row
+
+
+def _lengths(rounds: Counter[tuple[int, int]]) -> list[int]:
+    """How many rounds accepted 0, 1, 2, ... tokens."""
+    counts = [0] * (max(accepted for accepted, _ in rounds) + 1)
+    for (accepted, _), count in rounds.items():
+        counts[accepted] += count
+    return counts
 
 
 # --- shards ------------------------------------------------------------------------------------------------------------

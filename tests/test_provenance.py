@@ -116,8 +116,8 @@ def test_the_interval_of_records_is_that_of_their_mean_rate() -> None:
     low, high = stats.t.interval(0.95, 3, np.mean(records), stats.sem(np.mean(records, axis=1)))
     # Positions are shifted together, and none beyond 0 or 1.
     by_position, half = np.mean(records, axis=0), (high - low) / 2
-    assert outcome.match_rate_low == pytest.approx(np.clip(by_position - half, 0, 1).mean())
-    assert outcome.match_rate_high == pytest.approx(np.clip(by_position + half, 0, 1).mean())
+    assert outcome.rate_low == pytest.approx(np.clip(by_position - half, 0, 1).mean())
+    assert outcome.rate_high == pytest.approx(np.clip(by_position + half, 0, 1).mean())
     for alike in ([[True, False] * 4], [[True, False] * 4] * 3):
         case = Grid(tables(outcomes={"kind": "replay", "records": alike})).case(0)
         assert case.outcome is not None

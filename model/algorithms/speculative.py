@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from model import checks
 from model.steps import Commit, Forward, Read, Step, Steps
 
 PLACEMENTS = ("together", "apart")
+GREEDY: Final = "next"
+SAMPLED: Final = "sample"
 MAX_DRAFT = 250
+"""Longer drafts than anybody makes; positions within one are kept in a byte."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def start(parameters: Any, text: Sequence[int]) -> Generator[Step, Any, Model]:
 def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
     """Have so many tokens drafted behind the text, one after another."""
     guesses: list[Guess] = []
-    ahead, how = list(text), "sample" if model.sampled else "next"
+    ahead, how = list(text), SAMPLED if model.sampled else GREEDY
     for _ in range(length):
         # After a round whose drafts were all kept it has two tokens to read: the last of them, and the target's own.
         out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, 0, model.layers, None, 1, model.unit)
@@ -128,7 +131,7 @@ def verify(
         q = yield Read("chance", guess.output, token=guess.token)
         if not (yield Read("uniform", out, offset)) < p / q:
             return index, (yield Read("residual", out, offset, against=guess.output))
-    return count, (yield Read("sample" if sampled else "next", out))
+    return count, (yield Read(SAMPLED if sampled else GREEDY, out))
 
 
 def commit(text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: int | None = None) -> Steps:

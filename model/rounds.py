@@ -1,0 +1,266 @@
+"""Draft and verify, round by round: laws of rounds, the walk of many replications at once, and its moments.
+
+A round that starts at output position s drafts min(gamma, l - s) tokens, so that it never goes beyond the last position l. Position
+t is tested as the (t - s)-th of its draft; a rejected or the last position of a round is the target's own token, and the next round
+starts behind it. What a round costs depends on how many tokens it drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model import checks
+from model.acceptance import Bools, Chain, Floats, Law, Outcomes, Replay
+
+Bytes = NDArray[np.uint8]
+
+
+# --- Laws of rounds: how many drafted tokens survive if a draft starts here ---------------------------------------------
+
+
+class Rounds:
+    """Every round has its own luck: at least j of its tokens survive with chance `survival[j - 1]`, whatever happened before.
+
+    It covers rates by position in the draft (survival is their cumulative product), one rate drawn for each round (its moments),
+    and a histogram of accepted lengths. One coin, that of the round's first position, decides.
+
+    >>> law = Rounds.by_draft_position([0.8, 0.5])
+    >>> law.survival.tolist()
+    [0.8, 0.4]
+    """
+
+    def __init__(self, survival: ArrayLike) -> None:
+        self.survival = checks.array("survival", survival, 0, 1)
+        if self.survival.ndim != 1 or np.any(np.diff(self.survival) > 0):
+            raise checks.ParameterError(f"survival must be a list of chances that do not rise, got {checks.shown(self.survival.tolist())}")
+
+    @classmethod
+    def by_draft_position(cls, acceptance_rates: ArrayLike) -> Rounds:
+        """The j-th drafted token is accepted with chance `acceptance_rates[j - 1]` if those before it were."""
+        return cls(np.cumprod(checks.array("acceptance_rates", acceptance_rates, 0, 1)))
+
+    @classmethod
+    def shared_rate(cls, acceptance_rate: float, concentration: float, longest: int) -> Rounds:
+        """One rate for each round, drawn from a Beta law of this mean, with a + b = `concentration`: E[B^j] = prod (a + i)/(a + b + i).
+
+        >>> Rounds.shared_rate(0.8, 10, 2).survival.round(4).tolist()  # Beta(8, 2)
+        [0.8, 0.6545]
+        """
+        checks.number("acceptance_rate", acceptance_rate, 0, 1)
+        checks.number("concentration", concentration, 0)
+        i = np.arange(longest)
+        return cls.by_draft_position((acceptance_rate * concentration + i) / (concentration + i) if concentration else
+                                     np.where(i == 0, acceptance_rate, 1.0))  # fmt: skip
+
+    def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
+        return np.concatenate([self._lengths(tile, longest) for tile in coins])
+
+    def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
+        """For each position, which drafted tokens are accepted there."""
+        return _by_rounds(row for tile in coins for row in self._lengths(tile, len(self.survival)))
+
+    def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
+        """Chance that the token at each position and place in its draft is accepted; after failures and successes alike."""
+        self._cover(longest)
+        known = np.concatenate([[1.0], self.survival[:longest]])
+        rates = np.zeros(longest + 1)  # nothing is known, or asked, of the place behind the draft
+        np.divide(known[1:], known[:-1], out=rates[:longest], where=known[:-1] > 0)
+        chances = np.broadcast_to(rates, (positions, longest + 1))
+        return chances, chances
+
+    def _lengths(self, tile: Floats, longest: int) -> NDArray[np.int64]:
+        self._cover(min(longest, len(self.survival)))
+        # As many as there are chances above the coin.
+        return np.searchsorted(-self.survival[:longest], -tile, side="left")
+
+    def _cover(self, longest: int) -> None:
+        if longest > len(self.survival):
+            raise checks.ParameterError(
+                f"acceptance must be known for each of draft_length={longest} places in a draft, got {len(self.survival)}"
+            )
+
+
+class ReplayRounds:
+    """Recorded rounds: `records[i, j]` tokens survive in record i if a draft starts at position j.
+
+    A replication is one of the records, drawn with equal chances by its first coin.
+
+    >>> law = ReplayRounds([[2, 0, 1], [3, 2, 1]])
+    >>> law.survivors(iter([np.array([[0.2, 0.7], [0.0, 0.0]])]), longest=2).tolist()
+    [[2, 2], [0, 2]]
+    """
+
+    def __init__(self, records: ArrayLike) -> None:
+        values = checks.whole_array("records", records, 0)
+        if values.ndim != 2 or not values.size:
+            raise checks.ParameterError("records must be lists of accepted lengths, all of one length of at least 1")
+        self.records = values.astype(np.int64)
+
+    def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
+        return np.minimum(np.array(list(self._rows(coins))), longest)
+
+    def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
+        """For each position, which drafted tokens are accepted there."""
+        return _by_rounds(self._rows(coins))
+
+    def _rows(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
+        chosen, position = None, 0
+        for tile in coins:
+            if chosen is None:
+                chosen = (tile[0] * len(self.records)).astype(np.intp)
+            for _ in tile:
+                if position == self.records.shape[1]:
+                    raise checks.ParameterError(f"records must cover more than {position} output positions; take fewer tokens")
+                yield self.records[chosen, position]
+                position += 1
+
+
+def _by_rounds(lengths: Iterable[NDArray[np.int64]]) -> Iterator[Outcomes]:
+    """Remember, for each replication, how many survive of the round that it is in."""
+    current: NDArray[np.int64] | None = None
+    for here in lengths:
+        current = here if current is None else current
+
+        def outcome(phase: Bytes, here: NDArray[np.int64] = here) -> Bools:
+            nonlocal current
+            current = np.where(phase == 0, here, current)
+            return np.asarray(phase < current)
+
+        yield outcome
+
+
+RoundLaw = Rounds | ReplayRounds
+AcceptanceLaw = Law | RoundLaw
+
+
+# --- Many replications at once ------------------------------------------------------------------------------------------
+
+
+class Tally(NamedTuple):
+    """What many decodings took and did: arrays of one value for each, but for `accepted`."""
+
+    time: Floats
+    busy: Floats
+    rounds: Floats
+    drafted: Floats
+    accepted: NDArray[np.int64]
+    """Rounds, of all decodings together, that accepted 0, 1, 2, ... tokens."""
+
+
+def fixed(
+    draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: tuple[Floats, Floats], replications: int
+) -> Tally:
+    """Rounds of one draft length: `prices` are time and unit-time of a round by the number of tokens that it drafts.
+
+    >>> law = ReplayRounds([[1, 0, 2, 1, 0]])  # of a draft from position 0 one token survives: 2 come out; then 2 survive
+    >>> coins = iter([np.zeros((4, 1))])
+    >>> tally = fixed(2, 5, law.drafts(coins), (np.array([1.0, 1.1, 1.2]), np.array([1.0, 1.1, 1.2])), 1)
+    >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist(), tally.time.round(12).tolist()
+    ([2.0], [4.0], [0, 1, 1], [2.4])
+    """
+    whole = max(tokens - draft_length, 0)  # a round that starts before this position drafts all its tokens
+    starts = np.zeros(replications)
+    late = np.zeros((draft_length, replications), dtype=np.bool_)  # those that start after it, by what remains to be drafted
+    reached = np.zeros(draft_length + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
+    tile = np.zeros((_ROWS, replications), dtype=np.uint8)  # that place, position by position
+    phase, going_on = np.zeros(replications, dtype=np.uint8), np.empty(replications, dtype=np.bool_)
+
+    def count(rows: Bytes, first: int) -> None:
+        starting = rows == 0
+        full = max(min(whole - first, len(rows)), 0)
+        np.add(starts, np.add.reduce(starting[:full].view(np.uint8), axis=0, dtype=np.uint8), out=starts)
+        for row in range(full, len(rows)):
+            late[tokens - 1 - first - row] = starting[row]
+        reached[0] += int(np.count_nonzero(starting))
+        for place in range(1, draft_length + 1):
+            reached[place] += int(np.count_nonzero(rows == place))
+
+    filled = first = 0
+    for position in range(tokens):
+        tile[filled] = phase
+        filled += 1
+        if filled == _ROWS or position == tokens - 1:
+            count(tile[:filled], first)
+            first, filled = position + 1, 0
+        if position == tokens - 1:
+            break
+        # A round goes on where a drafted token is accepted; its place may not be beyond the draft.
+        np.less(phase, draft_length, out=going_on)
+        going_on &= next(outcomes)(phase)
+        phase += 1
+        phase *= going_on.view(np.uint8)
+    time, busy = (starts * price[draft_length] for price in prices)
+    rounds, drafted = starts + late.sum(axis=0), starts * draft_length
+    for remaining, starting in enumerate(late):
+        time += starting * prices[0][remaining]
+        busy += starting * prices[1][remaining]
+        drafted += starting * remaining
+    return Tally(time, busy, rounds, drafted, reached - np.append(reached[1:], 0))
+
+
+_ROWS = 32
+"""Positions that are counted together; no more than a byte can count."""
+
+
+# --- Expectations -------------------------------------------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """Mean and variance of the time, means of the unit-time, of the rounds and of the drafted tokens of one decoding."""
+
+    time: float
+    variance: float
+    busy: float
+    rounds: float
+    drafted: float
+
+
+def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: tuple[Floats, Floats]) -> Moments:
+    """The moments of `fixed`, exactly: forward over the positions at which a round starts, and the outcome before each.
+
+    >>> from model.acceptance import Iid
+    >>> flat = np.ones(4)
+    >>> round(moments(3, 128, Iid(0.79), (flat, flat)).rounds, 3)  # where many rounds would give 128 / 2.907 = 44.030
+    44.446
+    """
+    if isinstance(law, Replay | ReplayRounds):
+        return _of_records(draft_length, tokens, law, prices)
+    if not isinstance(law, Chain | Rounds):
+        raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
+    low, high = law.draft_chances(tokens, draft_length)
+    # Mass, first and second moment of the time so far, unit-time, rounds, drafted tokens; position; outcome before it.
+    state = np.zeros((6, tokens + 1, 2))
+    state[0, 0, 0] = 1.0
+    for start in range(tokens):
+        count = min(draft_length, tokens - 1 - start)
+        time, busy = prices[0][count], prices[1][count]
+        mass, first, second, *_ = state[:, start]
+        spent = state[:, start] + np.array([0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, mass, count * mass])
+        along = start + np.arange(count), np.arange(count)
+        for before in (0, 1):
+            rates = high[along].copy()
+            if count and not before:
+                rates[0] = low[start, 0]
+            survival = np.concatenate([[1.0], np.cumprod(rates)])
+            ends = survival[:-1] * (1 - rates)
+            state[:, start + 1 : start + 1 + count, 0] += spent[:, before, None] * ends
+            # The token behind a whole draft has an outcome too: it is before the next round's first.
+            behind = (high if count or before else low)[start + count, count]
+            for outcome, chance in ((0, 1 - behind), (1, behind)):
+                state[:, start + 1 + count, outcome] += spent[:, before] * (survival[-1] * chance)
+    _, mean, square, busy, rounds, drafted = state[:, tokens].sum(axis=1)
+    return Moments(float(mean), float(max(square - mean**2, 0.0)), float(busy), float(rounds), float(drafted))
+
+
+def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: tuple[Floats, Floats]) -> Moments:
+    count = len(law.records)
+    choice = np.tile((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), 1))  # each record once
+    tally = fixed(draft_length, tokens, law.drafts(iter([choice])), prices, count)
+    return Moments(*(float(value) for value in (tally.time.mean(), tally.time.var(), tally.busy.mean(), tally.rounds.mean(),
+                                                tally.drafted.mean())))  # fmt: skip

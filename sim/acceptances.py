@@ -1,0 +1,260 @@
+"""The [outcomes] of drafted tokens: which law their acceptance follows. Whoever judges them, a rate here is alpha.
+
+What serving engines print is not alpha: kind `reported` takes it as it is printed, with the engine's name, and converts it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model import checks, rounds
+from model.intervals import half_width
+from sim import outcomes
+from sim.outcomes import Outcome, check_provenance, independent
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Every drafted token is accepted with chance `acceptance_rate` if those before it were; `trials` is how many were tested."""
+
+    acceptance_rate: float
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        checks.number("acceptance_rate", self.acceptance_rate, 0, 1)
+        check_provenance(self.trials, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point of the grid."""
+        return independent(self.acceptance_rate, self.trials, self.source)
+
+
+@dataclass(frozen=True)
+class Markov:
+    """As `iid`, with correlation between neighbouring output positions. Positive correlation lowers the tokens of a round."""
+
+    acceptance_rate: float
+    correlation: float
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        self._matches()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        return self._matches().outcome(parameters, tokens)
+
+    def _matches(self) -> outcomes.Markov:
+        return _like(outcomes.Markov, match_rate=self.acceptance_rate, correlation=self.correlation, trials=self.trials,
+                     source=self.source)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """The token at output position j is accepted with chance `acceptance_rates[j]`, wherever its draft starts."""
+
+    acceptance_rates: tuple[float, ...]
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        self._matches()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        return self._matches().outcome(parameters, tokens)
+
+    def _matches(self) -> outcomes.ByPosition:
+        return _like(outcomes.ByPosition, match_rates=self.acceptance_rates, source=self.source)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Recorded outcomes by output position, from `records` or from a JSON `file` that holds them: lists of true and false."""
+
+    records: tuple[tuple[bool, ...], ...] | None = None
+    file: str | None = None
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        self._matches()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        return self._matches().outcome(parameters, tokens)
+
+    def _matches(self) -> outcomes.Replay:
+        return _like(outcomes.Replay, records=self.records, file=self.file, source=self.source)
+
+
+@dataclass(frozen=True)
+class ByDraftPosition:
+    """The j-th token of a draft is accepted with chance `acceptance_rates[j]` if those before it were, wherever the draft starts."""
+
+    acceptance_rates: tuple[float, ...]
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        _like(outcomes.ByPosition, match_rates=self.acceptance_rates, source=self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point; the rate is that of the first place in a draft."""
+        if parameters.longest > len(self.acceptance_rates):
+            raise checks.ParameterError(
+                f"acceptance_rates must have one rate for each of {parameters.longest} drafted tokens, got"
+                f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
+            )
+        return Outcome(rounds.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
+
+
+@dataclass(frozen=True)
+class SharedRate:
+    """Each round has one rate for all its tokens, drawn from a Beta law with this mean and a + b = `concentration`.
+
+    It raises the tokens of a round; the smaller the concentration, the more.
+    """
+
+    acceptance_rate: float
+    concentration: float
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        checks.number("acceptance_rate", self.acceptance_rate, 0, 1)
+        checks.number("concentration", self.concentration, 0)
+        check_provenance(None, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest)
+        return Outcome(law, self.acceptance_rate, self.source)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Recorded rounds: how many tokens a round gives if a draft starts at each output position, the target's own included.
+
+    From `lengths`, or from a `file`: a JSON list of such lists, or JSON lines in which `acc_DRAFTER` holds one as `acc_len`. Records
+    that are shorter than the decoding are left out.
+    """
+
+    lengths: tuple[tuple[int, ...], ...] | None = None
+    file: str | None = None
+    drafter: str | None = None
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        if (self.lengths is None) == (self.file is None):
+            raise checks.ParameterError("outcomes.kind 'rounds' takes either lengths or file, one of the two")
+        for name in ("file", "drafter"):
+            if not isinstance(getattr(self, name), str | None):
+                raise checks.ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
+        if self.drafter is not None and self.file is None:
+            raise checks.ParameterError("outcomes.drafter names a column of a file of JSON lines; leave it out without a file")
+        check_provenance(None, self.source)
+        self._lengths()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point. Its rate is accepted over tested in drafts of the method's length, one behind the other."""
+        records = self._lengths()
+        survivors = [[length - 1 for length in record[:tokens]] for record in records if len(record) >= tokens]
+        if not survivors:
+            longest = max(len(record) for record in records)
+            raise checks.ParameterError(f"no record covers {tokens} output positions, the longest has {longest}; take fewer tokens")
+        law = rounds.ReplayRounds(survivors)
+        rates = np.array([_tested_rate(record, parameters.longest) for record in survivors])
+        rate, found = float(np.nanmean(rates)), f"{self.source}: {len(survivors)} of {len(records)} records"
+        half = float(half_width(np.nanstd(rates, ddof=1), len(rates))) if len(rates) > 1 else 0.0
+        if not half > 0:
+            return Outcome(law, rate, found)
+        low, high = max(rate - half, 0.0), min(rate + half, 1.0)
+        # The law at its ends is taken as independent: a record has no rate that could be moved.
+        return Outcome(law, rate, found, None, None, low, high, None)
+
+    def _lengths(self) -> list[list[int]]:
+        records = self.lengths if self.file is None else _lengths_of(self.file, self.drafter)
+        form = "lists of whole numbers of at least 1: the tokens of a round that starts at each position, the target's own included"
+        if not isinstance(records, list | tuple) or not records:
+            raise checks.ParameterError(f"lengths must be {form}, got {checks.shown(records)}")
+        for index, record in enumerate(records):
+            if not isinstance(record, list | tuple) or not record or {*map(type, record)} != {int} or min(record) < 1:
+                raise checks.ParameterError(f"lengths must be {form}; lengths[{index}] is {checks.shown(record)}")
+        return [list(record) for record in records]
+
+
+def _tested_rate(survivors: list[int], longest: int) -> float:
+    """Accepted over tested of a record played with drafts of one length."""
+    at = accepted = tested = 0
+    while at < len(survivors) and longest:
+        drafted = min(longest, len(survivors) - 1 - at)
+        kept = min(survivors[at], drafted)
+        accepted, tested, at = accepted + kept, tested + min(kept + 1, drafted), at + kept + 1
+    return accepted / tested if tested else float("nan")
+
+
+def _lengths_of(file: str, drafter: str | None) -> Any:
+    text = outcomes.text_of(file, "accepted lengths")
+    try:
+        if drafter is None:
+            return json.loads(text)
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if drafter is None else "JSON lines"
+        raise checks.ParameterError(f"file {file!r} cannot be read: it is not {kind}: {error}") from None
+    key = f"acc_{drafter}"
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict) or not isinstance(row.get(key), dict) or "acc_len" not in row[key]:
+            known = sorted(name.removeprefix("acc_") for name in row if name.startswith("acc_")) if isinstance(row, dict) else []
+            raise checks.ParameterError(f"line {index + 1} of {file!r} has no {key}.acc_len; drafters there: {', '.join(known)}")
+    return [row[key]["acc_len"] for row in rows]
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What an `engine` printed of drafts of `draft_length` tokens: a `rate` or a `length`, as that engine means it.
+
+    `vllm`, `trtllm`, `transformers`, `sglang`: the rate is accepted over drafted tokens. The length is tokens a round, with the
+    target's own (`trtllm`: without). `alpha`: the rate is the acceptance rate itself. `trials` is how many tokens were tested.
+    """
+
+    engine: str
+    draft_length: int
+    rate: float | None = None
+    length: float | None = None
+    trials: int | None = None
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        check_provenance(self.trials, self.source)
+        self._alpha()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point: independent, with the rate that would have made the engine print this."""
+        return independent(self._alpha(), self.trials, f"{self.source}: converted from what {self.engine} printed")
+
+    def _alpha(self) -> float:
+        from model.speculative import reported_acceptance
+
+        return float(reported_acceptance(self.engine, self.draft_length, rate=self.rate, length=self.length))
+
+
+BY_POSITION: dict[str, type[Iid | Markov | ByPosition | Replay]] = {
+    "iid": Iid, "markov": Markov, "by-position": ByPosition, "replay": Replay,
+}  # fmt: skip
+"""Laws with one coin for each output position."""
+KINDS: dict[str, type] = {
+    **BY_POSITION, "by-draft-position": ByDraftPosition, "shared-rate": SharedRate, "rounds": Rounds, "reported": Reported,
+}  # fmt: skip
+
+
+def _like(kind: type[Any], **own: Any) -> Any:
+    """The law of matches that has the same form; its messages speak of acceptance."""
+    try:
+        return kind(**own)
+    except checks.ParameterError as error:
+        raise checks.ParameterError(str(error).replace("match_rate", "acceptance_rate")) from None
