@@ -121,6 +121,26 @@ def whole_array(name: str, values: ArrayLike, low: int) -> NDArray[np.float64]:
     return result
 
 
+def distributions(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    """`values` as a float array of distributions along the last axis, each adding up to one within 1e-6.
+
+    >>> distributions("p", [[0.5, 0.5], [0.5, 0.43]])
+    Traceback (most recent call last):
+        ...
+    model.checks.ParameterError: p[1] must sum to 1, got 0.93
+    """
+    result = array(name, values, 0)
+    if not result.shape or not result.shape[-1]:
+        raise ParameterError(f"{name} must be a list of probabilities, got {shown(values)}")
+    sums = np.asarray(result.sum(axis=-1))
+    bad = np.abs(sums - 1) > 1e-6
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        place = f"[{', '.join(map(str, where))}]" if where else ""
+        raise ParameterError(f"{name}{place} must sum to 1, got {sums[where]:.6g}")
+    return result
+
+
 def _range(low: float, high: float | None, high_name: str = "") -> str:
     if high is None:
         return "a finite number" if low == -math.inf else f"at least {_plain(low)}"
