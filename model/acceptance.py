@@ -63,6 +63,13 @@ def _always(row: Bools) -> Outcomes:
 class Chain(Law):
     """A law in which position j succeeds with a chance that depends on j and on whether j - 1 succeeded."""
 
+    @abstractmethod
+    def chances(self, positions: int) -> tuple[Floats, Floats]:
+        """Chance of a success at each position after a failure and after a success, each of shape (positions,).
+
+        The first position has nothing before it; both of its entries are its plain chance.
+        """
+
     def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
         """As `chances`, for each place in a draft of at most `longest` and the one behind it: shape (positions, longest + 1)."""
         after_failure, after_success = self.chances(positions)

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 from model import checks
 from model.checks import ParameterError
 from model.steps import Forward
+from model.width import WidthCurve, as_curve
 
 DISPATCH_LAWS = ("linear", "tree")
 RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
@@ -89,13 +89,9 @@ class UnitCost:
         return self.final_head if layer == self.layers else self.early_head
 
     @cached_property
-    def curve(self) -> Any:
+    def curve(self) -> WidthCurve | None:
         """The target's time by width."""
-        if self.verify_cost is None:
-            return None
-        from model.width import WidthCurve
-
-        return WidthCurve(self.verify_cost)
+        return None if self.verify_cost is None else as_curve(self.verify_cost)
 
     @cached_property
     def target_pass(self) -> float:

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model import checks
 from model.acceptance import Bools, Chain, Floats, Law, Outcomes, Replay
+from model.latency import UnitCost
 
 Bytes = NDArray[np.uint8]
 
@@ -36,7 +37,8 @@ class Rounds:
     def __init__(self, survival: ArrayLike) -> None:
         self.survival = checks.array("survival", survival, 0, 1)
         if self.survival.ndim != 1 or np.any(np.diff(self.survival) > 0):
-            raise checks.ParameterError(f"survival must be a list of chances that do not rise, got {checks.shown(self.survival.tolist())}")
+            given = checks.shown(self.survival.tolist())
+            raise checks.ParameterError(f"survival must be a list of chances that do not rise, got {given}")
 
     @classmethod
     def by_draft_position(cls, acceptance_rates: ArrayLike) -> Rounds:
@@ -45,7 +47,9 @@ class Rounds:
 
     @classmethod
     def shared_rate(cls, acceptance_rate: float, concentration: float, longest: int) -> Rounds:
-        """One rate for each round, drawn from a Beta law of this mean, with a + b = `concentration`: E[B^j] = prod (a + i)/(a + b + i).
+        """One rate for each round, drawn from a Beta law of this mean with a + b = `concentration`.
+
+        E[B^j] is the product of (a + i)/(a + b + i) over i below j.
 
         >>> Rounds.shared_rate(0.8, 10, 2).survival.round(4).tolist()  # Beta(8, 2)
         [0.8, 0.6545]
@@ -53,8 +57,9 @@ class Rounds:
         checks.number("acceptance_rate", acceptance_rate, 0, 1)
         checks.number("concentration", concentration, 0)
         i = np.arange(longest)
-        return cls.by_draft_position((acceptance_rate * concentration + i) / (concentration + i) if concentration else
-                                     np.where(i == 0, acceptance_rate, 1.0))  # fmt: skip
+        if concentration == 0:  # all or nothing
+            return cls.by_draft_position(np.where(i == 0, acceptance_rate, 1.0))
+        return cls.by_draft_position((acceptance_rate * concentration + i) / (concentration + i))
 
     def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
         """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
@@ -76,7 +81,7 @@ class Rounds:
     def _lengths(self, tile: Floats, longest: int) -> NDArray[np.int64]:
         self._cover(min(longest, len(self.survival)))
         # As many as there are chances above the coin.
-        return np.searchsorted(-self.survival[:longest], -tile, side="left")
+        return np.asarray(np.searchsorted(-self.survival[:longest], -tile, side="left"))
 
     def _cover(self, longest: int) -> None:
         if longest > len(self.survival):
@@ -103,7 +108,7 @@ class ReplayRounds:
 
     def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
         """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
-        return np.minimum(np.array(list(self._rows(coins))), longest)
+        return np.asarray(np.minimum(np.array(list(self._rows(coins))), longest))
 
     def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
         """For each position, which drafted tokens are accepted there."""
@@ -125,11 +130,10 @@ def _by_rounds(lengths: Iterable[NDArray[np.int64]]) -> Iterator[Outcomes]:
     """Remember, for each replication, how many survive of the round that it is in."""
     current: NDArray[np.int64] | None = None
     for here in lengths:
-        current = here if current is None else current
 
         def outcome(phase: Bytes, here: NDArray[np.int64] = here) -> Bools:
             nonlocal current
-            current = np.where(phase == 0, here, current)
+            current = here if current is None else np.where(phase == 0, here, current)
             return np.asarray(phase < current)
 
         yield outcome
@@ -204,6 +208,24 @@ def fixed(
     return Tally(time, busy, rounds, drafted, reached - np.append(reached[1:], 0))
 
 
+def round_prices(cost: UnitCost, longest: int, *, apart: bool = False) -> tuple[Floats, Floats]:
+    """Time and unit-time of a round that drafts 0, 1, ..., `longest` tokens: so many passes of the draft model, one of the target.
+
+    Where the models are on units `apart`, a round takes the link twice, to the draft model and back; without drafts not at all.
+
+    >>> time, busy = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0), 2, apart=True)
+    >>> time.tolist(), busy.tolist()
+    ([40.0, 48.0, 52.0], [40.0, 44.0, 48.0])
+    """
+    drafted = np.arange(longest + 1)
+    draft = cost.whole("draft")
+    if draft is None:
+        raise checks.ParameterError("cost_ratio is required: the time of a pass of the draft model over one of the target")
+    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, longest + 2)])
+    busy = drafted * draft + verify
+    return busy + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy
+
+
 _ROWS = 32
 """Positions that are counted together; no more than a byte can count."""
 
@@ -240,8 +262,10 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: tuple[Fl
     for start in range(tokens):
         count = min(draft_length, tokens - 1 - start)
         time, busy = prices[0][count], prices[1][count]
-        mass, first, second, *_ = state[:, start]
-        spent = state[:, start] + np.array([0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, mass, count * mass])
+        mass, first = state[0, start], state[1, start]
+        spent = state[:, start] + np.array(
+            [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, mass, count * mass]
+        )
         along = start + np.arange(count), np.arange(count)
         for before in (0, 1):
             rates = high[along].copy()

@@ -19,9 +19,35 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
+from model.algorithms.speculative import Parameters
+from model.latency import UnitCost
+from model.prediction import Prediction
+from model.rounds import AcceptanceLaw, moments, round_prices
 from model.width import CurveLike, as_curve
 
 Floats = NDArray[np.float64]
+
+
+# --- A decoding as a whole ------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: UnitCost) -> Prediction:
+    """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in layer-times.
+
+    On one unit a decoding is busy as long as it takes; on two, all but the links' time.
+
+    >>> from model.acceptance import Iid
+    >>> found = predict(Parameters(40, draft_length=7), 128, Iid(0.85), UnitCost(40, cost_ratio=0.117))
+    >>> round(float(found.plain_latency / found.latency), 3)
+    2.648
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
+    found = moments(parameters.draft_length, int(np.asarray(tokens)), law, prices)
+    ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
+    plain = float(np.asarray(tokens)) * cost.target_pass
+    values = found.time, found.variance, found.busy, ratio, parameters.units, plain, found.rounds, found.drafted
+    return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
 
 
 # --- One round: Eq. 1 and its law -----------------------------------------------------------------------------------

@@ -26,10 +26,11 @@ class Draft(NamedTuple):
 
 
 class World:
-    """Answers reads. `matches[j]` says which of the early candidates for the j-th output token is the true one; see `Draft`.
+    """Answers reads.
 
-    Candidates count from 1; 0 (or False) is none of them, and True the first. Beyond the last of `matches` nothing matches. Which one
-    it is matters only where sub-processes wait for units.
+    `matches[j]` says which of the early candidates for the j-th output token is the true one; `drafts` are models by role.
+    Candidates count from 1; 0 (or False) is none of them, and True the first. Beyond the last of `matches` nothing matches. Which
+    one it is matters only where sub-processes wait for units.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class World:
         self.layers = layers
         self.matches = matches
         self.drafts = {} if drafts is None else drafts
+        self.ranks = {role: rank for rank, role in enumerate(self.drafts)}
         self.written: Sequence[Token] = ()
         """What has been put out so far; an interpreter puts its own list here."""
 
     def read(self, step: Read) -> Token | list[Token] | float:
         """The answer to a read of an output, which in worlds without tensors is the pass that made it."""
         kind, output, offset = step.kind, step.output, step.offset
-        tokens: Sequence[Token]
         role, tokens, at, _, last, *_ = output
-        after = at + len(tokens) + offset + 1
+        after: int = at + len(tokens) + offset + 1
         right = tokens[offset] == after - 1
         if kind == "top":
             return self._candidates(after, right, step.width)
@@ -56,18 +57,18 @@ class World:
         if kind == "uniform":
             return 0.5  # between the chances that this world knows
         token = self._says(role, after, right)
-        return token if kind != "chance" else float(token == step.token)
+        return float(token == step.token) if kind == "chance" else token
 
-    def _says(self, role: str, after: int, right: bool, apart: int = 1) -> Token:
-        """What a model puts at position `after`; wrong tokens of different models differ."""
+    def _says(self, role: str, after: int, right: bool) -> Token:
+        """What a model puts at position `after`; where it differs from the one it imitates, its token is its own."""
         if role == "target":
             return after if right else -after
         of, survivors = self.drafts[role]
         place = after - self.prompt
         start = len(self.written) if of == "target" else place
         if place < len(survivors) and place - start < survivors[start]:
-            return self._says(of, after, right, apart + 1)
-        return -after - apart
+            return self._says(of, after, right)
+        return -after - 1 - self.ranks[role]
 
     def _candidates(self, after: int, right: bool, width: int) -> list[Token]:
         # Wrong candidates differ from each other, and from the -after that a wrong prediction is.

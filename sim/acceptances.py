@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from model.intervals import half_width
 from sim import outcomes
 from sim.outcomes import Outcome, check_provenance, independent
 
+Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class Iid:
@@ -95,7 +95,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class ByDraftPosition:
-    """The j-th token of a draft is accepted with chance `acceptance_rates[j]` if those before it were, wherever the draft starts."""
+    """The j-th token of a draft is accepted with chance `acceptance_rates[j]` if those before it were, wherever it starts."""
 
     acceptance_rates: tuple[float, ...]
     source: str = "assumed"
@@ -139,8 +139,8 @@ class SharedRate:
 class Rounds:
     """Recorded rounds: how many tokens a round gives if a draft starts at each output position, the target's own included.
 
-    From `lengths`, or from a `file`: a JSON list of such lists, or JSON lines in which `acc_DRAFTER` holds one as `acc_len`. Records
-    that are shorter than the decoding are left out.
+    From `lengths`, or from a `file`: a JSON list of such lists, or JSON lines in which `acc_DRAFTER` holds one as `acc_len`.
+    Records that are shorter than the decoding are left out.
     """
 
     lengths: tuple[tuple[int, ...], ...] | None = None
@@ -252,7 +252,7 @@ KINDS: dict[str, type] = {
 }  # fmt: skip
 
 
-def _like(kind: type[Any], **own: Any) -> Any:
+def _like(kind: type[Kind], **own: Any) -> Kind:
     """The law of matches that has the same form; its messages speak of acceptance."""
     try:
         return kind(**own)

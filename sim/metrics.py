@@ -56,7 +56,8 @@ def per_round(tokens: Any, rounds: Any, drafted: Any, operations_ratio: float | 
     rounds, drafted = np.asarray(rounds, dtype=np.float64), np.asarray(drafted, dtype=np.float64)
     ratio = float("nan") if operations_ratio is None else operations_ratio
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = tokens / rounds, (tokens - rounds) / drafted, (rounds + drafted + np.where(drafted > 0, ratio * drafted, 0)) / tokens
+        operations = rounds + drafted + np.where(drafted > 0, ratio * drafted, 0.0)
+        values = tokens / rounds, (tokens - rounds) / drafted, operations / tokens
     return dict(zip(PER_ROUND, values, strict=True))
 
 

@@ -30,6 +30,7 @@ TITLES = {
     "mean_units": "mean units busy", "compute_per_token": "compute per token", "tokens_per_round": "tokens per round",
     "operations_per_token": "operations per token",
 }  # fmt: skip
+RATE_WORDS = {"match_rate": "match", "acceptance_rate": "acceptance"}
 VIEWS = ("formula", "paths", "events")
 
 
@@ -98,8 +99,9 @@ def describing(frame: pl.DataFrame) -> list[str]:
     estimates = {f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))}
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
-        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended", "exact", "units", "outcomes",
-        "latency_s", "busy_s", "held_s", *(name for name in frame.columns if name.startswith("tpot_ms")), *estimates, *metrics.PER_ROUND,
+        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended",
+        "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *estimates, *metrics.PER_ROUND,
+        *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
@@ -126,7 +128,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
-        lines.append(f"rates of outcomes: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+        kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
+        lines.append(f"{' and '.join(kinds)} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
     lines.append(f"times: {cost_source(tables)}")
     lines.append("intervals: 95 %, from sampling")
     if "speedup_input_low" in names:

@@ -96,7 +96,9 @@ def _distribution(point: int, view: str, part: pl.DataFrame) -> list[dict[str, A
 def _law(point: int, case: Case) -> list[dict[str, Any]]:
     """The theory's own distribution of the latency, where it has one."""
     law = getattr(scenario.theory(case.method), "distribution", None)
-    found = None if law is None or len(case.outcomes) != 1 or case.outcome is None else law(case.parameters, case.settings.tokens, case.outcome.law, case.cost)
+    if law is None or case.outcome is None:
+        return []
+    found = law(case.parameters, case.settings.tokens, case.outcome.law, case.cost)
     if found is None:
         return []
     pairs = zip(*(values.tolist() for values in found), strict=True)

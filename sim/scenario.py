@@ -1,8 +1,8 @@
 """Scenarios: TOML with [scenario], [[method]], [outcomes], [cost], [cluster] and [sweep], read, overridden and checked.
 
 [outcomes] and [cost] hold for every method; one that differs has its own, [method.outcomes] and [method.cost]. [outcomes] is one
-law, or one for each kind of outcome: [outcomes.match], [outcomes.accept]. A scenario is kept as the plain tables it was written in; `Case` is one point of its grid made into checked objects. Unknown keys,
-and parameters that no method takes, are errors.
+law, or one for each kind of outcome: [outcomes.match], [outcomes.accept]. A scenario is kept as the plain tables it was written in;
+`Case` is one point of its grid made into checked objects. Unknown keys, and parameters that no method takes, are errors.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from model.checks import ParameterError
 from model.latency import RATIOS, UnitCost
 from sim import acceptances, outcomes
 from sim.cluster import Cluster
+from sim.outcomes import Outcome
 
 VIEWS = ("formula", "paths", "events")
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
@@ -149,7 +150,7 @@ class Case:
     method: str
     parameters: Any
     settings: Settings
-    outcomes: Mapping[str, outcomes.Outcome]
+    outcomes: Mapping[str, Outcome]
     """By the name of what the method asks for."""
     cost: UnitCost
     seconds_per_layer: float | None
@@ -157,7 +158,7 @@ class Case:
     cluster: Cluster
 
     @property
-    def outcome(self) -> outcomes.Outcome | None:
+    def outcome(self) -> Outcome | None:
         """The first of its outcomes: of most methods the only one."""
         return next(iter(self.outcomes.values()), None)
 
@@ -310,8 +311,8 @@ def case(tables: Tables, index: int = 0) -> Case:
     for role in getattr(parameters, "ROLES", ()):
         if getattr(cost, RATIOS[role]) is None:
             raise ParameterError(
-                f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role} model"
-                " over one of the target"
+                f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
+                " model over one of the target"
             )
     machine = build(Machine, tables.get("cluster", {}), "cluster")
     laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]

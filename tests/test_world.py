@@ -28,7 +28,8 @@ def test_a_draft_is_right_as_long_as_it_survives_from_where_it_started() -> None
     assert [says(2, 2), says(3, 3)] == [3, 4]  # two survive from place 0 on,
     assert says(4, 4) < 0  # and no third
     world.written = [3, 4, 5]  # the next draft starts at place 3
-    assert says(5, 5) == 6 and says(6, 6) < 0
+    assert says(5, 5) == 6
+    assert says(6, 6) < 0
 
 
 def test_a_draft_of_a_draft_may_agree_with_it_where_it_is_wrong() -> None:
@@ -39,7 +40,7 @@ def test_a_draft_of_a_draft_may_agree_with_it_where_it_is_wrong() -> None:
     assert draft == medium != target == 1
     world.written = [1]
     medium, draft = (world.read(Read("next", after(1, at=1, layer=1, role=role))) for role in ("medium", "draft"))
-    assert medium == 2 and draft < 0
+    assert (medium, draft < 0) == (2, True)
 
 
 def test_chances_and_the_uniform_number_accept_just_the_right_tokens() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from model import checks
@@ -27,7 +28,8 @@ MAX_DRAFT = 250
 
 @dataclass(frozen=True)
 class Parameters:
-    """A choice of speculative decoding: gamma = `draft_length`; whether tokens are `sampled`; draft and target on one unit or on two.
+    """A choice of speculative decoding: gamma = `draft_length`, whether tokens are `sampled`, and whether the draft model is on a
+    unit of its own (`placement` apart).
 
     `draft_layers` is the depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth.
     """
@@ -40,12 +42,18 @@ class Parameters:
 
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
+    IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
-    ALIASES = {"num_speculative_tokens": "draft_length"}
+    ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
         check_models(self)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a round drafts."""
+        return self.draft_length
 
     @property
     def units(self) -> int:
@@ -103,12 +111,12 @@ def start(parameters: Any, text: Sequence[int]) -> Generator[Step, Any, Model]:
 def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
     """Have so many tokens drafted behind the text, one after another."""
     guesses: list[Guess] = []
-    ahead, how = list(text), SAMPLED if model.sampled else GREEDY
+    ahead = list(text)
     for _ in range(length):
         # After a round whose drafts were all kept it has two tokens to read: the last of them, and the target's own.
         out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, 0, model.layers, None, 1, model.unit)
         model.rows = len(ahead)
-        guesses.append(Guess((yield Read(how, out)), out))
+        guesses.append(Guess((yield Read(SAMPLED if model.sampled else GREEDY, out)), out))
         ahead.append(guesses[-1].token)
     return guesses
 

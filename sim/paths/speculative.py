@@ -8,8 +8,7 @@ from model.acceptance import Outcomes
 from model.algorithms.speculative import Parameters
 from model.coins import BLOCK
 from model.latency import UnitCost
-from model.rounds import Tally, fixed
-from model.speculative import round_prices
+from model.rounds import Tally, fixed, round_prices
 
 LAST_MATTERS = False
 """The last token is never a drafted one."""
@@ -17,4 +16,5 @@ LAST_MATTERS = False
 
 def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes]) -> Tally:
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
-    return fixed(parameters.draft_length, tokens, outcomes, round_prices(parameters, cost, parameters.draft_length), BLOCK)
+    prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
+    return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK)
