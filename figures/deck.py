@@ -34,7 +34,7 @@ _HEADS = {
 def draw(rows: pl.DataFrame | Sequence[Mapping[str, Any]]) -> Figure:
     """Printed speed-ups over bars of what the theory allows, a row of the deck each.
 
-    A cross is a speed-up that is impossible even with free drafting, a diamond one that is too fast for the deck's cost of drafting.
+    A cross is a speed-up that is impossible even with free drafting, a diamond one too fast for the deck's cost of drafting.
 
     `rows` are those of `model.published.deck_report.rows`. The upper bar takes the stated acceptance rate, with the deck's cost of
     drafting and, paler, with free drafting; the lower one takes the rate as accepted over drafted tokens.
