@@ -159,6 +159,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
             rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
             f"{rate}_trials": outcome.trials,
         }  # fmt: skip
+        if outcome.published_speedup is not None:
+            row["published_speedup"] = outcome.published_speedup
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in getattr(case.parameters, "ROLES", ())}
