@@ -65,6 +65,10 @@ class UnitCost:
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0)
         checks.one_of("dispatch_law", self.dispatch_law, DISPATCH_LAWS)
+        if self.verify_cost is not None:
+            if not isinstance(self.verify_cost, tuple | list):
+                raise ParameterError(f"verify_cost must be pairs of a width and a time, got {checks.shown(self.verify_cost)}")
+            self.curve  # noqa: B018  it is checked where it is made
         if self.layer_times is not None:
             if len(self.layer_times) != self.layers:
                 raise ParameterError(

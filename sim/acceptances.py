@@ -265,7 +265,8 @@ class Published:
         from model.speculative import acceptance_from_drafted
 
         table = published.table(self.table)
-        keys = {key: getattr(parameters, key) for key in table.keys if key not in ("task", "draft_model") and hasattr(parameters, key)}
+        asked = [key for key in table.keys if key not in ("task", "draft_model") and hasattr(parameters, key)]
+        keys = {key: getattr(parameters, key) for key in asked}
         row = table.lookup(task=self.task, **keys)
         rate, source = row["acceptance_rate"], f"published: {table.cite(row)}"
         if self.reading == "drafted":
@@ -282,7 +283,8 @@ BY_POSITION: dict[str, type[Iid | Markov | ByPosition | Replay]] = {
 }  # fmt: skip
 """Laws with one coin for each output position."""
 KINDS: dict[str, type] = {
-    **BY_POSITION, "by-draft-position": ByDraftPosition, "shared-rate": SharedRate, "rounds": Rounds, "reported": Reported, "published": Published,
+    **BY_POSITION, "by-draft-position": ByDraftPosition, "shared-rate": SharedRate, "rounds": Rounds, "reported": Reported,
+    "published": Published,
 }  # fmt: skip
 
 

@@ -78,7 +78,8 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     keys = describing(frame)
     for key in keys:
-        table.add_column(key.rpartition(".")[2].replace("_", "\n"), justify="right" if frame[key].dtype.is_numeric() else "left", no_wrap=True)
+        title = key.rpartition(".")[2].replace("_", "\n")
+        table.add_column(title, justify="right" if frame[key].dtype.is_numeric() else "left", no_wrap=True)
     views = [view for view in VIEWS if view in frame["view"].unique().to_list()]
     for estimate in estimates:
         for index, view in enumerate(views):
@@ -105,9 +106,9 @@ def describing(frame: pl.DataFrame) -> list[str]:
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
-    rates = [name for name in RATES.values() if name in frame.columns]
-    telling = [name for name in frame.columns if name not in aside and frame[name].n_unique() > 1 and name not in (*rates, "published_speedup")]
-    return [*(telling or ["method"]), *rates, *(["published_speedup"] if "published_speedup" in frame.columns else [])]
+    rates = [name for name in (*RATES.values(), "published_speedup") if name in frame.columns]
+    telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
+    return [*(telling or ["method"]), *rates]
 
 
 def _plain(value: Any) -> str:

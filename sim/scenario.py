@@ -108,7 +108,7 @@ class Cost:
         if self.task is not None:
             checks.one_of("task", self.task, {str(row["task"]) for row in published.table("deck-table-1").rows})
             if self.cost_ratio is not None:
-                raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or leave out kind and task")
+                raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or kind and task")
         for name in ("cost_ratio", "medium_cost_ratio", "operations_ratio"):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0, MAX_TIME)
@@ -222,12 +222,27 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
 
 def _located(tables: Tables, folder: Path) -> Tables:
     """A file that a scenario names is beside it, not wherever the command happens to run."""
-    outcomes, sweep = tables.get("outcomes"), tables.get("sweep")
-    if isinstance(outcomes, dict) and isinstance(outcomes.get("file"), str):
-        outcomes["file"] = str(folder / outcomes["file"])
-    if isinstance(sweep, dict) and isinstance(sweep.get("outcomes.file"), list):
-        sweep["outcomes.file"] = [str(folder / name) if isinstance(name, str) else name for name in sweep["outcomes.file"]]
+    for table in _laws_of(tables):
+        if isinstance(table.get("file"), str):
+            table["file"] = str(folder / table["file"])
+    sweep = tables.get("sweep")
+    for path in _file_axes(tables) if isinstance(sweep, dict) else ():
+        sweep[path] = [str(folder / name) if isinstance(name, str) else name for name in sweep[path]]
     return tables
+
+
+def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
+    """Every table of a scenario that says a law of outcomes, or may."""
+    methods = tables.get("method")
+    above = [tables, *(methods if isinstance(methods, list) else [methods])]
+    found = [table.get("outcomes") for table in above if isinstance(table, Mapping)]
+    inner = [each for table in found if isinstance(table, dict) for each in table.values()]
+    return [table for table in (*found, *inner) if isinstance(table, dict)]
+
+
+def _file_axes(tables: Mapping[str, Any]) -> list[str]:
+    sweep = tables.get("sweep", {})
+    return [path for path, values in sweep.items() if isinstance(values, list) and "outcomes" in path and path.endswith(".file")]
 
 
 def _plainly(error: ValueError, text: str) -> str:
@@ -242,7 +257,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def method_tables(tables: Tables) -> list[Tables]:
+def method_tables(tables: Mapping[str, Any]) -> list[Tables]:
     """The [[method]] tables; a single [method] is one of them."""
     methods = tables.get("method", [])
     found = methods if isinstance(methods, list) else [methods]
@@ -330,6 +345,12 @@ def case(tables: Tables, index: int = 0) -> Case:
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
                 " model over one of the target"
             )
+    widest = getattr(parameters, "widest", 1)
+    if model.curve is not None and model.curve.last < widest:
+        raise ParameterError(
+            f"{where['cost']}.verify_cost must reach width {widest}, the widest pass of method {name}, got {model.curve.last};"
+            " measure wider passes or draft less"
+        )
     machine = build(Machine, tables.get("cluster", {}), "cluster")
     laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
     found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
@@ -384,7 +405,7 @@ def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {table!r}")
     one = "kind" in table
-    if not one and not {*table} & {*LAWS}:
+    if not one and not {*table} & {*LAWS} and not any(isinstance(value, Mapping) for value in table.values()):
         raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
     unknown = [] if one else [key for key in table if key not in LAWS]
     if unknown:
@@ -502,7 +523,8 @@ def fingerprint(tables: Tables) -> str:
     """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
     from sim.version import RESULTS_VERSION
 
-    files = [tables.get("outcomes", {}).get("file"), *tables.get("sweep", {}).get("outcomes.file", [])]
+    files = [table.get("file") for table in _laws_of(tables)]
+    files += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
     contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
     text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
