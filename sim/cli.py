@@ -79,6 +79,7 @@ def _warnings_in_words() -> Iterator[None]:
             print(f"warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
         yield
 

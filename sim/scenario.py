@@ -225,8 +225,8 @@ def _located(tables: Tables, folder: Path) -> Tables:
     for table in _laws_of(tables):
         if isinstance(table.get("file"), str):
             table["file"] = str(folder / table["file"])
-    sweep = tables.get("sweep")
-    for path in _file_axes(tables) if isinstance(sweep, dict) else ():
+    for path in _file_axes(tables):
+        sweep = tables["sweep"]
         sweep[path] = [str(folder / name) if isinstance(name, str) else name for name in sweep[path]]
     return tables
 
@@ -242,6 +242,8 @@ def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
 
 def _file_axes(tables: Mapping[str, Any]) -> list[str]:
     sweep = tables.get("sweep", {})
+    if not isinstance(sweep, Mapping):
+        return []
     return [path for path, values in sweep.items() if isinstance(values, list) and "outcomes" in path and path.endswith(".file")]
 
 

@@ -108,11 +108,11 @@ TOML = [
     # One law each where several methods ask for different outcomes.
     (SCENARIO + METHOD + PPD + LAW + COST, "unknown key outcomes.acceptance_rate", "match_rate"),
     (SCENARIO + METHOD + COST + '[outcomes.match]\nkind = "iid"\nmatch_rate = 0.5', "[outcomes.match]", "no method", "leave it out"),
-    (SCENARIO + METHOD + PPD + COST + '[outcomes.accept]\nkind = "iid"\nacceptance_rate = 0.5', "ppd needs [outcomes.match]", "missing"),
+    (SCENARIO + METHOD + PPD + COST + LAW.replace("[outcomes]", "[outcomes.accept]"), "ppd needs [outcomes.match]", "missing"),
     (SCENARIO + METHOD + COST + "[outcomes.accpet]\nkind = 'iid'\nacceptance_rate = 0.5", "accpet"),
     (SCENARIO + METHOD + COST + "[outcomes]\naccept = 3", "[outcomes.accept] must be a table", "got 3"),
     (SCENARIO + PPD + '[outcomes]\nkind = "iid"\nmatch_rate = 0.5\n' + COST, "cost.cost_ratio", "no method", "leave it out"),
-    (SCENARIO + METHOD + LAW + COST + '[[method]]\nname = "autoregressive"\nlayers = 8\n[method.cost]\ncost_ratio = 0.1', "method.cost"),
+    (BASE + '[[method]]\nname = "autoregressive"\nlayers = 8\n[method.cost]\ncost_ratio = 0.1', "method.cost.cost_ratio", "no method"),
     (SCENARIO + METHOD + "[method.outcomes]\nkind = 'iid'\n" + COST, "method.outcomes.acceptance_rate is required"),
     (SCENARIO + METHOD.rstrip() + "\nnum_speculative_tokens = 3\n" + LAW + COST, "another name of draft_length", "one of the two"),
     (BASE + '[sweep]\n"method.outcomes.acceptance_rate" = [0.5, 7]', "method.outcomes.kind is required"),

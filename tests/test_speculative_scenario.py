@@ -126,7 +126,8 @@ def test_paths_into_tables_of_methods() -> None:
 
 def test_a_rate_that_is_set_forgets_what_the_old_one_rested_on() -> None:
     law = {**LAWS[0], "trials": 1000, "source": "measured"}
-    for given in (tables(outcomes=law), tables(outcomes={"accept": law}), tables(method=[{**METHOD, "outcomes": law}], outcomes=law)):
+    own = [{**METHOD, "outcomes": law}]
+    for given in (tables(outcomes=law), tables(outcomes={"accept": law}), tables(method=own, outcomes=law)):
         inner = "outcomes.accept" if "accept" in given["outcomes"] else "outcomes"
         path = f"method.{inner}" if "outcomes" in given["method"][0] else inner
         table = sim.run(given, set={f"{path}.acceptance_rate": 0.5}, views=["formula"])
