@@ -47,7 +47,7 @@ SET = [
     ("cost.verify_cost=3", "verify_cost", "got 3"),
     ("cost.verify_cost=[1, 2]", "verify_cost"),
     ('cost.verify_cost="fast"', "verify_cost", "got 'fast'"),
-    ("cost.verify_cost=[[1, 1.0], [3, 1.2]]", "cost.verify_cost must reach width 4", "got 3", "draft less"),  # a round of three drafts is four wide
+    ("cost.verify_cost=[[1, 1.0], [3, 1.2]]", "cost.verify_cost must reach width 4", "got 3", "draft less"),
     ("cost.kind=published", "task", "published"),
     ("cost.task=ende", "task", "published"),
     ("cluster.units=0", "units", "between 1 and", "got 0"),
@@ -107,12 +107,12 @@ TOML = [
     (SCENARIO + METHOD.replace("= 3", "= 5") + COST + '[outcomes]\nkind = "published"\ntask = "ende"', "draft_length", "5", "3, 7"),
     # One law each where several methods ask for different outcomes.
     (SCENARIO + METHOD + PPD + LAW + COST, "unknown key outcomes.acceptance_rate", "match_rate"),
-    (SCENARIO + METHOD + COST + '[outcomes.match]\nkind = "iid"\nmatch_rate = 0.5', "[outcomes.match]", "no method", "leave it out"),
+    (SCENARIO + METHOD + COST + '[outcomes.match]\nkind = "iid"\nmatch_rate = 0.5', "[outcomes.match]", "no method", "leave it"),
     (SCENARIO + METHOD + PPD + COST + LAW.replace("[outcomes]", "[outcomes.accept]"), "ppd needs [outcomes.match]", "missing"),
     (SCENARIO + METHOD + COST + "[outcomes.accpet]\nkind = 'iid'\nacceptance_rate = 0.5", "accpet"),
     (SCENARIO + METHOD + COST + "[outcomes]\naccept = 3", "[outcomes.accept] must be a table", "got 3"),
     (SCENARIO + PPD + '[outcomes]\nkind = "iid"\nmatch_rate = 0.5\n' + COST, "cost.cost_ratio", "no method", "leave it out"),
-    (BASE + '[[method]]\nname = "autoregressive"\nlayers = 8\n[method.cost]\ncost_ratio = 0.1', "method.cost.cost_ratio", "no method"),
+    (BASE + '[[method]]\nname = "autoregressive"\nlayers = 8\n[method.cost]\ncost_ratio = 0.1', "method.cost.cost_ratio"),
     (SCENARIO + METHOD + "[method.outcomes]\nkind = 'iid'\n" + COST, "method.outcomes.acceptance_rate is required"),
     (SCENARIO + METHOD.rstrip() + "\nnum_speculative_tokens = 3\n" + LAW + COST, "another name of draft_length", "one of the two"),
     (BASE + '[sweep]\n"method.outcomes.acceptance_rate" = [0.5, 7]', "method.outcomes.kind is required"),
