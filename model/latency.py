@@ -140,6 +140,12 @@ class UnitCost:
         return self.dispatch + self.dispatch_per_process * count
 
     @property
+    def only_layers(self) -> bool:
+        """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
+        times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process
+        return not any(times) and self.layer_times is None and self.verify_cost is None
+
+    @property
     def plain(self) -> bool:
         """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
         return self == UnitCost(self.layers)

@@ -63,6 +63,8 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
             rounds, drafted = (math.fsum(part[name]) / sums.count for name in ("rounds", "drafted"))
             found = metrics.per_round(case.settings.tokens, rounds, drafted, case.operations_ratio)
             row |= {name: float(value) for name, value in found.items()}
+        else:
+            row |= views.operations_of(case, row["compute_per_token"])
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
         rows.append(row)
