@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from model.acceptance import Outcomes
 from model.algorithms.adaptive import Parameters
@@ -16,15 +16,11 @@ from model.rounds import Tally, round_prices, varying
 LAST_MATTERS = False
 """The last token is never a drafted one."""
 
-Played = Iterator[Outcomes] | Mapping[str, Iterator[Outcomes] | Iterator[NDArray[np.uint8]]]
 
-
-def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Played) -> Tally:
+def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes] | Mapping[str, Any]) -> Tally:
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
     prices = round_prices(cost, parameters.longest, apart=parameters.placement == "apart")
-    accepts, doubts = outcomes, None
-    if isinstance(outcomes, Mapping):
-        accepts = outcomes["accept"]
-        tiles = [np.array(tile, dtype=np.uint8) for tile in outcomes["confidence"]]
-        doubts = np.concatenate(tiles) if tiles else np.zeros((0, BLOCK), dtype=np.uint8)
-    return varying(parameters.started(BLOCK), tokens, accepts, prices, doubts)  # type: ignore[arg-type]
+    if not isinstance(outcomes, Mapping):
+        return varying(parameters.started(BLOCK), tokens, outcomes, prices)
+    doubts = np.concatenate([np.zeros((0, BLOCK), dtype=np.uint8), *outcomes["confidence"]])
+    return varying(parameters.started(BLOCK), tokens, outcomes["accept"], prices, doubts)
