@@ -274,8 +274,8 @@ def biased_lengths(acceptance_rate: float, cost_ratio: float, longest: int) -> F
 def oracle_gain(acceptance_rate: ArrayLike, cost_ratio: ArrayLike) -> Floats:
     """How much faster the bound on all policies is than the best fixed draft length: `oracle_speedup` over the best `speedup`.
 
-    Section 3.5 of [Leviathan2023] says "up to ~60%". For each c it is largest at some alpha near one, and that largest gain rises to
-    e/(e - 1) = 1.582 as drafts come to cost nothing.
+    Section 3.5 of [Leviathan2023] says "up to ~60%". For each c it is largest at some alpha near one, and that largest gain rises
+    to e/(e - 1) = 1.582 as drafts come to cost nothing.
 
     >>> round(float(oracle_gain(0.965, 0.05)), 3)
     1.565

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -535,10 +535,6 @@ class Arbitrary(Policy):
         self.length[which] = self.past[which] * 17 % (self.longest + 1)
 
 
-def started(parameters: Parameters) -> Callable[[int], Policy]:
-    return parameters.started
-
-
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 9), st.integers(0, 10**6))
 def test_no_policy_beats_the_oracle(rate: float, ratio: float, tokens: int, seed: int) -> None:
     """Exactly, over all sequences: the mean time is at least (1 - alpha + c alpha) a token."""
@@ -546,8 +542,8 @@ def test_no_policy_beats_the_oracle(rate: float, ratio: float, tokens: int, seed
     bound = tokens * (1 - rate + ratio * rate)
     assert bound == pytest.approx(tokens / float(oracle_speedup(rate, ratio)) if bound else 0)
     prices = round_prices(UnitCost(1, cost_ratio=ratio), 6)
-    for make in [*(started(choice(policy)) for policy in ALL), lambda many: Arbitrary(seed, 6, many)]:
-        tally = varying(make(len(chance)), tokens, played(rows), prices)
+    for policy in [*(choice(name).started(len(chance)) for name in ALL), Arbitrary(seed, 6, len(chance))]:
+        tally = varying(policy, tokens, played(rows), prices)
         assert float(tally.time @ chance) >= bound * (1 - 1e-12) - 1e-12
 
 
