@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from model import acceptance, checks, rounds
+from model import acceptance, checks, published, rounds
 from model.intervals import half_width
 from sim import outcomes
 from sim.outcomes import Outcome, check_provenance, independent
@@ -244,6 +244,42 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A rate of the speculative-decoding deck, by `task` and by what the method has that the table asks for.
+
+    `reading`: the printed rate taken as `stated`, or as accepted over `drafted` tokens, which is what makes Table 2 agree with the
+    theorem that it quotes.
+    """
+
+    task: str
+    table: str = "deck-table-2"
+    reading: str = "stated"
+
+    def __post_init__(self) -> None:
+        checks.one_of("table", self.table, DECK_TABLES)
+        checks.one_of("task", self.task, {str(row["task"]) for row in published.table(self.table).rows})
+        checks.one_of("reading", self.reading, READINGS)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point: independent, and the speed-up that the deck prints beside the rate."""
+        from model.speculative import acceptance_from_drafted
+
+        table = published.table(self.table)
+        asked = [key for key in table.keys if key not in ("task", "draft_model") and hasattr(parameters, key)]
+        keys = {key: getattr(parameters, key) for key in asked}
+        row = table.lookup(task=self.task, **keys)
+        rate, source = row["acceptance_rate"], f"published: {table.cite(row)}"
+        if self.reading == "drafted":
+            rate = float(acceptance_from_drafted(rate, parameters.longest))
+            source += ", read as accepted over drafted"
+        return Outcome(acceptance.Iid(rate), rate, source, published_speedup=row["speedup"])
+
+
+DECK_TABLES = ("deck-table-2", "deck-adaptive", "deck-beam")
+READINGS = ("stated", "drafted")
+
+
+@dataclass(frozen=True)
 class TwoClass:
     """Whether a draft model is unsure of a drafted token: how often it is of those that are accepted, and of all others."""
 
@@ -267,6 +303,7 @@ BY_POSITION: dict[str, type[Iid | Markov | ByPosition | Replay]] = {
 """Laws with one coin for each output position."""
 KINDS: dict[str, type] = {
     **BY_POSITION, "by-draft-position": ByDraftPosition, "shared-rate": SharedRate, "rounds": Rounds, "reported": Reported,
+    "published": Published,
 }  # fmt: skip
 CONFIDENCE: dict[str, type[TwoClass]] = {"two-class": TwoClass}
 """Laws of a draft model's confidence."""

@@ -32,6 +32,8 @@ class Outcome:
     rate_low: float | None = None
     rate_high: float | None = None
     trials: int | None = None
+    published_speedup: float | None = None
+    """What is printed beside a published rate."""
     also: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """What else there is to say of the law, by the name of its column."""
 

@@ -83,7 +83,6 @@ class Parameters:
     # whatever stands before a position, its own token is still drawn from the target's law: by a test and its residual if it was
     # drafted, directly if not. (To take back the token of which the draft is unsure would be a choice by the token itself.)
     EXACT = True
-    ALIASES = MappingProxyType({"assistant_confidence_threshold": "confidence_threshold"})
 
     def __post_init__(self) -> None:
         checks.one_of("policy", self.policy, OPTIONS)
@@ -148,6 +147,11 @@ class Parameters:
     def longest(self) -> int:
         """The most tokens that a round drafts."""
         return self.max_draft_length
+
+    @property
+    def widest(self) -> int:
+        """The most tokens of one pass of the target."""
+        return self.longest + 1
 
     @property
     def units(self) -> int:
