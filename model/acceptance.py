@@ -272,3 +272,23 @@ class Replay(Law):
                 f"records must cover {positions} output positions, got {self.records.shape[1]};"
                 " give longer records or fewer tokens"
             )
+
+
+class TwoClass:
+    """How often a draft is unsure of a token: with chance `low_if_accepted` if it would be accepted, `low_if_rejected` if not.
+
+    A token that follows a rejected one counts as rejected. One coin a position decides both, whichever is asked about.
+
+    >>> [tile.tolist() for tile in TwoClass(0.1, 0.6).sample(iter([np.array([[0.05, 0.3, 0.7]])]))]
+    [[[3, 1, 0]]]
+    """
+
+    def __init__(self, low_if_accepted: float, low_if_rejected: float) -> None:
+        checks.number("low_if_accepted", low_if_accepted, 0, 1)
+        checks.number("low_if_rejected", low_if_rejected, 0, 1)
+        self.low_if_accepted, self.low_if_rejected = float(low_if_accepted), float(low_if_rejected)
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.uint8]]:
+        """Tiles of doubts: 1 if the draft is unsure of the token if that is rejected, plus 2 if it is if that is accepted."""
+        for tile in coins:
+            yield (tile < self.low_if_rejected) + np.uint8(2) * (tile < self.low_if_accepted)

@@ -8,7 +8,7 @@ starts behind it. What a round costs depends on how many tokens it drafts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -206,6 +206,65 @@ def fixed(
         busy += starting * prices[1][remaining]
         drafted += starting * remaining
     return Tally(time, busy, rounds, drafted, reached - np.append(reached[1:], 0))
+
+
+class Lengths(Protocol):
+    """Draft lengths that change from round to round, each decoding's by its own luck; see `model.policies`."""
+
+    length: NDArray[np.int64]
+    """Of the next round of each decoding."""
+
+    def learn(self, which: NDArray[np.intp], accepted: NDArray[np.int64], drafted: NDArray[np.int64]) -> None:
+        """A round of each of these decodings is over; set their lengths."""
+
+
+def varying(
+    lengths: Lengths,
+    tokens: int,
+    outcomes: Iterator[Outcomes],
+    prices: tuple[Floats, Floats],
+    doubts: NDArray[np.uint8] | None = None,
+) -> Tally:
+    """Rounds of changing draft lengths, one for each of `lengths.length`; `prices` must reach to the longest.
+
+    With `doubts`, of shape (tokens - 1, replications) and as in `model.acceptance.TwoClass`, a draft ends with the first token that
+    it is unsure of. It does not know of a rejection, so behind one it goes on as it would.
+    """
+    replications = len(lengths.length)
+    unsure = None if doubts is None else _next_unsure(doubts)
+    start, everyone = np.zeros(replications, dtype=np.int64), np.arange(replications)
+    limit = np.minimum(lengths.length, tokens - 1)
+    time, busy, rounds, drafted_in_all = np.zeros((4, replications))
+    counts = np.zeros(len(prices[0]), dtype=np.int64)
+    for position in range(tokens):
+        place = position - start
+        ends = place == limit  # the target's own token, behind a whole draft
+        if position < tokens - 1:
+            kept = next(outcomes)(place.astype(np.uint8))
+            ends |= ~kept
+        which = everyone[ends]
+        accepted, drafted = place[which], limit[which]
+        if doubts is not None and unsure is not None and position < tokens - 1:
+            wasted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
+            drafted = np.where(accepted < drafted, wasted, drafted)
+            # A kept token of which the draft is unsure is its last.
+            limit = np.where(~ends & (doubts[position] >= 2), place + 1, limit)
+        time[which] += prices[0][drafted]
+        busy[which] += prices[1][drafted]
+        rounds[which] += 1
+        drafted_in_all[which] += drafted
+        counts += np.bincount(accepted, minlength=len(counts))
+        lengths.learn(which, accepted, drafted)
+        start[which] = position + 1
+        limit[which] = np.minimum(lengths.length[which], tokens - 2 - position)
+    return Tally(time, busy, rounds, drafted_in_all, counts)
+
+
+def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """For each position the first from there on at which a draft would be unsure of a wrong token."""
+    positions = np.arange(len(doubts))[:, None]
+    found = np.where(doubts & 1, positions, len(doubts))
+    return np.asarray(np.minimum.accumulate(found[::-1])[::-1])
 
 
 def round_prices(cost: UnitCost, longest: int, *, apart: bool = False) -> tuple[Floats, Floats]:

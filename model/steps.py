@@ -41,10 +41,11 @@ class Read(NamedTuple):
     * `next`: the likeliest token; `top`: the `width` likeliest, best first.
     * `sample`: a token drawn from the law; `chance`: the probability of `token` under it.
     * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
+    * `confidence`: how sure the output is of `token`, a number in [0, 1].
     * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at its end.
     """
 
-    kind: Literal["next", "top", "sample", "chance", "uniform", "residual"]
+    kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence"]
     output: Any
     offset: int = -1
     width: int = 1

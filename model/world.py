@@ -30,16 +30,19 @@ class World:
 
     `matches[j]` says which of the early candidates for the j-th output token is the true one; `drafts` are models by role.
     Candidates count from 1; 0 (or False) is none of them, and True the first. Beyond the last of `matches` nothing matches. Which
-    one it is matters only where sub-processes wait for units.
+    one it is matters only where sub-processes wait for units. `doubts[j]` says of which tokens drafted for output place j the draft
+    is unsure: 1 if of wrong ones, 2 if of the right one, 3 if of both, as in `model.acceptance.TwoClass`.
     """
 
     def __init__(
-        self, prompt: int, layers: int, matches: Sequence[int] = (), drafts: Mapping[str, Draft] | None = None
+        self, prompt: int, layers: int, matches: Sequence[int] = (), drafts: Mapping[str, Draft] | None = None,
+        doubts: Sequence[int] = (),
     ) -> None:
         self.prompt = prompt
         self.layers = layers
         self.matches = matches
         self.drafts = {} if drafts is None else drafts
+        self.doubts = doubts
         self.ranks = {role: rank for rank, role in enumerate(self.drafts)}
         self.written: Sequence[Token] = ()
         """What has been put out so far; an interpreter puts its own list here."""
@@ -54,6 +57,8 @@ class World:
             return self._candidates(after, right, step.width)
         if role == "target" and last != self.layers:
             return -after  # an early layer says nothing but its candidates
+        if kind == "confidence":
+            return 0.0 if self.doubts[after - self.prompt] & (2 if step.token == after else 1) else 1.0
         if kind == "uniform":
             return 0.5  # between the chances that this world knows
         token = self._says(role, after, right)

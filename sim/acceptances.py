@@ -278,6 +278,25 @@ class Published:
 DECK_TABLES = ("deck-table-2", "deck-adaptive", "deck-beam")
 READINGS = ("stated", "drafted")
 
+
+@dataclass(frozen=True)
+class TwoClass:
+    """Whether a draft model is unsure of a drafted token: how often it is of those that are accepted, and of all others."""
+
+    low_if_accepted: float
+    low_if_rejected: float
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        acceptance.TwoClass(self.low_if_accepted, self.low_if_rejected)
+        check_provenance(None, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        law = acceptance.TwoClass(self.low_if_accepted, self.low_if_rejected)
+        return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})
+
+
 BY_POSITION: dict[str, type[Iid | Markov | ByPosition | Replay]] = {
     "iid": Iid, "markov": Markov, "by-position": ByPosition, "replay": Replay,
 }  # fmt: skip
@@ -286,6 +305,8 @@ KINDS: dict[str, type] = {
     **BY_POSITION, "by-draft-position": ByDraftPosition, "shared-rate": SharedRate, "rounds": Rounds, "reported": Reported,
     "published": Published,
 }  # fmt: skip
+CONFIDENCE: dict[str, type[TwoClass]] = {"two-class": TwoClass}
+"""Laws of a draft model's confidence."""
 
 
 def _like(kind: type[Kind], **own: Any) -> Kind:

@@ -5,7 +5,9 @@ Those of drafted tokens are in `sim.acceptances`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ class Outcome:
     trials: int | None = None
     published_speedup: float | None = None
     """What is printed beside a published rate."""
+    also: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What else there is to say of the law, by the name of its column."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,8 @@ class Published:
         return independent(found.rate, found.trials, f"published: {found.source}")
 
 
-RATES = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "medium_acceptance_rate"}
+RATES = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "medium_acceptance_rate",
+         "confidence": "low_if_accepted"}  # fmt: skip
 """The outcomes that methods ask for, and what their rates are called in tables."""
 
 KINDS: dict[str, type[Iid | Markov | ByPosition | Replay | Published]] = {

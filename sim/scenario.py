@@ -31,7 +31,8 @@ VIEWS = ("formula", "paths", "events")
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
 OWN = ("outcomes", "cost")
 """Sections that a method may have of its own."""
-LAWS = {"match": outcomes.KINDS, "accept": acceptances.KINDS, "medium_accept": acceptances.BY_POSITION}
+LAWS = {"match": outcomes.KINDS, "accept": acceptances.KINDS, "medium_accept": acceptances.BY_POSITION,
+        "confidence": acceptances.CONFIDENCE}  # fmt: skip
 """Kinds of laws, by the outcome that methods ask for."""
 DEFAULT = "ppd-figures-3-and-4"
 MAX_REPLICATIONS = 1_000_000_000
@@ -362,6 +363,12 @@ def case(tables: Tables, index: int = 0) -> Case:
     return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cost.operations_ratio, cluster)
 
 
+def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The outcomes that a method asks for with these parameters: all of its OUTCOMES, or what its `asked` picks of them."""
+    found: tuple[str, ...] = kind.asked(table) if hasattr(kind, "asked") else kind.OUTCOMES
+    return found
+
+
 def _renamed(kind: Any, table: Tables) -> Tables:
     """A method's table with what other programs call its parameters under their names here."""
     aliases = getattr(kind, "ALIASES", {})
@@ -374,10 +381,10 @@ def _renamed(kind: Any, table: Tables) -> Tables:
 def _refuse_unused(tables: Tables, methods: list[Tables]) -> None:
     """What no method of the scenario looks at is an error: somebody thinks that it counts."""
     kinds = [algorithm(table.get("name")).Parameters for table in methods]
-    shared = [kind for kind, table in zip(kinds, methods, strict=True) if "outcomes" not in table]
+    shared = [(kind, table) for kind, table in zip(kinds, methods, strict=True) if "outcomes" not in table]
     table = tables.get("outcomes")
     if isinstance(table, Mapping) and "kind" not in table:
-        wanted = {name for kind in shared for name in kind.OUTCOMES}
+        wanted = {name for kind, own in shared for name in _asked(kind, own)}
         for name in table:
             if name in LAWS and name not in wanted:
                 raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
@@ -399,7 +406,7 @@ def _refuse_unused_cost(where: str, table: Any, roles: set[str]) -> None:
 
 
 def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -> dict[str, outcomes.Outcome]:
-    wanted = parameters.OUTCOMES
+    wanted = _asked(type(parameters), vars(parameters))
     if table is None:
         if wanted:
             raise ParameterError(f"method {name} needs [outcomes] ({', '.join(wanted)}), and the scenario has none")

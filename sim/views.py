@@ -41,6 +41,10 @@ ARRAY_AXES = ("scenario.tokens", "outcomes.match_rate", "method.layers", "method
 """Axes that closed forms take as arrays, where outcomes are independent and nothing takes time but layers."""
 
 
+BY_TILES = ("match", "confidence")
+"""Outcomes that are drawn whatever the method does; of drafted tokens it matters where their draft starts."""
+
+
 # --- formula -----------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +170,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         rate = RATES[name]
         row |= {
             rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
-            f"{rate}_trials": outcome.trials,
+            f"{rate}_trials": outcome.trials, **outcome.also,
         }  # fmt: skip
         if outcome.published_speedup is not None:
             row["published_speedup"] = outcome.published_speedup
@@ -209,7 +213,7 @@ def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     twin = scenario.twin(case.method)
     positions = case.settings.tokens - (0 if getattr(twin, "LAST_MATTERS", True) else 1)
     played = {
-        name: outcome_tiles(case, block, positions) if name == "match" else drafts_of(case, block, positions, name)
+        name: outcome_tiles(case, block, positions, name) if name in BY_TILES else drafts_of(case, block, positions, name)
         for name in case.outcomes
     }
     given: Any = _one_or_all(played) if played else iter(())
@@ -268,8 +272,11 @@ def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
     imitates = case.parameters.IMITATES
     survivors = {role: survivors_of(case, block, tokens, name)[:, own].T.tolist() for role, (_, name) in imitates.items()}
+    doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]
+    unsure = np.concatenate(doubts).T.tolist() if doubts else [()] * (stop - start)
     for index in range(stop - start):
-        yield World(1, layers, drafts={role: Draft(of, survivors[role][index]) for role, (of, _) in imitates.items()})
+        drafts = {role: Draft(of, survivors[role][index]) for role, (of, _) in imitates.items()}
+        yield World(1, layers, drafts=drafts, doubts=unsure[index])
 
 
 def simulate(case: Case, world: World, *, per_layer: bool = False, record: bool = False) -> Any:

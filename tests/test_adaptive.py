@@ -1,0 +1,790 @@
+"""Draft lengths chosen while decoding: three views on every path, exact enumeration, bounds that no policy beats, and errors."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from model import adaptive, coins, policies
+from model.acceptance import ByPosition, Chain, Iid, Markov, Outcomes, Replay, TwoClass
+from model.algorithms.adaptive import OPTIONS, Parameters, decode
+from model.checks import ParameterError
+from model.latency import UnitCost
+from model.policies import Constant, Gradient, Heuristic, Optimum, Policy, gradient, thresholds
+from model.rounds import ReplayRounds, Rounds, Tally, fixed, moments, round_prices, varying
+from model.speculative import expected_tokens, optimal_draft_length, oracle_speedup, speedup
+from model.speculative_laws import expected_tokens_random_length
+from model.steps import Forward, Read
+from model.work import Work, count
+from model.world import Draft, World
+from sim import scenario, views
+
+Bools = NDArray[np.bool_]
+Whole = NDArray[np.int64]
+ALL = tuple(OPTIONS)
+RUNNING = ("gradient", "optimum")
+
+
+def choice(policy: str, **own: Any) -> Parameters:
+    """A choice that believes in a cost ratio of .2, if it asks for one."""
+    known: dict[str, Any] = {"believed_cost_ratio": 0.2} if policy in RUNNING else {}
+    return Parameters(4, policy, **{"max_draft_length": 6, **known, **own})
+
+
+def played(rows: Bools) -> Iterator[Outcomes]:
+    """Outcomes by position, whatever the place in the draft."""
+    return iter([lambda _, row=row: row for row in rows])
+
+
+def reference(parameters: Parameters, tokens: int, accept: list[bool], doubts: list[int] | None) -> list[tuple[int, int]]:
+    """The rounds (accepted, drafted) of one decoding, written as one would tell them."""
+    rounds: list[tuple[int, int]] = []
+    length: float = parameters.first
+    good, tried = 1.0, 2.0
+    out = 0
+    while out < tokens:
+        whole = math.floor(length)
+        if parameters.policy == "gradient" and rounds:
+            speeds = [round_speed(good / tried, whole + more) for more in (0, 1)]
+            whole += length > whole and speeds[1] > speeds[0]
+        drafted = min(whole, tokens - out - 1)
+        kept = 0
+        while kept < drafted and accept[out + kept]:
+            kept += 1
+        if doubts is not None:
+            for place in range(drafted):
+                if doubts[out + place] & (2 if place < kept else 1):
+                    drafted = place + 1
+                    kept = min(kept, drafted)
+                    break
+        rounds.append((kept, drafted))
+        out += kept + 1
+        good, tried = good + kept, tried + (drafted if parameters.estimator == "drafted" else min(kept + 1, drafted))
+        if parameters.policy == "heuristic":
+            length = min(length + 2, parameters.longest) if kept == drafted else max(length - 1, 1)
+        elif parameters.policy == "optimum":
+            length = max(int(optimal_draft_length(good / tried, 0.2, longest=parameters.longest)), 1)
+        elif parameters.policy == "gradient":
+            length = min(max(length + 10 * float(gradient(good / tried, length, 0.2)), 1), parameters.longest)
+    return rounds
+
+
+def round_speed(rate: float, length: int) -> float:
+    """Theorem 3.8 at c = .2."""
+    return sum(rate**j for j in range(length + 1)) / (1 + 0.2 * length)
+
+
+def counted(parameters: Parameters, tokens: int, accept: list[bool], doubts: list[int]) -> Work:
+    """What the algorithm asks for in this world."""
+    survivors = [next((k for k, good in enumerate(accept[place:]) if not good), len(accept) - place) for place in range(tokens)]
+    world = World(1, parameters.layers, drafts={"draft": Draft("target", survivors)}, doubts=doubts)
+    return count(decode(parameters, [0], tokens), world, tokens)
+
+
+# --- One path, told three ways ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_algorithm_twin_and_a_plain_account_agree_on_every_path(data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, 40))
+    policy = data.draw(st.sampled_from(ALL))
+    own = {"estimator": data.draw(st.sampled_from(policies.ESTIMATORS))} if policy in RUNNING else {}
+    first = {} if policy == "confidence" else {"draft_length": data.draw(st.integers(1, 6))}
+    parameters = choice(policy, sampled=data.draw(st.booleans()), **own, **first)
+    accept = data.draw(st.lists(st.sampled_from([True, True, False]), min_size=tokens, max_size=tokens))
+    doubts = data.draw(st.lists(st.sampled_from([0, 0, 1, 2, 3]), min_size=tokens, max_size=tokens))
+    told = reference(parameters, tokens, accept, doubts if policy == "confidence" else None)
+    work = counted(parameters, tokens, accept, doubts)
+    assert sorted(work.rounds.elements()) == sorted(told)
+    assert (work.passes_of["target"], work.passes_of["draft"]) == (len(told), sum(drafted for _, drafted in told))
+    # After drafts that were all kept the draft model has one token more to read.
+    behind = sum(before[0] == before[1] and after[1] > 0 for before, after in itertools.pairwise(told))
+    widths = [(drafted + 1, drafted) for _, drafted in told]
+    assert work.layer_passes == 4 * sum(wide for wide, _ in widths) + sum(drafted for _, drafted in widths) + behind
+    tally = twin(parameters, tokens, np.array([accept]).T, np.array([doubts]).T)
+    assert (tally.rounds.tolist(), tally.drafted.tolist()) == ([len(told)], [sum(drafted for _, drafted in told)])
+    assert tally.accepted.tolist() == [sum(kept == n for kept, _ in told) for n in range(7)]
+    assert tally.time.tolist() == [sum(1 + 0.25 * drafted for _, drafted in told)] == tally.busy.tolist()
+
+
+def twin(parameters: Parameters, tokens: int, accept: Bools, doubts: Whole | None = None) -> Tally:
+    """The vectorised walk, at a cost ratio of 1/4."""
+    prices = round_prices(UnitCost(1, cost_ratio=0.25), parameters.longest)
+    unsure = doubts[: tokens - 1].astype(np.uint8) if doubts is not None and parameters.policy == "confidence" else None
+    return varying(parameters.started(accept.shape[1]), tokens, played(accept), prices, unsure)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
+    policy = data.draw(st.sampled_from(ALL))
+    numbers = st.floats(0, 2)
+    method = {"name": "adaptive", "layers": data.draw(st.integers(1, 5)), "policy": policy, "max_draft_length": 5,
+              "placement": data.draw(st.sampled_from(["together", "apart"])), "sampled": data.draw(st.booleans())}  # fmt: skip
+    if policy in RUNNING:
+        method |= {"estimator": data.draw(st.sampled_from(policies.ESTIMATORS)), "min_draft_length": data.draw(st.integers(0, 1))}
+    laws = [
+        {"kind": "iid", "acceptance_rate": data.draw(st.floats(0, 1))},
+        {"kind": "markov", "acceptance_rate": 0.7, "correlation": 0.4},
+        {"kind": "by-draft-position", "acceptance_rates": [0.9, 0.8, 0.5, 0.7, 0.6]},
+    ]
+    outcomes: dict[str, Any] = {"accept": data.draw(st.sampled_from(laws))}
+    if policy == "confidence":
+        doubts = {"low_if_accepted": data.draw(st.floats(0, 1)), "low_if_rejected": data.draw(st.floats(0, 1))}
+        outcomes["confidence"] = {"kind": "two-class", **doubts}
+    cost: dict[str, Any] = {"cost_ratio": data.draw(numbers), "link": data.draw(numbers), "final_head": data.draw(numbers)}
+    if data.draw(st.booleans()):
+        cost["verify_cost"] = [[1, 1.0], [2, 1.0 + data.draw(numbers)], [8, 4.0]]
+    tokens = data.draw(st.integers(1, 40))
+    settings_ = {"name": "x", "tokens": tokens, "seed": data.draw(st.integers(0, 9))}
+    case = scenario.case({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": cost})
+    row = views.events_row(case, 0, 4)
+    assert row["paths_difference"] <= 1e-14 * tokens * row["latency"]
+    exact = scenario.case({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": {"cost_ratio": 0.5}})
+    row, twin_row = views.events_row(exact, 0, 4), views.paths_row(exact, 0, 4)
+    assert row["paths_difference"] == 0
+    assert (row["rounds"], row["drafted"]) == (twin_row["rounds"], twin_row["drafted"])
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_one_decoding_and_many_decide_alike_to_the_last_bit(data: st.DataObject) -> None:
+    """And by nothing but what was drafted and accepted: each policy of one is told nothing else."""
+    policy = data.draw(st.sampled_from(ALL))
+    parameters = choice(policy, max_draft_length=30, **({"step": data.draw(st.floats(0, 50))} if policy == "gradient" else {}))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    many, single = parameters.started(17), [parameters.started(1) for _ in range(17)]
+    for _ in range(15):
+        which = np.flatnonzero(rng.random(17) < 0.7)
+        drafted = many.length[which]
+        accepted = rng.integers(0, drafted + 1)
+        many.learn(which, accepted, drafted)
+        for index, good, all_ in zip(which, accepted, drafted, strict=True):
+            single[index].learn(np.array([0]), np.array([good]), np.array([all_]))
+        assert many.length.tolist() == [int(each.length[0]) for each in single]
+
+
+# --- Policies -----------------------------------------------------------------------------------------------------------
+
+
+def lengths(policy: Policy, rounds: list[tuple[int, int]]) -> list[int]:
+    """The draft lengths after each of these rounds (accepted, drafted)."""
+    found = []
+    for accepted, drafted in rounds:
+        policy.learn(np.array([0]), np.array([accepted]), np.array([drafted]))
+        found.append(int(policy.length[0]))
+    return found
+
+
+def test_heuristic_by_hand() -> None:
+    assert lengths(Heuristic(1, 6, 1), [(1, 1), (3, 3), (5, 5), (6, 6), (5, 6), (0, 5), (3, 4)]) == [3, 5, 6, 6, 5, 4, 3]
+    assert lengths(Heuristic(2, 6, 1), [(0, 2), (0, 1), (0, 1), (1, 1)]) == [1, 1, 1, 3]
+
+
+def test_estimates_by_hand() -> None:
+    rounds = [(2, 5), (5, 5), (0, 5)]
+    for estimator, tried in (("tested", [2 + 3, 2 + 8, 2 + 9]), ("drafted", [7, 12, 17])):
+        policy = Optimum(5, (1, 20), 0.1, estimator, (1.0, 2.0), 1)
+        for (accepted, drafted), good, all_ in zip(rounds, (3, 8, 8), tried, strict=True):
+            policy.learn(np.array([0]), np.array([accepted]), np.array([drafted]))
+            assert policy.estimate(np.array([0])).tolist() == [good / all_]
+            assert policy.length.tolist() == [max(int(optimal_draft_length(good / all_, 0.1)), 1)]
+
+
+@given(st.floats(0, 1), st.floats(1e-3, 1.2), st.integers(1, 40))
+def test_thresholds_give_the_best_whole_length(rate: float, ratio: float, longest: int) -> None:
+    found = thresholds(ratio, longest)
+    assert np.all(np.diff(found) >= 0)
+    assert found[0] == pytest.approx(min(ratio, 1), abs=1e-15)
+    near = np.abs(found - rate) < 1e-9
+    best = int(np.searchsorted(found, rate))
+    speeds = [float(speedup(rate, gamma, ratio)) for gamma in range(longest + 1)]
+    if not near.any():
+        assert best == int(np.argmax(np.round(speeds, 14)))
+    assert speeds[best] == pytest.approx(max(speeds), rel=1e-8)
+
+
+def test_free_drafts_are_made_as_long_as_allowed_and_dear_ones_not_at_all() -> None:
+    assert thresholds(0, 5).tolist() == [0] * 5
+    assert thresholds(1.5, 3).tolist() == [1, 1, 1]
+    with pytest.raises(ParameterError, match="longest must be at least 0, got -1"):
+        thresholds(0.1, -1)
+    with pytest.raises(ParameterError, match="cost_ratio must be"):
+        thresholds(-0.1, 1)
+
+
+@given(st.floats(0.02, 0.98), st.floats(0, 20), st.floats(0, 2))
+def test_gradient_is_the_derivative_of_the_speed(rate: float, length: float, ratio: float) -> None:
+    def speed(gamma: float) -> float:
+        return float((1 - rate ** (gamma + 1)) / ((1 - rate) * (gamma * ratio + 1)))
+
+    step = 1e-5
+    difference = (speed(length + step) - speed(length - step)) / (2 * step)
+    assert float(gradient(rate, length, ratio)) == pytest.approx(difference, abs=1e-7)
+
+
+@given(st.floats(0, 20), st.floats(0, 2))
+def test_gradient_goes_to_its_limits(length: float, ratio: float) -> None:
+    assert float(gradient(1, length, ratio)) == pytest.approx((1 - ratio) / (length * ratio + 1) ** 2, abs=1e-15)
+    assert float(gradient(1 - 1e-12, length, ratio)) == pytest.approx(float(gradient(1, length, ratio)), abs=1e-9)
+    assert float(gradient(0, length, ratio)) == pytest.approx(-ratio / (length * ratio + 1) ** 2, abs=1e-15)
+    if length >= 0.05:
+        assert float(gradient(1e-300, length, ratio)) == pytest.approx(float(gradient(0, length, ratio)), abs=1e-9)
+
+
+def test_the_gradient_may_point_up_where_no_whole_draft_helps() -> None:
+    rate = 0.5
+    edge = -rate * math.log(rate) / (1 - rate)
+    assert float(gradient(rate, 0, edge - 1e-6)) > 0 > float(gradient(rate, 0, edge + 1e-6))
+    assert int(optimal_draft_length(rate, edge - 1e-6)) == 0
+    shape = gradient(np.array([[0.2], [0.4]]), np.array([1, 2, 3]), 0.1)
+    assert shape.shape == (2, 3)
+    assert shape[1, 2] == float(gradient(0.4, 3, 0.1))
+
+
+def test_gradient_ascent_by_hand() -> None:
+    policy = Gradient(5, (1, 20), 0.2, "tested", (1.0, 2.0), 10.0, 1)
+    expected = 5 + 10 * float(gradient(1 / 3, 5, 0.2))
+    assert 4 < expected < 5
+    assert lengths(policy, [(0, 5)]) == [4 if round_speed(1 / 3, 4) > round_speed(1 / 3, 5) else 5]
+    assert policy.place[0] == expected
+    still = Gradient(5, (1, 20), 0.2, "tested", (1.0, 2.0), 0.0, 1)
+    assert lengths(still, [(0, 5), (5, 5)]) == [5, 5]
+    # Between 2 and 3 it takes 3 where alpha is above the rate at which a third draft pays.
+    for accepted, chosen in ((2, 3), (0, 2)):
+        between = Gradient(2, (1, 20), 0.2, "tested", (30.0, 60.0), 0.0, 1)
+        between.place[0] = 2.5
+        between.accepted[0] = 55.0 if accepted else 20.0
+        assert lengths(between, [(accepted, 2)]) == [chosen]
+    up = Gradient(5, (1, 6), 0.01, "tested", (99.0, 100.0), 1e9, 1)
+    assert lengths(up, [(5, 5), (6, 6)]) == [6, 6]
+    down = Gradient(5, (0, 6), 0.9, "tested", (1.0, 100.0), 1e9, 1)
+    assert lengths(down, [(0, 5), (0, 0)]) == [0, 0]
+
+
+def test_policies_without_freedom_are_fixed_drafts() -> None:
+    rng = np.random.default_rng(3)
+    accept = rng.random((30, 50)) < 0.7
+    prices = round_prices(UnitCost(1, cost_ratio=0.25), 4)
+    whole = fixed(4, 31, played(accept), prices, 50)
+    optimum = Optimum(4, (4, 4), 0.2, "tested", (1.0, 2.0), 50)
+    ascent = Gradient(4, (4, 4), 0.2, "drafted", (1.0, 2.0), 9.0, 50)
+    for policy in (Constant(4, 50), optimum, ascent):
+        found = varying(policy, 31, played(accept), prices)
+        for one, other in zip(whole, found, strict=True):
+            assert one.tolist() == other.tolist()
+
+
+# --- Formula: every sequence of coins -----------------------------------------------------------------------------------
+
+CHAINS = [Iid(0.7), Iid(0.0), Iid(1.0), ByPosition([0.9, 0.2, 0.6, 0.8, 0.5, 0.3, 0.7]), Markov(0.6, 0.5), Markov(0.6, -0.4)]
+
+
+def sequences(law: Chain, positions: int) -> tuple[Bools, NDArray[np.float64]]:
+    """Every sequence of outcomes, shape (positions, sequences), and its chance."""
+    rows = np.array(list(itertools.product((False, True), repeat=positions)), dtype=np.bool_).reshape(2**positions, positions).T
+    low, high = law.chances(positions)
+    chance = np.ones(rows.shape[1])
+    for place, row in enumerate(rows):
+        success = np.where(rows[place - 1], high[place], low[place]) if place else np.full(len(chance), low[0])
+        chance = chance * np.where(row, success, 1 - success)
+    return rows, chance
+
+
+def means(tally: Tally, chance: NDArray[np.float64]) -> list[float]:
+    """Mean and variance of the time, means of the others."""
+    mean = float(tally.time @ chance)
+    others = (float(values @ chance) for values in (tally.busy, tally.rounds, tally.drafted))
+    return [mean, float(((tally.time - mean) ** 2) @ chance), *others]
+
+
+def uneven(longest: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Prices by drafted tokens without any law."""
+    return np.array([1.0, 1.5, 1.7, 2.9, 3.1, 3.3])[: longest + 1], np.array([1.0, 1.1, 2.5, 2.6, 4.0, 4.1])[: longest + 1]
+
+
+@pytest.mark.parametrize("law", CHAINS)
+@pytest.mark.parametrize(("first", "longest"), [(1, 1), (1, 2), (2, 4), (3, 3), (4, 5)])
+def test_the_heuristic_s_moments_are_those_of_all_sequences(law: Chain, first: int, longest: int) -> None:
+    for tokens in (1, 2, 4, 7):
+        rows, chance = sequences(law, tokens)
+        tally = varying(Heuristic(first, longest, len(chance)), tokens, played(rows), uneven(longest))
+        found = adaptive.heuristic_moments(first, longest, tokens, law, uneven(longest))
+        assert list(found) == pytest.approx(means(tally, chance), abs=1e-12)
+
+
+@pytest.mark.parametrize("law", CHAINS)
+@pytest.mark.parametrize("doubt", [(0.2, 0.7), (0.7, 0.2), (0.3, 0.3), (0, 0), (1, 1), (0, 1), (1, 0)])
+@pytest.mark.parametrize("longest", [1, 2, 4])
+def test_the_means_with_stops_are_those_of_all_sequences(law: Chain, doubt: tuple[float, float], longest: int) -> None:
+    low, high = min(doubt), max(doubt)
+    both = 1 if doubt[1] > doubt[0] else 2  # which of the two the coins between the chances mean
+    codes = {0: 1 - high, both: high - low, 3: low}
+    for tokens in (1, 2, 5):
+        rows, chance = sequences(law, tokens - 1)
+        stops = list(itertools.product(codes, repeat=tokens - 1))
+        doubts = np.array(stops, dtype=np.uint8).reshape(len(stops), tokens - 1).T
+        together = np.kron(chance, [math.prod(codes[code] for code in stop) for stop in stops]).astype(np.float64)
+        accept = np.repeat(rows, len(stops), axis=1)
+        unsure = np.tile(doubts, (1, len(chance)))
+        tally = varying(Constant(longest, len(together)), tokens, played(accept), uneven(longest), unsure)
+        found = adaptive.confidence_moments(longest, tokens, law, TwoClass(*doubt), uneven(longest))
+        expected = means(tally, together)
+        assert [found.time, *found[2:]] == pytest.approx([expected[0], *expected[2:]], abs=1e-12)
+        assert math.isnan(found.variance)
+
+
+@pytest.mark.parametrize("law", [*CHAINS, Rounds([0.9, 0.5, 0.4])])
+@pytest.mark.parametrize("tokens", [1, 2, 6, 7])
+def test_where_nothing_is_chosen_the_moments_are_those_of_fixed_drafts(law: Any, tokens: int) -> None:
+    one = adaptive.heuristic_moments(1, 1, tokens, law, uneven(1))
+    assert list(one) == pytest.approx(list(moments(1, tokens, law, uneven(1))), abs=1e-12)
+    if tokens < 7:
+        whole, sure = moments(3, tokens, law, uneven(3)), adaptive.confidence_moments(3, tokens, law, TwoClass(0, 0), uneven(3))
+        assert [sure.time, *sure[2:]] == pytest.approx([whole.time, *whole[2:]], abs=1e-12)
+
+
+def test_rounds_with_luck_of_their_own() -> None:
+    """One coin a round decides: at the first position of each, how many tokens survive."""
+    law = Rounds([0.8, 0.5, 0.3])
+    grid = (np.arange(10) + 0.5) / 10
+    choices = np.array(list(itertools.product(grid, repeat=4))).T
+    tally = varying(Heuristic(1, 3, choices.shape[1]), 5, law.drafts(iter([choices])), uneven(3))
+    found = adaptive.heuristic_moments(1, 3, 5, law, uneven(3))
+    assert list(found) == pytest.approx(means(tally, np.full(choices.shape[1], 1e-4)), abs=1e-11)
+
+
+def test_recorded_outcomes_are_averaged() -> None:
+    rows = np.random.default_rng(1).random((7, 20)) < 0.6
+    law = Replay(rows)
+    tally = varying(Heuristic(2, 5, 7), 18, played(rows.T), uneven(5))
+    found = adaptive.heuristic_moments(2, 5, 18, law, uneven(5))
+    assert list(found) == pytest.approx(means(tally, np.full(7, 1 / 7)))
+    lucky = adaptive.heuristic_moments(2, 5, 6, ReplayRounds([[2, 0, 1, 2, 0, 1]]), uneven(5))
+    assert lucky.rounds == 2  # 2 of 2, then, of 4 cut to 2, again both
+    unknown: Any = object()
+    with pytest.raises(ParameterError, match="no closed form"):
+        adaptive.heuristic_moments(2, 5, 6, unknown, uneven(5))
+
+
+def test_prediction_is_what_the_walk_has_in_the_mean() -> None:
+    cost = UnitCost(4, cost_ratio=0.3, link=0.5, verify_cost=((1, 1.0), (9, 1.5)))
+    rows, chance = sequences(Iid(0.6), 8)
+    for placement, units in (("together", 1), ("apart", 2)):
+        parameters = choice("heuristic", placement=placement, draft_length=2)
+        tally = varying(parameters.started(len(chance)), 8, played(rows), round_prices(cost, 6, apart=units == 2))
+        found = adaptive.predict(parameters, 8, Iid(0.6), cost)
+        values = [found.latency, found.latency_variance, found.busy, found.rounds, found.drafted]
+        assert [float(np.asarray(value)) for value in values] == pytest.approx(means(tally, chance))
+        assert (float(found.units), float(found.plain_latency)) == (units, 32)
+        assert float(found.units_ratio) == 1 if units == 1 else math.isnan(found.units_ratio)
+
+
+def test_what_the_theory_does_not_say_is_nan() -> None:
+    cost = UnitCost(4, cost_ratio=0.3)
+    laws: dict[str, Any] = {"accept": Replay([[True] * 9]), "confidence": TwoClass(0.1, 0.5)}
+    for found in (*(adaptive.predict(choice(policy), 8, Iid(0.6), cost) for policy in RUNNING),
+                  adaptive.predict(choice("confidence"), 8, laws, cost)):  # fmt: skip
+        for value in (found.latency, found.latency_variance, found.busy, found.units_ratio):
+            assert math.isnan(value)
+        assert (found.rounds, found.drafted, float(found.plain_latency), float(found.units)) == (None, None, 32, 1)
+    known = adaptive.predict(choice("confidence"), 8, {**laws, "accept": Iid(0.5)}, cost)
+    assert np.isfinite([known.latency, known.busy, known.latency_variance]).tolist() == [True, True, False]
+    with pytest.raises(ParameterError, match="tokens must be"):
+        adaptive.predict(choice("heuristic"), 0, Iid(0.6), cost)
+
+
+# --- Many tokens --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 0.97, 1 - 1e-13, 1.0])
+def test_the_heuristic_s_lengths_do_not_change_in_the_long_run(rate: float, longest: int) -> None:
+    shares = adaptive.heuristic_lengths(rate, longest)
+    after = np.zeros(longest + 1)
+    for gamma in range(1, longest + 1):
+        after[min(gamma + 2, longest)] += shares[gamma] * rate**gamma
+        after[max(gamma - 1, 1)] += shares[gamma] * (1 - rate**gamma)
+    assert after.tolist() == pytest.approx(shares.tolist(), abs=1e-13)
+    assert float(shares.sum()) == pytest.approx(1)
+    assert shares[0] == 0
+    if rate == 1:
+        assert shares[longest] == 1
+
+
+def test_the_heuristic_s_lengths_broadcast() -> None:
+    rates = np.array([[0.2, 1.0], [0.5, 0.9]])
+    shares = adaptive.heuristic_lengths(rates, 9)
+    for where in np.ndindex(2, 2):
+        assert shares[where].tolist() == adaptive.heuristic_lengths(rates[where], 9).tolist()
+
+
+def test_the_heuristic_loses_some_percent() -> None:
+    """Against the best fixed length at c = .1; 1.8907 to 1.981 at alpha = .7."""
+    losses = []
+    for rate in (0.5, 0.7, 0.8, 0.9):
+        own = float(adaptive.speedup_of_lengths(rate, adaptive.heuristic_lengths(rate, 60), 0.1))
+        best = float(speedup(rate, optimal_draft_length(rate, 0.1), 0.1))
+        losses.append(100 * (1 - own / best))
+        if rate == 0.7:
+            assert (round(own, 4), round(best, 3)) == (1.8907, 1.981)
+    assert 2.45 < min(losses) < max(losses) < 4.55
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.7, 0.9])
+def test_long_decodings_come_to_the_stationary_law(rate: float) -> None:
+    """A token more costs, in the end, what a token costs in the long run."""
+    prices = round_prices(UnitCost(1, cost_ratio=0.1), 9)
+    long, longer = (adaptive.heuristic_moments(5, 9, tokens, Iid(rate), prices).time for tokens in (600, 601))
+    speed = adaptive.speedup_of_lengths(rate, adaptive.heuristic_lengths(rate, 9), 0.1)
+    assert 1 / (longer - long) == pytest.approx(float(speed), rel=1e-6)
+
+
+@pytest.mark.parametrize("low", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("rate", [0.0, 0.6, 0.95])
+def test_a_stop_that_says_nothing_is_a_random_length(low: float, rate: float) -> None:
+    """E[N] = (1 - alpha E alpha^D)/(1 - alpha) and E[D], exactly; and in the sampled rounds, too."""
+    flat = np.ones(8)
+    law, doubt = Iid(rate), TwoClass(low, low)
+    long, longer = (adaptive.confidence_moments(7, tokens, law, doubt, (flat, flat)) for tokens in (500, 501))
+    shares = adaptive.stopped_lengths(low, 7)
+    assert float(shares.sum()) == pytest.approx(1)
+    tokens = float(expected_tokens_random_length(rate, shares))
+    if rate < 1:
+        power = float((shares * rate ** np.arange(8.0)).sum())
+        assert tokens == pytest.approx((1 - rate * power) / (1 - rate))
+    assert 1 / (longer.rounds - long.rounds) == pytest.approx(tokens, rel=1e-6)
+    assert longer.drafted - long.drafted == pytest.approx(float(shares @ np.arange(8)) / tokens, rel=1e-5)
+
+
+def test_stops_that_say_something_do_better_than_those_that_do_not() -> None:
+    prices = round_prices(UnitCost(1, cost_ratio=0.2), 9)
+    times = [adaptive.confidence_moments(9, 100, Iid(0.7), TwoClass(*low), prices).time for low in ((0, 1), (0.1, 0.6), (0.3, 0.3))]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("rate", "ratio", "own", "best", "loss"),
+    [(0.88, 0.117, 4, 8, 8.9), (0.88, 0.0555, 5, 11, 13.9), (0.95, 0.117, 6, 14, 12.9), (0.95, 0.0555, 8, 20, 18.1)],
+)
+def test_the_biased_estimate_settles_too_low(rate: float, ratio: float, own: int, best: int, loss: float) -> None:
+    shares = adaptive.biased_lengths(rate, ratio, 30)
+    assert (shares[own], float(shares.sum()), int(optimal_draft_length(rate, ratio))) == (1, 1, best)
+    speed = float(adaptive.speedup_of_lengths(rate, shares, ratio))
+    assert round(100 * (1 - speed / float(speedup(rate, best, ratio))), 1) == loss
+
+
+@given(st.floats(0.05, 1), st.floats(0.01, 1.1), st.integers(1, 12))
+def test_the_biased_estimate_keeps_itself_where_it_settles(rate: float, ratio: float, longest: int) -> None:
+    shares = adaptive.biased_lengths(rate, ratio, longest)
+    used = np.flatnonzero(shares).tolist()
+    accepted = sum(shares[gamma] * (float(expected_tokens(rate, gamma)) - 1) for gamma in used)
+    estimate = accepted / sum(shares[gamma] * gamma for gamma in used)
+    assert float(shares.sum()) == pytest.approx(1)
+    assert shares[0] == 0
+    edges = thresholds(ratio, longest)
+    if len(used) == 1:  # it is the best for its own estimate
+        gamma = used[0]
+        assert gamma == 1 or estimate > edges[gamma - 1] - 1e-12
+        assert gamma == longest or estimate <= edges[gamma] + 1e-12
+    else:  # the estimate is where the two are equally good
+        assert used[1] == used[0] + 1
+        assert estimate == pytest.approx(edges[used[0]], abs=1e-12)
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("tested", 8), ("drafted", 4)])
+def test_the_policies_come_to_where_the_theory_says(estimator: str, expected: int) -> None:
+    """At alpha = .88, c = .117: every path of a long decoding ends within a token of it."""
+    accept = np.random.default_rng(5).random((6000, 12)) < 0.88
+    prices = round_prices(UnitCost(1, cost_ratio=0.117), 30)
+    for policy in RUNNING:
+        parameters = Parameters(1, policy, 30, believed_cost_ratio=0.117, estimator=estimator)
+        running = parameters.started(12)
+        varying(running, 6001, played(accept), prices)
+        assert np.abs(running.length - expected).max() <= 1
+
+
+def test_a_rate_that_is_on_the_edge_is_shared_by_two_lengths() -> None:
+    shares = adaptive.biased_lengths(0.8, 0.2, 20)
+    assert np.count_nonzero(adaptive.biased_lengths(0.8, 0.05, 1)) == 1
+    found = [np.count_nonzero(adaptive.biased_lengths(rate, 0.1, 20)) for rate in np.linspace(0.3, 0.95, 60)]
+    assert {*found} == {1, 2}
+    assert float(shares.sum()) == 1
+
+
+# --- The bound ----------------------------------------------------------------------------------------------------------
+
+
+class Arbitrary(Policy):
+    """Lengths that follow from the history in no sensible way."""
+
+    def __init__(self, seed: int, longest: int, count: int) -> None:
+        super().__init__(seed % (longest + 1), count)
+        self.seed, self.longest = seed, longest
+        self.past = np.full(count, seed, dtype=np.int64)
+
+    def learn(self, which: Any, accepted: Whole, drafted: Whole) -> None:
+        self.past[which] = (self.past[which] * 31 + 7 * accepted + drafted + self.seed) % 1009
+        self.length[which] = self.past[which] * 17 % (self.longest + 1)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 9), st.integers(0, 10**6))
+def test_no_policy_beats_the_oracle(rate: float, ratio: float, tokens: int, seed: int) -> None:
+    """Exactly, over all sequences: the mean time is at least (1 - alpha + c alpha) a token."""
+    rows, chance = sequences(Iid(rate), tokens)
+    bound = tokens * (1 - rate + ratio * rate)
+    assert bound == pytest.approx(tokens / float(oracle_speedup(rate, ratio)) if bound else 0)
+    prices = round_prices(UnitCost(1, cost_ratio=ratio), 6)
+    for policy in [*(choice(name).started(len(chance)) for name in ALL), Arbitrary(seed, 6, len(chance))]:
+        tally = varying(policy, tokens, played(rows), prices)
+        assert float(tally.time @ chance) >= bound * (1 - 1e-12) - 1e-12
+
+
+@given(st.floats(0, 0.999), st.floats(0.01, 1), st.floats(0, 1))
+def test_nor_does_any_mixture_of_lengths(rate: float, ratio: float, low: float) -> None:
+    bound = float(oracle_speedup(rate, ratio)) * (1 + 1e-12)
+    laws = adaptive.heuristic_lengths(rate, 30), adaptive.biased_lengths(rate, ratio, 30), adaptive.stopped_lengths(low, 9)
+    for shares in laws:
+        speed = float(adaptive.speedup_of_lengths(rate, shares, ratio))
+        assert speed <= bound
+        assert speed <= float(speedup(rate, optimal_draft_length(rate, ratio, longest=30), ratio)) * (1 + 1e-12)
+
+
+def test_the_oracle_gains_at_most_so_much() -> None:
+    """The peak over alpha is 1.565 at c = .05, and e/(e - 1) as drafts come to cost nothing."""
+    gains = adaptive.oracle_gain(np.linspace(0, 0.999, 1000), 0.05)
+    assert (round(float(gains.max()), 3), round(float(np.linspace(0, 0.999, 1000)[gains.argmax()]), 2)) == (1.565, 0.96)
+    assert float(gains.min()) >= 1
+    peaks = [float(adaptive.oracle_gain(1 - ratio * np.linspace(0.1, 3, 200), ratio).max()) for ratio in (0.05, 1e-2, 1e-3, 1e-4)]
+    assert peaks == sorted(peaks)
+    assert 1.58 < peaks[-1] < math.e / (math.e - 1)
+
+
+def test_better_acceptance_may_cost_a_decoding_more() -> None:
+    """Not so with fixed drafts: an adaptive one may be led to draft too much. So this must not be asserted of it."""
+    rows = np.array(list(itertools.product((False, True), repeat=7))).T
+    for policy in ("heuristic", "optimum", "gradient"):
+        own = {} if policy == "heuristic" else {"believed_cost_ratio": 0.25}
+        time = dict(zip(map(tuple, rows.T.tolist()), twin(choice(policy, draft_length=1, **own), 8, rows).time, strict=True))
+        raised = [(outcome, (*outcome[:i], True, *outcome[i + 1 :])) for outcome in time for i in range(7) if not outcome[i]]
+        assert any(time[better] > time[worse] for worse, better in raised)
+
+
+# --- Exact output -------------------------------------------------------------------------------------------------------
+
+WORDS = 2
+
+
+def target(text: tuple[int, ...]) -> tuple[float, ...]:
+    """The target's law of the next token."""
+    first = (0.2, 0.7, 0.45, 0.9)[hash(text) % 4]
+    return first, 1 - first
+
+
+def drafts(text: tuple[int, ...]) -> tuple[float, ...]:
+    """The draft's."""
+    first = (0.6, 0.35, 0.8)[hash(text) % 3]
+    return first, 1 - first
+
+
+class Fate:
+    """One run through a tree of chances: follows a list of choices, takes the first branch beyond it, and keeps the odds."""
+
+    def __init__(self, script: list[int]) -> None:
+        self.script, self.open, self.chance, self.at = script, list[int](), 1.0, 0
+
+    def pick(self, odds: tuple[float, ...]) -> int:
+        """A branch; those without a chance are left out."""
+        live = [index for index, odd in enumerate(odds) if odd > 0]
+        which = self.script[self.at] if self.at < len(self.script) else 0
+        self.script[self.at :] = [which] if self.at == len(self.script) else self.script[self.at :]
+        self.open[self.at :] = [len(live)]
+        self.at += 1
+        self.chance *= odds[live[which]]
+        return live[which]
+
+
+class Below:
+    """A number drawn evenly from [0, 1) that only says whether it is below another."""
+
+    def __init__(self, fate: Fate) -> None:
+        self.fate = fate
+
+    def __lt__(self, bound: float) -> bool:
+        inside = min(bound, 1.0)
+        return self.fate.pick((inside, 1 - inside)) == 0
+
+
+def written(parameters: Parameters, tokens: int, fate: Fate) -> tuple[int, ...]:
+    """What one run puts out."""
+    texts: dict[str, list[int]] = {"target": [], "draft": []}
+    out: list[int] = []
+    steps = decode(parameters, [0], tokens)
+    answer: Any = None
+    while len(out) < tokens:
+        step: Any = steps.send(answer)
+        answer = None
+        if isinstance(step, Forward):
+            held = texts[step.role]
+            held[step.at :] = step.tokens
+            answer = step.role, tuple(held), len(step.tokens)
+        elif isinstance(step, Read):
+            answer = _answer(step, fate)
+        else:
+            out += step.tokens
+    return tuple(out)
+
+
+def _law(output: Any, offset: int) -> tuple[float, ...]:
+    role, held, _ = output
+    text = held[: len(held) + offset + 1]
+    return target(text) if role == "target" else drafts(text)
+
+
+def _answer(step: Read, fate: Fate) -> Any:
+    law = _law(step.output, step.offset)
+    if step.kind == "uniform":
+        return Below(fate)
+    if step.kind in ("chance", "confidence"):
+        assert step.token is not None
+        return law[step.token]
+    if step.kind == "residual":
+        rest = [max(p - q, 0.0) for p, q in zip(law, _law(step.against, -1), strict=True)]
+        law = tuple(each / sum(rest) for each in rest)
+    return fate.pick(law)
+
+
+def output_law(parameters: Parameters, tokens: int) -> dict[tuple[int, ...], float]:
+    """The chance of every output, by going through all runs."""
+    found: dict[tuple[int, ...], float] = {}
+    script: list[int] = []
+    while True:
+        fate = Fate(script)
+        out = written(parameters, tokens, fate)
+        found[out] = found.get(out, 0.0) + fate.chance
+        while script and script[-1] + 1 == fate.open[len(script) - 1]:
+            script.pop()
+        if not script:
+            return found
+        script[-1] += 1
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_sampled_output_has_the_target_s_law(policy: str) -> None:
+    own = {"confidence_threshold": 0.5} if policy == "confidence" else {"draft_length": 2}
+    found = output_law(choice(policy, max_draft_length=3, sampled=True, **own), 4)
+    assert len(found) == WORDS**4
+    for text in found:
+        expected = math.prod(target((0, *text[:place]))[token] for place, token in enumerate(text))
+        assert found[text] == pytest.approx(expected, abs=1e-14)
+
+
+# --- Parameters and scenarios -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"policy": "gradiant"}, "unknown policy 'gradiant'; did you mean gradient"),
+        ({"max_draft_length": 0}, "max_draft_length must be between 1 and 250, got 0"),
+        ({"max_draft_length": 251}, "max_draft_length must be between 1 and 250, got 251"),
+        ({"policy": "heuristic", "step": 1.0}, "step is not used by policy 'heuristic'; leave it out, or choose one of gradient"),
+        ({"policy": "optimum", "step": 1.0}, "step is not used by policy 'optimum'"),
+        ({"policy": "heuristic", "estimator": "tested"}, "choose one of gradient, optimum"),
+        ({"policy": "heuristic", "min_draft_length": 1}, "min_draft_length is not used"),
+        ({"policy": "confidence", "draft_length": 3}, "choose one of gradient, optimum, heuristic"),
+        ({"policy": "confidence", "believed_cost_ratio": 0.3}, "believed_cost_ratio is not used"),
+        ({"confidence_threshold": 0.3}, "confidence_threshold is not used by policy 'gradient'"),
+        ({"policy": "confidence", "confidence_threshold": 0.0}, "confidence_threshold must be above 0 and at most 1, got 0"),
+        ({"policy": "confidence", "confidence_threshold": 1.1}, "confidence_threshold must be between 0 and 1, got 1.1"),
+        ({"estimator": "all"}, "unknown estimator 'all'"),
+        ({"draft_length": 21}, "draft_length must be between 1 and max_draft_length=20, got 21"),
+        ({"draft_length": 0}, "draft_length must be between 1 and max_draft_length=20, got 0"),
+        ({"policy": "heuristic", "draft_length": 0}, "draft_length must be between 1 and max_draft_length=20, got 0"),
+        ({"min_draft_length": 21}, "min_draft_length must be between 0 and max_draft_length=20, got 21"),
+        ({"min_draft_length": -1}, "min_draft_length must be between 0 and max_draft_length=20, got -1"),
+        ({"prior_tested": 0.0, "prior_accepted": 0.0}, "prior_tested must be above 0 and at least prior_accepted=0, got 0"),
+        ({"prior_tested": 0.5}, "prior_tested must be above 0 and at least prior_accepted=1, got 0.5"),
+        ({"prior_accepted": -1.0}, "prior_accepted must be at least 0, got -1"),
+        ({"step": -1.0}, "step must be"),
+        ({"believed_cost_ratio": -0.1}, "believed_cost_ratio must be"),
+        ({"sampled": 1}, "sampled must be true or false, got 1"),
+        ({"placement": "here"}, "unknown placement 'here'"),
+    ],
+)
+def test_what_may_not_be_is_refused(own: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError) as found:
+        Parameters(**{"layers": 4, "policy": "gradient", **own})
+    assert message in str(found.value)
+
+
+def test_what_is_left_out_is_as_documented() -> None:
+    plain = {policy: Parameters(4, policy) for policy in ALL}
+    assert [plain[policy].first for policy in ALL] == [5, 5, 5, 20]
+    assert [OPTIONS[policy].get("draft_length") for policy in ALL] == [5, 5, 5, None]
+    assert (plain["confidence"].option("confidence_threshold"), plain["gradient"].option("step")) == (0.4, 10)
+    names = "min_draft_length", "estimator", "prior_accepted", "prior_tested"
+    assert [plain["optimum"].option(name) for name in names] == [1, "tested", 1, 2]
+    assert Parameters(4, "heuristic", 3).first == 3
+    assert Parameters(4, "optimum", min_draft_length=7).first == 7
+    assert Parameters(4, "optimum", min_draft_length=0, draft_length=0, believed_cost_ratio=0.5).first == 0
+    assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="apart").units) == (1, 2)
+    told = Parameters(4, "gradient", believed_cost_ratio=0.3)
+    cost = UnitCost(4, cost_ratio=0.1)
+    assert told.informed(cost) is told
+    assert plain["gradient"].informed(cost).believed_cost_ratio == 0.1
+    assert plain["heuristic"].informed(cost) is plain["heuristic"]
+    for policy in RUNNING:
+        with pytest.raises(ParameterError, match=f"believed_cost_ratio is required by policy '{policy}'"):
+            plain[policy].started(1)
+
+
+def test_without_drafts_nothing_is_learnt() -> None:
+    parameters = choice("optimum", min_draft_length=0, believed_cost_ratio=0.9)
+    work = counted(parameters, 9, [True] * 9, [0] * 9)
+    # The first draft of five is accepted: (1 + 5)/(2 + 5) is below .9, so no more is drafted.
+    assert work.rounds == {(5, 5): 1, (0, 0): 3}
+
+
+def tables(policy: str, **outcomes: Any) -> dict[str, Any]:
+    """A scenario of one method."""
+    method = {"name": "adaptive", "layers": 4, "policy": policy}
+    laws = {"accept": {"kind": "iid", "acceptance_rate": 0.7}, **outcomes}
+    return {"scenario": {"name": "x", "tokens": 8}, "method": [method], "outcomes": laws, "cost": {"cost_ratio": 0.25}}
+
+
+DOUBT = {"kind": "two-class", "low_if_accepted": 0.1, "low_if_rejected": 0.7}
+
+
+def test_confidence_is_asked_for_by_its_policy_alone() -> None:
+    with pytest.raises(ParameterError, match=r"\[outcomes.confidence\] is missing"):
+        scenario.case(tables("confidence"))
+    with pytest.raises(ParameterError, match=r"\[outcomes.confidence\] is used by no method"):
+        scenario.case(tables("gradient", confidence=DOUBT))
+    with pytest.raises(ParameterError, match=r"low_if_rejected must be between 0 and 1, got 1\.5"):
+        scenario.case(tables("confidence", confidence={**DOUBT, "low_if_rejected": 1.5}))
+    with pytest.raises(ParameterError, match="low_if_accepted must be between 0 and 1, got -1"):
+        scenario.case(tables("confidence", confidence={**DOUBT, "low_if_accepted": -1}))
+    assert scenario.case(tables("gradient")).parameters.believed_cost_ratio == 0.25
+    case = scenario.case(tables("confidence", confidence=DOUBT))
+    assert case.outcomes["confidence"].also == {"low_if_rejected": 0.7}
+
+
+def test_the_world_doubts_as_its_coins_say() -> None:
+    case = scenario.case(tables("confidence", confidence=DOUBT))
+    luck = np.concatenate([tile[:, :3].copy() for tile in coins.tiles(0, "confidence", 0, 8)])
+    for world, coin in zip(views.worlds(case, 0, 3), luck.T, strict=True):
+        assert [code & 1 for code in world.doubts] == (coin < 0.7).astype(int).tolist()
+        assert [code >> 1 for code in world.doubts] == (coin < 0.1).astype(int).tolist()
+    world = World(1, 4, doubts=[0, 1, 2, 3])
+    for place, (wrong, right) in enumerate([(1, 1), (0, 1), (1, 0), (0, 0)]):
+        output = Forward("draft", (place,), place, 0, 1)
+        answers = [world.read(Read("confidence", output, token=token)) for token in (-9, place + 1)]
+        assert answers == [wrong, right]
