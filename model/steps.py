@@ -41,7 +41,7 @@ class Read(NamedTuple):
     * `next`: the likeliest token; `top`: the `width` likeliest, best first.
     * `sample`: a token drawn from the law; `chance`: the probability of `token` under it.
     * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
-    * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at its end.
+    * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at `against_offset`.
     """
 
     kind: Literal["next", "top", "sample", "chance", "uniform", "residual"]
@@ -50,6 +50,7 @@ class Read(NamedTuple):
     width: int = 1
     token: int | None = None
     against: Any = None
+    against_offset: int = -1
 
 
 class Fork(NamedTuple):

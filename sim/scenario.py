@@ -308,7 +308,8 @@ def case(tables: Tables, index: int = 0) -> Case:
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = tables.get("cost", {}) if own["cost"] is None else own["cost"]
     cost = build(Cost, cost_table, where["cost"])
-    for role in getattr(parameters, "ROLES", ()):
+    roles = getattr(parameters, "ROLES", ())
+    for role in roles:
         if getattr(cost, RATIOS[role]) is None:
             raise ParameterError(
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
@@ -320,7 +321,8 @@ def case(tables: Tables, index: int = 0) -> Case:
     cluster, model = machine.cluster(parameters.units), cost.model(parameters.layers)
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
-    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cost.operations_ratio, cluster)
+    operations_ratio = cost.operations_ratio if "medium" not in roles else None  # with three models one ratio does not count them
+    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, operations_ratio, cluster)
 
 
 def _renamed(kind: Any, table: Tables) -> Tables:
