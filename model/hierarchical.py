@@ -11,11 +11,11 @@ What is counted of a round, with a1 = `medium_acceptance_rate` (of the small mod
     bonus        E2 + (a1 a2)^gamma a2      as reuse
     recursive    E2                         1 + m R(gamma) + c D(gamma), R and D of a1 and the inner draft length
 
-The readings are those of `model.algorithms.hierarchical`; R and D are `model.speculative.target_runs` and `draft_runs`. Every round
-has luck of its own, and all tokens are independent. Where luck goes by output position (all simulations here) the small model's is
-used again behind a token that the large one rejects: this changes no mean but that of `bonus`, whose rounds are longer where the
-draft was kept. `predict` is exact for this too. In `literal`, sampled, a2 is what the large model accepts of the tokens that are
-really offered, which are not of the medium model's law. Every function broadcasts over numpy arrays.
+The readings are those of `model.algorithms.hierarchical`; R and D are `model.speculative.target_runs` and `draft_runs`. All tokens
+are independent. That luck goes by output position in all simulations here, and the small model's is used again behind a token that
+the large one rejects, changes no mean: whether a round starts at a position is told by the luck before it. `predict` has the
+variance, and laws with memory. In `literal`, sampled, a2 is what the large model accepts of the tokens that are really offered,
+which are not of the medium model's law. Every function broadcasts over numpy arrays.
 
 [Deck] N. Tulsian, V. Goyal, R. Aggarwal. Speculative decoding (slides), "Hierarchical speculative decoding".
 [Chen2024] Z. Chen et al. Cascade Speculative Drafting for Even Faster LLM Inference. NeurIPS 2024, arXiv:2312.11462.
@@ -38,7 +38,7 @@ from model.width import CurveLike, as_curve
 Floats = NDArray[np.float64]
 
 
-# --- A decoding as a whole ------------------------------------------------------------------------------------------------
+# --- A decoding as a whole --------------------------------------------------------------------------------------------
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cost: UnitCost) -> Prediction:
@@ -61,7 +61,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
 
 
-# --- One round ------------------------------------------------------------------------------------------------------------
+# --- One round --------------------------------------------------------------------------------------------------------
 
 
 def tokens_per_round(
@@ -180,7 +180,7 @@ def speedup(
     return np.asarray(tokens / cost)
 
 
-# --- Does it pay? -----------------------------------------------------------------------------------------------------------
+# --- Does it pay? -----------------------------------------------------------------------------------------------------
 
 
 def breakeven_kept(draft_length: ArrayLike, cost_ratio: ArrayLike, medium_cost_ratio: ArrayLike) -> Floats:
@@ -278,7 +278,7 @@ def rates_of_speeds(
     return np.array(np.broadcast_to(large, possible.shape)), np.asarray(np.where(possible, high, np.nan))
 
 
-# --- Another hierarchy --------------------------------------------------------------------------------------------------------
+# --- Another hierarchy ------------------------------------------------------------------------------------------------
 
 
 def cascade_speedup(
@@ -310,7 +310,7 @@ def cascade_speedup(
     return np.asarray((1 + rate * series * sum_of_powers(phi, n)) / (1 + n * ratio + n * k * small))
 
 
-# --- Helpers ------------------------------------------------------------------------------------------------------------------
+# --- Helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _rate(values: ArrayLike, name: str = "acceptance_rate") -> Floats:

@@ -1,10 +1,10 @@
 """Hierarchical decoding of exactly so many tokens, with its coins by output position: exact expectations.
 
 Whether the large model accepts a token, and whether the medium accepts the small model's token there, are told by two independent
-coins for each output position. A token that the large model rejected is decoded again later, from the same position or a later
-one, and the small model's coins behind it are then used a second time. In the mean that does not matter where the starts of
-rounds depend on the large model's coins only (`literal`, `reuse`, `recursive`). In the reading `bonus` a kept draft makes the round
-longer, and in every reading it matters for the variance: `one_pass` carries along what is known of those coins.
+coins for each output position. Behind a token that the large model rejects the small model's coins are used a second time. Where
+they are independent of each other that changes no mean, not even of the reading `bonus`, whose rounds are longer where a draft was
+kept as a whole: such a round ends behind all of these coins. It changes the variance, and with coins that depend on each other the
+mean of `bonus`: `one_pass` carries along what is known of them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chance
     return [chain.draft_chances(tokens, longest) for chain in _chains(law)]
 
 
-# --- Readings with one pass of the medium model, and one first failure ----------------------------------------------------
+# --- Readings with one pass of the medium model, and one first failure ------------------------------------------------
 
 
 def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: Prices) -> Floats:
@@ -181,7 +181,7 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
     return found
 
 
-# --- The reading with rounds inside of rounds ---------------------------------------------------------------------------------
+# --- The reading with rounds inside of rounds -------------------------------------------------------------------------
 
 
 def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: Prices) -> Floats:
