@@ -318,7 +318,7 @@ def test_the_cascade_as_printed() -> None:
         (lambda: hierarchical.medium_passes(0.5, 3, reading="reused"), "unknown reading 'reused'; did you mean reuse"),
         (lambda: hierarchical.medium_passes(0.5, 3, reading="recursive"), "inner_draft_length must be given"),
         (lambda: hierarchical.small_passes(0.5, 3, inner_draft_length=1), "inner_draft_length must be left out"),
-        (lambda: hierarchical.medium_passes(0.5, 3, reading="recursive", inner_draft_length=-1), "inner_draft_length must be at lea"),
+        (lambda: hierarchical.medium_passes(0.5, 3, reading="recursive", inner_draft_length=-1), "inner_draft_length must be at"),
         (lambda: hierarchical.breakeven_kept(3, 0.1, 0.0), "medium_cost_ratio must be above 0, got 0"),
         (lambda: hierarchical.breakeven_kept(3, -0.1, 0.5), "cost_ratio must be"),
         (lambda: hierarchical.breakeven_medium_acceptance_rate(3, 0.1, 0.5, reading="bonus"), "unknown reading 'bonus'"),
