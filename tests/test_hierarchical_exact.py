@@ -343,6 +343,7 @@ def test_bad_input(call: Any, message: str) -> None:
 
 def test_the_longest_draft_and_the_units() -> None:
     assert [chosen(reading, 250).longest for reading in READINGS] == [250, 250, 251, 250]
+    assert [chosen(reading, 250).widest for reading in READINGS] == [251, 251, 252, 251]
     assert (chosen("reuse", 2).units, chosen("reuse", 2, placement="apart").units) == (1, 3)
 
 
@@ -403,6 +404,7 @@ def test_what_a_scenario_must_say() -> None:
         ({"cost": {"medium_cost_ratio": 0.5}}, "cost.cost_ratio is required by method hierarchical"),
         ({"cost": {"cost_ratio": 0.1, "medium_cost_ratio": float("nan")}}, "medium_cost_ratio must be .*got nan"),
         ({"cost": {"cost_ratio": -0.1, "medium_cost_ratio": 0.5}}, "cost_ratio must be .*got -0.1"),
+        ({"cost": {"cost_ratio": 0.1, "medium_cost_ratio": 0.5, "verify_cost": [[1, 1.0], [3, 1.5]]}}, "must reach width 4"),
         ({"outcomes": LAWS[0]}, "needs .*accept.* and .*medium_accept"),
         ({"outcomes": {"accept": LAWS[0]}}, "medium_accept.* is missing"),
         ({"outcomes": {"accept": LAWS[0], "medium_accept": LAWS[4]}}, "kind"),

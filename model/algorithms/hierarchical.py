@@ -79,6 +79,11 @@ class Parameters:
         return self.draft_length + (self.reading == "bonus")
 
     @property
+    def widest(self) -> int:
+        """The most tokens of one pass of the large model."""
+        return self.longest + 1
+
+    @property
     def units(self) -> int:
         """Compute units that it reserves."""
         return 3 if self.placement == "apart" else 1
