@@ -42,7 +42,7 @@ class Read(NamedTuple):
     * `sample`: a token drawn from the law; `chance`: the probability of `token` under it.
     * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
     * `confidence`: how sure the output is of `token`, a number in [0, 1].
-    * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at its end.
+    * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at `against_offset`.
     """
 
     kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence"]
@@ -51,6 +51,7 @@ class Read(NamedTuple):
     width: int = 1
     token: int | None = None
     against: Any = None
+    against_offset: int = -1
 
 
 class Fork(NamedTuple):

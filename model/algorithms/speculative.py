@@ -75,10 +75,11 @@ def check_models(parameters: Any) -> None:
 
 
 class Guess(NamedTuple):
-    """A drafted token, and the output that it was read from: the law that it was drawn from, if it was."""
+    """A drafted token, and the output, at a position of it, that it was read from: the law that it was drawn from, if it was."""
 
     token: int
     output: Any
+    offset: int = -1
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
@@ -130,9 +131,19 @@ def verify(
     model: Model, text: Sequence[int], guesses: Sequence[Guess], sampled: bool
 ) -> Generator[Step, Any, tuple[int, int]]:
     """Check the drafted tokens in one pass: how many are kept, and the model's own token that follows them."""
+    out = yield look(model, text, guesses)
+    return (yield from judge(out, guesses, sampled))
+
+
+def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: int = 1) -> Forward:
+    """The pass over the drafted tokens, and over so many of the text's last that the model has not read."""
+    width = (*text[-unread:], *[guess.token for guess in guesses])
+    return Forward(model.role, width, len(text) - unread, 0, model.layers, None, len(guesses) + 1, model.unit)
+
+
+def judge(out: Any, guesses: Sequence[Guess], sampled: bool) -> Generator[Step, Any, tuple[int, int]]:
+    """What a pass over drafted tokens says of them: how many are kept, and the model's own token that follows them."""
     count = len(guesses)
-    width = (text[-1], *[guess.token for guess in guesses])
-    out = yield Forward(model.role, width, len(text) - 1, 0, model.layers, None, count + 1, model.unit)
     for index, guess in enumerate(guesses):
         offset = index - count - 1
         if not sampled:
@@ -141,9 +152,9 @@ def verify(
                 return index, own
             continue
         p = yield Read("chance", out, offset, token=guess.token)
-        q = yield Read("chance", guess.output, token=guess.token)
+        q = yield Read("chance", guess.output, guess.offset, token=guess.token)
         if not (yield Read("uniform", out, offset)) < p / q:
-            return index, (yield Read("residual", out, offset, against=guess.output))
+            return index, (yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset))
     return count, (yield Read(SAMPLED if sampled else GREEDY, out))
 
 

@@ -1,0 +1,374 @@
+"""Hierarchical decoding: three views on every path, every closed form by enumeration, the deck's numbers, what is not lossless."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import hierarchical, speculative
+from model.acceptance import ByPosition, Iid, Markov, Replay
+from model.algorithms.hierarchical import READINGS, Parameters, decode
+from model.coins import BLOCK
+from model.hierarchical_lengths import moments
+from model.latency import UnitCost
+from model.rounds import ReplayRounds, Rounds
+from model.steps import Commit, Forward, Read
+from model.work import count
+from model.world import Draft, World
+from sim.cluster import Cluster
+from sim.events import simulate
+from sim.paths.hierarchical import walk
+
+DECK_SMALL = 0.75 / 6.39
+"""The deck's times of T5-small and T5-large."""
+ONE_PASS = ("literal", "reuse", "bonus")
+CURVE = ((1, 2.0), (2, 2.5), (3, 2.75), (4, 3.5), (12, 4.0))
+
+
+def chosen(reading: str, gamma: int, inner: int = 1, **more: Any) -> Parameters:
+    return Parameters(4, gamma, reading, inner if reading == "recursive" else None, **more)
+
+
+# --- A round by hand --------------------------------------------------------------------------------------------------
+
+
+class Round(NamedTuple):
+    small: int
+    medium: int
+    moves: int
+    offered: int
+    accepted: int
+
+
+def run_length(coins: list[bool]) -> int:
+    return next((index for index, coin in enumerate(coins) if not coin), len(coins))
+
+
+def offer(reading: str, gamma: int, inner: int, room: int, coins: list[bool]) -> tuple[int, int, int, int]:
+    """Passes of the small and of the medium model, moves between units, tokens offered; `coins` from the first token on."""
+    wanted = min(gamma, room)
+    if wanted == 0:
+        return 0, 0, 0, 0
+    if reading == "recursive":
+        visited, small, medium, have = ["large"], 0, 0, 0
+        while have < wanted:
+            length = min(inner, wanted - have - 1)
+            visited += ["small"] * length + ["medium"]
+            small, medium = small + length, medium + 1
+            have += run_length(coins[have : have + length]) + 1
+        visited.append("large")
+        return small, medium, sum(one != other for one, other in itertools.pairwise(visited)), wanted
+    n = run_length(coins[:wanted])
+    if reading == "literal":
+        return wanted, 1 + (wanted - n), 3, wanted
+    if n < wanted:  # its parallel pass gives one of those that are missing
+        return wanted, 1 + (wanted - n - 1), 3, wanted
+    return wanted, 1, 3, wanted + (reading == "bonus" and room > wanted)
+
+
+def by_hand(choice: Parameters, tokens: int, survive: list[int], coins: list[bool]) -> list[Round]:
+    """The rounds of a decoding: `survive[s]` tokens survive of a draft from s, `coins[t]` says whether the medium keeps token t."""
+    start, found = 0, []
+    while start < tokens:
+        work = offer(choice.reading, choice.draft_length, choice.inner_draft_length or 0, tokens - 1 - start, coins[start:])
+        accepted = min(survive[start], work[3]) if work[3] else 0
+        found.append(Round(*work, accepted))
+        start += accepted + 1
+    return found
+
+
+def times(choice: Parameters, rounds: list[Round], cost: UnitCost) -> tuple[float, float]:
+    small, medium, curve = cost.cost_ratio, cost.medium_cost_ratio, cost.verify_cost
+    assert small is not None
+    assert medium is not None
+    widths = [1.0] * 300 if curve is None else np.interp(np.arange(1, 300), *zip(*curve, strict=True)) / curve[0][1]
+    busy = sum(cost.layers * (each.small * small + each.medium * medium + widths[each.offered]) for each in rounds)
+    moves = sum(each.moves for each in rounds) if choice.placement == "apart" else 0
+    return busy + moves * cost.link, busy
+
+
+def runs(coins: list[bool]) -> list[int]:
+    return [run_length(coins[start:]) for start in range(len(coins))]
+
+
+# --- Three views ------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def decodings(draw: st.DrawFn) -> tuple[Parameters, int, UnitCost, int, float, float]:
+    choice = chosen(
+        draw(st.sampled_from(READINGS)), draw(st.integers(1, 5)), draw(st.integers(0, 4)), sampled=draw(st.booleans()),
+        placement=draw(st.sampled_from(["together", "apart"])), draft_layers=draw(st.integers(1, 3)),
+        medium_layers=draw(st.integers(1, 3)),
+    )  # fmt: skip
+    ratio = st.sampled_from([0.0, 0.25, 0.5, 1.5])
+    cost = UnitCost(
+        4, cost_ratio=draw(ratio), medium_cost_ratio=draw(ratio), link=draw(st.sampled_from([0.0, 0.5])),
+        verify_cost=draw(st.sampled_from([None, CURVE])),
+    )  # fmt: skip
+    rate = st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0])
+    return choice, draw(st.integers(1, 14)), cost, draw(st.integers(0, 10**6)), draw(rate), draw(rate)
+
+
+@given(decodings())
+def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
+    drawn: tuple[Parameters, int, UnitCost, int, float, float],
+) -> None:
+    choice, tokens, cost, seed, large, medium = drawn
+    rng = np.random.default_rng(seed)
+    accept, kept = (rng.random((tokens, BLOCK)) < rate for rate in (large, medium))
+    played: Any = {name: (lambda _, row=row: row for row in rows) for name, rows in (("accept", accept), ("medium_accept", kept))}
+    tally = walk(choice, tokens, cost, played)
+    for lane in range(3):
+        a, b = accept[:, lane].tolist(), kept[:, lane].tolist()
+        rounds = by_hand(choice, tokens, runs(a), b)
+        time, busy = times(choice, rounds, cost)
+        drafts = {"medium": Draft("target", runs(a)), "draft": Draft("medium", runs(b))}
+        run = simulate(decode(choice, [0], tokens), tokens, Cluster(choice.units), cost, World(1, 4, drafts=drafts))
+        assert (run.latency, run.busy) == (pytest.approx(time, rel=1e-12), pytest.approx(busy, rel=1e-12))
+        assert (tally.time[lane], tally.busy[lane]) == (pytest.approx(time, rel=1e-12), pytest.approx(busy, rel=1e-12))
+        assert (tally.rounds[lane], tally.drafted[lane]) == (len(rounds), sum(each.offered for each in rounds))
+        assert run.tokens == list(range(1, tokens + 1))  # the large model's own, whatever the others said
+        histogram = Counter((each.accepted, each.offered) for each in rounds)
+        assert run.rounds == histogram
+        work = count(decode(choice, [0], tokens), World(1, 4, drafts=drafts), tokens)
+        assert work.rounds == histogram
+        small, medium_ = (sum(each[field] for each in rounds) for field in (0, 1))
+        passes = {"target": len(rounds), "draft": small, "medium": medium_}
+        assert work.passes_of == {role: number for role, number in passes.items() if number}
+        assert run.passes == work.passes == sum(passes.values())
+    assert (np.arange(choice.longest + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted and one more, in every round
+
+
+def test_accepted_lengths_of_the_paths_are_those_of_the_rounds() -> None:
+    choice, tokens = chosen("bonus", 3), 11
+    rng = np.random.default_rng(5)
+    accept, kept = (rng.random((tokens, BLOCK)) < rate for rate in (0.8, 0.7))
+    played: Any = {name: (lambda _, row=row: row for row in rows) for name, rows in (("accept", accept), ("medium_accept", kept))}
+    tally = walk(choice, tokens, UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.5), played)
+    lengths: Counter[int] = Counter()
+    for lane in range(BLOCK):
+        lengths.update(each.accepted for each in by_hand(choice, tokens, runs(accept[:, lane].tolist()), kept[:, lane].tolist()))
+    assert tally.accepted.tolist() == [lengths[number] for number in range(5)]
+    assert lengths[4] > 0
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_longer_prompt_is_read_once_by_each_model(reading: str) -> None:
+    choice, prompt = chosen(reading, 3), [0, 0, 0]
+    drafts = {"medium": Draft("target", [9] * 9), "draft": Draft("medium", [9] * 9)}
+    steps = decode(choice, [0, 1, 2], 6)
+    seen: list[Forward] = []
+    world, answer = World(len(prompt), 4, drafts=drafts), None
+    written: list[int] = []
+    world.written = written
+    while len(written) < 6:
+        step = steps.send(answer)
+        answer = None
+        if isinstance(step, Forward):
+            seen.append(step)
+            answer = step
+        elif isinstance(step, Read):
+            answer = world.read(step)
+        elif isinstance(step, Commit):
+            written += step.tokens
+    assert [(step.role, step.tokens, step.at) for step in seen[:3]] == [
+        ("target", (0, 1), 0), ("draft", (0, 1), 0), ("medium", (0, 1), 0),
+    ]  # fmt: skip
+    assert [step.heads for step in seen[:3]] == [0, 0, 0]
+    assert min(step.at for step in seen[3:]) == 2
+    assert written == [3, 4, 5, 6, 7, 8]
+
+
+def test_three_units_have_a_model_each() -> None:
+    drafts = {"medium": Draft("target", [9] * 9), "draft": Draft("medium", [0] * 9)}
+    cost = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5)
+    for reading in READINGS:
+        steps = decode(chosen(reading, 2, placement="apart"), [0], 5)
+        run = simulate(steps, 5, Cluster(3), cost, World(1, 4, drafts=drafts), record=True)
+        assert {(each.unit, each.last, each.end - each.start) for each in run.intervals} == {(0, 4, 4.0), (1, 1, 2.0), (2, 1, 1.0)}
+        assert run.peak_units == 1
+
+
+def test_recursion_without_inner_drafts_is_speculative_decoding_with_the_medium_model() -> None:
+    choice, cost = chosen("recursive", 3, 0), UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5)
+    found = moments(choice, 20, Iid(0.7), Iid(0.4), cost)
+    alone = speculative.predict(speculative.Parameters(4, 3), 20, Iid(0.7), UnitCost(4, cost_ratio=0.5))
+    assert found.time == pytest.approx(float(alone.latency), rel=1e-12)
+
+
+# --- Exactly so many tokens: every sequence of coins, with its chance -------------------------------------------------
+
+
+def coin_paths(law: Any, positions: int) -> Iterator[tuple[list[bool], float]]:
+    if isinstance(law, Replay):
+        yield from ((record[:positions].tolist(), 1 / len(law.records)) for record in law.records)
+        return
+    low, high = law.chances(positions)
+    for coins in itertools.product((False, True), repeat=positions):
+        chance = 1.0
+        for index, coin in enumerate(coins):
+            rate = high[index] if index and coins[index - 1] else low[index]
+            chance *= rate if coin else 1 - rate
+        yield list(coins), chance
+
+
+def survivor_paths(law: Any, positions: int, longest: int) -> Iterator[tuple[list[int], float]]:
+    if isinstance(law, ReplayRounds):
+        yield from ((record[:positions].tolist(), 1 / len(law.records)) for record in law.records)
+    elif isinstance(law, Rounds):
+        bounds = [1.0, *law.survival[:longest], 0.0]
+        chances = [one - other for one, other in itertools.pairwise(bounds)]
+        for lengths in itertools.product(range(longest + 1), repeat=positions):
+            yield list(lengths), math.prod(chances[length] for length in lengths)
+    else:
+        yield from ((runs(coins), chance) for coins, chance in coin_paths(law, positions))
+
+
+RATES = [0.9, 0.2, 0.7, 1.0, 0.4, 0.8, 0.5]
+LARGE = [
+    Iid(0.6), Iid(0.0), Iid(1.0), Markov(0.6, 0.5), Markov(0.5, -0.4), ByPosition(RATES),
+    Replay([[True, False, True, True, True, True], [False] * 6, [True] * 6]),
+    ReplayRounds([[2, 0, 1, 3, 0, 1], [4, 1, 2, 0, 0, 0]]),
+]  # fmt: skip
+MEDIUM = [Iid(0.7), Iid(1.0), Iid(0.0), Markov(0.6, 0.6), Markov(0.5, -0.5), ByPosition(RATES[::-1]),
+          Replay([[True, True, False, True, True, True], [True] * 6])]  # fmt: skip
+
+
+def enumerated(choice: Parameters, tokens: int, large: Any, medium: Any, cost: UnitCost) -> list[float]:
+    total = np.zeros(6)
+    others = list(coin_paths(medium, tokens - 1))
+    for survive, chance in survivor_paths(large, tokens - 1, choice.longest):
+        for coins, other in others:
+            rounds = by_hand(choice, tokens, [*survive, 0], [*coins, False])
+            time, busy = times(choice, rounds, cost)
+            offered = sum(each.offered for each in rounds)
+            total += chance * other * np.array([1, time, time**2, busy, len(rounds), offered])
+    assert total[0] == pytest.approx(1, abs=1e-12)
+    return [float(value) for value in total[1:]]
+
+
+def check_moments(choice: Parameters, tokens: int, large: Any, medium: Any) -> None:
+    cost = UnitCost(4, cost_ratio=0.3, medium_cost_ratio=0.7, link=0.25, verify_cost=CURVE)
+    mean, square, busy, rounds, offered = enumerated(choice, tokens, large, medium, cost)
+    found = moments(choice, tokens, large, medium, cost)
+    assert (found.time, found.busy, found.rounds, found.drafted) == pytest.approx((mean, busy, rounds, offered), rel=1e-12)
+    if choice.reading == "recursive":
+        assert math.isnan(found.variance)
+    else:
+        assert found.variance == pytest.approx(square - mean**2, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("medium", MEDIUM, ids=lambda law: type(law).__name__)
+@pytest.mark.parametrize("large", LARGE, ids=lambda law: type(law).__name__)
+def test_the_formula_is_the_mean_over_every_path(reading: str, large: Any, medium: Any) -> None:
+    check_moments(chosen(reading, 2, 1, placement="apart"), 6, large, medium)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("gamma", [1, 3, 4, 9])
+def test_other_lengths_of_drafts(reading: str, gamma: int) -> None:
+    for tokens in (1, 2, 5, 6):
+        check_moments(chosen(reading, gamma, 2), tokens, Iid(0.7), Iid(0.8))
+    check_moments(chosen(reading, gamma, 2, placement="apart"), 6, Markov(0.6, 0.3), Markov(0.6, 0.3))
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_laws_of_rounds(reading: str) -> None:
+    check_moments(chosen(reading, 2), 5, Rounds.by_draft_position([0.9, 0.5, 0.3]), Iid(0.6))
+
+
+def test_predict_says_what_the_moments_do() -> None:
+    cost = UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.4, link=2.0)
+    laws = {"accept": Iid(0.7), "medium_accept": Iid(0.9)}
+    for choice, units in ((chosen("reuse", 3), 1), (chosen("reuse", 3, placement="apart"), 3)):
+        found, expected = hierarchical.predict(choice, 30, laws, cost), moments(choice, 30, Iid(0.7), Iid(0.9), cost)
+        assert (float(found.latency), float(found.latency_variance)) == (expected.time, expected.variance)
+        assert (float(found.busy), found.rounds, found.drafted) == (expected.busy, expected.rounds, expected.drafted)
+        assert (float(found.units), float(found.plain_latency)) == (units, 30 * 40)
+        assert float(found.units_ratio) == 1.0 if units == 1 else np.isnan(found.units_ratio)
+    free = UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.4)
+    assert float(hierarchical.predict(chosen("bonus", 3, placement="apart"), 30, laws, free).units_ratio) == 1.0
+
+
+def test_many_tokens_go_as_the_closed_form_does_though_coins_are_used_again() -> None:
+    """Whether a round starts at a position is told by the coins before it: those from there on are as good as new."""
+    cost = UnitCost(1, cost_ratio=0.1, medium_cost_ratio=0.4)
+    for reading in READINGS:
+        choice = chosen(reading, 2, 1)
+        first, second = (moments(choice, tokens, Iid(0.7), Iid(0.8), cost) for tokens in (300, 600))
+        speed = hierarchical.speedup(0.7, 0.8, 2, 0.1, 0.4, reading=reading, inner_draft_length=choice.inner_draft_length)
+        assert second.time - first.time == pytest.approx(300 / float(speed), rel=1e-9)
+        tokens = hierarchical.tokens_per_round(0.7, 0.8, 2, reading=reading)
+        assert second.rounds - first.rounds == pytest.approx(300 / float(tokens), rel=1e-9)
+
+
+# --- One round with luck of its own: property 16 ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("gamma", [1, 2, 3, 4])
+@pytest.mark.parametrize(("large", "medium"), [(0.6, 0.7), (0.0, 0.3), (1.0, 0.5), (0.5, 1.0), (0.3, 0.0), (1.0, 1.0)])
+def test_a_round_by_enumeration(reading: str, gamma: int, large: float, medium: float) -> None:
+    for inner in (0, 1, 2, 5) if reading == "recursive" else (None,):
+        total = np.zeros(6)
+        for coins, chance in coin_paths(Iid(medium), gamma):
+            small, passes, _, offered = offer(reading, gamma, inner or 0, gamma + 1, coins)
+            for accepts, other in coin_paths(Iid(large), gamma + 1):
+                tokens = run_length(accepts[:offered]) + 1
+                verify = float(np.interp(offered + 1, *zip(*CURVE, strict=True))) / 2.0
+                cost, curved = (one + 0.3 * small + 0.7 * passes for one in (1, verify))
+                total += chance * other * np.array([tokens, small, passes, cost, curved, 1])
+        more: dict[str, Any] = {"reading": reading, "inner_draft_length": inner}
+        expected = [
+            hierarchical.tokens_per_round(large, medium, gamma, reading=reading),
+            hierarchical.small_passes(medium, gamma, **more), hierarchical.medium_passes(medium, gamma, **more),
+            hierarchical.cost_per_round(medium, gamma, 0.3, 0.7, **more),
+            hierarchical.cost_per_round(medium, gamma, 0.3, 0.7, **more, verify_cost=CURVE), 1.0,
+        ]  # fmt: skip
+        assert [float(value) for value in expected] == pytest.approx(total.tolist(), rel=1e-12, abs=1e-12)
+        for curve, cost in ((None, total[3]), (CURVE, total[4])):
+            speed = float(hierarchical.speedup(large, medium, gamma, 0.3, 0.7, **more, verify_cost=curve))
+            assert speed == pytest.approx(total[0] / cost, rel=1e-12)
+
+
+def test_costs_are_those_of_the_three_readings_as_written() -> None:
+    """1 + gamma c + m (1 + gamma - E[n]), less m (1 - a1^gamma) where the parallel pass gives a token."""
+    for gamma, rate in itertools.product((1, 3, 7), (0.0, 0.4, 0.9, 1.0)):
+        kept = sum(rate**j for j in range(1, gamma + 1))
+        literal = 1 + gamma * 0.1 + 0.4 * (1 + gamma - kept)
+        assert float(hierarchical.cost_per_round(rate, gamma, 0.1, 0.4)) == pytest.approx(literal, rel=1e-12)
+        reuse = float(hierarchical.cost_per_round(rate, gamma, 0.1, 0.4, reading="reuse"))
+        assert reuse == pytest.approx(literal - 0.4 * (1 - rate**gamma), rel=1e-12)
+        assert float(hierarchical.cost_per_round(rate, gamma, 0.1, 0.4, reading="bonus")) == reuse
+
+
+def test_limits_of_a_perfect_and_free_small_model() -> None:
+    for gamma, medium in itertools.product(range(1, 9), (0.2, 0.5)):
+        for reading in ONE_PASS:
+            assert float(hierarchical.cost_per_round(1.0, gamma, 0.0, medium, reading=reading)) == 1 + medium
+        for inner in range(6):
+            cost = hierarchical.cost_per_round(1.0, gamma, 0.0, medium, reading="recursive", inner_draft_length=inner)
+            assert float(cost) == pytest.approx(1 + medium * math.ceil(gamma / (inner + 1)), rel=1e-12)
+    # One that is never kept: the medium model decodes alone, after a pass for nothing in the literal reading.
+    assert float(hierarchical.cost_per_round(0.0, 4, 0.0, 0.5)) == 1 + 0.5 * 5
+    assert float(hierarchical.cost_per_round(0.0, 4, 0.0, 0.5, reading="reuse")) == 1 + 0.5 * 4
+
+
+def test_closed_forms_broadcast() -> None:
+    rates, lengths = np.array([[0.2], [0.9]]), np.array([1, 2, 5])
+    for reading in READINGS:
+        more: dict[str, Any] = {"reading": reading, "inner_draft_length": 2 if reading == "recursive" else None}
+        grid = hierarchical.speedup(0.7, rates, lengths, 0.1, 0.5, **more)
+        assert grid.tolist() == [
+            [float(hierarchical.speedup(0.7, rate, int(length), 0.1, 0.5, **more)) for length in lengths] for rate in (0.2, 0.9)
+        ]
+        assert hierarchical.tokens_per_round(0.7, rates, lengths, reading=reading).shape == (2, 3)
+        assert hierarchical.small_passes(rates, lengths, **more).shape == (2, 3)
