@@ -320,7 +320,8 @@ def case(tables: Tables, index: int = 0) -> Case:
     cluster, model = machine.cluster(parameters.units), cost.model(parameters.layers)
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
-    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cost.operations_ratio, cluster)
+    operations = cost.operations_ratio if getattr(parameters, "COUNTS_OPERATIONS", True) else None
+    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, operations, cluster)
 
 
 def _renamed(kind: Any, table: Tables) -> Tables:

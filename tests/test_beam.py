@@ -727,6 +727,14 @@ def test_a_scenario_has_all_three_views() -> None:
             assert paths["drafted"] == row["drafted"]
 
 
+def test_operations_are_not_counted_as_if_there_were_one_beam() -> None:
+    grid = Grid(tables(operations_ratio=0.1))
+    for point in range(grid.points):
+        row = views.formula_row(grid.case(point))
+        assert np.isnan(row["operations_per_token"])
+        assert row["tokens_per_round"] > 1
+
+
 def test_fewer_units_than_beams_are_shared() -> None:
     grid = Grid(tables() | {"cluster": {"units": 1}})
     apart, parallel = grid.case(2), grid.case(3)
