@@ -66,8 +66,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def _constant_ratio(time: Floats, busy: Floats) -> float:
     """Units busy, where they are the same in every round, whatever its length."""
-    ratio = busy[-1] / time[-1] if time[-1] else float("nan")
-    return float(ratio) if np.allclose(busy, ratio * time, rtol=1e-14, atol=0) else float("nan")
+    units = busy / time
+    return float(units[0]) if np.ptp(units) < 1e-12 else float("nan")
 
 
 def beam_round_prices(parameters: Parameters, cost: UnitCost) -> tuple[Floats, Floats]:

@@ -36,6 +36,8 @@ class Interval(NamedTuple):
     first: int
     last: int
     fate: str  # kept, discarded (ended, not used), cancelled (stopped)
+    role: str = "target"  # whose pass it is
+    width: int = 1  # of how many tokens
 
 
 @dataclass
@@ -286,6 +288,9 @@ class _Process:
                     return
             elif kind is Fork:
                 bodies, units, heirs_of = step
+                for old in heirs_of:
+                    if old is not None:
+                        old.kept = True
                 answer = [
                     _Process(engine, body, old or self, place)
                     for body, place, old in zip(bodies, units, heirs_of or (None,) * len(bodies), strict=True)
@@ -427,11 +432,13 @@ class _Process:
             engine.changed = True
 
     def _record(self, fate: str, now: float) -> None:
-        step, what = self.step, "dispatch"
-        position = first = last = -1
+        step, number = self.step, self.engine.number(self)
         if isinstance(step, Forward):
-            what, position, first, last = "forward", step.end - 1, step.first, step.last
-        row = Interval(self.unit, self.since, now, what, self.engine.number(self), position, first, last, fate)
+            role, tokens, _, first, last, *_ = step
+            position, width = step.end - 1, len(tokens)
+            row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, role, width)
+        else:
+            row = Interval(self.unit, self.since, now, "dispatch", number, -1, -1, -1, fate)
         self.engine.records.append((row, self))
 
     def _let_go(self) -> None:

@@ -478,6 +478,7 @@ def test_the_formula_is_the_mean_over_all_paths(form: tuple[str, str], law: Iid 
         assert float(found.units_ratio) == 1
     else:  # the link makes some rounds busier than others
         assert np.isnan(float(found.units_ratio))
+        assert np.isnan(float(beam.predict(choice, tokens, law, replace(cost, link=1e-6, dispatch=0.0)).units_ratio))
         free = beam.predict(choice, tokens, law, replace(cost, link=0.0, dispatch=0.0))
         assert float(free.units_ratio) == pytest.approx(2, rel=1e-14)
 
@@ -665,6 +666,8 @@ def test_a_cache_that_lies_on_the_unit_takes_no_link() -> None:
         yield Commit("token", (1,))
 
     found = simulate(crossing(), 1, Cluster(2), UnitCost(2, link=10.0), World(1, 2), record=True)
+    fates = [(row.unit, row.fate) for row in found.intervals if row.what == "forward" and row.start < 12]
+    assert fates == [(0, "discarded"), (1, "kept")]
     assert [row.start for row in found.intervals if row.what == "link"] == [0, 12]  # to unit 0 now, and not to unit 1
     assert sorted(row.unit for row in found.intervals if row.start == 12 and row.what == "forward") == [1]
 

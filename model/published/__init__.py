@@ -1,9 +1,12 @@
-"""The Predictive Pipelined Decoding paper's measured tables, every printed number, looked up by name.
+"""The measured tables of others, every printed number, looked up by name: the paper on Predictive Pipelined Decoding and a deck on
+speculative decoding, each in a module of its own.
 
 >>> match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
 0.6837
 >>> table("ppd-table-3").lookup(data_set="squad", method="ppd", candidates=1)["latency_s"]
 13.711
+>>> table("deck-table-2").lookup(task="ende", draft_length=3)["speedup"]
+2.68
 """
 
 from __future__ import annotations
@@ -21,12 +24,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import checks
-from model.published import ppd
+from model.published import deck, ppd
+from model.published.about import About
 
-_WHOLE = ("layer", "candidates", "first", "last")
-_TEXT = ("data_set", "head", "method", "sampling")
+# A column of the same name means the same in every table; those in neither list are numbers with a fraction.
+_WHOLE = ("layer", "candidates", "first", "last", "draft_length", "beams")
+_TEXT = ("data_set", "head", "method", "sampling", "task", "model", "draft_model", "combination")
 _BY_POSITION = {"squad": "ppd-table-6", "wmt": "ppd-table-7", "cnn_dm": "ppd-table-8"}
-_PHRASES = {"layer": "layer {}", "candidates": "k={}", "head": "{} head"}
+_PHRASES = {"layer": "layer {}", "candidates": "k={}", "head": "{} head", "draft_length": "gamma {}", "beams": "{} beams"}
+_SPELLED = {
+    "ende": "EnDe", "cnndm": "CNNDM", "t5-large": "T5-Large", "t5-small": "T5-Small",
+    "large+small": "T5-Large + T5-Small", "large+base": "T5-Large + T5-Base",
+}  # fmt: skip
+_TABLES: dict[str, tuple[str, str, About]] = {
+    name: (short, paper, about)
+    for short, paper, tables in (("PPD", ppd.PAPER, ppd.TABLES), ("Deck", deck.PAPER, deck.TABLES))
+    for name, about in tables.items()
+}
+"""Short name of the source, the source, and what it says of the table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +83,20 @@ class Table:
             raise checks.ParameterError(f"{key} must be given: {len(rows)} rows of {self.name} fit; known: {values}")
         return dict(rows[0])
 
+    def cite(self, row: Mapping[str, Any]) -> str:
+        """A short clause that says where a row, or the part of it given, stands.
+
+        >>> found = table("deck-table-2")
+        >>> found.cite(found.rows[0])
+        'Deck Table 2, EnDe, gamma 3'
+        """
+        short, _, about = _TABLES[self.name]
+        plain = [key for key in self.keys if key not in ("first", "last") and row.get(key) is not None]
+        parts = [_PHRASES.get(key, "{}").format(_SPELLED.get(row[key], row[key])) for key in plain]
+        if "last" in row:
+            parts.append(f"positions {row['first']}-{row['last']}")
+        return ", ".join([f"{short} {about.label}", *parts])
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -89,10 +118,12 @@ class Rate:
 def names() -> tuple[str, ...]:
     """The names of the tables.
 
-    >>> names()
-    ('ppd-table-2', 'ppd-table-3', 'ppd-table-5', 'ppd-table-6', 'ppd-table-7', 'ppd-table-8')
+    >>> [name for name in names() if name.startswith("ppd")]
+    ['ppd-table-2', 'ppd-table-3', 'ppd-table-5', 'ppd-table-6', 'ppd-table-7', 'ppd-table-8']
+    >>> [name for name in names() if name.startswith("deck")]
+    ['deck-table-1', 'deck-table-2', 'deck-beam', 'deck-adaptive', 'deck-hierarchy']
     """
-    return tuple(ppd.TABLES)
+    return tuple(_TABLES)
 
 
 def table(name: str) -> Table:
@@ -124,11 +155,14 @@ def match_rate(table_name: str, /, **keys: str | int | None) -> Rate:
     Rate(rate=0.4199, trials=None, source='PPD Table 3, cnn_dm, ppd, k=3', kind='published')
     """
     found = table(table_name)
+    if "match_percent" not in found.rows[0]:
+        having = ", ".join(name for name in names() if "match_percent" in table(name).rows[0])
+        raise checks.ParameterError(f"table must have match rates, as do {having}; got {table_name!r}, whose rows table() gives")
     by_position = "first" in found.keys
     if by_position and not keys.keys() & {"first", "last"}:
         keys |= {"first": 1, "last": max(row["last"] for row in found.rows)}
     row = found.lookup(**keys)
-    source = _describe(found, row)
+    source = found.cite(row)
     if row["match_percent"] is None:
         raise checks.ParameterError(f"{source} has no match rate: nothing is predicted early; ask for method='ppd'")
     trials = None
@@ -168,7 +202,7 @@ def match_rates_by_position(
         is_bin = (row["first"], row["last"]) != (1, last)
         if is_bin and all(row[key] == value for key, value in keys.items()):
             rates[row["first"] - 1 : row["last"]] = _fraction(row["match_percent"])
-    source = _describe(found, {key: total[key] for key in ("data_set", *keys)})
+    source = found.cite({key: total[key] for key in ("data_set", *keys)})
     return rates[:tokens], f"{source}, by position"
 
 
@@ -184,14 +218,14 @@ def trials_of_a_bin(data_set: str) -> int:
 
 @functools.cache
 def _read(name: str) -> Table:
-    about = ppd.TABLES[name]
+    _, paper, about = _TABLES[name]
     text = resources.files(__name__).joinpath(f"{name.replace('-', '_')}.csv").read_text(encoding="utf-8")
     # Read-only rows: the cache hands the same table to every caller.
     rows = tuple(
         MappingProxyType({column: _typed(column, cell) for column, cell in row.items()})
         for row in csv.DictReader(text.splitlines())
     )
-    source = f"{ppd.PAPER}, Table {about.number}: {about.setting}"
+    source = f"{paper}, {about.label}: {about.setting}"
     return Table(name, about.title, source, about.keys, rows, about.notes)
 
 
@@ -210,13 +244,3 @@ def _fraction(percent: float) -> float:
     (0.056600000000000004, 0.0566)
     """
     return float(Decimal(str(percent)) / 100)
-
-
-def _describe(found: Table, row: Mapping[str, Any]) -> str:
-    """A short clause that says where a row, or the part of it given, stands."""
-    parts = [f"PPD Table {ppd.TABLES[found.name].number}"]
-    plain = [key for key in found.keys if key not in ("first", "last") and row.get(key) is not None]
-    parts += [_PHRASES.get(key, "{}").format(row[key]) for key in plain]
-    if "last" in row:
-        parts.append(f"positions {row['first']}-{row['last']}")
-    return ", ".join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from model.published.about import About
 
 PAPER = (
     'Yang, Lee, Cho, Papailiopoulos, Lee, "Predictive Pipelined Decoding: A Compute-Latency Trade-off for '
@@ -12,18 +12,6 @@ PAPER = (
 # Section 4.3: test pairs, and tokens generated for each of them.
 PAIRS = {"squad": 10_570, "wmt": 1_500, "cnn_dm": 11_487}
 TOKENS = {"squad": 16, "wmt": 128, "cnn_dm": 128}
-
-
-@dataclass(frozen=True)
-class About:
-    """Everything about one table that is not a number: which columns are keys, and what the paper says of it."""
-
-    number: int
-    title: str
-    setting: str
-    keys: tuple[str, ...]
-    notes: tuple[str, ...]
-
 
 _VICUNA = "Vicuna-13B, 40 layers, greedy decoding"
 _LLAMA = "LLaMA-2-13B, 40 layers"
@@ -62,25 +50,25 @@ _POSITION_SETTING = _VICUNA + ", matches by output position, both ends included;
 
 TABLES = {
     "ppd-table-2": About(
-        2, "Match rate by data set, layer, candidates and head", _VICUNA,
+        "Table 2", "Match rate by data set, layer, candidates and head", _VICUNA,
         ("data_set", "layer", "candidates", "head"), (_LAYERS,),
     ),
     "ppd-table-3": About(
-        3, "Measured latency and throughput of 128 tokens", _LLAMA + ", greedy decoding with and without PPD",
+        "Table 3", "Measured latency and throughput of 128 tokens", _LLAMA + ", greedy decoding with and without PPD",
         ("data_set", "method", "candidates"), (_TWO_GREEDY_RATES, _NO_EARLY_LAYER, _THROUGHPUT),
     ),
     "ppd-table-5": About(
-        5, "Match rate under greedy, top-k and top-p decoding",
+        "Table 5", "Match rate under greedy, top-k and top-p decoding",
         _LLAMA + ", 3 candidates, final head, 100 examples, top-k with k = 3, top-p with p = 0.95",
         ("data_set", "sampling"), (_TWO_GREEDY_RATES,),
     ),
     "ppd-table-6": About(
-        6, "Match rate by output position, SQuAD 1.1", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS, _FIRST_BIN_SQUAD)
+        "Table 6", "Match rate by output position, SQuAD 1.1", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS, _FIRST_BIN_SQUAD)
     ),
     "ppd-table-7": About(
-        7, "Match rate by output position, WMT15 EN-FR", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS,)
+        "Table 7", "Match rate by output position, WMT15 EN-FR", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS,)
     ),
     "ppd-table-8": About(
-        8, "Match rate by output position, CNN/DM", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS, _FIRST_BIN_CNN_DM)
+        "Table 8", "Match rate by output position, CNN/DM", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS, _FIRST_BIN_CNN_DM)
     ),
 }
