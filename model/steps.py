@@ -10,7 +10,7 @@ visible to it layer by layer. `Commit` is the only thing that makes output; deco
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Literal, NamedTuple
 
 Steps = Generator["Step", Any, Any]
@@ -23,6 +23,9 @@ class Forward(NamedTuple):
     `state` is the output to go on from where `first` is above 0; `heads` is how many of the positions are projected onto the
     vocabulary at the end of this pass. A span without layers is a head alone. `unit` is where it is run, if not where the process
     made its last pass; what it works on then takes a link to get there.
+
+    `after` makes it a pass over several hypotheses, a tree: token i follows token `after[i]` of this pass, or where that is -1-j
+    the j-th token that the cache holds at position at - 1. Without it each follows the one before it, and the first the 0-th there.
     """
 
     role: str
@@ -33,6 +36,26 @@ class Forward(NamedTuple):
     state: Any = None
     heads: int = 0
     unit: int | None = None
+    after: tuple[int, ...] = ()
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """The cache position of each token.
+
+        >>> Forward("target", (7, 8, 9, 6), 5, 0, 4, after=(-1, -2, 0, 2)).positions
+        [5, 5, 6, 7]
+        """
+        if not self.after:
+            return range(self.at, self.at + len(self.tokens))
+        found: list[int] = []
+        for before in self.after:
+            found.append(self.at if before < 0 else found[before] + 1)
+        return found
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token: of a tree, behind its longest hypothesis."""
+        return max(self.positions) + 1 if self.after else self.at + len(self.tokens)
 
 
 class Read(NamedTuple):
@@ -43,15 +66,27 @@ class Read(NamedTuple):
     * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
     * `confidence`: how sure the output is of `token`, a number in [0, 1].
     * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at `against_offset`.
+    * `beams`: the `width` likeliest of all continuations of `hypotheses`, best first, as `Continuation`s. A hypothesis is a token
+      of the pass, by its index, and the logarithm of the probability of all that leads to it.
     """
 
-    kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence"]
+    kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence", "beams"]
     output: Any
     offset: int = -1
     width: int = 1
     token: int | None = None
     against: Any = None
     against_offset: int = -1
+    hypotheses: tuple[tuple[int, float], ...] = ()
+
+
+class Continuation(NamedTuple):
+    """A token that goes on from a hypothesis: of which, by the index of its last token in the pass, and how likely both are."""
+
+    token: int
+    follows: int
+    score: float
+    """The logarithm of the probability of the hypothesis and the token."""
 
 
 class Fork(NamedTuple):
@@ -59,14 +94,18 @@ class Fork(NamedTuple):
 
     A sub-process is a generator of steps, or a single pass, whose output is then its value. They start together because dispatching
     is one act of the process that does it, and its cost depends on how many there are.
+
+    The i-th starts with the cache of the ended task `heirs_of[i]`; where that is None, or none are named, with its starter's. On
+    the unit where that cache lies it takes no link to get there.
     """
 
     bodies: tuple[Steps | Forward, ...]
     units: tuple[int | None, ...]
+    heirs_of: tuple[Any, ...] = ()
 
 
 class Join(NamedTuple):
-    """Wait until these tasks have ended."""
+    """Wait until these tasks have ended. Answer: what each has returned."""
 
     tasks: tuple[Any, ...]
 
@@ -89,11 +128,15 @@ class Commit(NamedTuple):
     """These tokens are output, for good. `kind` says what gave them: match, miss, token, round, ...
 
     `drafted` is how many drafted tokens were on offer, where any could be; all of `tokens` but the last are then accepted ones.
+
+    `back` is how many of the tokens put out last these replace, in methods that follow several hypotheses, of which now one leads,
+    now another; so many of `tokens` are then no gain.
     """
 
     kind: str
     tokens: tuple[int, ...]
     drafted: int | None = None
+    back: int = 0
 
 
 Step = Forward | Read | Fork | Join | Stop | Adopt | Commit

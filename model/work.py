@@ -21,34 +21,60 @@ class Cache:
     those below them too: what they hold of later positions was computed from what is being replaced.
     """
 
-    __slots__ = ("rows",)
+    __slots__ = ("breadths", "rows")
 
-    def __init__(self, rows: dict[str, list[int]] | None = None) -> None:
+    def __init__(self, rows: dict[str, list[int]] | None = None, breadths: dict[str, list[int]] | None = None) -> None:
         self.rows = {} if rows is None else rows
+        self.breadths = {} if breadths is None else breadths
+        """How many tokens there are at each position, of models that have made passes over several hypotheses."""
 
     def copy(self) -> Cache:
         """What a sub-process starts with."""
-        return Cache({role: held[:] for role, held in self.rows.items()})
+        rows = {role: held[:] for role, held in self.rows.items()}
+        return Cache(rows, {role: held[:] for role, held in self.breadths.items()} if self.breadths else None)
 
     def require(self, step: Forward) -> None:
         """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
-        role, tokens, at, first, last, *_ = step
+        role, _, at, first, last, *_ = step
         if first == last:
             return
         held = self.rows.get(role, ())
         known = len(held)
         above = held[first - 1] if 0 < first <= known else 0
-        if (held[last - 1] if last <= known else 0) < at or (first and above < at + len(tokens)):
+        if (held[last - 1] if last <= known else 0) < at or (first and above < step.end):
             raise CacheError(f"{role}: layers [{first}, {last}) at position {at}, but the layers hold {list(held[:last])}")
+        if step.after:
+            self._require_tree(step)
+
+    def _require_tree(self, step: Forward) -> None:
+        """Refuse hypotheses that follow what is not there."""
+        before = self.breadths.get(step.role, ())[step.at - 1 : step.at] if step.at else ()
+        breadth = before[0] if before else 1  # a position that only ordinary passes have made, or the empty text
+        for index, follows in enumerate(step.after):
+            if not -1 - breadth < follows < index:
+                raise CacheError(
+                    f"{step.role}: token {index} at position {step.at} follows {follows}, but there are {breadth} tokens before it"
+                )
+        if len(step.after) != len(step.tokens):
+            raise CacheError(f"{step.role}: {len(step.tokens)} tokens follow {len(step.after)}")
 
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, tokens, at, first, last, *_ = step
+        role, _, at, first, last, *_ = step
         held = self.rows.setdefault(role, [])
-        held[first:last] = [at + len(tokens)] * (last - first)
+        held[first:last] = [step.end] * (last - first)
         if last < len(held) and held[last] > at:
             held[last:] = [min(rows, at) for rows in held[last:]]
+        if step.after or role in self.breadths:
+            self._spread(step)
+
+    def _spread(self, step: Forward) -> None:
+        """Remember how many tokens of a pass stand at each position."""
+        held = self.breadths.setdefault(step.role, [])
+        held[:] = [*held[: step.at], *[1] * (step.at - len(held)), *[0] * (step.end - step.at)]
+        for position in step.positions:
+            held[position] += 1
 
     def adopt(self, step: Forward, at: int, layers: int) -> None:
         """Take over the rows of layers [0, layers) at position `at` from a process that made this pass last."""
@@ -137,12 +163,14 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
             case Read():
                 task.answer = world.read(step)
             case Fork():
-                task.answer = tuple(_Task(body, task) for body in step.bodies)
+                heirs_of = step.heirs_of or (None,) * len(step.bodies)
+                task.answer = tuple(_Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
                 task.started.extend(task.answer)
                 work.forks += len(task.answer)
             case Join():
                 for sub in step.tasks:
                     _run(sub, world, work, tokens)
+                task.answer = tuple(sub.value for sub in step.tasks)
             case Stop():
                 for sub in step.tasks:
                     _run(sub, world, work, tokens, passes=1)
@@ -155,6 +183,6 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
                 task.answer = step.task.value
             case Commit():
                 work.commits.append(step.kind)
-                work.tokens.extend(step.tokens)
+                work.tokens[len(work.tokens) - step.back :] = step.tokens
                 if step.drafted is not None:
-                    work.rounds[len(step.tokens) - 1, step.drafted] += 1
+                    work.rounds[len(step.tokens) - step.back - 1, step.drafted] += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from model.steps import Read
+from model.steps import Continuation, Forward, Read
 
 Token = int
 
@@ -47,11 +47,13 @@ class World:
         self.written: Sequence[Token] = ()
         """What has been put out so far; an interpreter puts its own list here."""
 
-    def read(self, step: Read) -> Token | list[Token] | float:
+    def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
         """The answer to a read of an output, which in worlds without tensors is the pass that made it."""
         kind, output, offset = step.kind, step.output, step.offset
         role, tokens, at, _, last, *_ = output
-        after: int = at + len(tokens) + offset + 1
+        if kind == "beams":
+            return self._beams(step, output)
+        after: int = (output.positions[offset] if output.after else at + len(tokens) + offset) + 1
         right = tokens[offset] == after - 1
         if kind == "top":
             return self._candidates(after, right, step.width)
@@ -74,6 +76,24 @@ class World:
         if place < len(survivors) and place - start < survivors[start]:
             return self._says(of, after, right)
         return -after - 1 - self.ranks[role]
+
+    def _beams(self, step: Read, output: Forward) -> list[Continuation]:
+        """The best continuations are all of the right hypothesis, the first if there are several; without one, of the first.
+
+        The true token is the target's best; its next ones are wrong, but a draft that is right knows them too. It has them in
+        another order, so that nobody can rely on it, and where it is wrong it lacks the true one.
+        """
+        tokens, positions = output.tokens, output.positions
+        rights = [(index, score) for index, score in step.hypotheses if tokens[index] == positions[index]]
+        index, score = (rights or step.hypotheses)[0]
+        after = positions[index] + 1
+        first = -after - 1 - len(self.drafts)  # no model's wrong token is below it
+        found = [self._says(output.role, after, bool(rights)), *range(first, first - step.width + 1, -1)]
+        if output.role != "target":
+            found.reverse()
+        # The worst of a right hypothesis is better than the best of a wrong one that comes of the same.
+        best = score - (not rights)
+        return [Continuation(token, index, best - place / step.width) for place, token in enumerate(found)]
 
     def _candidates(self, after: int, right: bool, width: int) -> list[Token]:
         # Wrong candidates differ from each other, and from the -after that a wrong prediction is.

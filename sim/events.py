@@ -143,10 +143,10 @@ class _Engine:
     def commit(self, process: _Process, step: Commit) -> None:
         result, tokens = self.result, step.tokens
         process.kept = True
-        result.tokens += tokens
+        result.tokens[len(result.tokens) - step.back :] = tokens
         result.commits.append((self.env.now, step.kind, len(tokens)))
         if step.drafted is not None:
-            result.rounds[len(tokens) - 1, step.drafted] += 1
+            result.rounds[len(tokens) - step.back - 1, step.drafted] += 1
         self.done = len(result.tokens) >= self.wanted
 
     def number(self, process: _Process) -> int:
@@ -176,8 +176,11 @@ class _Engine:
     def send_out(self, subs: Sequence[_Process]) -> None:
         """Sub-processes travel to their units, and are born there."""
         if self.cost.link:
+            near = [sub for sub in subs if sub.near]
             for sub in subs:
-                self.transfer(self.cost.link, "link", sub, partial(self.arrive, (sub,)))
+                if not sub.near:
+                    self.transfer(self.cost.link, "link", sub, partial(self.arrive, (sub,)))
+            self.bear(near)
         else:
             self.bear(subs)
 
@@ -204,6 +207,7 @@ class _Process:
 
     # What most processes never change.
     ended = kept = False
+    value: Any = None  # what it has returned
     unit = -1
     layer = 0  # the next to run, where a pass is one event per layer
     waiting = 0  # joined processes that have not ended
@@ -222,6 +226,7 @@ class _Process:
         # A unit that the cluster does not have is any unit.
         self.place = -1 if place is None or place >= len(engine.holders) else place
         self.fixed = self.place >= 0
+        self.near = self.fixed and parent is not None and parent.place == self.place  # to the cache that it starts with
 
     def born(self) -> None:
         parent = self.parent
@@ -236,7 +241,7 @@ class _Process:
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
-        role, tokens, _, first, last, _, heads, unit = step
+        role, tokens, _, first, last, _, heads, unit, _ = step
         self.step, self.layer = step, first
         try:
             self.seconds = engine.known[role, len(tokens), first, last, heads]
@@ -282,7 +287,14 @@ class _Process:
                 if engine.done:
                     return
             elif kind is Fork:
-                answer = [_Process(engine, body, self, place) for body, place in zip(*step, strict=True)]
+                bodies, units, heirs_of = step
+                for old in heirs_of:
+                    if old is not None:
+                        old.kept = True
+                answer = [
+                    _Process(engine, body, old or self, place)
+                    for body, place, old in zip(bodies, units, heirs_of or (None,) * len(bodies), strict=True)
+                ]
                 if self.subs is self.joined:  # all have ended
                     self.subs = answer
                 else:
@@ -301,6 +313,7 @@ class _Process:
                         self.waiting += 1
                 if self.waiting:
                     return
+                answer = [sub.value for sub in self.joined]
             elif kind is Adopt:
                 sub = step.task
                 sub.kept = True
@@ -322,7 +335,7 @@ class _Process:
         if watcher is not None and not watcher.ended:
             watcher.waiting -= 1
             if not watcher.waiting:
-                watcher.advance(None)
+                watcher.advance([sub.value for sub in watcher.joined])
 
     def stop(self) -> None:
         """End, with all that this process has started; let go of the unit as the cluster says."""
@@ -378,7 +391,7 @@ class _Process:
     def must_have_run(self, layer: int, follower: Forward) -> None:
         """A sub-process reads this process's row of a layer: by the end of its own pass through it, the row must be there."""
         step = self.step
-        if not isinstance(step, Forward) or step.role != follower.role or step.at + len(step.tokens) != follower.at:
+        if not isinstance(step, Forward) or step.role != follower.role or step.end != follower.at:
             return
         if self.layer <= layer + 1:
             raise CacheError(f"layer {layer} of position {follower.at - 1} was followed before it had run")
@@ -421,8 +434,8 @@ class _Process:
     def _record(self, fate: str, now: float) -> None:
         step, number = self.step, self.engine.number(self)
         if isinstance(step, Forward):
-            role, tokens, at, first, last, *_ = step
-            position, width = at + len(tokens) - 1, len(tokens)
+            role, tokens, _, first, last, *_ = step
+            position, width = step.end - 1, len(tokens)
             row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, role, width)
         else:
             row = Interval(self.unit, self.since, now, "dispatch", number, -1, -1, -1, fate)

@@ -360,9 +360,8 @@ def case(tables: Tables, index: int = 0) -> Case:
     cluster = machine.cluster(parameters.units)
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
-    # With three models one ratio does not count them.
-    operations_ratio = None if "medium" in getattr(parameters, "ROLES", ()) else cost.operations_ratio
-    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, operations_ratio, cluster)
+    operations = cost.operations_ratio if getattr(parameters, "COUNTS_OPERATIONS", True) else None
+    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, operations, cluster)
 
 
 def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:

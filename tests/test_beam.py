@@ -1,0 +1,810 @@
+"""Speculative beam search: the deck's numbers, both rules on a table language model, three views on every path, and errors.
+
+The table language model answers the steps as a real one would: its cache holds texts, and a pass reads only what the cache holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from model import beam, speculative
+from model.acceptance import Iid, Markov, Replay
+from model.algorithms.beam import Hypothesis, Parameters, decode, texts
+from model.checks import ParameterError
+from model.coins import BLOCK
+from model.latency import UnitCost
+from model.rounds import Rounds
+from model.speculative import acceptance_from_drafted, finite_speedup
+from model.steps import CacheError, Commit, Continuation, Fork, Forward, Join, Read, Steps
+from model.work import Cache, count
+from model.world import Draft, World
+from sim import scenario, views
+from sim.cluster import Cluster
+from sim.events import Run, simulate
+from sim.grid import Grid
+from sim.paths import beam as twin
+
+DECK = 0.75 / 6.39
+"""The deck's cost ratio: milliseconds of a pass of its small model over those of its large one."""
+FORMS = (("exact", "batched"), ("per-beam", "batched"), ("per-beam", "sequential"), ("per-beam", "parallel"))
+
+
+def choose(form: tuple[str, str], beams: int, draft_length: int, draft_beams: int | None = None, **more: Any) -> Parameters:
+    """Parameters of a rule and an arrangement; `draft_beams` where the rule takes it."""
+    rule, arrangement = form
+    wide = draft_beams if rule == "exact" else None
+    layers = more.pop("layers", 3)
+    return Parameters(layers, draft_length, beams, rule, wide, arrangement, **more)
+
+
+# --- The numbers of the deck, and what must hold of any --------------------------------------------------------------
+
+
+def test_the_decks_speeds_are_theorem_3_8_over_the_number_of_beams() -> None:
+    """It reports .79 with 3 beams (alpha = .79) and .45 with 5 (alpha = .75), and means slow-downs against one greedy text."""
+    as_deck: Any = {"rule": "per-beam", "arrangement": "sequential"}
+    for beams, share, literal, reread in ((3, 0.79, 0.717, 0.831), (5, 0.75, 0.404, 0.481)):
+        rate = float(acceptance_from_drafted(share, 3))
+        assert round(float(beam.speedup(share, 3, DECK, beams, **as_deck)), 3) == literal
+        assert round(float(beam.speedup(rate, 3, DECK, beams, **as_deck)), 3) == reread
+        for each in (share, rate):
+            one = float(speculative.speedup(each, 3, DECK))
+            assert float(beam.speedup(each, 3, DECK, beams, **as_deck)) == pytest.approx(one / beams, rel=1e-15)
+            assert float(beam.speedup_over_beam_search(each, 3, DECK, beams, **as_deck)) == pytest.approx(one, rel=1e-15)
+    # The reported speeds, taken over as many sequential texts.
+    gains = [round(reported / float(beam.plain_speed(k, "sequential")), 2) for k, reported in ((3, 0.79), (5, 0.45))]
+    assert gains == [2.37, 2.25]
+
+
+@pytest.mark.parametrize("beams", [1, 2, 5])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 128])
+def test_sequential_beams_take_so_many_times_as_long_for_any_number_of_tokens(beams: int, tokens: int) -> None:
+    curve = ((1, 2.0), (2, 2.5), (9, 3.0))
+    cost = UnitCost(3, cost_ratio=DECK, final_head=0.5, verify_cost=curve)
+    found = beam.predict(choose(FORMS[2], beams, 3), tokens, Iid(0.79), cost)
+    expected = finite_speedup(tokens, 0.79, 3, DECK, verify_cost=curve) / beams
+    assert float(found.plain_latency / found.latency) == pytest.approx(float(expected), rel=1e-12)
+    assert float(found.plain_latency) == pytest.approx(3.5 * tokens, rel=1e-15)
+    assert (float(found.busy), float(found.units), float(found.units_ratio)) == (float(found.latency), 1, 1)
+
+
+def test_widths_of_a_pass_by_hand() -> None:
+    curve = [(1, 1.0), (20, 20.0)]  # a pass takes as long as it is wide
+    # Two tokens drafted with alpha = 1: three steps a round. 2 beams, a draft of 5.
+    for form, round_time, step in zip(FORMS, (2 + 5 * 2, 2 * 3, 2 * 3, 3), (2, 2, 2, 1), strict=True):
+        rule, arrangement = form
+        more: Any = {"rule": rule, "arrangement": arrangement, "draft_beams": 5 if rule == "exact" else None, "verify_cost": curve}
+        assert float(beam.speedup(1, 2, 0, 2, **more)) == pytest.approx(3 / round_time, rel=1e-15)
+        assert float(beam.speedup_over_beam_search(1, 2, 0, 2, **more)) == pytest.approx(3 * step / round_time, rel=1e-15)
+        assert float(beam.plain_speed(2, arrangement, verify_cost=curve)) == pytest.approx(1 / step, rel=1e-15)
+        turns = 2 if arrangement == "sequential" else 1
+        assert float(beam.speedup(1, 2, 0.25, 2, **more)) == pytest.approx(3 / (round_time + turns * 0.5), rel=1e-15)
+
+
+RATES, LENGTHS, COSTS, WIDTHS = st.floats(0, 1), st.integers(0, 8), st.floats(0, 2), st.integers(1, 8)
+
+
+@given(RATES, LENGTHS, COSTS, WIDTHS, st.sampled_from(FORMS))
+def test_more_beams_are_never_faster_and_drafts_are_worth_what_they_are_without_beams(
+    alpha: float, gamma: int, c: float, beams: int, form: tuple[str, str]
+) -> None:
+    rule, arrangement = form
+    curve = [(1, 1.0), (4, 1.5), (1000, 40.0)]
+    speeds = [
+        float(beam.speedup(alpha, gamma, c, k, rule=rule, arrangement=arrangement, verify_cost=curve)) for k in (beams, beams + 1)
+    ]
+    assert speeds[1] <= speeds[0] * (1 + 1e-12)
+    assert (speeds[1] == speeds[0]) == (arrangement == "parallel")
+    one = float(beam.speedup(alpha, gamma, c, 1, rule=rule, arrangement=arrangement, verify_cost=curve))
+    assert one == pytest.approx(float(speculative.speedup(alpha, gamma, c, verify_cost=curve)), rel=1e-12)
+    none = float(beam.speedup_over_beam_search(alpha, 0, c, beams, rule=rule, arrangement=arrangement, verify_cost=curve))
+    assert none == pytest.approx(1, rel=1e-12)
+
+
+def test_where_width_is_free_only_the_sequential_arrangement_is_slower_than_one_beam() -> None:
+    for rule, arrangement in FORMS:
+        found = float(beam.speedup(0.8, 4, 0.1, 6, rule=rule, arrangement=arrangement))
+        turns = 6 if arrangement == "sequential" else 1
+        assert found == pytest.approx(float(speculative.speedup(0.8, 4, 0.1)) / turns, rel=1e-15)
+
+
+def test_a_wider_draft_costs_width_and_must_be_accepted_more_often() -> None:
+    curve = [(1, 1.0), (100, 10.9)]  # a tenth for each token more
+    speed = [float(beam.speedup(0.7, 3, 0.1, 2, draft_beams=u, verify_cost=curve)) for u in (2, 3, 4)]
+    times = [0.3 + 1 + 0.1 * (2 + 3 * u - 1) for u in (2, 3, 4)]
+    assert speed == pytest.approx([float(beam.expected_steps(0.7, 3)) / time for time in times], rel=1e-12)
+    assert float(beam.speedup(0.7, 3, 0.1, 2, verify_cost=curve)) == speed[0]  # u = k where none is given
+
+
+# --- A table language model, and plain beam search on it ---------------------------------------------------------------
+
+VOCABULARY = 4
+Text = tuple[tuple[int, ...], float]
+"""Tokens, and the logarithm of their probability."""
+
+
+class Table:
+    """A language model that looks at the last two tokens; its draft is a mixture of it and another."""
+
+    def __init__(self, seed: int, agreement: float = 0.7, sharpness: float = 1.0) -> None:
+        rng = np.random.default_rng(seed)
+        target, other = rng.dirichlet(np.full(VOCABULARY, sharpness), (2, VOCABULARY + 1, VOCABULARY + 1))
+        self.chances = {"target": target, "draft": agreement * target + (1 - agreement) * other}
+
+    def log_chances(self, role: str, text: Sequence[int]) -> NDArray[np.float64]:
+        first, second = ([VOCABULARY, *text])[-2:]
+        return np.asarray(np.log(self.chances[role][first, second]))
+
+    def best(self, role: str, hypotheses: Sequence[Text], width: int) -> list[Text]:
+        """The likeliest texts of one token more, by listing all of them."""
+        found = [
+            ((*text, token), score + float(log))
+            for text, score in hypotheses
+            for token, log in enumerate(self.log_chances(role, text))
+        ]
+        return sorted(found, key=lambda each: each[1], reverse=True)[:width]
+
+
+def plain_search(table: Table, prompt: Sequence[int], tokens: int, width: int) -> list[list[Text]]:
+    """Beam search with the target alone: the hypotheses after each step."""
+    steps: list[list[Text]] = [[(tuple(prompt), 0.0)]]
+    for _ in range(tokens):
+        steps.append(table.best("target", steps[-1], width))
+    return steps[1:]
+
+
+def rounds_of_a_4(table: Table, prompt: Sequence[int], tokens: int, choice: Parameters) -> list[int]:
+    """How many steps each round makes, by Appendix A.4 as it is written: drafts, and the target's best, on whole texts."""
+    kept: list[Text] = [(tuple(prompt), 0.0)]
+    made, found = 0, []
+    while made < tokens:
+        ahead, steps = kept, 0
+        for _ in range(min(choice.draft_length, tokens - made - 1)):
+            ahead = table.best("draft", ahead, choice.draft_width)
+            kept = table.best("target", kept, choice.beams)
+            steps += 1
+            if not {text for text, _ in kept} <= {text for text, _ in ahead}:
+                break
+        else:
+            kept = table.best("target", kept, choice.beams)
+            steps += 1
+        made += steps
+        found.append(steps)
+    return found
+
+
+@dataclass
+class Player:
+    """Answers steps with the table. A process' cache is, for each model and position, the texts that end there."""
+
+    table: Table
+    output: list[int] = field(default_factory=list)
+    shown: list[list[int]] = field(default_factory=list)
+    """What had been put out after each round."""
+    gains: list[int] = field(default_factory=list)
+    widths: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def play(self, steps: Steps, cache: dict[str, list[list[tuple[int, ...]]]]) -> Any:
+        answer: Any = None
+        while True:
+            try:
+                step: Any = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            match step:
+                case Forward():
+                    answer = step.role, self.forward(step, cache)
+                case Read():
+                    answer = self.best(step)
+                case Fork():
+                    heirs = step.heirs_of or (None,) * len(step.bodies)
+                    answer = [self.fork(body, heir[1] if heir else cache) for body, heir in zip(step.bodies, heirs, strict=True)]
+                case Join():
+                    answer = [value for value, _ in step.tasks]
+                case Commit():
+                    self.output[len(self.output) - step.back :] = step.tokens
+                    self.shown.append(self.output[:])
+                    self.gains.append(len(step.tokens) - step.back)
+                    answer = None
+
+    def fork(self, body: Any, cache: dict[str, list[list[tuple[int, ...]]]]) -> Any:
+        own = {role: levels[:] for role, levels in cache.items()}
+        return self.play(body, own), own
+
+    def forward(self, step: Forward, cache: dict[str, list[list[tuple[int, ...]]]]) -> list[tuple[int, ...]]:
+        levels = cache.setdefault(step.role, [])
+        assert step.at <= len(levels)
+        del levels[step.at :]
+        seen: list[tuple[int, ...]] = []
+        held = levels[-1] if levels else [()]
+        for token, follows in zip(step.tokens, step.after or range(-1, len(step.tokens) - 1), strict=True):
+            seen.append((*(seen[follows] if follows >= 0 else held[-1 - follows]), token))
+        for text in seen:
+            levels += [[]] * (len(text) - len(levels))
+            levels[len(text) - 1] = [*levels[len(text) - 1], text]
+        self.widths[step.role, len(seen)] += 1
+        return seen
+
+    def best(self, step: Read) -> list[Any]:
+        assert step.kind == "beams"
+        role, seen = step.output
+        of = [(seen[index], score) for index, score in step.hypotheses]
+        # By index, not by text: two of them may say the same.
+        found = [
+            (token, index, score + float(log))
+            for (text, score), (index, _) in zip(of, step.hypotheses, strict=True)
+            for token, log in enumerate(self.table.log_chances(role, text))
+        ]
+        return [Continuation(*each) for each in sorted(found, key=lambda each: each[2], reverse=True)[: step.width]]
+
+
+def played(choice: Parameters, table: Table, prompt: Sequence[int], tokens: int) -> tuple[Player, list[Hypothesis]]:
+    player = Player(table)
+    found: list[Hypothesis] = player.play(decode(choice, prompt, tokens), {})
+    return player, found
+
+
+def behind(prompt: Sequence[int], hypotheses: Sequence[Text]) -> list[list[int]]:
+    return [list(text[len(prompt) :]) for text, _ in hypotheses]
+
+
+PROMPTS = ((0,), (2, 1), (3, 0, 2))
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3, 4])
+@pytest.mark.parametrize("wider", [0, 1, 3])
+@pytest.mark.parametrize("draft_length", [0, 1, 2, 4])
+def test_the_exact_rule_is_beam_search_step_for_step(beams: int, wider: int, draft_length: int) -> None:
+    for seed, prompt in itertools.product(range(6), PROMPTS):
+        table, choice = Table(seed), Parameters(3, draft_length, beams, draft_beams=beams + wider)
+        plain = plain_search(table, prompt, 8, beams)
+        for tokens in (1, 2, 3, 8):
+            player, found = played(choice, table, prompt, tokens)
+            assert texts(found) == behind(prompt, plain[tokens - 1])
+            assert [beam.score for beam in found] == pytest.approx([score for _, score in plain[tokens - 1]], rel=1e-12)
+            assert player.output == behind(prompt, plain[tokens - 1])[0]
+            for shown in player.shown:
+                assert shown == behind(prompt, plain[len(shown) - 1])[0]
+            assert player.gains == rounds_of_a_4(table, prompt, tokens, choice)
+
+
+def test_leaders_change_and_text_is_taken_back() -> None:
+    """The sample holds what the test above is about: drafts accepted and not, leaders that give way, trees."""
+    backs = gains = wide = 0
+    for seed in range(12):
+        player, _ = played(Parameters(3, 3, 3, draft_beams=4), Table(seed, sharpness=3.0), (1,), 12)
+        backs += sum(later[: len(earlier)] != earlier for earlier, later in itertools.pairwise(player.shown))
+        gains += len({*player.gains} - {1})
+        wide += player.widths["target", 3 + 4 * 3]
+    assert min(backs, gains, wide) > 5
+
+
+def test_plain_beam_search_of_all_texts_finds_the_likeliest() -> None:
+    """The reference is itself held to an enumeration of all texts."""
+    for seed in range(5):
+        table = Table(seed)
+        chances = {
+            text: sum(float(table.log_chances("target", (0, *text[:n]))[text[n]]) for n in range(3))
+            for text in itertools.product(range(VOCABULARY), repeat=3)
+        }
+        (last, *_) = plain_search(table, (0,), 3, VOCABULARY**2)[-1]
+        assert last[0][1:] == max(chances, key=chances.__getitem__)
+        player, _ = played(Parameters(3, 2, VOCABULARY**2), table, (0,), 3)
+        assert player.output == list(last[0][1:])
+
+
+def test_the_per_beam_rule_finds_other_texts_than_beam_search() -> None:
+    """A counterexample: the deck's rule gives another text, and a less likely one."""
+    table, prompt, tokens, choice = Table(seed=4), (0,), 6, choose(FORMS[1], 2, 2)
+    plain = plain_search(table, prompt, tokens, 2)[-1]
+    player, found = played(choice, table, prompt, tokens)
+    assert player.output != behind(prompt, plain)[0]
+    likely = sum(float(table.log_chances("target", (0, *player.output[:n]))[player.output[n]]) for n in range(tokens))
+    assert likely == pytest.approx(found[0].score, rel=1e-12)
+    assert likely < plain[0][1] - 1
+    same, _ = played(replace(choice, rule="exact"), table, prompt, tokens)
+    assert same.output == behind(prompt, plain)[0]
+
+
+def test_of_texts_that_differ_in_length_the_shorter_win() -> None:
+    """Why: what a round accepts makes a text longer and so less likely; one that accepted nothing may beat it.
+
+    So more beams make less progress a round, which no law of the winner's acceptance by position knows.
+    """
+    gains = {beams: [played(choose(FORMS[1], beams, 3), Table(seed), (0,), 12)[0].gains for seed in range(40)] for beams in (1, 3)}
+    rounds = {beams: sum(len(each) for each in found) for beams, found in gains.items()}
+    assert rounds[3] > 1.2 * rounds[1]
+    assert min(min(each) for each in gains[1]) == 1
+    assert min(min(each) for each in gains[3]) < 0  # a leader that is shorter than the one before it
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_arrangements_are_one_algorithm(seed: int) -> None:
+    """What shares a pass, and whose cache a sub-process goes on from, changes no text."""
+    for prompt, beams, draft_length in itertools.product(PROMPTS, (1, 2, 3), (0, 1, 3)):
+        found = [played(choose(form, beams, draft_length), Table(seed), prompt, 7) for form in FORMS[1:]]
+        for player, hypotheses in found[1:]:
+            assert player.shown == found[0][0].shown
+            assert texts(hypotheses) == texts(found[0][1])
+            assert [beam.score for beam in hypotheses] == [beam.score for beam in found[0][1]]
+        if draft_length == 0:  # then all texts are of one length, and the rule is plain beam search
+            assert texts(found[0][1]) == behind(prompt, plain_search(Table(seed), prompt, 7, beams)[-1])
+        if beams == 1:
+            greedy = plain_search(Table(seed), prompt, 7, 1)[-1]
+            assert texts(found[0][1]) == behind(prompt, greedy)
+
+
+# --- Three views --------------------------------------------------------------------------------------------------------
+
+
+def all_outcomes(tokens: int) -> list[tuple[bool, ...]]:
+    return list(itertools.product((False, True), repeat=tokens))
+
+
+def worlds(outcomes: Sequence[Sequence[bool]], longest: int) -> Iterator[World]:
+    """A world for each sequence of outcomes by position."""
+    for outcome in outcomes:
+        survivors = [len(list(itertools.takewhile(bool, outcome[place:]))) for place in range(len(outcome))]
+        yield World(1, 3, drafts={"draft": Draft("target", [min(each, longest) for each in survivors])})
+
+
+def walked(choice: Parameters, tokens: int, cost: UnitCost, outcomes: Sequence[Sequence[bool]]) -> Any:
+    """The twin on these outcomes; there may be as many as a block."""
+    rows = np.zeros((tokens - 1, BLOCK), dtype=np.bool_)
+    rows[:, : len(outcomes)] = np.array([outcome[: tokens - 1] for outcome in outcomes]).reshape(len(outcomes), tokens - 1).T
+    return twin.walk(choice, tokens, cost, iter([lambda _, row=row: row for row in rows]))
+
+
+def by_rounds(choice: Parameters, tokens: int, outcome: Sequence[bool]) -> list[tuple[int, int]]:
+    """(accepted, drafted) of each round."""
+    made, found = 0, []
+    while made < tokens:
+        drafted = min(choice.draft_length, tokens - made - 1)
+        accepted = len(list(itertools.takewhile(bool, outcome[made : made + drafted])))
+        found.append((accepted, drafted))
+        made += accepted + 1
+    return found
+
+
+def time_by_hand(choice: Parameters, rounds: Sequence[tuple[int, int]], c: float, curve: dict[int, float]) -> tuple[float, float]:
+    """Time and unit-time in passes over one token, from the rounds."""
+    time = busy = 0.0
+    for _, drafted in rounds:
+        if choice.rule == "exact":
+            width = choice.beams + choice.draft_width * drafted
+        else:
+            width = (1 + drafted) * (choice.beams if choice.arrangement == "batched" else 1)
+        passes = drafted * c + curve[width] / curve[1]
+        time += passes * (choice.beams if choice.arrangement == "sequential" else 1)
+        busy += passes * (1 if choice.arrangement == "batched" else choice.beams)
+    return time, busy
+
+
+CURVE = {width: 1 + 0.0625 * (width - 1) + (0.25 if width > 4 else 0.0) for width in range(1, 60)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize(("beams", "draft_beams", "draft_length"), [(1, 1, 2), (2, 2, 1), (2, 4, 3), (3, 3, 2), (2, 3, 0)])
+def test_every_path_by_hand_in_events_and_paths(
+    form: tuple[str, str], per_layer: bool, beams: int, draft_beams: int, draft_length: int
+) -> None:
+    choice = choose(form, beams, draft_length, draft_beams)
+    for tokens in (1, 2, 5):
+        cost = UnitCost(3, cost_ratio=0.125, final_head=1.0, verify_cost=tuple(CURVE.items()))
+        outcomes = all_outcomes(tokens)
+        tally = walked(choice, tokens, cost, outcomes)
+        for index, (outcome, world) in enumerate(zip(outcomes, worlds(outcomes, draft_length), strict=True)):
+            run = simulate(decode(choice, [0], tokens), tokens, Cluster(choice.units), cost, world, per_layer=per_layer)
+            rounds = by_rounds(choice, tokens, outcome)
+            time, busy = (4 * each for each in time_by_hand(choice, rounds, 0.125, CURVE))
+            assert run.tokens == list(range(1, tokens + 1))
+            assert run.rounds == Counter(rounds)
+            assert (run.latency, run.busy) == (pytest.approx(time, rel=1e-14), pytest.approx(busy, rel=1e-14))
+            assert (tally.time[index], tally.busy[index]) == (pytest.approx(time, rel=1e-14), pytest.approx(busy, rel=1e-14))
+            assert (tally.rounds[index], tally.drafted[index]) == (len(rounds), sum(drafted for _, drafted in rounds))
+            assert run.peak_units == choice.units
+
+
+@given(
+    st.sampled_from(FORMS), st.integers(1, 4), st.integers(0, 3), st.integers(0, 4), st.integers(1, 12), st.floats(0, 3),
+    st.tuples(*[st.sampled_from([0.0, 0.1, 0.7, 3.0])] * 4), st.sampled_from(["linear", "tree"]),
+    st.lists(st.floats(0.5, 3), min_size=5, max_size=5), st.lists(st.booleans(), min_size=12, max_size=12),
+)  # fmt: skip
+def test_events_are_paths_whatever_anything_costs(
+    form: tuple[str, str], beams: int, wider: int, draft_length: int, tokens: int, ratio: float, times: tuple[float, ...],
+    dispatch_law: str, curve: list[float], outcome: list[bool],
+) -> None:  # fmt: skip
+    choice = choose(form, beams, draft_length, beams + wider)
+    head, dispatch, each, link = times
+    verify = tuple(zip((1, 2, 4, 9, 60), sorted(curve), strict=True))
+    cost = UnitCost(
+        3, layer_times=(1.0, 0.3, 2.0), final_head=head, dispatch=dispatch, dispatch_per_process=each, dispatch_law=dispatch_law,
+        link=link, cost_ratio=ratio, verify_cost=verify,
+    )  # fmt: skip
+    (world,) = worlds([outcome], draft_length)
+    run = simulate(decode(choice, [0], tokens), tokens, Cluster(choice.units), cost, world)
+    tally = walked(choice, tokens, cost, [outcome])
+    assert run.latency == pytest.approx(tally.time[0], rel=1e-12)
+    assert run.busy == pytest.approx(tally.busy[0], rel=1e-12)
+    assert run.rounds == Counter(by_rounds(choice, tokens, outcome))
+
+
+def test_starting_processes_and_links_by_hand() -> None:
+    """2 beams, 2 rounds: the dispatch of two processes (.5 + 2 * .25) each, and to the second unit the link (8)."""
+    cost = UnitCost(3, cost_ratio=1 / 3, dispatch=0.5, dispatch_per_process=0.25, link=8.0)
+    for form, time, busy in ((FORMS[3], 1 + 8 + 4 + 1 + 8 + 3, 1 + 8 + 1 + 6), (FORMS[2], 1 + 8 + 1 + 6, 1 + 8 + 1 + 6)):
+        (world,) = worlds([(False, False)], 1)
+        choice = choose(form, 2, 1)
+        run = simulate(decode(choice, [0], 2), 2, Cluster(choice.units), cost, world)
+        assert (run.latency, run.busy) == (time, busy)
+    alone = simulate(decode(choose(FORMS[3], 1, 0), [0], 2), 2, Cluster(1), cost, next(worlds([(False, False)], 1)))
+    assert alone.latency == 2 * (0.75 + 3)  # one beam is on the unit where it starts
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("law", [Iid(0.6), Markov(0.6, 0.3)])
+def test_the_formula_is_the_mean_over_all_paths(form: tuple[str, str], law: Iid | Markov) -> None:
+    choice, tokens = choose(form, 2, 2, 3), 6
+    cost = UnitCost(3, cost_ratio=0.2, verify_cost=tuple(CURVE.items()), link=0.5, dispatch=0.25)
+    low, high = law.chances(tokens)
+    outcomes = all_outcomes(tokens)
+    chances = np.array([
+        np.prod([(rate if here else 1 - rate) for here, rate in zip(
+            outcome, [low[0], *[(high if before else low)[1] for before in outcome[:-1]]], strict=True)])
+        for outcome in outcomes
+    ])  # fmt: skip
+    runs = [
+        simulate(decode(choice, [0], tokens), tokens, Cluster(choice.units), cost, world) for world in worlds(outcomes, 2)
+    ]
+    latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
+    found = beam.predict(choice, tokens, law, cost)
+    assert float(found.latency) == pytest.approx(float(chances @ latency), rel=1e-12)
+    assert float(found.latency_variance) == pytest.approx(float(chances @ (latency - chances @ latency) ** 2), rel=1e-9)
+    assert float(found.busy) == pytest.approx(float(chances @ busy), rel=1e-12)
+    assert float(found.rounds) == pytest.approx(float(chances @ [run.rounds.total() for run in runs]), rel=1e-12)
+    assert float(found.units) == choice.units
+    if form[1] != "parallel":
+        assert float(found.units_ratio) == 1
+    else:  # the link makes some rounds busier than others
+        assert np.isnan(float(found.units_ratio))
+        assert np.isnan(float(beam.predict(choice, tokens, law, replace(cost, link=1e-6, dispatch=0.0)).units_ratio))
+        free = beam.predict(choice, tokens, law, replace(cost, link=0.0, dispatch=0.0))
+        assert float(free.units_ratio) == pytest.approx(2, rel=1e-14)
+
+
+def test_many_tokens_give_the_closed_form() -> None:
+    for form in FORMS:
+        choice = choose(form, 2, 3, 4)
+        rule, arrangement = form
+        cost = UnitCost(3, cost_ratio=0.1, verify_cost=tuple(CURVE.items()))
+        more: Any = {"rule": rule, "arrangement": arrangement, "draft_beams": choice.draft_beams, "verify_cost": CURVE}
+        short, long = (float(beam.predict(choice, tokens, Iid(0.7), cost).latency) for tokens in (400, 800))
+        # The first and last rounds are the same in both: what 400 tokens more take is the limit.
+        assert 400 * 3 / (long - short) == pytest.approx(float(beam.speedup(0.7, 3, 0.1, 2, **more)), rel=1e-9)
+
+
+# --- What is asked for: the counter ---------------------------------------------------------------------------------------
+
+
+def spied(steps: Steps, seen: list[Forward]) -> Steps:
+    """The same algorithm, and all its passes."""
+    answer = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(step, Forward):
+            seen.append(step)
+        if isinstance(step, Fork):
+            step = step._replace(bodies=tuple(spied(body, seen) for body in step.bodies if not isinstance(body, Forward)))
+        answer = yield step
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("prompt", [[0], [0, 1, 2]])
+def test_passes_their_widths_and_heads_are_the_theorys(form: tuple[str, str], prompt: list[int]) -> None:
+    tokens, beams, draft_beams, draft_length = 6, 2, 3, 2
+    choice = choose(form, beams, draft_length, draft_beams, draft_layers=2)
+    apart = 1 if choice.arrangement == "batched" else beams
+    outcomes = all_outcomes(tokens)
+    for outcome, world in zip(outcomes, worlds(outcomes, draft_length), strict=True):
+        world.prompt, seen = len(prompt), list[Forward]()
+        work = count(spied(decode(choice, prompt, tokens), seen), world, 1000)  # it ends by itself
+        rounds = by_rounds(choice, tokens, outcome)
+        assert work.tokens == list(range(len(prompt), len(prompt) + tokens))
+        assert work.commits == ["round"] * len(rounds)
+        assert work.rounds == Counter(rounds)
+        read = 2 * (len(prompt) > 1)
+        assert work.passes_of["target"] == apart * len(rounds) + read / 2
+        assert work.passes_of["draft"] == apart * sum(drafted for _, drafted in rounds) + read / 2
+        assert work.forks == (0 if apart == 1 else apart * len(rounds))
+        passes = seen[read:]
+        tested = [step for step in passes if step.role == "target"]
+        drafted = [int(drafted) for _, drafted in rounds for _ in range(apart)]
+        widths = beam.pass_width(drafted, beams, choice.draft_width, choice.rule, choice.arrangement)
+        assert [len(step.tokens) for step in tested] == widths.tolist() == [step.heads for step in tested]
+        assert {(step.first, step.last) for step in tested} == {(0, 3)}
+        of_draft = [step for step in passes if step.role == "draft"]
+        assert all((step.first, step.last) == (0, 2) for step in of_draft)
+        followed = [
+            (beams if place == 0 or choice.rule != "exact" else draft_beams) if apart == 1 else 1
+            for _, drafted in rounds for _ in range(apart) for place in range(drafted)
+        ]  # fmt: skip
+        assert [step.heads for step in of_draft] == followed
+        assert all(step.heads <= len(step.tokens) for step in of_draft)
+        for step in seen[:read]:
+            assert (step.tokens, step.at, step.heads) == (tuple(prompt[:-1]), 0, 0)
+
+
+def test_the_draft_reads_nothing_twice() -> None:
+    """After a round whose steps were all accepted it has one more to read: of the hypotheses kept, what they follow."""
+    seen = list[Forward]()
+    (world,) = worlds([(True,) * 9], 2)
+    count(spied(decode(choose(FORMS[0], 2, 2, 3), [0], 9), seen), world, 9)
+    drafts = [(step.at, len(step.tokens)) for step in seen if step.role == "draft"]
+    # Both hypotheses kept follow the same, so it is one token more.
+    assert drafts == [(0, 2), (1, 3), (2, 3), (4, 3), (5, 3), (7, 3)]
+    assert [(step.at, len(step.tokens)) for step in seen if step.role == "target"] == [(0, 8), (3, 8), (6, 8)]
+
+
+# --- Steps over several hypotheses ------------------------------------------------------------------------------------------
+
+
+def test_positions_of_a_tree() -> None:
+    tree = Forward("target", (7, 8, 9, 6, 5), 5, 0, 4, after=(-1, -2, 0, 2, 1))
+    assert list(tree.positions) == [5, 5, 6, 7, 6]
+    assert tree.end == 8
+    line = Forward("target", (7, 8, 9), 5, 0, 4)
+    assert (list(line.positions), line.end) == ([5, 6, 7], 8)
+
+
+def test_the_cache_counts_the_depth_of_a_tree_and_knows_its_tokens() -> None:
+    cache = Cache()
+    cache.write(Forward("target", (0, 1, 2), 0, 0, 2))
+    cache.write(Forward("target", (7, 8, 9), 3, 0, 2, after=(-1, -1, 1)))
+    assert cache.rows == {"target": [5, 5]}
+    assert cache.breadths == {"target": [1, 1, 1, 2, 1]}
+    other = cache.copy()
+    other.write(Forward("target", (5, 5), 4, 0, 2, after=(-2, -1)))
+    assert (other.breadths["target"], cache.breadths["target"]) == ([1, 1, 1, 2, 2], [1, 1, 1, 2, 1])
+    other.write(Forward("target", (5, 5), 3, 0, 2))  # one text cuts the tree
+    assert (other.breadths["target"], other.rows) == ([1, 1, 1, 1, 1], {"target": [5, 5]})
+    for at, after in ((4, (-3, -1)), (5, (-2, -1)), (4, (0, -1)), (4, (-1, 1)), (4, (-1, 2)), (4, (-1,)), (4, (-1, -1, -1))):
+        with pytest.raises(CacheError, match="target"):
+            cache.write(Forward("target", (5, 5), at, 0, 2, after=after))
+    with pytest.raises(CacheError, match=r"token 1 at position 0 follows -2, but there are 1 tokens before it"):
+        Cache().write(Forward("target", (5, 5), 0, 0, 2, after=(-1, -2)))
+    Cache().write(Forward("target", (5, 5), 0, 0, 2, after=(-1, -1)))
+    with pytest.raises(CacheError, match="target"):  # beyond what it holds
+        cache.write(Forward("target", (5, 5), 6, 0, 2, after=(-1, -1)))
+
+
+def test_a_layer_above_needs_all_of_a_tree() -> None:
+    cache = Cache()
+    cache.write(Forward("target", (7, 8), 0, 0, 2, after=(-1, -1)))
+    cache.write(Forward("target", (7, 8), 0, 2, 3, after=(-1, -1)))
+    assert cache.rows == {"target": [1, 1, 1]}
+    with pytest.raises(CacheError):
+        cache.write(Forward("target", (7, 8), 0, 2, 3, after=(-1, 0)))
+
+
+def takes_back() -> Steps:
+    yield Commit("round", (1, 2, 3), 2)
+    yield Commit("round", (7, 8, 9, 6), 5, 2)
+    yield Commit("token", (5,))
+
+
+def inherits() -> Steps:
+    """A sub-process goes on from the cache of one that has ended, and another from its starter's."""
+
+    def reads(*places: int) -> Steps:
+        for at in places:
+            yield Forward("target", (0,), at, 0, 2)
+        return places
+
+    first = yield Fork((reads(0, 1), reads(0)), (0, 1))
+    found = yield Join(first)
+    assert list(found) == [(0, 1), (0,)]
+    second = yield Fork((reads(2), reads(0)), (0, 1), (first[0], None))
+    assert list((yield Join(second))) == [(2,), (0,)]
+    assert list((yield Join(second))) == [(2,), (0,)]  # those that have ended before as well
+    yield Commit("token", (1,))
+
+
+def disowned() -> Steps:
+    """The same, but from the cache of its starter, which holds nothing."""
+
+    def reads(at: int) -> Steps:
+        yield Forward("target", (0,), at, 0, 2)
+
+    tasks = yield Fork((reads(0),), (0,))
+    yield Join(tasks)
+    yield Join((yield Fork((reads(1),), (0,))))
+    yield Commit("token", (1,))
+
+
+def simulated(steps: Steps, tokens: int, cost: UnitCost, units: int = 2) -> Run:
+    return simulate(steps, tokens, Cluster(units), cost, World(1, 2))
+
+
+def test_steps_of_several_hypotheses_in_both_interpreters() -> None:
+    cost = UnitCost(2)
+    for found in (count(takes_back(), World(1, 2), 99), simulated(takes_back(), 6, cost)):
+        assert found.tokens == [1, 7, 8, 9, 6, 5]
+        assert found.rounds == {(2, 2): 1, (1, 5): 1}
+    assert count(inherits(), World(1, 2), 1).tokens == simulated(inherits(), 1, cost).tokens == [1]
+    for run in (lambda: count(disowned(), World(1, 2), 1), lambda: simulated(disowned(), 1, cost)):
+        with pytest.raises(CacheError):
+            run()
+
+
+def test_a_cache_that_lies_on_the_unit_takes_no_link() -> None:
+    # The process that starts them is on unit 0, where the first makes its passes (2 each), while the second takes the link (10).
+    assert simulated(inherits(), 1, UnitCost(2, link=10.0)).latency == (10 + 2) + (10 + 2)
+    shared = simulate(inherits(), 1, Cluster(2, links="shared"), UnitCost(2, link=10.0), World(1, 2))
+    assert shared.latency == (10 + 2) + (10 + 2)  # the first does not take it, so nobody waits
+
+    def crossing() -> Steps:
+        def reads(at: int) -> Steps:
+            yield Forward("target", (0,), at, 0, 2)
+
+        tasks = yield Fork((reads(0), reads(0)), (0, 1))
+        yield Join(tasks)
+        yield Join((yield Fork((reads(1), reads(1)), (0, 1), (tasks[1], tasks[1]))))
+        yield Commit("token", (1,))
+
+    found = simulate(crossing(), 1, Cluster(2), UnitCost(2, link=10.0), World(1, 2), record=True)
+    fates = [(row.unit, row.fate) for row in found.intervals if row.what == "forward" and row.start < 12]
+    assert fates == [(0, "discarded"), (1, "kept")]
+    assert [row.start for row in found.intervals if row.what == "link"] == [0, 12]  # to unit 0 now, and not to unit 1
+    assert sorted(row.unit for row in found.intervals if row.start == 12 and row.what == "forward") == [1]
+
+
+def test_the_worlds_beams() -> None:
+    world = World(2, 3, drafts={"draft": Draft("target", [1, 0, 0, 0])})
+
+    def best(role: str, width: int, *hypotheses: tuple[int, float], tokens: tuple[int, ...] = (-5, 1), at: int = 1) -> Any:
+        output = Forward(role, tokens, at, 0, 3, after=(-1,) * len(tokens))
+        return world.read(Read("beams", output, width=width, hypotheses=hypotheses))
+
+    target, draft = best("target", 3, (0, -1.0), (1, -2.0)), best("draft", 3, (0, -1.0), (1, -2.0))
+    assert [each.token for each in target] == [each.token for each in draft][::-1] == [2, -4, -5]
+    assert {each.follows for each in (*target, *draft)} == {1}
+    assert [each.score for each in target] == [each.score for each in draft] == [-2, -2 - 1 / 3, -2 - 2 / 3]
+    world.written = [2]
+    target, draft = (best(role, 2, (0, 0.0), tokens=(2,), at=2) for role in ("target", "draft"))
+    assert target[0].token == 3
+    assert {each.token for each in draft} & {each.token for each in target} == {target[1].token}
+    wrong = best("target", 2, (0, 0.0))
+    assert all(each.token < 0 and each.follows == 0 for each in wrong)
+    assert [each.score for each in wrong] == [-1, -1.5]  # below the worst of a right one
+    other = best("draft", 9, (0, 0.0))
+    assert len({each.token for each in other}) == 9
+    # Of equal copies the first is gone on from.
+    assert {each.follows for each in best("target", 2, (0, 0.0), (1, -9.0), tokens=(1, 1))} == {0}
+    tree = Forward("target", (1, 2, -9), 1, 0, 3, after=(-1, 0, 0))
+    assert [world.read(Read("next", tree, offset)) for offset in (-3, -2)] == [2, 3]
+
+
+# --- Scenarios ----------------------------------------------------------------------------------------------------------------
+
+
+def tables(**cost: Any) -> scenario.Tables:
+    methods = [
+        {"name": "beam", "layers": 3, "num_speculative_tokens": 2, "num_beams": 2, "rule": rule, "arrangement": arrangement}
+        for rule, arrangement in FORMS
+    ]
+    return {
+        "scenario": {"name": "beams", "tokens": 9, "replications": 40},
+        "method": methods,
+        "outcomes": {"kind": "iid", "acceptance_rate": 0.7},
+        "cost": {"cost_ratio": 0.25, **cost},
+    }
+
+
+def test_a_scenario_has_all_three_views() -> None:
+    for cost, limit in (({}, 0.0), ({"link": 0.3, "dispatch": 0.7, "final_head": 0.1, "verify_cost": [[1, 1.0], [9, 1.7]]}, 1e-12)):
+        grid = Grid(tables(**cost))
+        for point in range(grid.points):
+            case = grid.case(point)
+            row = views.events_row(case, 0, 40)
+            assert not case.contended
+            assert row["paths_difference"] <= limit * row["latency"]
+            formula = views.formula_row(case)
+            assert formula["held_units"] == case.held == (2 if case.parameters.arrangement == "parallel" else 1)
+            assert views.described(grid, point, case)["exact"] is (case.parameters.rule == "exact")
+            paths = views.paths_row(case, 0, 40)
+            assert paths["rounds"] == row["rounds"]
+            assert paths["drafted"] == row["drafted"]
+
+
+def test_operations_are_not_counted_as_if_there_were_one_beam() -> None:
+    grid = Grid(tables(operations_ratio=0.1))
+    for point in range(grid.points):
+        row = views.formula_row(grid.case(point))
+        assert np.isnan(row["operations_per_token"])
+        assert row["tokens_per_round"] > 1
+
+
+def test_fewer_units_than_beams_are_shared() -> None:
+    grid = Grid(tables() | {"cluster": {"units": 1}})
+    apart, parallel = grid.case(2), grid.case(3)
+    assert parallel.contended
+    assert views.events_row(parallel, 0, 20)["latency"] == views.events_row(apart, 0, 20)["latency"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"beams": 0}, "beams must be between 1 and 1000, got 0"),
+        ({"beams": 1001}, "beams must be between 1 and 1000, got 1001"),
+        ({"beams": 2.0}, "beams must be a whole number, got 2.0"),
+        ({"layers": 0}, "layers must be between 1 and 10000, got 0"),
+        ({"draft_layers": 0}, "draft_layers must be between 1 and 10000, got 0"),
+        ({"draft_length": -1}, "draft_length must be between 0 and 250, got -1"),
+        ({"draft_beams": 1}, "draft_beams must be at least beams=2, got 1; a narrower draft is never accepted"),
+        ({"draft_beams": 1001}, "draft_beams must be between 1 and 1000, got 1001"),
+        ({"draft_beams": True}, "draft_beams must be a whole number, got True"),
+        ({"rule": "exakt"}, "unknown rule 'exakt'; did you mean exact? known: exact, per-beam"),
+        ({"arrangement": "serial"}, "unknown arrangement 'serial'; did you mean sequential? known: batched, parallel, sequential"),
+        ({"arrangement": "parallel"}, "arrangement must be 'batched' for rule 'exact', which scores them all in one pass, got"
+         " 'parallel'; rule 'per-beam' takes the others"),
+        ({"rule": "per-beam", "draft_beams": 3}, "draft_beams must be left out for rule 'per-beam', got 3; only 'exact' uses it"),
+    ],
+)  # fmt: skip
+def test_bad_input(wrong: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"layers": 3, "draft_length": 2, "beams": 2}
+    with pytest.raises(ParameterError) as caught:
+        Parameters(**good | wrong)
+    assert str(caught.value) == message
+
+
+def test_limits_that_are_allowed() -> None:
+    assert Parameters(1, 0, 1, draft_beams=1).draft_width == 1
+    assert Parameters(10_000, 250, 1000, draft_layers=10_000).draft_width == 1000
+    assert Parameters(1, 0, 7, draft_beams=1000).draft_width == 1000
+    widest = Parameters(1, 0, 1000, rule="per-beam", arrangement="parallel")
+    assert (widest.units, widest.longest, widest.EXACT) == (1000, 0, False)
+    assert (Parameters(1, 3, 5).units, Parameters(1, 3, 5).longest, Parameters(1, 3, 5).EXACT) == (1, 3, True)
+    assert (Parameters(1, 3, 5).draft_layers, Parameters(1, 3, 5).draft_beams) == (1, None)
+
+
+def test_bad_arguments_of_closed_forms() -> None:
+    with pytest.raises(ParameterError, match="cost_ratio is required"):
+        beam.beam_round_prices(Parameters(3, 2, 2), UnitCost(3))
+    with pytest.raises(ParameterError, match="draft_beams must be at least beams=3, got 2"):
+        beam.speedup(0.5, 2, 0.1, 3, draft_beams=2)
+    with pytest.raises(ParameterError, match="beams must be at least 1, got 0"):
+        beam.plain_speed(0)
+    with pytest.raises(ParameterError, match="unknown arrangement 'serial'"):
+        beam.plain_speed(1, "serial")
+    with pytest.raises(ParameterError, match="width must be at most 4, the last of verify_cost, got 6"):
+        beam.speedup(0.5, 2, 0.1, 2, verify_cost=[(1, 1.0), (4, 2.0)])
+    with pytest.raises(ParameterError, match="draft_length must be at least 0, got -1"):
+        beam.speedup(0.5, -1, 0.1, 2)
+    with pytest.raises(ParameterError, match=r"cost_ratio must be at least 0, got -0\.1"):
+        beam.speedup(0.5, 1, -0.1, 2)
+    with pytest.raises(ParameterError, match="tokens must be between 1 and 1000000, got 0"):
+        beam.predict(Parameters(3, 2, 2), 0, Iid(0.5), UnitCost(3, cost_ratio=0.1))
+    with pytest.raises(ParameterError, match="drafted must be at least 0, got -1"):
+        beam.pass_width(-1, 2, 2, "exact", "batched")
+
+
+def test_laws_of_rounds_and_records_predict_too() -> None:
+    cost, choice = UnitCost(3, cost_ratio=0.25), Parameters(3, 2, 2)
+    by_place = beam.predict(choice, 12, Rounds.by_draft_position([0.7, 0.7]), cost)
+    assert float(by_place.latency) == pytest.approx(float(beam.predict(choice, 12, Iid(0.7), cost).latency), rel=1e-12)
+    (run,) = [simulate(decode(choice, [0], 3), 3, Cluster(1), cost, world) for world in worlds([(True, False, True)], 2)]
+    assert float(beam.predict(choice, 3, Replay([[True, False, True]]), cost).latency) == run.latency == 2 * 0.75 + 2 * 3
