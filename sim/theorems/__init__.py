@@ -64,14 +64,16 @@ class Verdict:
         theorem = self.theorem
         return {
             "method": theorem.method, "theorem": theorem.number, "statement": theorem.statement, "source": theorem.source,
-            "expect": theorem.expect, "tried": self.tried, "holds": self.holds, "as_expected": self.expected, "seconds": round(self.seconds, 3),
-            "counterexample": self.counterexample, "error": self.error, "reproduce": self.reproduce,
+            "expect": theorem.expect, "tried": self.tried, "holds": self.holds, "as_expected": self.expected,
+            "seconds": round(self.seconds, 3), "counterexample": self.counterexample, "error": self.error,
+            "reproduce": self.reproduce,
         }  # fmt: skip
 
     def __str__(self) -> str:
         must = "" if self.theorem.expect == "holds" else " (must not hold)"
         verdict = ("holds" if self.holds else "fails") + ("" if self.expected else "  <-- WRONG")
-        lines = [f"{self.theorem.method} {self.theorem.number:4} {verdict:6} {self.tried:6} examples  {self.theorem.statement}{must}"]
+        name = f"{self.theorem.method} {self.theorem.number:4}"
+        lines = [f"{name} {verdict:6} {self.tried:6} examples  {self.theorem.statement}{must}"]
         if not self.holds:
             lines += [f"      {self.error}", f"      {self.reproduce}"]
         return "\n".join(lines)
@@ -106,9 +108,10 @@ def check(
     only: Sequence[str] | None = None,
     database: ExampleDatabase | None = None,
 ) -> Iterator[Verdict]:
-    """Try theorems of a method, or of all, on drawn examples, one after another. The seed decides which are drawn, whatever else is checked.
+    """Try theorems of a method, or of all, on drawn examples, one after another.
 
-    With a `database`, counterexamples of earlier searches are kept there and tried first.
+    The seed decides which are drawn, whatever else is checked. With a `database`, counterexamples of earlier searches are kept
+    there and tried first.
     """
     chosen = select(method, only)
     checks.whole("examples", examples, 1)

@@ -145,8 +145,9 @@ def drafting(
         if luck == "accept":
             example["accept"] = bits(draw, tokens)
         else:
-            example["survive"] = draw(st.lists(st.integers(0, most), min_size=1, max_size=tokens))
-        return draw(_staged(example, costs, cluster)) | {name: draw(strategy) for name, strategy in fields.items()}
+            example["survive"] = digits(draw, draw(st.integers(1, tokens)), most)
+        _stage(draw, example, costs, cluster)
+        return example | {name: draw(strategy) for name, strategy in fields.items()}
 
     return decoding()
 
@@ -155,14 +156,13 @@ def few(tokens: int = 4, most: int = 3, *, costs: str = "plain", law: str = "one
     """Decodings of at most so many tokens, all luck of which can be tried, and a law: of `one rate`, or `any`."""
     from hypothesis import strategies as st
 
+    some = laws(tokens + 1) | survival(most) if law == "any" else st.fixed_dictionaries({"match_rate": rates()})
+
     @st.composite
     def decoding(draw: DrawFn) -> Example:
-        example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens))}
-        if law == "any":
-            example["law"] = draw(laws(tokens + 1) | survival(most))
-        else:
-            example["law"] = {"match_rate": draw(rates())}
-        return draw(_staged(example, costs, cluster=False))
+        example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens)), "law": draw(some)}
+        _stage(draw, example, costs, cluster=False)
+        return example
 
     return decoding()
 
@@ -186,9 +186,9 @@ def pairs(
         count = draw(st.integers(2, words))
         # Many ways to go with three words: shorter texts then.
         example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens - (count > 2)))}
-        weights = st.lists(st.integers(0, 3), min_size=count, max_size=count).filter(any)
         for role in ("target", "draft"):
-            example[role] = draw(st.lists(weights, min_size=3, max_size=3) | st.lists(weights, min_size=1, max_size=1))
+            states = draw(st.sampled_from((1, 3)))
+            example[role] = [digits(draw, count, 3, least=1) for _ in range(states)]
         if stops and draw(st.booleans()):
             example["stop"] = draw(st.integers(0, count - 1))
         return example | {name: draw(strategy) for name, strategy in fields.items()}
@@ -196,50 +196,47 @@ def pairs(
     return pair()
 
 
-def _staged(example: Example, costs: str, cluster: bool) -> SearchStrategy[Example]:
-    """An example with what does not change its luck."""
+def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
+    """Add what does not change an example's luck."""
     from hypothesis import strategies as st
 
-    @st.composite
-    def stage(draw: DrawFn) -> Example:
-        found = dict(example)
-        if costs != "plain":
-            found |= {
-                "layers": draw(st.integers(1, 3)),
-                "sampled": draw(st.booleans()),
-                "placement": draw(st.sampled_from(speculative.PLACEMENTS)),
-                "draft_layers": draw(st.sampled_from((1, 2))),
-            }
-            found["cost"] = draw(_costs(found["layers"], found["draft_length"], costs))
-        if cluster:
-            found["cluster"] = {
-                "units": draw(st.integers(1, choice(found).units + 1)),
-                "links": draw(st.sampled_from(LINKS)),
-                "stop": draw(st.sampled_from(STOPS)),
-            }
-        return found
-
-    return stage()
+    if costs != "plain":
+        chosen = draw(st.integers(0, 23))
+        example |= {
+            "layers": 1 + chosen % 3,
+            "sampled": bool(chosen // 3 % 2),
+            "placement": speculative.PLACEMENTS[chosen // 6 % 2],
+            "draft_layers": 1 + chosen // 12,
+        }
+        example["cost"] = _costs(draw, example["layers"], example["draft_length"], costs)
+    if cluster:
+        example["cluster"] = {
+            "units": draw(st.integers(1, choice(example).units + 1)),
+            "links": draw(st.sampled_from(LINKS)),
+            "stop": draw(st.sampled_from(STOPS)),
+        }
 
 
-def _costs(layers: int, draft_length: int, kind: str) -> SearchStrategy[Example]:
+def _costs(draw: DrawFn, layers: int, draft_length: int, kind: str) -> Example:
     """Fields of `UnitCost`: a draft pass in quarters or tenths of the target's; links, heads, uneven layers and widths perhaps."""
     from hypothesis import strategies as st
 
     amount = amounts(kind)
     parts, first = (4, 4) if kind == "whole" else (10, 7)
+    chosen = draw(st.integers(0, 15))
+    given: Example = {"cost_ratio": draw(st.integers(0, 8)) / parts}
+    given |= {name: draw(amount) for place, name in enumerate(("link", "final_head")) if chosen >> place & 1}
+    if chosen & 4:
+        given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
+    if chosen & 8:
+        times = itertools.accumulate(digits(draw, draft_length, 4), initial=first)
+        given["verify_cost"] = [[width, time] for width, time in enumerate(times, start=1)]
+    return given
 
-    @st.composite
-    def fields(draw: DrawFn) -> Example:
-        chosen = draw(st.integers(0, 15))
-        given: Example = {"cost_ratio": draw(st.integers(0, 8)) / parts}
-        given |= {name: draw(amount) for place, name in enumerate(("link", "final_head")) if chosen >> place & 1}
-        if chosen & 4:
-            given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
-        if chosen & 8:
-            steps = draw(st.lists(st.integers(0, 4), min_size=draft_length, max_size=draft_length))
-            times = itertools.accumulate(steps, initial=first)
-            given["verify_cost"] = [[width, time] for width, time in enumerate(times, start=1)]
-        return given
 
-    return fields()
+def digits(draw: DrawFn, count: int, most: int, least: int = 0) -> list[int]:
+    """So many numbers from 0 to `most`, in one draw; not all of them zero if `least` is 1."""
+    from hypothesis import strategies as st
+
+    number = draw(st.integers(least, (most + 1) ** count - 1))
+    return [number // (most + 1) ** place % (most + 1) for place in range(count)]

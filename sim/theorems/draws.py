@@ -3,8 +3,8 @@
 An example of a decoding has the fields `form`, `layers`, `exit_layer`, `candidates` and `matches` (one for each token, the last of
 which must not matter), and may have `cost` (fields of `UnitCost`) and `cluster` (fields of `Cluster`). One of speculative decoding
 has `draft_length` instead, and luck by position: `accept`, whether the drafted token is the true one, or `survive`, how many are
-if a draft starts there (strategies for these are in `drafts`). Most are small: a defect that shows only in a large decoding is rare,
-and a large one is slow to read.
+if a draft starts there (strategies for these are in `drafts`). Most are small: a defect that shows only in a large decoding is
+rare, and a large one is slow to read.
 """
 
 from __future__ import annotations

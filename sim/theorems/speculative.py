@@ -72,9 +72,9 @@ def prediction(x: Example) -> None:
     time = average(times)
     equal("mean latency", float(found.latency), time, CLOSE)
     equal("mean compute", float(found.busy), average([run.busy for _, run in runs]), CLOSE)
-    assert found.rounds is not None and found.drafted is not None  # noqa: PT018  it has them all, or is another method's
-    equal("mean rounds", float(found.rounds), average([rounds(run) for _, run in runs]), CLOSE)
-    equal("mean drafted tokens", float(found.drafted), average([drafted(run) for _, run in runs]), CLOSE)
+    counts = found.rounds, found.drafted
+    for what, got, of in zip(("mean rounds", "mean drafted tokens"), counts, (rounds, drafted), strict=True):
+        equal(what, float(np.asarray(got)), average([of(run) for _, run in runs]), CLOSE)
     variance = average([(value - time) ** 2 for value in times])
     at_most("error of the variance", abs(float(found.latency_variance) - variance), CLOSE * time**2)
     equal("latency of plain decoding", float(found.plain_latency), n * (cost(x).depths[-1] + cost(x).final_head), CLOSE)
@@ -328,7 +328,7 @@ def _rounds(tokens: int, alpha: Fraction, gamma: int) -> list[Fraction]:
     chances = [alpha ** (j - 1) * (1 - alpha) for j in range(1, gamma + 1)] + [alpha**gamma]
     found = [Fraction(0)]
     for left in range(1, tokens + 1):
-        found.append(1 + sum(chance * found[left - j] for j, chance in enumerate(chances[:left], start=1)))
+        found.append(sum((chance * found[left - j] for j, chance in enumerate(chances[:left], start=1)), Fraction(1)))
     return found
 
 
@@ -421,7 +421,8 @@ THEOREMS = (
     ),
     _theorem(
         "5", "Cutting drafts short at the end costs no round, and saves drafts.",
-        source="a round that reaches the end does so anyway", given=lambda: drafting(luck="survive"), holds=cut_drafts_cost_no_round,
+        source="a round that reaches the end does so anyway", given=lambda: drafting(luck="survive"),
+        holds=cut_drafts_cost_no_round,
     ),
     _theorem(
         "6a", "A round gives j <= gamma tokens with chance alpha^(j-1) (1 - alpha), and gamma + 1 with alpha^gamma.",
