@@ -31,8 +31,8 @@ TESTS = {
     "model.stages": PPD,
     "model.algorithms.speculative": ("test_speculative_algorithm.py", "test_exactness.py"),
     "model.rounds": ("test_rounds.py", "test_speculative_algorithm.py"),
-    "model.speculative": ("test_rounds.py", ON_EVERY_PATH),
-    "model.speculative_laws": ("test_rounds.py", ON_EVERY_PATH),
+    "model.speculative": (ON_EVERY_PATH,),
+    "model.speculative_laws": (ON_EVERY_PATH,),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

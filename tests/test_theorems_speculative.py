@@ -132,6 +132,10 @@ def one_survives_less(right: Any, *args: Any) -> Any:
     return np.maximum(right(*args) - 1, 0)
 
 
+def rate_of_all(right: Any, powers: Any) -> Any:
+    return formulas.expected_tokens(powers[:1].sum(), powers.size)
+
+
 def no_final_step(right: Any, alpha: Any, c: Any, **options: Any) -> Any:
     return np.maximum(right(alpha, c, **options), 1)
 
@@ -173,8 +177,12 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("6b", "cap gamma", formula(draft_less, "expected_tokens")),
     ("6b", "variance", formula(one_more, "tokens_variance")),
     ("6c", "reversed", formula(lambda right, *args: right(*args)[::-1], "tokens_pmf")),
-    ("7", "one more", after(one_more, laws, "expected_tokens_random_length")),
-    ("7", "no bonus token", BONUS_DROPPED),
+    ("7a", "one more", after(one_more, laws, "expected_tokens_random_length")),
+    ("7a", "no bonus token", BONUS_DROPPED),
+    ("7b", "one more", after(one_more, laws, "expected_tokens_by_draft_position")),
+    ("7c", "one rate for all", after(rate_of_all, laws, "expected_tokens_shared_rate")),
+    ("7d", "independent", after(lambda right, p, rho, *rest: right(p, 0.0, *rest), laws, "expected_tokens_markov")),
+    ("7e", "no bonus token", BONUS_DROPPED),
     ("8a", "upside down", formula(lambda right, *args: 1 / right(*args), "speedup")),
     ("8b", "one more", formula(one_more, "optimal_draft_length")),
     ("9", "always a draft", formula(no_final_step, "optimal_draft_length")),

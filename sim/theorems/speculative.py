@@ -19,6 +19,7 @@ import numpy as np
 
 from model import speculative as formulas
 from model import speculative_laws as laws
+from model.rounds import Rounds
 from sim.theorems.drafts import accepted, all_runs, drafted, drafting, few, law_of, mean, rounds, starts, walked
 from sim.theorems.draws import CLOSE, choice, cost, counted, play, rates, size, survivors, whole
 from sim.theorems.statement import Example, Theorem, at_most, equal
@@ -26,6 +27,7 @@ from sim.theorems.statement import Example, Theorem, at_most, equal
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
+_MANY = 80  # tokens, after which it no longer matters how a text began
 _LONGEST = 120  # no best draft length of the points that are drawn is longer
 
 
@@ -205,6 +207,38 @@ def random_length(x: Example) -> None:
     at_most("mean tokens", found, float(formulas.expected_tokens(alpha, ceiling)), CLOSE)
 
 
+def rates_by_place(x: Example) -> None:
+    chances = x["acceptance_rates"]
+    survival = np.cumprod(chances).tolist()
+    first = _first_round({"draft_length": len(chances), "law": {"survival": survival}})
+    equal("mean tokens of a round", float(laws.expected_tokens_by_draft_position(chances)), first, CLOSE)
+
+
+def shared_rate(x: Example) -> None:
+    a, b, gamma = x["a"], x["b"], x["draft_length"]
+    survival = Rounds.shared_rate(a / (a + b), a + b, gamma).survival.tolist()
+    first = _first_round({"draft_length": gamma, "law": {"survival": survival}})
+    found = float(laws.expected_tokens_shared_rate(laws.beta_moments(a, b, gamma)))
+    equal("mean tokens of a round", found, first, CLOSE)
+    at_most("Eq. 1 at the mean rate", float(formulas.expected_tokens(a / (a + b), gamma)), found, CLOSE)
+
+
+def chained(x: Example) -> None:
+    gamma, p, rho = x["draft_length"], x["match_rate"], x["correlation"]
+    for chain in ("output", "tested"):
+        took = _chained_rounds(2 * _MANY, gamma, p, rho, every=chain == "output")
+        found = float(laws.expected_tokens_markov(p, rho, gamma, chain))
+        equal(f"tokens of a round, {chain}", found, _MANY / (took[2 * _MANY] - took[_MANY]), 1e-4)
+        if rho >= 0:
+            at_most("tokens of a round of a chain", found, float(formulas.expected_tokens(p, gamma)), CLOSE)
+
+
+def logged(x: Example) -> None:
+    run = play(x)
+    count, per_round = laws.tokens_of_rounds([survive + 1 for survive in x["survive"]], x["draft_length"])
+    equal("rounds and tokens of a round", (count, per_round), (rounds(run), size(x) / rounds(run)))
+
+
 # --- 8 to 12: speed ---
 
 
@@ -318,6 +352,28 @@ def _point(x: Example) -> tuple[int, int, float]:
     return x["tokens"], x["draft_length"], x["acceptance_rate"]
 
 
+def _first_round(x: Example) -> float:
+    return mean(x, x["draft_length"] + 1, lambda run: run.commits[0][2])
+
+
+def _chained_rounds(tokens: int, gamma: int, p: float, rho: float, *, every: bool) -> list[float]:
+    """Mean rounds of 0, 1, ... tokens after an accepted one; a coin for `every` position, or for those that are tested."""
+    success = p * (1 - rho), p + rho * (1 - p)  # after a rejection, after an acceptance
+    found = [[0.0, 0.0]]
+    for left in range(1, tokens + 1):
+        count, row = min(gamma, left - 1), []
+        for before in (0, 1):
+            total, reach, last = 1.0, 1.0, before
+            for place in range(count):
+                total += reach * (1 - success[last]) * found[left - place - 1][0]
+                reach, last = reach * success[last], 1
+            ahead = found[left - count - 1]
+            total += reach * (success[last] * ahead[1] + (1 - success[last]) * ahead[0] if every else ahead[last])
+            row.append(total)
+        found.append(row)
+    return [row[1] for row in found]
+
+
 def _ends(values: Any) -> tuple[int, int]:
     found = list(values)
     return min(found), max(found)
@@ -363,6 +419,30 @@ def _mixtures() -> SearchStrategy[Example]:
 
     weights = st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any)
     return st.fixed_dictionaries({"weights": weights, "law": st.fixed_dictionaries({"match_rate": rates()})})
+
+
+def _rates_by_place() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries({"acceptance_rates": st.lists(rates(), min_size=1, max_size=3)})
+
+
+def _betas() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries({"a": whole(1, 9), "b": whole(1, 9), "draft_length": whole(0, 3)})
+
+
+def _chains() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries(
+        {
+            "draft_length": whole(0, 3),
+            "match_rate": whole(8, 16).map(lambda twentieths: twentieths / 20),
+            "correlation": whole(-1, 3).map(lambda fifths: fifths / 5),
+        }
+    )
 
 
 _theorem = partial(Theorem, method="speculative")
@@ -437,8 +517,24 @@ THEOREMS = (
         given=lambda: _points(z=rates()).filter(lambda x: x["acceptance_rate"] * x["z"] < 1), holds=generating_function,
     ),
     _theorem(
-        "7", "Drafts of a random length D give (1 - alpha E[alpha^D]) / (1 - alpha) tokens, at most Eq. 1 at E[D] rounded up.",
+        "7a", "Drafts of a random length D give (1 - alpha E[alpha^D]) / (1 - alpha) tokens, at most Eq. 1 at E[D] rounded up.",
         source=_EQ_1, given=_mixtures, holds=random_length,
+    ),
+    _theorem(
+        "7b", "With rates by place in the draft a round gives 1 + alpha_1 + alpha_1 alpha_2 + ... tokens.", source=_EQ_1,
+        given=_rates_by_place, holds=rates_by_place,
+    ),
+    _theorem(
+        "7c", "With one Beta(a, b) rate for each round it gives 1 + E[B] + E[B^2] + ..., no less than Eq. 1 at E[B].",
+        source="Jensen", given=_betas, holds=shared_rate,
+    ),
+    _theorem(
+        "7d", "Where acceptances are a chain, by position or by test, rounds come to what the formula says; positive correlation"
+        " makes them shorter.", source="[Leviathan2023], Eq. 1, from both states", given=_chains, holds=chained,
+    ),
+    _theorem(
+        "7e", "Of a log of accepted lengths by position the simulator makes the rounds that the walk over it does.",
+        source="a round goes on to where the next one starts", given=lambda: drafting(12, luck="survive"), holds=logged,
     ),
     _theorem(
         "8a", "S rises with gamma up to a best length and falls after it.", source="[Leviathan2023], Theorem 3.8", given=_priced,
