@@ -207,7 +207,8 @@ def _one_more_pays(rate: Floats, gamma: Floats, ratio: Floats) -> NDArray[np.boo
 
     The left side less the right falls by (1 - alpha) alpha^(gamma+1) ((gamma + 1) c + 1) a step: once no more pays, none ever does.
     """
-    return np.asarray(rate ** (gamma + 1) * (gamma * ratio + 1) > ratio * sum_of_powers(rate, gamma + 1))
+    # In this form no rounding makes a draft pay where alpha = c, when S(1) = S(0).
+    return np.asarray(rate ** (gamma + 1) * (gamma * ratio + 1) > ratio * (1 + rate * sum_of_powers(rate, gamma)))
 
 
 def best_draft_length(speed: Callable[[int], Floats], longest: int) -> tuple[NDArray[np.int64], Floats]:

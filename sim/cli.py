@@ -251,7 +251,7 @@ def trace(
 @app.command()
 @guarded
 def check(
-    method: Annotated[str, typer.Option(help="Whose theorems.")] = "ppd",
+    method: Annotated[str | None, typer.Option(help="Whose theorems; of all methods if left out.")] = None,
     examples: Annotated[int, typer.Option(min=1, help="Examples of each.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the examples.")] = 0,
     theorem: Annotated[list[str] | None, typer.Option("--theorem", help="Only these numbers.")] = None,

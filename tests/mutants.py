@@ -23,8 +23,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-MODULES = ("model.ppd", "model.algorithms.ppd", "model.stages")
-TESTS = ("test_stages.py", "test_ppd.py", "test_work.py", "test_events.py")
+PPD = ("test_stages.py", "test_ppd.py", "test_work.py", "test_events.py")
+ON_EVERY_PATH = "test_theorems_speculative.py::test_a_theorem_comes_out_as_the_theory_says"
+TESTS = {
+    "model.ppd": PPD,
+    "model.algorithms.ppd": PPD,
+    "model.stages": PPD,
+    "model.algorithms.speculative": ("test_speculative_algorithm.py", "test_exactness.py"),
+    "model.rounds": ("test_rounds.py", "test_speculative_algorithm.py"),
+    "model.speculative": (ON_EVERY_PATH,),
+    "model.speculative_laws": (ON_EVERY_PATH,),
+}
+"""The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95
 LIBRARIES = ("numpy", "scipy.special", "scipy.stats", "simpy", "hypothesis", "pytest")
 
@@ -143,7 +153,7 @@ def _test(mutant: Mutant) -> int:
         module = sys.modules[mutant.module] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
         exec(compile(mutant.source, str(_file(mutant.module)), "exec"), module.__dict__)
         setattr(sys.modules[package], name, module)
-        files = [str(ROOT / "tests" / file) for file in TESTS]
+        files = [str(ROOT / "tests" / file) for file in TESTS[mutant.module]]
         return int(sys.modules["pytest"].main(["-xq", "-p", "no:cacheprovider", "-o", "addopts=", *files]))
     except BaseException:
         return 1
@@ -178,7 +188,7 @@ def main() -> int:
     os.chdir(tempfile.mkdtemp())
     for library in LIBRARIES:
         importlib.import_module(library)
-    modules, start = sys.argv[1:] or list(MODULES), time.perf_counter()
+    modules, start = sys.argv[1:] or list(TESTS), time.perf_counter()
     unchanged = [Mutant(module, "nothing", _file(module).read_text(encoding="utf-8")) for module in modules]
     if len(survivors(unchanged)) < len(modules):
         raise SystemExit("the tests fail on the model as it is")

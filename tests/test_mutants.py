@@ -17,6 +17,6 @@ def test_every_mutant_differs_from_the_model_and_from_the_others() -> None:
 
 @pytest.mark.slow
 def test_95_percent_of_the_mutants_are_killed() -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.mutants"], cwd=mutants.ROOT, capture_output=True, text=True, timeout=1500)
+    done = subprocess.run([sys.executable, "-m", "tests.mutants"], cwd=mutants.ROOT, capture_output=True, text=True, timeout=3600)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,7 @@
-"""The theorems hold where they should and fail where they should; each can fail: a fault in the code it is about refutes it."""
+"""The theorems hold where they should and fail where they should; each can fail: a fault in the code it is about refutes it.
+
+Those of Predictive Pipelined Decoding, and what holds of theorems of any method.
+"""
 
 import json
 import shlex
@@ -23,8 +26,9 @@ from sim.paths import ppd as sampler
 from sim.theorems import THEOREMS, Verdict, check, replay, select
 from sim.theorems.statement import Theorem
 
-EVERY = [pytest.param(theorem, id=theorem.number) for theorem in THEOREMS]
-FALSE = [theorem for theorem in THEOREMS if theorem.expect == "fails"]
+OWN = select("ppd")
+EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
+FALSE = [theorem for theorem in OWN if theorem.expect == "fails"]
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -57,7 +61,7 @@ def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
     assert verdict.error
     assert verdict.counterexample is not None
     assert verdict.counterexample["layers"] <= 3
-    again = replay(theorem.number, verdict.counterexample)
+    again = replay(theorem.number, verdict.counterexample, "ppd")
     assert (again.holds, again.error, again.expected) == (False, verdict.error, True)
 
 
@@ -255,20 +259,20 @@ FAULTS: dict[str, Fault] = {
 
 
 def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
-    assert list(FAULTS) == [theorem.number for theorem in THEOREMS if theorem.expect == "holds"]
+    assert list(FAULTS) == [theorem.number for theorem in OWN if theorem.expect == "holds"]
 
 
 @pytest.mark.parametrize("number", FAULTS)
 def test_a_fault_refutes_the_theorem(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         FAULTS[number](patch)
-        (verdict,) = check(only=[number], examples=1000)
+        (verdict,) = check("ppd", only=[number], examples=1000)
         assert not verdict.holds, f"{verdict.tried} examples did not show the fault"
         assert verdict.counterexample is not None
         assert len(json.dumps(verdict.counterexample)) < 400, "the counterexample is not a small one"
-        again = replay(number, verdict.counterexample)
+        again = replay(number, verdict.counterexample, "ppd")
         assert (again.holds, again.error) == (False, verdict.error)
-    mended = replay(number, verdict.counterexample)
+    mended = replay(number, verdict.counterexample, "ppd")
     assert (mended.holds, mended.error, mended.counterexample) == (True, "", None)
 
 
@@ -307,15 +311,16 @@ def test_reproduce_is_a_command_that_carries_the_example() -> None:
     program, verb, *options = shlex.split(verdict.reproduce)
     assert (program, verb) == ("sim", "check")
     given = dict(zip(options[::2], options[1::2], strict=True))
-    assert sorted(given) == ["--example", "--theorem"]
-    assert not replay(given["--theorem"], json.loads(given["--example"])).holds
+    assert sorted(given) == ["--example", "--method", "--theorem"]
+    assert not replay(given["--theorem"], json.loads(given["--example"]), given["--method"]).holds
     (right,) = check(only=["21a"], examples=5)
     assert (right.reproduce, right.error, right.counterexample) == ("", "", None)
 
 
 def test_the_seed_decides_what_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    probes = [replace(theorem, holds=lambda example: seen.append(json.dumps(example))) for theorem in select(only=["21a", "28a"])]
+    chosen = select("ppd", only=["21a", "28a"])
+    probes = [replace(theorem, holds=lambda example: seen.append(json.dumps(example))) for theorem in chosen]
     monkeypatch.setattr("sim.theorems.THEOREMS", tuple(probes))
 
     def tried(**options: Any) -> list[str]:
@@ -330,8 +335,8 @@ def test_the_seed_decides_what_is_tried(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_database_remembers_a_counterexample() -> None:
     database = InMemoryExampleDatabase()
-    (first,) = check(only=["29e"], examples=1000, database=database)
-    (second,) = check(only=["29e"], examples=1000, seed=5, database=database)
+    (first,) = check("ppd", only=["29e"], examples=1000, database=database)
+    (second,) = check("ppd", only=["29e"], examples=1000, seed=5, database=database)
     assert first.tried > 1
     assert (second.tried, second.counterexample, second.error) == (1, first.counterexample, first.error)
 
@@ -339,17 +344,26 @@ def test_a_database_remembers_a_counterexample() -> None:
 def test_a_remembered_example_that_holds_by_now_does_not_end_the_search() -> None:
     database = InMemoryExampleDatabase()
     mended = {"form": "literal", "layers": 4, "exit_layer": 2, "candidates": 1, "matches": [True, True]}
-    database.save(b"21a", json.dumps(mended).encode())
+    database.save(b"ppd 21a", json.dumps(mended).encode())
     (verdict,) = check(only=["21a"], examples=20, database=database)
     assert (verdict.holds, verdict.tried) == (True, 21)
 
 
 def test_numbers_name_theorems_and_their_parts() -> None:
-    numbers = [theorem.number for theorem in THEOREMS]
-    assert len(set(numbers)) == len(numbers)
-    assert {number[:2] for number in numbers} == {str(number) for number in range(21, 30)}
+    names = [(theorem.method, theorem.number) for theorem in THEOREMS]
+    assert len(set(names)) == len(names)
+    assert {theorem.number[:2] for theorem in OWN} == {str(number) for number in range(21, 30)}
     assert [theorem.number for theorem in select(only=["27", "21b"])] == ["21b", "27a", "27b", "27c"]
+    assert [theorem.number for theorem in select(only=["1"])] == ["1a", "1b", "1c", "1d", "1e"]
+    assert {theorem.method for theorem in select(only=["28a"])} >= {"ppd", "speculative"}
     assert select() == THEOREMS
+
+
+def test_a_number_that_methods_share_needs_the_method() -> None:
+    example = {"draft_length": 1, "survive": [0], "cluster": {"units": 1}}
+    with pytest.raises(ParameterError, match=r"^theorem 28a is one of ppd and speculative.*; name the method$"):
+        replay("28a", example)
+    assert replay("28a", example, "speculative").holds
 
 
 # --- What a user can get wrong ---
@@ -358,9 +372,9 @@ def test_numbers_name_theorems_and_their_parts() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        pytest.param(lambda: check("pdp"), "unknown method 'pdp'; did you mean ppd? known: ppd", id="method"),
-        pytest.param(lambda: check(only=["21z"]), "unknown theorem '21z'; did you mean 21", id="theorem"),
-        pytest.param(lambda: check(only=["2"]), "unknown theorem '2'; ", id="half a number"),
+        pytest.param(lambda: check("pdp"), "unknown method 'pdp'; did you mean ppd? known: ", id="method"),
+        pytest.param(lambda: check("ppd", only=["21z"]), "unknown theorem '21z'; did you mean 21", id="theorem"),
+        pytest.param(lambda: check("ppd", only=["2"]), "unknown theorem '2'; ", id="half a number"),
         pytest.param(lambda: check(examples=0), "examples must be at least 1, got 0", id="examples"),
         pytest.param(lambda: check(seed=-1), "seed must be at least 0, got -1", id="seed"),
         pytest.param(lambda: replay("21", {}), "unknown theorem '21'; ", id="a number without its letter"),

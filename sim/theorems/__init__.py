@@ -15,13 +15,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from model import checks
-from sim.theorems import engine, ppd, ppd_laws
+from sim.theorems import engine, ppd, ppd_laws, speculative, speculative_engine, speculative_laws
 from sim.theorems.statement import Example, Theorem
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-THEOREMS = (*ppd.THEOREMS, *ppd_laws.THEOREMS, *engine.THEOREMS)
+THEOREMS = (
+    *ppd.THEOREMS,
+    *ppd_laws.THEOREMS,
+    *engine.THEOREMS,
+    *speculative.THEOREMS,
+    *speculative_laws.THEOREMS,
+    *speculative_engine.THEOREMS,
+)
 
 
 @dataclass(frozen=True)
@@ -49,57 +56,62 @@ class Verdict:
         """The shell command that tries the theorem on the counterexample again; empty where there is none."""
         if self.counterexample is None:
             return ""
-        words = ["sim", "check", "--theorem", self.theorem.number, "--example", json.dumps(self.counterexample)]
-        return shlex.join(words)
-
+        theorem = ["--method", self.theorem.method, "--theorem", self.theorem.number]
+        return shlex.join(["sim", "check", *theorem, "--example", json.dumps(self.counterexample)])
 
     def document(self) -> dict[str, Any]:
         """All of it, as plain values."""
         theorem = self.theorem
         return {
-            "theorem": theorem.number, "statement": theorem.statement, "source": theorem.source, "expect": theorem.expect,
-            "tried": self.tried, "holds": self.holds, "as_expected": self.expected, "seconds": round(self.seconds, 3),
-            "counterexample": self.counterexample, "error": self.error, "reproduce": self.reproduce,
+            "method": theorem.method, "theorem": theorem.number, "statement": theorem.statement, "source": theorem.source,
+            "expect": theorem.expect, "tried": self.tried, "holds": self.holds, "as_expected": self.expected,
+            "seconds": round(self.seconds, 3), "counterexample": self.counterexample, "error": self.error,
+            "reproduce": self.reproduce,
         }  # fmt: skip
 
     def __str__(self) -> str:
         must = "" if self.theorem.expect == "holds" else " (must not hold)"
         verdict = ("holds" if self.holds else "fails") + ("" if self.expected else "  <-- WRONG")
-        lines = [f"{self.theorem.number:4} {verdict:6} {self.tried:6} examples  {self.theorem.statement}{must}"]
+        name = f"{self.theorem.method} {self.theorem.number:4}"
+        lines = [f"{name} {verdict:6} {self.tried:6} examples  {self.theorem.statement}{must}"]
         if not self.holds:
             lines += [f"      {self.error}", f"      {self.reproduce}"]
         return "\n".join(lines)
 
 
-def select(method: str = "ppd", only: Sequence[str] | None = None) -> tuple[Theorem, ...]:
-    """The theorems of a method, or those with these numbers; a number without its letter means all that it is split into.
+def select(method: str | None = None, only: Sequence[str] | None = None) -> tuple[Theorem, ...]:
+    """The theorems of a method or of all, or those with these numbers; a number without its letter means all it is split into.
 
-    >>> [theorem.number for theorem in select(only=["27"])]
+    >>> [theorem.number for theorem in select("ppd", only=["27"])]
     ['27a', '27b', '27c']
     """
     methods = dict.fromkeys(theorem.method for theorem in THEOREMS)
-    if method not in methods:
+    if method is not None and method not in methods:
         raise checks.unknown("method", method, methods)
-    found = [theorem for theorem in THEOREMS if theorem.method == method]
+    found = [theorem for theorem in THEOREMS if method in (None, theorem.method)]
     if only is None:
         return tuple(found)
-    numbers = [theorem.number for theorem in found]
     for wanted in only:
-        if not any(wanted in (number, number.rstrip("abcdefghijklmnopqrstuvwxyz")) for number in numbers):
-            raise checks.unknown("theorem", wanted, numbers)
-    return tuple(theorem for theorem in found if {theorem.number, theorem.number[:2]} & set(only))
+        if not any(wanted in _names(theorem) for theorem in found):
+            raise checks.unknown("theorem", wanted, dict.fromkeys(theorem.number for theorem in found))
+    return tuple(theorem for theorem in found if _names(theorem) & {*only})
+
+
+def _names(theorem: Theorem) -> set[str]:
+    return {theorem.number, theorem.number.rstrip("abcdefghijklmnopqrstuvwxyz")}
 
 
 def check(
-    method: str = "ppd",
+    method: str | None = None,
     examples: int = 1000,
     seed: int = 0,
     only: Sequence[str] | None = None,
     database: ExampleDatabase | None = None,
 ) -> Iterator[Verdict]:
-    """Try theorems on drawn examples, one after another. The seed decides which are drawn, whatever else is checked.
+    """Try theorems of a method, or of all, on drawn examples, one after another.
 
-    With a `database`, counterexamples of earlier searches are kept there and tried first.
+    The seed decides which are drawn, whatever else is checked. With a `database`, counterexamples of earlier searches are kept
+    there and tried first.
     """
     chosen = select(method, only)
     checks.whole("examples", examples, 1)
@@ -111,15 +123,18 @@ def check(
     return (_search(theorem, examples, seed, database) for theorem in chosen)
 
 
-def replay(number: str, example: Example, method: str = "ppd") -> Verdict:
-    """Try one theorem on one example, such as an earlier counterexample.
+def replay(number: str, example: Example, method: str | None = None) -> Verdict:
+    """Try one theorem on one example, such as an earlier counterexample. Where methods share the number, name one.
 
     >>> replay("21a", {"form": "literal", "layers": 40, "exit_layer": 20, "candidates": 3, "matches": [True, False]}).holds
     True
     """
     known = [theorem for theorem in select(method) if theorem.number == number]
     if not known:
-        raise checks.unknown("theorem", number, [theorem.number for theorem in select(method)])
+        raise checks.unknown("theorem", number, dict.fromkeys(theorem.number for theorem in select(method)))
+    if len(known) > 1:
+        owners = " and ".join(theorem.method for theorem in known)
+        raise checks.ParameterError(f"theorem {number} is one of {owners}; name the method")
     if not isinstance(example, dict):
         raise checks.ParameterError(f"example must be an object of fields and values, got {example!r}")
     start = time.perf_counter()
@@ -148,7 +163,7 @@ def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabas
 
     # Hypothesis keeps no database where a seed is given, and what it would keep are choices, which mean something else once a
     # strategy has changed. Examples are plain values, so they are kept as such.
-    key = theorem.number.encode()
+    key = f"{theorem.method} {theorem.number}".encode()
     for stored in sorted(database.fetch(key), key=len) if database is not None else ():
         if refutes(earlier := json.loads(stored)):
             return _verdict(theorem, tried, theorem.error(earlier), earlier, start)

@@ -1,8 +1,10 @@
 """What theorems are tried on: search strategies for decodings, and how an example is played.
 
 An example of a decoding has the fields `form`, `layers`, `exit_layer`, `candidates` and `matches` (one for each token, the last of
-which must not matter), and may have `cost` (fields of `UnitCost`) and `cluster` (fields of `Cluster`). Most are small: a defect
-that shows only in a large decoding is rare, and a large one is slow to read.
+which must not matter), and may have `cost` (fields of `UnitCost`) and `cluster` (fields of `Cluster`). One of speculative decoding
+has `draft_length` instead, and luck by position: `accept`, whether the drafted token is the true one, or `survive`, how many are
+if a draft starts there (strategies for these are in `drafts`). Most are small: a defect that shows only in a large decoding is
+rare, and a large one is slow to read.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model import work
 from model.acceptance import ByPosition, Chain, Iid, Markov
-from model.algorithms import ppd
+from model.algorithms import ppd, speculative
 from model.latency import UnitCost
-from model.world import World
+from model.steps import Steps
+from model.work import Work
+from model.world import Draft, World
 from sim.cluster import LINKS, STOPS, Cluster
 from sim.events import Run, simulate
 from sim.theorems.statement import Example
@@ -37,27 +42,68 @@ CLOSE = 1e-12
 # --- Playing an example ---
 
 
-def choice(example: Example) -> ppd.Parameters:
+def choice(example: Example) -> Any:
     """The parameters of an example's decoding."""
+    if "draft_length" in example:
+        names = ("layers", "draft_length", "sampled", "placement", "draft_layers")
+        return speculative.Parameters(**{"layers": 1} | {name: example[name] for name in names if name in example})
     return ppd.Parameters(example["layers"], example["exit_layer"], example["candidates"], example["form"])
 
 
 def cost(example: Example) -> UnitCost:
-    """The cost model of an example; the papers' plain one where it names none."""
+    """The cost model of an example; the papers' plain one where it names none, with a draft pass a quarter of the target's."""
     given = dict(example.get("cost", {}))
     if given.get("layer_times") is not None:
         given["layer_times"] = tuple(given["layer_times"])  # a list once it has been through JSON
-    return UnitCost(example["layers"], **given)
+    if given.get("verify_cost") is not None:
+        given["verify_cost"] = tuple((width, time) for width, time in given["verify_cost"])
+    if "draft_length" in example:
+        given.setdefault("cost_ratio", 0.25)
+    return UnitCost(choice(example).layers, **given)
+
+
+def size(example: Example) -> int:
+    """How many tokens an example decodes."""
+    return len(next(example[luck] for luck in ("accept", "survive", "matches") if luck in example))
+
+
+def survivors(example: Example) -> list[int]:
+    """How many drafted tokens survive if a draft starts at each position."""
+    longest = example["draft_length"]
+    if "survive" in example:
+        return [min(count, longest) for count in example["survive"]]
+    found, ahead = [], 0
+    for accepted in reversed(example["accept"]):
+        ahead = ahead + 1 if accepted else 0
+        found.append(min(ahead, longest))
+    return found[::-1]
+
+
+def world(example: Example) -> World:
+    """What models would say in an example's decoding."""
+    if "draft_length" in example:
+        return World(1, choice(example).layers, drafts={"draft": Draft("target", survivors(example))})
+    return World(1, example["layers"], example["matches"])
+
+
+def steps(example: Example) -> Steps:
+    """The process of an example's decoding."""
+    if "draft_length" in example:
+        return speculative.decode(choice(example), [0], size(example))
+    return ppd.decode(choice(example), [0], size(example))
 
 
 def play(example: Example, *, record: bool = False, per_layer: bool = False, **changes: Any) -> Run:
     """Simulate an example's decoding, with some of its fields changed; on as many units as it wants where it names none."""
     example = {**example, **changes}
-    parameters, matches = choice(example), example["matches"]
-    cluster = Cluster(**example["cluster"]) if "cluster" in example else Cluster(parameters.units)
-    world, tokens = World(1, parameters.layers, matches), len(matches)
-    steps = ppd.decode(parameters, [0], tokens)
-    return simulate(steps, tokens, cluster, cost(example), world, per_layer=per_layer, record=record)
+    cluster = Cluster(**example["cluster"]) if "cluster" in example else Cluster(choice(example).units)
+    answers, tokens = world(example), size(example)
+    return simulate(steps(example), tokens, cluster, cost(example), answers, per_layer=per_layer, record=record)
+
+
+def counted(example: Example) -> Work:
+    """The work of an example's decoding."""
+    return work.count(steps(example), world(example), size(example))
 
 
 def numbers(example: Example) -> tuple[int, int, int, int, int]:
@@ -67,13 +113,15 @@ def numbers(example: Example) -> tuple[int, int, int, int, int]:
 
 
 def rounding(example: Example) -> float:
-    """The relative error that adding up a decoding's times may make: none between whole numbers, else one unit in the last
-    place for each term."""
+    """The relative error that adding up a decoding's times may make: none between quarters, else one unit in the last place for
+    each term."""
     given = example.get("cost", {})
     values = [value for value in given.values() if isinstance(value, float)] + list(given.get("layer_times") or ())
-    if all(float(value).is_integer() for value in values) and given.get("dispatch_law") != "tree":
+    curve = given.get("verify_cost") or [[1, 1]]
+    values += [time / curve[0][1] for _, time in curve]
+    if all((4 * float(value)).is_integer() for value in values) and given.get("dispatch_law") != "tree":
         return 0.0
-    terms = (choice(example).layers + 8) * len(example["matches"])
+    terms = int(choice(example).layers + example.get("draft_length", 0) + 8) * size(example)
     return terms * sys.float_info.epsilon
 
 
@@ -189,7 +237,7 @@ def overheads(kind: str = "whole") -> SearchStrategy[Example]:
     """Each of the theory's overheads, in `whole` layer-times or in `tenths`."""
     from hypothesis import strategies as st
 
-    return st.fixed_dictionaries(dict.fromkeys(OVERHEADS, _amounts(kind)))
+    return st.fixed_dictionaries(dict.fromkeys(OVERHEADS, amounts(kind)))
 
 
 def rates() -> SearchStrategy[float]:
@@ -219,7 +267,7 @@ def markov() -> SearchStrategy[Example]:
     return st.fixed_dictionaries({"match_rate": rates(), "correlation": some}).filter(allowed)
 
 
-def _amounts(kind: str) -> SearchStrategy[float]:
+def amounts(kind: str) -> SearchStrategy[float]:
     from hypothesis import strategies as st
 
     return st.integers(0, 6) if kind == "whole" else st.integers(0, 80).map(lambda tenths: tenths / 10)
@@ -229,7 +277,7 @@ def _costs(layers: int, kind: str) -> SearchStrategy[Example]:
     """Fields of `UnitCost`: every overhead may be missing, layers may be uneven."""
     from hypothesis import strategies as st
 
-    amount = _amounts(kind)
+    amount = amounts(kind)
     names = (*OVERHEADS, "dispatch_per_process")
 
     @st.composite

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import coins, work
+from model import coins
 from model.acceptance import Iid
 from model.algorithms import autoregressive, ppd
 from model.world import World
 from sim.cluster import Cluster
 from sim.events import Interval, Run, simulate
 from sim.paths import ppd as sampler
-from sim.theorems.draws import choice, cost, decodings, law, laws, overheads, play, rates, rounding, whole
+from sim.theorems.draws import choice, cost, counted, decodings, law, laws, overheads, play, rates, rounding, size, whole
 from sim.theorems.statement import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def one_transfer_at_a_time(x: Example) -> None:
 
 def events_are_paths(x: Example) -> None:
     run = play(x)
-    time, busy = sampler.walk(choice(x), len(x["matches"]), cost(x), _tiles(x["matches"][:-1]))
+    time, busy = sampler.walk(choice(x), size(x), cost(x), _tiles(x["matches"][:-1]))
     equal("latency", run.latency, float(time[0]), rounding(x))
     equal("compute", run.busy, float(busy[0]), rounding(x))
 
@@ -76,25 +76,29 @@ def layer_by_layer(x: Example) -> None:
 
 
 def counter_is_busy_time(x: Example) -> None:
-    n, run = len(x["matches"]), play(x)
-    counted = work.count(ppd.decode(choice(x), [0], n), World(1, x["layers"], x["matches"]), n)
-    equal("layers run", counted.layer_passes, run.busy)
-    equal("passes", counted.passes, run.passes)
+    run, work = play(x), counted(x)
+    equal("layers run", work.layer_passes, run.busy)
+    equal("passes", work.passes, run.passes)
 
 
 def right_text(x: Example) -> None:
-    n = len(x["matches"])
-    plain = autoregressive.decode(autoregressive.Parameters(x["layers"]), [0], n)
-    want = simulate(plain, n, Cluster(1), cost(x), World(1, x["layers"], []))
-    counted = work.count(ppd.decode(choice(x), [0], n), World(1, x["layers"], x["matches"]), n)
-    equal("text of the plain decoder", want.tokens, list(range(1, n + 1)))
     kinds = ["match" if match else "miss" for match in x["matches"]]
+    plain_text(x)
+    for per_layer in (False, True):
+        equal("kinds", [kind for _, kind, _ in play(x, per_layer=per_layer).commits], kinds)
+    equal("kinds of the counter", counted(x).commits, kinds)
+
+
+def plain_text(x: Example) -> None:
+    n, layers = size(x), choice(x).layers
+    plain = autoregressive.decode(autoregressive.Parameters(layers), [0], n)
+    want = simulate(plain, n, Cluster(1), cost(x), World(1, layers, []))
+    equal("text of the plain decoder", want.tokens, list(range(1, n + 1)))
     for per_layer in (False, True):
         run = play(x, per_layer=per_layer)
         equal("text", run.tokens, want.tokens)
-        equal("kinds", [kind for _, kind, _ in run.commits], kinds)
         at_most("first of two times of tokens", 0.0, min(later[0] - sooner[0] for sooner, later in _pairs(run)))
-    equal("text and kinds of the counter", (counted.tokens, counted.commits), (want.tokens, kinds))
+    equal("text of the counter", counted(x).tokens, want.tokens)
 
 
 def fewer_units(x: Example) -> None:
@@ -106,7 +110,7 @@ def fewer_units(x: Example) -> None:
 
 def one_unit(x: Example) -> None:
     given = cost(x)
-    plain = len(x["matches"]) * (given.span(0, x["layers"]) + given.final_head)
+    plain = size(x) * given.target_pass
     at_most("latency of plain decoding", plain, play(x, cluster={**x["cluster"], "units": 1}).latency, rounding(x))
 
 
@@ -121,7 +125,7 @@ def spare_units(x: Example) -> None:
 
 
 def longer_runs_extend_shorter(x: Example) -> None:
-    long, short = play(x), play(x, matches=x["matches"][: 1 + x["at"] % len(x["matches"])])
+    long, short = play(x), play(x, matches=x["matches"][: 1 + x["at"] % size(x)])
     equal("commits of the shorter run", short.commits, long.commits[: len(short.commits)])
 
 
@@ -132,7 +136,7 @@ def coins_extend(x: Example) -> None:
 
 
 def higher_rate_is_no_slower(x: Example) -> None:
-    n, low, high = len(x["matches"]), *sorted((x["match_rate"], x["other_rate"]))
+    n, low, high = size(x), *sorted((x["match_rate"], x["other_rate"]))
     times = []
     for rate in (low, high):
         matches = Iid(rate).sample(coins.tiles(x["seed"], "match", 0, n - 1))
@@ -142,7 +146,7 @@ def higher_rate_is_no_slower(x: Example) -> None:
 
 
 def match_in_place_of_a_miss(x: Example) -> None:
-    at = x["at"] % len(x["matches"])
+    at = x["at"] % size(x)
     hit = [*x["matches"][:at], True, *x["matches"][at + 1 :]]
     at_most("latency with one match more", play(x, matches=hit).latency, play(x).latency)
 

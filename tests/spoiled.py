@@ -1,0 +1,93 @@
+"""Speculative decoding as it goes wrong elsewhere: each of these is a mistake that some implementation or text has made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from fractions import Fraction
+from typing import Any
+
+from model.algorithms.speculative import Guess, Model
+from model.steps import Forward, Read, Step
+
+Verify = Callable[..., Generator[Step, Any, tuple[int, int]]]
+
+
+def verify(
+    model: Model,
+    text: Sequence[int],
+    guesses: Sequence[Guess],
+    sampled: bool,
+    *,
+    bound: Callable[[Fraction, Fraction], Fraction] = lambda p, q: p / q,
+    correction: str = "residual",
+    one_number: bool = False,
+) -> Generator[Step, Any, tuple[int, int]]:
+    """Sampled verification, and what may be wrong about it: the bound, what a correction is drawn from, how many random numbers."""
+    tokens = (text[-1], *[guess.token for guess in guesses])
+    out = yield Forward("target", tokens, len(text) - 1, 0, model.layers, None, len(tokens), model.unit)
+    number: Any = None
+    for index, guess in enumerate(guesses):
+        offset = index - len(tokens)
+        p = yield Read("chance", out, offset, token=guess.token)
+        q = yield Read("chance", guess.output, token=guess.token)
+        if number is None or not one_number:
+            number = yield Read("uniform", out, offset)
+        if not number < bound(p, q):
+            against = guess.output if correction == "residual" else None
+            return index, (yield Read(correction, out, offset, against=against))  # type: ignore[arg-type]
+    return len(guesses), (yield Read("sample", out))
+
+
+def changed(**how: Any) -> Verify:
+    """That verification in place of the right one."""
+    return lambda right, *args: verify(*args, **how)
+
+
+def upside_down(p: Fraction, q: Fraction) -> Fraction:
+    """q / p, as in a text that has swapped the letters."""
+    return q / p if p else Fraction(1)
+
+
+def by_chance(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+    """Tests greedy drafts by p / q too."""
+    return right(model, text, guesses, True)
+
+
+def bonus_dropped(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+    """Accepts no more than gamma - 1 of gamma tokens and puts the last one out as the target's own: no token comes for free."""
+    kept, token = yield from right(model, text, guesses, sampled)
+    return (kept - 1, guesses[-1].token) if guesses and kept == len(guesses) else (kept, token)
+
+
+def all_kept(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+    """Looks at no drafted token."""
+    _, token = yield from right(model, text, guesses, sampled)
+    return len(guesses), token
+
+
+def long_drafts_thrown_away(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+    """Verifies no draft of more than one token."""
+    return (yield from right(model, text, guesses if len(guesses) < 2 else (), sampled))
+
+
+def verified_twice(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+    """Runs the target on the last token first, and again with the draft."""
+    yield Forward("target", (text[-1],), len(text) - 1, 0, model.layers, None, 1, model.unit)
+    return (yield from right(model, text, guesses, sampled))
+
+
+def greedy_draft(right: Callable[..., Any], *args: Any) -> Any:
+    """Drafts the likeliest tokens, and has them tested as if they had been drawn."""
+    drafter = yield from right(*args)
+    drafter.sampled = False
+    return drafter
+
+
+def one_drafted_more(right: Callable[..., Any], model: Any, text: Any, length: int) -> Any:
+    """Drafts beyond what is left to decode."""
+    return right(model, text, length + 1)
+
+
+def stop_overlooked(right: Callable[..., Any], text: Any, guesses: Any, kept: int, token: int, stop: int | None = None) -> Any:
+    """Puts out what was accepted behind the token that ends the text."""
+    return right(text, guesses, kept, token)

@@ -1,0 +1,312 @@
+"""Laws of rounds, the walk of many drafts at once and its moments, each against one decoding after another in plain Python."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from model.acceptance import ByPosition, Iid, Law, Markov, Replay
+from model.checks import ParameterError
+from model.latency import UnitCost
+from model.rounds import ReplayRounds, Rounds, Tally, fixed, moments, round_prices
+
+FLAT = np.ones(9)
+Floats = NDArray[np.float64]
+
+
+def walked(gamma: int, tokens: int, survivors: list[int]) -> list[tuple[int, int]]:
+    """Accepted and drafted tokens of each round, where so many survive of a draft from each position."""
+    found, at = [], 0
+    while at < tokens:
+        length = min(gamma, tokens - 1 - at)
+        found.append((min(survivors[at], length) if length else 0, length))
+        at += found[-1][0] + 1
+    return found
+
+
+def tiles(coins: Floats, rows: int = 3) -> Iterator[Floats]:
+    """Coins by position in pieces, in one buffer, as they come."""
+    buffer = np.empty((rows, coins.shape[1]))
+    for start in range(0, len(coins), rows):
+        tile = buffer[: len(coins) - start]
+        tile[:] = coins[start : start + rows]
+        yield tile
+
+
+def some_coins(positions: int, replications: int = 7) -> Floats:
+    return np.random.default_rng(positions).random((positions, replications))
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(ParameterError, match=f"^{message}")
+
+
+# --- Laws of rounds ---
+
+
+def test_rates_by_place_multiply_to_chances_of_survival() -> None:
+    assert Rounds.by_draft_position([0.5, 0.5, 0.0, 1.0]).survival.tolist() == [0.5, 0.25, 0.0, 0.0]
+    assert Rounds([1.0, 1.0]).survival.tolist() == [1.0, 1.0]
+    assert Rounds([]).survival.tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("survival", "message"),
+    [
+        ([0.5, 0.6], r"survival must be a list of chances that do not rise, got \[0.5, 0.6\]"),
+        ([[0.5]], r"survival must be a list of chances that do not rise, got \[\[0.5\]\]"),
+        ([1.1], r"survival\[0\] must be between 0 and 1, got 1.1"),
+        ([0.5, -0.1], r"survival\[1\] must be between 0 and 1, got -0.1"),
+    ],
+)
+def test_chances_that_rise_or_are_none_are_refused(survival: Any, message: str) -> None:
+    with refused(message):
+        Rounds(survival)
+    with refused(r"acceptance_rates\[1\] must be between 0 and 1, got 1.5"):
+        Rounds.by_draft_position([0.1, 1.5])
+    with refused(r"acceptance_rates\[0\] must be between 0 and 1, got -0.5"):
+        Rounds.by_draft_position([-0.5])
+
+
+def test_a_rate_that_a_round_shares_has_the_moments_of_its_beta_law() -> None:
+    for rate, concentration in ((Fraction(4, 5), 10), (Fraction(1, 2), 1), (Fraction(1, 4), 40)):
+        a, b, want, moment = rate * concentration, (1 - rate) * concentration, [], Fraction(1)
+        for i in range(4):
+            moment *= (a + i) / (a + b + i)
+            want.append(float(moment))
+        assert Rounds.shared_rate(float(rate), concentration, 4).survival == pytest.approx(want, rel=1e-14)
+    assert Rounds.shared_rate(0.3, 0, 3).survival.tolist() == [0.3, 0.3, 0.3]
+    assert Rounds.shared_rate(0.0, 1, 2).survival.tolist() == [0.0, 0.0]
+    assert Rounds.shared_rate(1.0, 1, 2).survival.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ((-0.1, 1), "acceptance_rate must be between 0 and 1, got -0.1"),
+        ((1.1, 1), "acceptance_rate must be between 0 and 1, got 1.1"),
+        ((0.5, -1), "concentration must be finite and at least 0, got -1|concentration must be at least 0, got -1"),
+    ],
+)
+def test_a_shared_rate_that_is_none_is_refused(given_: tuple[float, float], message: str) -> None:
+    with refused(message):
+        Rounds.shared_rate(*given_, 3)
+
+
+def test_as_many_survive_as_there_are_chances_above_the_coin() -> None:
+    law, coins = Rounds([0.9, 0.5, 0.5, 0.1]), some_coins(7)
+    coins[0, :4] = 0.9, 0.5, 0.1, 0.0
+    for longest in (0, 1, 3, 4, 6):
+        want = (law.survival[:longest] > coins[..., None]).sum(axis=-1)
+        assert law.survivors(tiles(coins), longest).tolist() == want.tolist()
+
+
+def test_the_coin_of_a_round_s_first_position_decides_of_all_of_it() -> None:
+    law, coins = Rounds([0.9, 0.6, 0.3]), some_coins(5, 4)
+    first = (law.survival > coins[0, :, None]).sum(axis=-1)
+    second = (law.survival > coins[2, :, None]).sum(axis=-1)
+    outcomes = law.drafts(tiles(coins))
+    place = np.zeros(4, dtype=np.uint8)
+    assert next(outcomes)(place).tolist() == (first > 0).tolist()
+    assert next(outcomes)(place + 1).tolist() == (first > 1).tolist()
+    mixed = np.array([0, 2, 0, 2], dtype=np.uint8)  # two of the four start anew
+    now = np.where(mixed == 0, second, first)
+    assert next(outcomes)(mixed).tolist() == (mixed < now).tolist()
+    assert next(outcomes)(np.where(mixed == 0, 1, 3).astype(np.uint8)).tolist() == (np.where(mixed == 0, 1, 3) < now).tolist()
+
+
+def test_chances_by_place_give_back_the_survival() -> None:
+    for survival in ([0.9, 0.45, 0.45], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0]):
+        low, high = Rounds(survival).draft_chances(4, 3)
+        assert low.shape == high.shape == (4, 4)
+        for rates in (*low, *high):
+            assert np.cumprod(rates[:3]) == pytest.approx(survival, abs=1e-15)
+            assert rates[3] == 0
+    assert Rounds([0.9, 0.45]).draft_chances(1, 1)[0].tolist() == [[0.9, 0.0]]
+    with refused("acceptance must be known for each of draft_length=3 places in a draft, got 2"):
+        Rounds([0.9, 0.45]).draft_chances(1, 3)
+
+
+# --- Recorded rounds ---
+
+
+def test_a_replication_is_one_of_the_records() -> None:
+    records = [[2, 0, 1, 5], [3, 2, 1, 0], [0, 0, 0, 1]]
+    first = [0.0, 0.33, 0.34, 0.66, 0.67, 0.99]
+    coins = np.tile(first, (4, 1))
+    coins[1:] = 0.5  # only the first coin chooses
+    law, which = ReplayRounds(records), [0, 0, 1, 1, 2, 2]
+    for longest in (0, 2, 9):
+        want = [[min(records[record][position], longest) for record in which] for position in range(4)]
+        assert law.survivors(tiles(coins, 2), longest).tolist() == want
+    outcome = next(law.drafts(tiles(coins, 2)))
+    assert outcome(np.zeros(6, dtype=np.uint8)).tolist() == [records[record][0] > 0 for record in which]
+    with refused("records must cover more than 4 output positions; take fewer tokens"):
+        law.survivors(tiles(np.tile(first, (5, 1)), 2), 2)
+
+
+@pytest.mark.parametrize("records", [[], [[]], [1, 2], [[[1]]]])
+def test_records_of_another_form_are_refused(records: Any) -> None:
+    with refused("records must be lists of accepted lengths, all of one length of at least 1"):
+        ReplayRounds(records)
+
+
+@pytest.mark.parametrize(("records", "message"), [([[1, -1]], r"records\[0, 1\] must be at least 0"), ([[0.5]], "records")])
+def test_records_of_what_is_no_length_are_refused(records: Any, message: str) -> None:
+    with refused(message):
+        ReplayRounds(records)
+    assert ReplayRounds([[0]]).records.tolist() == [[0]]
+
+
+# --- The walk ---
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
+    gamma, tokens = draw(st.integers(0, 5)), draw(st.sampled_from([1, 2, 3, 5, 8, 31, 32, 33, 40, 64, 65, 100]))
+    seed, count = draw(st.integers(0, 2**32)), draw(st.integers(1, 3))
+    most = draw(st.sampled_from([1, 3, 8]))
+    return gamma, tokens, np.random.default_rng(seed).integers(0, most + 1, (count, tokens)).tolist()
+
+
+@given(walks())
+def test_the_walk_is_one_decoding_after_another(walk: tuple[int, int, list[list[int]]]) -> None:
+    gamma, tokens, records = walk
+    rng = np.random.default_rng(tokens)
+    time, busy = rng.integers(1, 50, gamma + 1) / 1.0, rng.integers(1, 50, gamma + 1) / 1.0
+    count = len(records)
+    coins = np.tile((np.arange(count) + 0.5) / count, (tokens, 1))
+    tally = fixed(gamma, tokens, ReplayRounds(records).drafts(tiles(coins)), (time, busy), count)
+    runs = [walked(gamma, tokens, record) for record in records]
+    assert tally.rounds.tolist() == [len(run) for run in runs]
+    assert tally.drafted.tolist() == [sum(length for _, length in run) for run in runs]
+    assert tally.time.tolist() == [sum(time[length] for _, length in run) for run in runs]
+    assert tally.busy.tolist() == [sum(busy[length] for _, length in run) for run in runs]
+    kept = [accepted for run in runs for accepted, _ in run]
+    assert tally.accepted.tolist() == [kept.count(accepted) for accepted in range(gamma + 1)]
+    assert sum(kept) + len(kept) == tokens * count
+
+
+def test_the_walk_asks_for_an_outcome_of_each_position_but_the_last() -> None:
+    places: list[list[int]] = []
+
+    def outcome(place: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        places.append(place.tolist())
+        return np.array([True, False])
+
+    tally = fixed(2, 6, iter([outcome] * 5), (FLAT, FLAT), 2)
+    assert places == [[0, 0], [1, 0], [2, 0], [0, 0], [1, 0]]
+    assert tally.rounds.tolist() == [2.0, 6.0]
+
+
+def test_a_long_draft_is_counted_whole() -> None:
+    tally = fixed(250, 300, iter([lambda place: np.ones(1, dtype=np.bool_)] * 299), (np.arange(251.0), np.ones(251)), 1)
+    assert [values.tolist() for values in tally[:4]] == [[250.0 + 48], [2.0], [2.0], [250.0 + 48]]
+    assert tally.accepted[[48, 250]].tolist() == [1, 1]
+
+
+# --- Prices ---
+
+
+def test_prices_of_rounds_by_hand() -> None:
+    cost = UnitCost(10, final_head=2.0, cost_ratio=0.25, link=5.0, verify_cost=((1, 2.0), (2, 3.0), (3, 7.0)))
+    time, busy = round_prices(cost, 2)
+    assert time.tolist() == busy.tolist() == [12.0, 3.0 + 18.0, 6.0 + 42.0]
+    time, busy = round_prices(cost, 2, apart=True)
+    assert busy.tolist() == [12.0, 21.0, 48.0]
+    assert time.tolist() == [12.0, 31.0, 58.0]
+    assert [len(prices) for prices in round_prices(UnitCost(1, cost_ratio=0.0), 0)] == [1, 1]
+    with refused("cost_ratio is required: the time of a pass of the draft model over one of the target"):
+        round_prices(UnitCost(10), 1)
+
+
+# --- Moments ---
+
+
+def likely(law: Any, positions: int) -> Iterator[tuple[float, list[int]]]:
+    """Every way that a law's luck may go, as numbers of survivors by position, with its chance."""
+    if isinstance(law, Rounds):
+        ends = np.append(law.survival, 0.0)
+        mass = np.append(1.0, ends[:-1]) - ends
+        for lengths in itertools.product(range(len(mass)), repeat=positions):
+            yield math.prod(mass[list(lengths)].tolist()), list(lengths)
+        return
+    low, high = law.chances(positions)
+    for bits in itertools.product((0, 1), repeat=positions):
+        chance, last = 1.0, 0
+        for position, bit in enumerate(bits):
+            success = (high if last else low)[position]
+            chance, last = chance * (success if bit else 1 - success), bit
+        run = [len(list(itertools.takewhile(bool, bits[position:]))) for position in range(positions)]
+        yield chance, run
+
+
+LAWS: list[Any] = [
+    Iid(0.7), Iid(0.0), Iid(1.0), Markov(0.6, 0.5), Markov(0.5, -0.8), ByPosition([0.1, 0.9, 0.4, 0.7, 0.2, 0.8]),
+    Rounds([0.8, 0.8, 0.1]), Rounds([0.5, 0.0, 0.0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+@pytest.mark.parametrize("gamma", [0, 1, 2, 3])
+def test_moments_are_those_of_all_luck(law: Any, tokens: int, gamma: int) -> None:
+    time, busy = np.array([1.0, 1.75, 4.0, 3.5]), np.array([1.0, 1.5, 2.25, 3.0])
+    ways = [(chance, walked(gamma, tokens, [*run, 0])) for chance, run in likely(law, tokens - 1)]
+
+    def mean(of: Any) -> float:
+        return math.fsum(chance * of(run) for chance, run in ways)
+
+    found = moments(gamma, tokens, law, (time[: gamma + 1], busy[: gamma + 1]))
+    want = mean(lambda run: sum(time[length] for _, length in run))
+    variance = mean(lambda run: (sum(time[length] for _, length in run) - want) ** 2)
+    assert found.time == pytest.approx(want, rel=1e-13)
+    assert found.variance == pytest.approx(variance, rel=1e-10, abs=1e-12)
+    assert found.busy == pytest.approx(mean(lambda run: sum(busy[length] for _, length in run)), rel=1e-13)
+    assert found.rounds == pytest.approx(mean(len), rel=1e-13)
+    assert found.drafted == pytest.approx(mean(lambda run: sum(length for _, length in run)), rel=1e-13, abs=1e-13)
+
+
+@given(st.floats(0, 1), st.integers(0, 6), st.integers(1, 60))
+def test_a_certain_decoding_has_no_variance_below_zero(rate: float, gamma: int, tokens: int) -> None:
+    prices = (np.full(gamma + 1, 0.1), np.full(gamma + 1, 0.1))
+    assert moments(gamma, tokens, Iid(rate), prices).variance >= 0
+
+
+@pytest.mark.parametrize(
+    ("law", "survivors"),
+    [
+        (Replay([[True, True, False, True], [False, True, True, True]]), [[2, 1, 0, 1, 0], [0, 3, 2, 1, 0]]),
+        (ReplayRounds([[2, 0, 1, 1, 0], [1, 2, 1, 0, 2]]), [[2, 0, 1, 1, 0], [1, 2, 1, 0, 2]]),
+    ],
+)
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_moments_of_records_are_their_means(law: Any, survivors: list[list[int]], tokens: int) -> None:
+    time, busy = np.array([1.0, 1.75, 4.0]), np.array([1.0, 1.5, 2.25])
+    runs = [walked(2, tokens, run) for run in survivors]
+    times = [sum(time[length] for _, length in run) for run in runs]
+    found = moments(2, tokens, law, (time, busy))
+    want = (
+        np.mean(times), np.var(times), np.mean([sum(busy[length] for _, length in run) for run in runs]),
+        np.mean([len(run) for run in runs]), np.mean([sum(length for _, length in run) for run in runs]),
+    )  # fmt: skip
+    assert tuple(found) == pytest.approx(want, rel=1e-14)
+
+
+def test_a_law_that_is_none_of_these_is_refused() -> None:
+    class Other(Law):
+        mean = variance = pmf = sample = None  # type: ignore[assignment]
+
+    with refused(r"this law of outcomes has no closed form for drafts; ask for views = \['paths'\]"):
+        moments(1, 2, Other(), (FLAT[:2], FLAT[:2]))
+
+
+def test_a_tally_has_a_name_for_each_of_its_values() -> None:
+    assert Tally._fields == ("time", "busy", "rounds", "drafted", "accepted")

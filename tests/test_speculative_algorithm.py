@@ -1,0 +1,205 @@
+"""Speculative decoding as a process: its steps one by one, its rounds on every path, and what it refuses."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import work
+from model.algorithms import speculative
+from model.algorithms.speculative import MAX_DRAFT, Guess, Model, Parameters
+from model.checks import ParameterError
+from model.steps import Commit, Forward, Read
+from model.world import Draft, World
+
+LAYERS = 5
+
+
+def decoded(
+    survivors: Sequence[int], prompt: int = 1, *, stop: int | None = None, **choice: Any
+) -> tuple[list[Forward], list[Commit]]:
+    """Passes and commits of a decoding of as many tokens as there are numbers of survivors."""
+    parameters = Parameters(LAYERS, **choice)
+    world = World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)})
+    steps = speculative.decode(parameters, range(prompt), len(survivors), stop)
+    passes, commits, answer = [], [], None
+    written: list[int] = []
+    world.written = written
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration:
+            return passes, commits
+        match step:
+            case Forward():
+                passes.append(step)
+                answer = step
+            case Read():
+                answer = world.read(step)
+            case Commit():
+                commits.append(step)
+                written += step.tokens
+                answer = None
+
+
+def driven(steps: Any, *answers: Any) -> tuple[list[Any], Any]:
+    """What a process asks for, where these are the answers, and what it returns."""
+    asked = [steps.send(None)]
+    for answer in answers:
+        try:
+            asked.append(steps.send(answer))
+        except StopIteration as end:
+            return asked, end.value
+    raise AssertionError(f"it goes on: {asked[-1]}")
+
+
+# --- Step by step ---
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("placement", "unit"), [("together", 0), ("apart", 1)])
+def test_every_pass_of_a_decoding_by_hand(sampled: bool, placement: str, unit: int) -> None:
+    """Of the first draft all survive, so that the next reads two tokens; then one of two; then one is left to decode."""
+    passes, commits = decoded(
+        [2, 9, 9, 1, 9, 0], prompt=3, draft_length=2, sampled=sampled, placement=placement, draft_layers=4
+    )
+    assert [(step.role, step.tokens, step.at, step.heads) for step in passes] == [
+        ("target", (0, 1), 0, 0), ("draft", (0, 1), 0, 0),
+        ("draft", (2,), 2, 1), ("draft", (3,), 3, 1), ("target", (2, 3, 4), 2, 3),
+        ("draft", (4, 5), 4, 1), ("draft", (6,), 6, 1), ("target", (5, 6, passes[7].tokens[2]), 5, 3),
+        ("target", (7,), 7, 1),
+    ]  # fmt: skip
+    assert passes[7].tokens[2] < 0  # a wrong one
+    assert passes[0].unit is None  # wherever it starts
+    assert {(step.role, step.unit, step.first, step.last, step.state) for step in passes[1:]} == {
+        ("target", 0, 0, LAYERS, None), ("draft", unit, 0, 4, None),
+    }  # fmt: skip
+    assert commits == [Commit("round", (3, 4, 5), 2), Commit("round", (6, 7), 2), Commit("round", (8,), 0)]
+
+
+def test_without_a_prompt_but_one_token_nothing_is_read_first() -> None:
+    passes, _ = decoded([0], draft_length=3)
+    assert passes == [Forward("target", (0,), 0, 0, LAYERS, None, 1, 0)]
+    passes, _ = decoded([0], prompt=2, draft_length=3)
+    assert [step.tokens for step in passes] == [(0,), (0,), (1,)]
+
+
+def test_rejected_tokens_are_cut_from_both_caches() -> None:
+    """Of three drafted tokens one survives: what both models read next stands behind the two tokens that came out."""
+    passes, commits = decoded([1, 0, 3, 0, 0, 0], draft_length=3)
+    assert commits[0].tokens == (1, 2)
+    after = passes[4:]
+    assert [(step.role, step.tokens, step.at) for step in after[:2]] == [("draft", (2,), 2), ("draft", (3,), 3)]
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_reads_of_a_verification(sampled: bool) -> None:
+    """Greedy the target is asked for its token, sampled for both chances; each at the drafted token's own place."""
+    drafted = [Guess(7, "first"), Guess(8, "second")]
+    answers = [0.5, 1.0, 0.25, 0.25, 0.5, 0.9, 3] if sampled else [7, 3]
+    asked, found = driven(speculative.verify(Model("target", LAYERS, 0, 4), [5, 6], drafted, sampled), "out", *answers)
+    assert found == (1, 3)
+    assert asked[0] == Forward("target", (6, 7, 8), 1, 0, LAYERS, None, 3, 0)
+    if sampled:
+        assert asked[1:] == [
+            Read("chance", "out", -3, token=7), Read("chance", "first", token=7), Read("uniform", "out", -3),
+            Read("chance", "out", -2, token=8), Read("chance", "second", token=8), Read("uniform", "out", -2),
+            Read("residual", "out", -2, against="second"),
+        ]  # fmt: skip
+    else:
+        assert asked[1:] == [Read("next", "out", -3), Read("next", "out", -2)]
+
+
+@pytest.mark.parametrize(("number", "kept"), [(0.49, 1), (0.5, 0), (0.51, 0)])
+def test_a_token_is_kept_where_the_number_is_below_p_over_q(number: float, kept: int) -> None:
+    steps = speculative.verify(Model("target", LAYERS, 0), [5], [Guess(7, "draft")], True)
+    asked, found = driven(steps, "out", 0.2, 0.4, number, 9)
+    assert found == (kept, 9)
+    assert asked[-1] == (Read("sample", "out") if kept else Read("residual", "out", -2, against="draft"))
+
+
+def test_nothing_comes_out_behind_the_stop() -> None:
+    for stop, want in ((1, (1,)), (2, (1, 2)), (3, (1, 2, 3))):
+        _, commits = decoded([2, 0, 0, 0, 0, 0], draft_length=2, stop=stop)
+        assert commits == [Commit("round", want, 2)]
+    _, commits = decoded([2, 0, 0, 0, 0, 0], draft_length=2, stop=4)
+    assert [commit.tokens for commit in commits] == [(1, 2, 3), (4,)]
+    # A prompt that ends with it does not end the text.
+    _, commits = decoded([0, 0], prompt=3, draft_length=0, stop=2)
+    assert [commit.tokens for commit in commits] == [(3,), (4,)]
+
+
+def test_a_draft_reads_greedily_or_draws() -> None:
+    for sampled, kind in ((False, "next"), (True, "sample")):
+        asked, found = driven(speculative.draft(Model("draft", 2, 1, 1, sampled), [5, 6], 1), "out", 9)
+        assert asked == [Forward("draft", (6,), 1, 0, 2, None, 1, 1), Read(kind, "out")]  # type: ignore[arg-type]
+        assert found == [Guess(9, "out")]
+
+
+# --- On every path ---
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(0, 5), st.booleans(), st.integers(1, 3))
+def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gamma: int, sampled: bool, prompt: int) -> None:
+    n, at, want, drafted = len(survivors), 0, [], 0
+    while at < n:
+        length = min(gamma, n - at - 1)
+        kept = min(survivors[at], length)
+        want.append((kept, length))
+        drafted += length
+        at += kept + 1
+    parameters = Parameters(LAYERS, gamma, sampled)
+    steps = speculative.decode(parameters, range(prompt), n)
+    found = work.count(steps, World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)}), n)
+    assert sorted(found.rounds.elements()) == sorted(want)
+    assert found.tokens == list(range(prompt, prompt + n))
+    assert found.passes_of["target"] == len(want) + (prompt > 1)
+    assert found.passes_of["draft"] == drafted + (prompt > 1)
+    assert found.commits == ["round"] * len(want)
+
+
+# --- Parameters ---
+
+
+def test_what_a_choice_says_of_itself() -> None:
+    choice = Parameters(40, 3)
+    assert (choice.sampled, choice.placement, choice.draft_layers) == (False, "together", 1)
+    assert (choice.longest, choice.units, Parameters(40, 3, placement="apart").units) == (3, 1, 2)
+    assert (Parameters.OUTCOMES, Parameters.ROLES, Parameters.EXACT) == (("accept",), ("draft",), True)
+    assert dict(Parameters.IMITATES) == {"draft": ("target", "accept")}
+    assert dict(Parameters.ALIASES) == {"num_speculative_tokens": "draft_length"}
+    assert Model("target", 4, 0) == Model("target", 4, 0, 0, False)
+    assert MAX_DRAFT == 250  # a place in a draft, and the one behind it, fit a byte
+    assert Parameters(1, MAX_DRAFT).longest == MAX_DRAFT
+    assert Parameters(1, 0).longest == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draft_length": -1}, "draft_length must be between 0 and 250, got -1"),
+        ({"draft_length": 251}, "draft_length must be between 0 and 250, got 251"),
+        ({"layers": 0}, "layers must be between 1 and 10000, got 0"),
+        ({"layers": 10001}, "layers must be between 1 and 10000, got 10001"),
+        ({"draft_layers": 0}, "draft_layers must be between 1 and 10000, got 0"),
+        ({"draft_layers": 10001}, "draft_layers must be between 1 and 10000, got 10001"),
+        ({"sampled": 1}, "sampled must be true or false, got 1"),
+        ({"placement": "beside"}, "unknown placement 'beside'; known: apart, together"),
+    ],
+)
+def test_what_no_choice_may_be_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        Parameters(**{"layers": 4, "draft_length": 2} | change)
+    assert str(error.value) == message
+    assert Parameters(layers=10000, draft_length=2, draft_layers=10000)
+    assert Parameters(layers=1, draft_length=2, draft_layers=1)
+
+
+def test_commits_hold_what_was_kept_and_the_target_s_own() -> None:
+    text, guesses = [4], [Guess(7, None), Guess(8, None)]
+    assert list(speculative.commit(text, guesses, 1, 9)) == [Commit("round", (7, 9), 2)]
+    assert text == [4, 7, 9]
+    assert list(speculative.commit(text, guesses, 2, 7, stop=8)) == [Commit("round", (7, 8), 2)]
+    assert text == [4, 7, 9, 7, 8]
