@@ -19,7 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 import sim
-from figures import accepted, draft_length, methods, of_run, save, speedup, verify_cost
+from figures import accepted, draft_length, labels, methods, of_run, save, speedup, tradeoff, verify_cost
+from figures.style import INK, canvas
 from model import speculative
 from model.checks import ParameterError
 from model.speculative_batches import batched_speedup, largest_batch
@@ -105,6 +106,9 @@ def test_no_curve_passes_the_bound_and_none_gains_where_nothing_pays(x: str) -> 
             nothing = at <= even if x == "acceptance_rate" else at >= even
             assert nothing.any()
             assert np.all(speed[nothing] <= 1 + 1e-12)
+        (shade,) = (patch.get_extents() for patch in axes.patches)
+        shaded = axes.transData.inverted().transform([(shade.x0, shade.y0), (shade.x1, shade.y1)])[:, 0]
+        assert shaded == pytest.approx((0, even) if x == "acceptance_rate" else (even, axes.get_xlim()[1]), abs=1e-9)
         at, speed = xy(drawn["curve γ = 1"])
         pays = at > even if x == "acceptance_rate" else at < even
         assert np.all(speed[pays] > 1)
@@ -173,6 +177,18 @@ def test_words_neither_overlap_nor_leave_the_page(x: str) -> None:
         figure = speedup.draw(rows, x)
         assert inside(figure)
         assert all(apart(axes) for axes in figure.axes)
+
+
+@pytest.mark.parametrize("height", [0.0, 0.5, 1.0])
+def test_names_of_ends_that_crowd_stay_beside_the_axes(height: float) -> None:
+    _, axes = canvas(5, 4, (0.1, 0.1, 0.6, 0.8))
+    assert labels.at_right(axes, [(height, f"curve {index}", INK) for index in range(9)]) == 0
+    assert len(axes.texts) == 9
+    assert apart(axes)
+    frame = axes.get_window_extent()
+    middles = [(box.y0 + box.y1) / 2 for box in (Text.get_window_extent(text) for text in axes.texts)]
+    assert frame.y0 - 3 <= min(middles)
+    assert max(middles) <= frame.y1 + 3
 
 
 def test_many_panels_and_many_curves_are_thinned_and_it_is_said() -> None:
@@ -293,7 +309,8 @@ def test_speeds_over_batch_and_draft_length_are_the_models() -> None:
         ]
         assert speeds == pytest.approx(every)
         largest = largest_batch(rate, target, draft, 1024).largest
-        assert xy(right[f"largest {rate:g}"])[0] == [largest]
+        (ringed,), (speed,) = xy(right[f"largest {rate:g}"])
+        assert (ringed, speed) == (largest, speeds[list(batches).index(largest)])
         assert 1 < largest < 256  # the example has both sides
     assert "assumed" in words(figure)
     assert inside(figure)
@@ -354,9 +371,12 @@ def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
 
 
 def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those_that_draft(tmp_path: Path) -> None:
-    sim.run(several(), out=tmp_path / "run")
-    found = names(of_run(tmp_path / "run"))
-    assert {"methods", "speedup_acceptance_rate", "tradeoff_mean_units", "tradeoff_compute_per_token"} <= found
+    rows = sim.run(several(), out=tmp_path / "run")
+    found = {path.name: path.read_bytes() for path in of_run(tmp_path / "run")}
+    assert {"methods.png", "speedup_acceptance_rate.png"} <= set(found)
+    for x in tradeoff.AXES:
+        (path,) = save(tradeoff.draw(rows.filter(pl.col("draft_length").is_null()), x), tmp_path / x, ("png",))
+        assert found[f"tradeoff_{x}.png"] == path.read_bytes()
 
 
 def test_a_run_of_predictive_pipelined_decoding_has_its_figures_alone(tmp_path: Path) -> None:
