@@ -23,10 +23,11 @@ _COLUMNS = ("unit", "start", "end", "what", "process", "position", "first", "las
 # Face, hatch, and what the legend says. Light to dark in grey, and hatched besides.
 _KINDS: dict[str, tuple[str, str, str]] = {
     "kept": ("#0072b2", "", "pass, kept"),
+    "draft": ("#56b4e9", "", "pass of a draft model"),
     "discarded": ("#f3d9a4", "//", "pass, ended and not used"),
     "cancelled": ("#ffffff", "xx", "pass, stopped"),
     "dispatch": ("#3a3a3a", "", "dispatch of sub-processes"),
-    "link": ("#8f8f8f", "", "on a link: sub-process on its way"),
+    "link": ("#8f8f8f", "", "on a link: work on its way"),
     "promotion": ("#d8d8d8", "..", "on a link: state taken over"),
 }
 _FATES = ("kept", "discarded", "cancelled")
@@ -47,10 +48,12 @@ def draw(
     for fate in rows["fate"].unique().sort():
         checks.one_of("fate", fate, _FATES)
     for what in rows["what"].unique().sort():
-        checks.one_of("interval", what, ("forward", *list(_KINDS)[3:]))
-    rows = rows.with_columns(
-        kind=pl.when(pl.col("what") == "forward").then("fate").otherwise("what"), lane=pl.lit(0), lanes=pl.lit(1)
-    )
+        checks.one_of("interval", what, ("forward", *list(_KINDS)[4:]))
+    missing = [pl.lit(value).alias(name) for name, value in (("role", "target"), ("width", 1)) if name not in rows.columns]
+    rows = rows.with_columns(*missing, lane=pl.lit(0), lanes=pl.lit(1))
+    drafted = (pl.col("role") != "target") & (pl.col("fate") == "kept")
+    fate_or_draft = pl.when(drafted).then(pl.lit("draft")).otherwise("fate")
+    rows = rows.with_columns(kind=pl.when(pl.col("what") == "forward").then(fate_or_draft).otherwise("what"))
     units = int(rows["unit"].max()) + 1  # type: ignore[arg-type]
     if units > _MOST_UNITS:
         raise ParameterError(f"the timeline has room for at most {_MOST_UNITS} units, got {units}; draw fewer, or export a trace")
@@ -84,7 +87,7 @@ def draw(
 
 def _name(on_units: pl.DataFrame, unit: int) -> str:
     """Unit 0 is the main process's where every token is verified on it; nested, promoted processes stay where they are."""
-    passes = on_units.filter((pl.col("what") == "forward") & (pl.col("fate") == "kept"))
+    passes = on_units.filter(pl.col("kind") == "kept")
     home = set(passes.filter(pl.col("last") == pl.col("last").max())["unit"]) == {0}
     return f"unit {unit} (main)" if unit == 0 and home else f"unit {unit}"
 
@@ -126,15 +129,17 @@ def _texts(axes: Axes, rows: pl.DataFrame, units: int) -> None:
     size = 7.5
     letter = 0.62 * size * figure.dpi / 72
     for row in rows.filter((pl.col("what") == "forward") & (pl.col("end") > pl.col("start"))).iter_rows(named=True):
-        layers = f"{row['first']}–{row['last']}"
-        choices = [f"token {row['position']}", f"{row['position']}"]
+        layers, number = f"{row['first']}–{row['last']}", f"{row['position']}"
+        if row["width"] > 1:
+            number = f"{row['position'] - row['width'] + 1}–{number}"
+        choices = [f"token{'s' if row['width'] > 1 else ''} {number}", number]
         if tall:
-            choices = [f"token {row['position']}\nlayers {layers}", f"{row['position']}\n{layers}", *choices]
+            choices = [f"{choices[0]}\nlayers {layers}", f"{number}\n{layers}", *choices]
         room = (row["end"] - row["start"]) * pixels - 6
         text = next((text for text in choices if max(map(len, text.split("\n"))) * letter <= room), "")
         if text:
-            kept = row["fate"] == "kept"
-            ground = {"facecolor": _KINDS["kept"][0] if kept else "#ffffff", "edgecolor": "none", "pad": 1.0}
+            kept = row["kind"] == "kept"
+            ground = {"facecolor": _KINDS[row["kind"]][0] if row["fate"] == "kept" else "#ffffff", "edgecolor": "none", "pad": 1.0}
             middle = (row["start"] + row["end"]) / 2
             axes.text(
                 middle, row["unit"], text, ha="center", va="center", fontsize=size, linespacing=1.1,

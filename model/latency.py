@@ -65,6 +65,10 @@ class UnitCost:
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0)
         checks.one_of("dispatch_law", self.dispatch_law, DISPATCH_LAWS)
+        if self.verify_cost is not None:
+            if not isinstance(self.verify_cost, tuple | list):
+                raise ParameterError(f"verify_cost must be pairs of a width and a time, got {checks.shown(self.verify_cost)}")
+            self.curve  # noqa: B018  it is checked where it is made
         if self.layer_times is not None:
             if len(self.layer_times) != self.layers:
                 raise ParameterError(
@@ -134,6 +138,12 @@ class UnitCost:
         """Time for which starting this many sub-processes holds the starter's unit."""
         count = processes if self.dispatch_law == "linear" else math.log2(processes + 1)
         return self.dispatch + self.dispatch_per_process * count
+
+    @property
+    def only_layers(self) -> bool:
+        """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
+        times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process
+        return not any(times) and self.layer_times is None and self.verify_cost is None
 
     @property
     def plain(self) -> bool:

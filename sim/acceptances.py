@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from model import checks, rounds
+from model import acceptance, checks, published, rounds
 from model.intervals import half_width
 from sim import outcomes
 from sim.outcomes import Outcome, check_provenance, independent
@@ -243,12 +243,48 @@ class Reported:
         return float(reported_acceptance(self.engine, self.draft_length, rate=self.rate, length=self.length))
 
 
+@dataclass(frozen=True)
+class Published:
+    """A rate of the speculative-decoding deck, by `task` and by what the method has that the table asks for.
+
+    `reading`: the printed rate taken as `stated`, or as accepted over `drafted` tokens, which is what makes Table 2 agree with the
+    theorem that it quotes.
+    """
+
+    task: str
+    table: str = "deck-table-2"
+    reading: str = "stated"
+
+    def __post_init__(self) -> None:
+        checks.one_of("table", self.table, DECK_TABLES)
+        checks.one_of("task", self.task, {str(row["task"]) for row in published.table(self.table).rows})
+        checks.one_of("reading", self.reading, READINGS)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point: independent, and the speed-up that the deck prints beside the rate."""
+        from model.speculative import acceptance_from_drafted
+
+        table = published.table(self.table)
+        asked = [key for key in table.keys if key not in ("task", "draft_model") and hasattr(parameters, key)]
+        keys = {key: getattr(parameters, key) for key in asked}
+        row = table.lookup(task=self.task, **keys)
+        rate, source = row["acceptance_rate"], f"published: {table.cite(row)}"
+        if self.reading == "drafted":
+            rate = float(acceptance_from_drafted(rate, parameters.longest))
+            source += ", read as accepted over drafted"
+        return Outcome(acceptance.Iid(rate), rate, source, published_speedup=row["speedup"])
+
+
+DECK_TABLES = ("deck-table-2", "deck-adaptive", "deck-beam")
+READINGS = ("stated", "drafted")
+
 BY_POSITION: dict[str, type[Iid | Markov | ByPosition | Replay]] = {
     "iid": Iid, "markov": Markov, "by-position": ByPosition, "replay": Replay,
 }  # fmt: skip
 """Laws with one coin for each output position."""
 KINDS: dict[str, type] = {
     **BY_POSITION, "by-draft-position": ByDraftPosition, "shared-rate": SharedRate, "rounds": Rounds, "reported": Reported,
+    "published": Published,
 }  # fmt: skip
 
 

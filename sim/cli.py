@@ -53,7 +53,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         from model.checks import ParameterError
 
         try:
-            command(*args, **kwargs)
+            with _warnings_in_words():
+                command(*args, **kwargs)
         except ParameterError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
@@ -63,6 +64,24 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(0) from None
 
     return inner
+
+
+@contextlib.contextmanager
+def _warnings_in_words() -> Iterator[None]:
+    """A warning is one line, without a place in our sources, and said once."""
+    import warnings
+
+    said: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 @app.command()

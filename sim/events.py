@@ -36,6 +36,8 @@ class Interval(NamedTuple):
     first: int
     last: int
     fate: str  # kept, discarded (ended, not used), cancelled (stopped)
+    role: str = "target"  # whose pass it is
+    width: int = 1  # of how many tokens
 
 
 @dataclass
@@ -417,11 +419,13 @@ class _Process:
             engine.changed = True
 
     def _record(self, fate: str, now: float) -> None:
-        step, what = self.step, "dispatch"
-        position = first = last = -1
+        step, number = self.step, self.engine.number(self)
         if isinstance(step, Forward):
-            what, position, first, last = "forward", step.at + len(step.tokens) - 1, step.first, step.last
-        row = Interval(self.unit, self.since, now, what, self.engine.number(self), position, first, last, fate)
+            role, tokens, at, first, last, *_ = step
+            position, width = at + len(tokens) - 1, len(tokens)
+            row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, role, width)
+        else:
+            row = Interval(self.unit, self.since, now, "dispatch", number, -1, -1, -1, fate)
         self.engine.records.append((row, self))
 
     def _let_go(self) -> None:

@@ -13,7 +13,8 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `held_units`              units reserved throughout; `held_layers` is their unit-time
 `tokens_per_round`        of methods that draft: output tokens over rounds, the target's own included
 `draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
-`operations_per_token`    arithmetic operations per output token, in those of a plain token (Theorem 3.11 of Leviathan et al.)
+`operations_per_token`    arithmetic operations per output token, in those of a plain token (Theorem 3.11 of Leviathan et al.); of
+                          methods that do not draft, compute_per_token where units are busy with layers alone
 ========================  =========================================================================================
 """
 

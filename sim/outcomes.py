@@ -30,6 +30,8 @@ class Outcome:
     rate_low: float | None = None
     rate_high: float | None = None
     trials: int | None = None
+    published_speedup: float | None = None
+    """What is printed beside a published rate."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = frame.filter(pl.col("point").rank("dense") <= MOST_ROWS)
-    names = [name for name in TITLES if name in frame.columns]
+    names = [name for name in TITLES if name in frame.columns and shown[name].count()]
     while names:
         digits = 4 if console.width >= 100 else 3
         pair = _table(shown, tuple(names[:2]), digits)
@@ -78,7 +78,8 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     keys = describing(frame)
     for key in keys:
-        table.add_column(key.replace("_", "\n"), justify="right" if frame[key].dtype.is_numeric() else "left", no_wrap=True)
+        title = key.rpartition(".")[2].replace("_", "\n")
+        table.add_column(title, justify="right" if frame[key].dtype.is_numeric() else "left", no_wrap=True)
     views = [view for view in VIEWS if view in frame["view"].unique().to_list()]
     for estimate in estimates:
         for index, view in enumerate(views):
@@ -105,8 +106,8 @@ def describing(frame: pl.DataFrame) -> list[str]:
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
-    rates = [name for name in RATES.values() if name in frame.columns]
-    telling = [name for name in frame.columns if name not in aside and frame[name].n_unique() > 1 and name not in rates]
+    rates = [name for name in (*RATES.values(), "published_speedup") if name in frame.columns]
+    telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
     return [*(telling or ["method"]), *rates]
 
 
@@ -131,6 +132,10 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
         lines.append(f"{' and '.join(kinds)} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
     lines.append(f"times: {cost_source(tables)}")
+    if "published_speedup" in names:
+        from model.published import deck_report
+
+        lines += deck_report.sentences(deck_report.rows())
     lines.append("intervals: 95 %, from sampling")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())

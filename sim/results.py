@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import Any
 
 import polars as pl
@@ -44,13 +45,14 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
     return row
 
 
-def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The table of results and the distributions, from the rows of all shards in their order."""
+def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
+    """The table of results, and those of distributions by name, from the rows of all shards in their order."""
     theory = partial.filter(pl.col("view") == "formula")
     theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS) if name in theory.columns])
     by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
     rows: list[dict[str, Any]] = []
     distributions: list[dict[str, Any]] = []
+    accepted: list[dict[str, Any]] = []
     for (view, point), part in partial.filter(pl.col("view") != "formula").group_by("view", "point", maintain_order=True):
         case = grid.case(point)
         formula = by_point[point] if point in by_point else _formula(grid, point)
@@ -61,18 +63,23 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFram
             rounds, drafted = (math.fsum(part[name]) / sums.count for name in ("rounds", "drafted"))
             found = metrics.per_round(case.settings.tokens, rounds, drafted, case.operations_ratio)
             row |= {name: float(value) for name, value in found.items()}
+        else:
+            row |= views.operations_of(case, row["compute_per_token"])
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
         rows.append(row)
         if grid.points <= FEW_POINTS:
             distributions += _distribution(point, view, part)
+            accepted += _accepted(point, view, part)
     if grid.points <= FEW_POINTS:
         for point in by_point:
             distributions += _law(point, grid.case(point))
     frames = [frame for frame in (theory, pl.DataFrame(rows, infer_schema_length=None)) if frame.height]
-    return table(pl.concat(frames, how="diagonal_relaxed")), pl.DataFrame(distributions, schema=DISTRIBUTION)
+    more = {"distribution": pl.DataFrame(distributions, schema=DISTRIBUTION), "accepted": pl.DataFrame(accepted, schema=ACCEPTED)}
+    return table(pl.concat(frames, how="diagonal_relaxed")), more
 
 
+ACCEPTED = {"point": pl.Int64, "view": pl.String, "accepted": pl.Int64, "rounds": pl.Int64}
 DISTRIBUTION = {"point": pl.Int64, "view": pl.String, "latency_layers": pl.Float64, "probability": pl.Float64}
 
 
@@ -91,6 +98,15 @@ def _distribution(point: int, view: str, part: pl.DataFrame) -> list[dict[str, A
     return [
         {"point": point, "view": view, "latency_layers": value, "probability": count / total} for value, count in counts.iter_rows()
     ]
+
+
+def _accepted(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]:
+    """How many rounds accepted 0, 1, 2, ... tokens; nothing where a view has not counted all of them."""
+    if "accepted_lengths" not in part.columns or part["accepted_lengths"].null_count():
+        return []
+    lists = part["accepted_lengths"].to_list()
+    counts = [sum(column) for column in zip_longest(*lists, fillvalue=0)]
+    return [{"point": point, "view": view, "accepted": length, "rounds": count} for length, count in enumerate(counts)]
 
 
 def _law(point: int, case: Case) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from model import checks
+from model import checks, published
 from model.checks import ParameterError
 from model.latency import RATIOS, UnitCost
 from sim import acceptances, outcomes
@@ -79,9 +79,13 @@ def _check_views(views: Any) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """[cost]: the options of `model.latency.UnitCost`, and how long a layer takes where times are wanted in seconds."""
+    """[cost]: the options of `model.latency.UnitCost`, and how long a layer takes where times are wanted in seconds.
+
+    `kind` published takes the cost ratio from the base timings that the speculative-decoding deck prints for a `task`.
+    """
 
     kind: str = "unit"
+    task: str | None = None
     layer_times: tuple[float, ...] | None = None
     early_head: float = 0.0
     final_head: float = 0.0
@@ -98,7 +102,13 @@ class Cost:
     seconds_per_layer: float | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("kind", self.kind, ("unit",))
+        checks.one_of("kind", self.kind, ("unit", "published"))
+        if (self.kind == "published") != (self.task is not None):
+            raise ParameterError(f"task must be given with kind 'published' and with no other, got {checks.shown(self.task)}")
+        if self.task is not None:
+            checks.one_of("task", self.task, {str(row["task"]) for row in published.table("deck-table-1").rows})
+            if self.cost_ratio is not None:
+                raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or kind and task")
         for name in ("cost_ratio", "medium_cost_ratio", "operations_ratio"):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0, MAX_TIME)
@@ -124,7 +134,12 @@ class Cost:
 
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
-        return UnitCost(layers, **{field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name != "layers"})
+        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name != "layers"}
+        if self.task is not None:
+            from model.published import deck_report
+
+            own["cost_ratio"] = deck_report.cost_ratio(self.task)
+        return UnitCost(layers, **own)
 
 
 @dataclass(frozen=True)
@@ -207,12 +222,29 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
 
 def _located(tables: Tables, folder: Path) -> Tables:
     """A file that a scenario names is beside it, not wherever the command happens to run."""
-    outcomes, sweep = tables.get("outcomes"), tables.get("sweep")
-    if isinstance(outcomes, dict) and isinstance(outcomes.get("file"), str):
-        outcomes["file"] = str(folder / outcomes["file"])
-    if isinstance(sweep, dict) and isinstance(sweep.get("outcomes.file"), list):
-        sweep["outcomes.file"] = [str(folder / name) if isinstance(name, str) else name for name in sweep["outcomes.file"]]
+    for table in _laws_of(tables):
+        if isinstance(table.get("file"), str):
+            table["file"] = str(folder / table["file"])
+    for path in _file_axes(tables):
+        sweep = tables["sweep"]
+        sweep[path] = [str(folder / name) if isinstance(name, str) else name for name in sweep[path]]
     return tables
+
+
+def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
+    """Every table of a scenario that says a law of outcomes, or may."""
+    methods = tables.get("method")
+    above = [tables, *(methods if isinstance(methods, list) else [methods])]
+    found = [table.get("outcomes") for table in above if isinstance(table, Mapping)]
+    inner = [each for table in found if isinstance(table, dict) for each in table.values()]
+    return [table for table in (*found, *inner) if isinstance(table, dict)]
+
+
+def _file_axes(tables: Mapping[str, Any]) -> list[str]:
+    sweep = tables.get("sweep", {})
+    if not isinstance(sweep, Mapping):
+        return []
+    return [path for path, values in sweep.items() if isinstance(values, list) and "outcomes" in path and path.endswith(".file")]
 
 
 def _plainly(error: ValueError, text: str) -> str:
@@ -227,7 +259,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def method_tables(tables: Tables) -> list[Tables]:
+def method_tables(tables: Mapping[str, Any]) -> list[Tables]:
     """The [[method]] tables; a single [method] is one of them."""
     methods = tables.get("method", [])
     found = methods if isinstance(methods, list) else [methods]
@@ -308,16 +340,23 @@ def case(tables: Tables, index: int = 0) -> Case:
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = tables.get("cost", {}) if own["cost"] is None else own["cost"]
     cost = build(Cost, cost_table, where["cost"])
+    model = cost.model(parameters.layers)
     for role in getattr(parameters, "ROLES", ()):
-        if getattr(cost, RATIOS[role]) is None:
+        if model.whole(role) is None:
             raise ParameterError(
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
                 " model over one of the target"
             )
+    widest = getattr(parameters, "widest", 1)
+    if model.curve is not None and model.curve.last < widest:
+        raise ParameterError(
+            f"{where['cost']}.verify_cost must reach width {widest}, the widest pass of method {name}, got {model.curve.last};"
+            " measure wider passes or draft less"
+        )
     machine = build(Machine, tables.get("cluster", {}), "cluster")
     laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
     found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
-    cluster, model = machine.cluster(parameters.units), cost.model(parameters.layers)
+    cluster = machine.cluster(parameters.units)
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
     return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cost.operations_ratio, cluster)
@@ -352,7 +391,7 @@ def _refuse_unused_cost(where: str, table: Any, roles: set[str]) -> None:
     if not isinstance(table, Mapping):
         return
     needs = {ratio: {role} for role, ratio in RATIOS.items()} | {
-        "allow_slow_medium": {"medium"}, "operations_ratio": {*RATIOS}, "verify_cost": {*RATIOS},
+        "task": {"draft"}, "allow_slow_medium": {"medium"}, "operations_ratio": {*RATIOS}, "verify_cost": {*RATIOS},
     }  # fmt: skip
     for key, users in needs.items():
         if key in table and not roles & users:
@@ -368,7 +407,7 @@ def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {table!r}")
     one = "kind" in table
-    if not one and not {*table} & {*LAWS}:
+    if not one and not {*table} & {*LAWS} and not any(isinstance(value, Mapping) for value in table.values()):
         raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
     unknown = [] if one else [key for key in table if key not in LAWS]
     if unknown:
@@ -472,18 +511,22 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
 
 def cost_source(tables: Mapping[str, Any]) -> str:
     """Where the times come from, in words for whoever reads a result."""
-    given = [key for key in tables.get("cost", {}) if key != "kind"]
-    swept = [path.partition(".")[2] for path in tables.get("sweep", {}) if path.startswith("cost.")]
-    if not given and not swept:
-        return "assumed: every layer one time unit, nothing else takes time"
-    return f"assumed, as [cost] says: {', '.join(dict.fromkeys([*given, *swept]))}; layers not named take one time unit each"
+    costs = [table for table in (tables.get("cost"), *(each.get("cost") for each in method_tables(tables))) if table]
+    given = [key for table in costs for key in table if key not in ("kind", "task")]
+    given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
+    printed = any(table.get("kind") == "published" for table in costs)
+    ratios = "published: the cost ratio, Table 1 of the deck; " if printed else ""
+    if not given:
+        return f"{ratios}assumed: every layer one time unit, nothing else takes time"
+    return f"{ratios}assumed, as [cost] says: {', '.join(dict.fromkeys(given))}; layers not named take one time unit each"
 
 
 def fingerprint(tables: Tables) -> str:
     """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
     from sim.version import RESULTS_VERSION
 
-    files = [tables.get("outcomes", {}).get("file"), *tables.get("sweep", {}).get("outcomes.file", [])]
+    files = [table.get("file") for table in _laws_of(tables)]
+    files += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
     contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
     text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

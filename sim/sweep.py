@@ -344,10 +344,11 @@ def _merge(plan: Plan, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
         table = results.arranged(partial)
         write_whole(target, lambda path: table.sink_parquet(path, row_group_size=ROW_GROUP, maintain_order=True))
     else:
-        frame, distributions = results.finish(grid, partial.collect())
+        frame, more = results.finish(grid, partial.collect())
         write_whole(target, frame.write_parquet)
-        if distributions.height:
-            write_whole(folder / "distribution.parquet", distributions.write_parquet)
+        for name, rows in more.items():
+            if rows.height:
+                write_whole(folder / f"{name}.parquet", rows.write_parquet)
     sheet.unlink(missing_ok=True)
     table = pl.scan_parquet(target, glob=False)
     if table.select(pl.len()).collect().item() <= NO_CSV_BEYOND:

@@ -59,7 +59,7 @@ def chrome_trace(intervals: Sequence[Interval], commits: Sequence[tuple[float, s
     units = max((row.unit for row in on_units), default=-1) + 1
     names = {unit + 1: f"unit {unit}" for unit in range(units)}
     # A unit is the main process's where every token is verified on it; in the nested form promoted processes stay where they are.
-    passes = [row for row in on_units if row.what == "forward" and row.fate == "kept"]
+    passes = [row for row in on_units if row.what == "forward" and row.fate == "kept" and row.role == "target"]
     deepest = max((row.last for row in passes), default=0)
     if {row.unit for row in passes if row.last == deepest} == {0}:
         names[1] = "unit 0 (main)"
@@ -111,8 +111,10 @@ def _complete(track: int, row: Interval) -> dict[str, Any]:
     args: dict[str, Any] = {"fate": row.fate, "process": row.process, "start": row.start, "end": row.end}
     label = row.what
     if row.what == "forward":
-        label = f"token {row.position} · layers {row.first}–{row.last}"
-        args |= {"position": row.position, "layers": f"[{row.first}, {row.last})"}
+        several = f"tokens {row.position - row.width + 1}–{row.position}"
+        label = f"{f'token {row.position}' if row.width == 1 else several} · layers {row.first}–{row.last}"
+        label = label if row.role == "target" else f"{row.role}: {label}"
+        args |= {"position": row.position, "layers": f"[{row.first}, {row.last})", "role": row.role, "tokens": row.width}
     return {
         "ph": "X", "pid": _PROCESS, "tid": track, "name": label, "cat": f"{row.what},{row.fate}",
         "ts": start / 1000, "dur": (end - start) / 1000, "args": args,

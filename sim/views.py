@@ -90,9 +90,17 @@ def formula_row(case: Case) -> Row:
     """The theory's estimates of one point."""
     estimates, bounds, prediction = formula_of(case)
     row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
-    if prediction.rounds is not None:
+    if prediction.rounds is None:
+        row |= operations_of(case, row["compute_per_token"])
+    else:
         row |= _per_round(case, float(prediction.rounds), float(np.asarray(prediction.drafted)))
     return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
+
+
+def operations_of(case: Case, compute_per_token: float) -> Row:
+    """Operations of a method that does not draft, where its unit-time says them."""
+    known = case.cost.only_layers and not getattr(case.parameters, "ROLES", ())
+    return {"operations_per_token": compute_per_token} if known else {}
 
 
 def _per_round(case: Case, rounds: float, drafted: float) -> Row:
@@ -135,6 +143,7 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     columns |= {"units": held, "contended": (held < units) | slow, "exact": module.Parameters.EXACT, **estimates}
     if low is not None:
         columns |= _between(estimate(low)[0], estimate(high)[0])
+    columns |= {"operations_per_token": estimates["compute_per_token"]}
     columns |= {"latency_sd_layers": np.sqrt(prediction.latency_variance), "held_units": prediction.units}
     return {key: np.broadcast_to(value, size) if isinstance(value, np.ndarray | np.generic) else value
             for key, value in columns.items()}  # fmt: skip
@@ -159,6 +168,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
             rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
             f"{rate}_trials": outcome.trials,
         }  # fmt: skip
+        if outcome.published_speedup is not None:
+            row["published_speedup"] = outcome.published_speedup
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in getattr(case.parameters, "ROLES", ())}

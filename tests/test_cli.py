@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 import sim
-from sim import outcomes, scenario
+from sim import scenario
 from sim.cli import app
 from sim.schema import of_scenarios
 
@@ -252,15 +252,20 @@ def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
     assert set(sections) == set(scenario.SECTIONS)
     for name, kind in (("scenario", scenario.Settings), ("cost", scenario.Cost), ("cluster", scenario.Machine)):
         assert set(sections[name]["properties"]) == {field.name for field in fields(kind)}
-    laws = {law["properties"]["kind"]["const"]: law for law in sections["outcomes"]["anyOf"]}
-    assert set(laws) == set(outcomes.KINDS)
-    for name, law in outcomes.KINDS.items():
-        assert set(laws[name]["properties"]) == {"kind", *(field.name for field in fields(law))}
+    [by_name] = [law for law in sections["outcomes"]["anyOf"] if "kind" not in law["properties"]]
+    assert set(by_name["properties"]) == set(scenario.LAWS)
+    for outcome, kinds in scenario.LAWS.items():
+        laws = {law["properties"]["kind"]["const"]: law for law in by_name["properties"][outcome]["anyOf"]}
+        assert set(laws) == set(kinds)
+        for name, law in kinds.items():
+            assert set(laws[name]["properties"]) == {"kind", *(field.name for field in fields(law))}
+            assert laws[name] in sections["outcomes"]["anyOf"]
     methods = {method["properties"]["name"]["const"]: method for method in sections["method"]["anyOf"][0]["anyOf"]}
     assert set(methods) == set(scenario.method_names())
     for name, method in methods.items():
-        parameters = fields(scenario.algorithm(name).Parameters)
-        assert set(method["properties"]) == {"name", *(field.name for field in parameters)}
+        kind = scenario.algorithm(name).Parameters
+        own = {"name", "outcomes", "cost", *getattr(kind, "ALIASES", ()), *(field.name for field in fields(kind))}
+        assert set(method["properties"]) == own
 
 
 # --- in a process of its own -------------------------------------------------------------------------------------------

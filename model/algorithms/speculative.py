@@ -56,6 +56,11 @@ class Parameters:
         return self.draft_length
 
     @property
+    def widest(self) -> int:
+        """The most tokens of one pass of the target."""
+        return self.longest + 1
+
+    @property
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1

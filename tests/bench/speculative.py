@@ -1,0 +1,121 @@
+"""Speculative decoding against the limits known: drawing coins, SimPy by hand, bare numpy, one evaluation of Eq. 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from model import coins, rounds, speculative
+from model.acceptance import Iid
+from model.algorithms.speculative import Parameters, decode
+from model.latency import UnitCost
+from model.world import Draft, World
+from sim import events
+from sim.cluster import Cluster
+from sim.paths import speculative as paths
+from tests.bench.measure import Benchmark, rate
+
+LAYERS, DRAFT_LENGTH, ACCEPTANCE_RATE, COST_RATIO = 40, 4, 0.8, 0.1
+CHOICE, COST, LAW = Parameters(LAYERS, DRAFT_LENGTH), UnitCost(LAYERS, cost_ratio=COST_RATIO), Iid(ACCEPTANCE_RATE)
+
+Survivors = Sequence[int]
+Body = Generator[simpy.Event, Any, None]
+
+
+def ours(survivors: Survivors) -> float:
+    """Makespan by our simulator, one event a pass."""
+    tokens, world = len(survivors), World(1, LAYERS, drafts={"draft": Draft("target", survivors)})
+    return events.simulate(decode(CHOICE, [0], tokens), tokens, Cluster(1), COST, world).latency
+
+
+def minimal(survivors: Survivors) -> float:
+    """Makespan by the shortest program, one event a pass: no unit, no tokens, no cache."""
+    env, tokens = simpy.Environment(), len(survivors)
+
+    def decoder() -> Body:
+        at = 0
+        while at < tokens:
+            drafted = min(DRAFT_LENGTH, tokens - at - 1)
+            for _ in range(drafted):
+                yield env.timeout(COST_RATIO * LAYERS)
+            yield env.timeout(LAYERS)
+            at += min(survivors[at], drafted) + 1
+
+    env.run(env.process(decoder()))
+    return env.now
+
+
+def with_a_unit(survivors: Survivors) -> float:
+    """Makespan by the same program, every pass of which asks for the unit that it runs on: still no tokens and no cache."""
+    env, tokens = simpy.Environment(), len(survivors)
+    unit = simpy.Resource(env)
+
+    def run(seconds: float) -> Body:
+        with unit.request() as held:
+            yield held
+            yield env.timeout(seconds)
+
+    def decoder() -> Body:
+        at = 0
+        while at < tokens:
+            drafted = min(DRAFT_LENGTH, tokens - at - 1)
+            for _ in range(drafted):
+                yield from run(COST_RATIO * LAYERS)
+            yield from run(LAYERS)
+            at += min(survivors[at], drafted) + 1
+
+    env.run(env.process(decoder()))
+    return env.now
+
+
+def walk(tokens: int, block: int) -> rounds.Tally:
+    """One block of sequences."""
+    return paths.walk(CHOICE, tokens, COST, LAW.drafts(coins.tiles(0, "accept", block, tokens - 1)))
+
+
+def draw(tokens: int, block: int) -> None:
+    """The same coins, drawn and dropped."""
+    for _ in coins.tiles(0, "accept", block, tokens - 1):
+        pass
+
+
+def bare_speedup(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Theorem 3.8 as one would type it."""
+    return np.asarray((1 - alpha ** (DRAFT_LENGTH + 1)) / ((1 - alpha) * (DRAFT_LENGTH * COST_RATIO + 1)))
+
+
+def benchmarks(tiny: bool = False) -> list[Benchmark]:
+    """Drafts of four, four in five accepted, 128 tokens."""
+    sequences, tokens, blocks, points, lengths = (2, 8, 1, 1000, 16) if tiny else (40, 128, 40, 10_000_000, 4096)
+    survivors = LAW.survivors(coins.tiles(0, "accept", 0, tokens), DRAFT_LENGTH)[:, :sequences].T.tolist()
+    alpha, n = np.linspace(0.01, 0.99, points), np.arange(1, lengths + 1)
+
+    def decodings(decode_one: Callable[[Survivors], float]) -> Callable[[], float]:
+        return lambda: rate(sequences, lambda: [decode_one(each) for each in survivors])
+
+    def tokens_of(do: Callable[[int], object]) -> Callable[[], float]:
+        return lambda: rate(blocks * coins.BLOCK * tokens, lambda: [do(block) for block in range(blocks)])
+
+    def many(do: Callable[[], object], times: int) -> Callable[[], float]:
+        return lambda: rate(times, lambda: [do() for _ in range(times)])
+
+    walked = tokens_of(lambda block: walk(tokens, block))
+    return [
+        Benchmark("speculative-events-minimal", "sequences/s", decodings(ours), decodings(minimal),
+                  "SimPy by hand, neither unit nor tokens", 0.5),
+        Benchmark("speculative-events-unit", "sequences/s", decodings(ours), decodings(with_a_unit),
+                  "SimPy by hand, one resource", 0.5),
+        Benchmark("speculative-paths", "tokens/s", walked, tokens_of(lambda block: draw(tokens, block)),
+                  "drawing the coins", 0.3),
+        Benchmark("speculative-paths-rate", "tokens/s", walked, lambda: 1e7, "10 million tokens a second", 1),
+        Benchmark("speculative-formula", "points/s",
+                  lambda: rate(points, lambda: speculative.speedup(alpha, DRAFT_LENGTH, COST_RATIO)),
+                  lambda: rate(points, lambda: bare_speedup(alpha)), "the bare expression in numpy", 0.5),
+        Benchmark("speculative-target-runs", "calls/s", many(lambda: speculative.target_runs(n, ACCEPTANCE_RATE, DRAFT_LENGTH), 20),
+                  many(lambda: speculative.expected_tokens(np.full(lengths, ACCEPTANCE_RATE), DRAFT_LENGTH), 20),
+                  "Eq. 1 over the same array", 0.02),
+    ]  # fmt: skip

@@ -1,0 +1,232 @@
+"""Speculative decoding through scenarios: every law in three views, laws and costs for each method, what engines print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sim
+from model import speculative
+from model.acceptance import Iid
+from model.checks import ParameterError
+from model.published import deck_report
+from model.rounds import Rounds
+from sim.grid import Grid
+from sim.sweep import resolve
+
+TOKENS = 24
+METHOD = {"name": "speculative", "layers": 8, "draft_length": 3}
+RECORDS = [[(7 * i + 3 * j) % 5 for j in range(TOKENS + i)] for i in range(6)]
+
+LAWS: list[dict[str, Any]] = [
+    {"kind": "iid", "acceptance_rate": 0.7},
+    {"kind": "iid", "acceptance_rate": 0.0},
+    {"kind": "iid", "acceptance_rate": 1.0},
+    {"kind": "markov", "acceptance_rate": 0.7, "correlation": 0.4},
+    {"kind": "by-position", "acceptance_rates": np.linspace(0.2, 0.9, TOKENS).tolist()},
+    {"kind": "by-draft-position", "acceptance_rates": [0.9, 0.6, 0.3]},
+    {"kind": "shared-rate", "acceptance_rate": 0.7, "concentration": 4},
+    {"kind": "shared-rate", "acceptance_rate": 0.7, "concentration": 0},
+    {"kind": "replay", "records": [[length > 1 for length in record[:TOKENS]] for record in RECORDS]},
+    {"kind": "rounds", "lengths": [[length + 1 for length in record] for record in RECORDS]},
+    {"kind": "reported", "engine": "vllm", "draft_length": 5, "rate": 0.6},
+]
+
+
+def tables(**sections: Any) -> dict[str, Any]:
+    """A small scenario, with sections put in place of its own."""
+    base: dict[str, Any] = {
+        "scenario": {"name": "small", "tokens": TOKENS, "replications": 4096, "event_replications": 60},
+        "method": [METHOD], "outcomes": LAWS[0], "cost": {"cost_ratio": 0.125},
+    }  # fmt: skip
+    return {**base, **sections}
+
+
+def view(table: Any, name: str) -> dict[str, Any]:
+    """The row of one view of a table with one point."""
+    [row] = [row for row in table.to_dicts() if row["view"] == name]
+    return dict(row)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=[f"{law['kind']}-{index}" for index, law in enumerate(LAWS)])
+@pytest.mark.parametrize("placement", ["together", "apart"])
+def test_three_views_of_every_law(law: dict[str, Any], placement: str) -> None:
+    """Events equal paths on every decoding that both play; the paths' mean is within 5 standard errors (one in 1.7 million)."""
+    method = {**METHOD, "placement": placement}
+    cost = {"cost_ratio": 0.125, "link": 0.5, "verify_cost": [[1, 1.0], [2, 1.25], [4, 1.5]], "operations_ratio": 0.25}
+    table = sim.run(tables(outcomes=law, method=[method], cost=cost))
+    formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
+    assert events["paths_difference"] == 0.0
+    error = paths["latency_sd_layers"] / 4096**0.5
+    assert paths["latency_layers"] == pytest.approx(formula["latency_layers"], abs=5 * error + 1e-9)
+    assert paths["busy_layers"] == pytest.approx(formula["busy_layers"], abs=5 * error + 1e-9)
+    assert paths["tokens_per_round"] == pytest.approx(formula["tokens_per_round"], rel=0.02)
+    assert paths["operations_per_token"] == pytest.approx(formula["operations_per_token"], rel=0.02)
+    assert (formula["held_units"], events["peak_units"]) == (2, 1) if placement == "apart" else (1, 1)
+
+
+@pytest.mark.parametrize("draft_length", [0, 1, 3, TOKENS - 1, TOKENS, 40])
+def test_the_formula_is_that_of_exactly_so_many_tokens(draft_length: int) -> None:
+    table = sim.run(tables(method=[{**METHOD, "draft_length": draft_length}], cost={"cost_ratio": 0.3}), views=["formula"])
+    row = view(table, "formula")
+    assert row["speedup"] == pytest.approx(float(speculative.finite_speedup(TOKENS, 0.7, draft_length, 0.3)), rel=1e-12)
+    assert TOKENS / row["tokens_per_round"] == pytest.approx(float(speculative.target_runs(TOKENS, 0.7, draft_length)), rel=1e-12)
+
+
+def test_a_verify_cost_slows_the_passes_of_its_width() -> None:
+    flat = sim.run(tables(), views=["formula", "events"])
+    curve = {"cost_ratio": 0.125, "verify_cost": [[1, 2.0], [4, 2.0]]}
+    assert sim.run(tables(cost=curve), views=["formula", "events"])["latency_layers"].equals(flat["latency_layers"])
+    steep = sim.run(tables(cost={**curve, "verify_cost": [[1, 1.0], [4, 4.0]]}), views=["formula", "events"])
+    assert (steep["latency_layers"] > flat["latency_layers"]).all()
+
+
+def test_mixed_with_predictive_pipelined_and_plain_decoding() -> None:
+    """Each method under the outcomes that it asks for: one law each in [outcomes], or [method.outcomes]."""
+    ppd = {"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 2}
+    plain = {"name": "autoregressive", "layers": 8}
+    match = {"kind": "iid", "match_rate": 0.5}
+    by_name = sim.run(tables(method=[plain, ppd, METHOD], outcomes={"match": match, "accept": LAWS[0]}))
+    own = sim.run(tables(method=[plain, {**ppd, "outcomes": match}, {**METHOD, "outcomes": LAWS[0]}]))
+    shared = [name for name in by_name.columns if name not in ("outcomes",)]
+    assert by_name.select(shared).equals(own.select(shared))
+    assert by_name["method"].unique(maintain_order=True).to_list() == ["autoregressive", "ppd", "speculative"]
+    alone = sim.run(tables())
+    mixed = by_name.filter(by_name["method"] == "speculative")
+    for name in ("latency_layers", "busy_layers", "speedup", "mean_units", "tokens_per_round", "acceptance_rate"):
+        assert mixed[name].to_list() == alone[name].to_list()  # the same luck, whoever else is there
+    assert mixed["match_rate"].null_count() == 3
+
+
+def test_a_method_may_have_costs_of_its_own() -> None:
+    methods = [{**METHOD, "cost": {"cost_ratio": ratio}} for ratio in (0.05, 0.2)]
+    table = sim.run({key: value for key, value in tables(method=methods).items() if key != "cost"}, views=["formula"])
+    assert table["cost_ratio"].to_list() == [0.05, 0.2]
+    assert table["speedup"].to_list() == pytest.approx([float(speculative.finite_speedup(TOKENS, 0.7, 3, c)) for c in (0.05, 0.2)])
+
+
+def test_paths_into_tables_of_methods() -> None:
+    given = tables(method=[{**METHOD, "outcomes": LAWS[0]}, {**METHOD, "draft_length": 5, "outcomes": LAWS[1]}])
+    del given["outcomes"]
+    # Without a shared table a path means those that say the key; with one, that one.
+    both = resolve(given, set={"outcomes.acceptance_rate": 0.5})["method"]
+    assert [each["outcomes"]["acceptance_rate"] for each in both] == [0.5, 0.5]
+    swept = sim.run(given, sweep={"outcomes.acceptance_rate": [0.2, 0.4], "cost.cost_ratio": [0.1]}, views=["formula"])
+    assert swept["acceptance_rate"].to_list() == [0.2, 0.4, 0.2, 0.4]
+    with pytest.raises(ParameterError, match=r"no \[method.outcomes\] says correlation"):
+        resolve(given, set={"outcomes.correlation": 0.5})
+    by_name = tables(outcomes={"accept": LAWS[0]})
+    assert resolve(by_name, set={"outcomes.accept.acceptance_rate": 0.5})["outcomes"]["accept"]["acceptance_rate"] == 0.5
+    assert resolve(given, set={"method.outcomes.trials": 10})["method"][1]["outcomes"]["trials"] == 10
+
+
+def test_a_rate_that_is_set_forgets_what_the_old_one_rested_on() -> None:
+    law = {**LAWS[0], "trials": 1000, "source": "measured"}
+    own = [{**METHOD, "outcomes": law}]
+    for given in (tables(outcomes=law), tables(outcomes={"accept": law}), tables(method=own, outcomes=law)):
+        inner = "outcomes.accept" if "accept" in given["outcomes"] else "outcomes"
+        path = f"method.{inner}" if "outcomes" in given["method"][0] else inner
+        table = sim.run(given, set={f"{path}.acceptance_rate": 0.5}, views=["formula"])
+        assert table["outcomes_source"].to_list() == ["assumed"]
+        assert table["acceptance_rate_trials"].to_list() == [None]
+
+
+def test_trials_give_an_interval_from_the_inputs() -> None:
+    row = view(sim.run(tables(outcomes={**LAWS[0], "trials": 400}), views=["formula"]), "formula")
+    low, high = row["acceptance_rate_low"], row["acceptance_rate_high"]
+    assert low < 0.7 < high
+    ends = [float(speculative.finite_speedup(TOKENS, rate, 3, 0.125)) for rate in (low, high)]
+    assert [row["speedup_input_low"], row["speedup_input_high"]] == pytest.approx(ends)
+
+
+def test_the_other_name_of_a_draft_length() -> None:
+    engine = {"name": "speculative", "layers": 8, "num_speculative_tokens": 3}
+    assert Grid(tables(method=[engine])).case(0).parameters == Grid(tables()).case(0).parameters
+    swept = resolve(tables(method=[engine]), sweep={"method.draft_length": [1, 2]})
+    assert [Grid(swept).case(point).parameters.draft_length for point in range(2)] == [1, 2]
+    assert Grid(resolve(tables(), set={"method.num_speculative_tokens": 5})).case(0).parameters.draft_length == 5
+    with pytest.raises(ParameterError, match="num_speculative_tokens is another name of draft_length"):
+        Grid(tables(method=[{**METHOD, "num_speculative_tokens": 3}]))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers"])
+def test_what_an_engine_prints_of_a_run_leads_back_to_its_acceptance_rate(engine: str) -> None:
+    """The simulated run's own rate and length, as each engine would print them, give the law that it was run under."""
+    run = sim.run(tables(scenario={"name": "long", "tokens": 4000, "replications": 4096}), views=["paths"])
+    row = view(run, "paths")
+    bonus = 0 if engine == "trtllm" else 1
+    printed = [{"rate": row["draft_acceptance_rate"]}, {"length": row["tokens_per_round"] - 1 + bonus}]
+    for each in printed:
+        law = {"kind": "reported", "engine": engine, "draft_length": 3, **each}
+        outcome = Grid(tables(outcomes=law)).case(0).outcome
+        assert outcome is not None
+        assert outcome.rate == pytest.approx(0.7, abs=1e-3)
+        assert outcome.source == f"measured: converted from what {engine} printed"
+
+
+def test_rounds_from_files(tmp_path: Path) -> None:
+    lengths = [[length + 1 for length in record] for record in RECORDS]
+    (tmp_path / "lengths.json").write_text(json.dumps(lengths))
+    lines = [json.dumps({"id": str(index), "acc_head": {"acc_len": record}}) for index, record in enumerate(lengths)]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    given = sim.run(tables(outcomes={"kind": "rounds", "lengths": lengths}))
+    for law in ({"file": "lengths.json"}, {"file": "log.jsonl", "drafter": "head"}):
+        entries = "\n".join(f'{key} = "{value}"' for key, value in law.items())
+        (tmp_path / "s.toml").write_text(
+            f'[scenario]\nname = "small"\ntokens = {TOKENS}\nreplications = 4096\nevent_replications = 60\n'
+            '[[method]]\nname = "speculative"\nlayers = 8\ndraft_length = 3\n[method.outcomes]\n'
+            f'kind = "rounds"\n{entries}\n[cost]\ncost_ratio = 0.125\n'
+        )
+        table = sim.run(tmp_path / "s.toml")
+        assert table["latency_layers"].equals(given["latency_layers"])
+    assert given["outcomes_source"][0] == "measured: 6 of 6 records"
+    settings = {"name": "long", "tokens": TOKENS + 2, "replications": 10}
+    longer = sim.run(tables(scenario=settings, outcomes={"kind": "rounds", "lengths": lengths}))
+    assert longer["outcomes_source"][0] == "measured: 4 of 6 records"
+
+
+def test_the_published_deck_is_replayed_with_its_own_cost_ratio() -> None:
+    table = sim.run("speculative-deck", views=["formula"])
+    rows = [row for row in deck_report.rows() if row["draft_length"] is not None]
+    assert len(rows) == 4
+    for row in rows:
+        same = row["draft_length"], row["speedup"]
+        own = [each for each in table.to_dicts() if (each["draft_length"], each["published_speedup"]) == same]
+        rates = {each["method.outcomes.reading"]: each["acceptance_rate"] for each in own}
+        assert rates == pytest.approx({"stated": row["acceptance_rate"], "drafted": row["reread_rate"]})
+        for each in own:
+            wanted = speculative.finite_speedup(128, each["acceptance_rate"], row["draft_length"], row["cost_ratio"])
+            assert each["speedup"] == pytest.approx(float(wanted))
+            assert each["outcomes_source"].startswith("published: Deck Table 2")
+
+
+def test_results_do_not_depend_on_workers(tmp_path: Path) -> None:
+    for jobs in (1, 2):
+        sim.run(tables(scenario={"name": "s", "tokens": TOKENS, "replications": 9000}), out=tmp_path / str(jobs), jobs=jobs)
+    for name in ("results.parquet", "accepted.parquet", "distribution.parquet"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_accepted_lengths_are_counted(tmp_path: Path) -> None:
+    import polars as pl
+
+    sim.run(tables(), out=tmp_path / "run")
+    counts = pl.read_parquet(tmp_path / "run" / "accepted.parquet")
+    table = pl.read_parquet(tmp_path / "run" / "results.parquet")
+    for name, replications in (("paths", 4096), ("events", 60)):
+        own, row = counts.filter(pl.col("view") == name), view(table, name)
+        rounds = own["rounds"].sum()
+        assert rounds == pytest.approx(TOKENS * replications / row["tokens_per_round"])
+        assert (own["accepted"] * own["rounds"]).sum() + rounds == TOKENS * replications  # accepted and the target's own
+
+
+def test_law_of_rounds_is_told_by_what_survives() -> None:
+    law = Grid(tables(outcomes=LAWS[5])).case(0).outcome
+    assert law is not None
+    assert isinstance(law.law, Rounds)
+    assert law.law.survival.tolist() == pytest.approx([0.9, 0.54, 0.162])
+    assert isinstance(Grid(tables()).case(0).outcomes["accept"].law, Iid)
