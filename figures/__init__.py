@@ -47,10 +47,14 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
     return paths
 
 
+MOST_POINTS = 2000
+"""Beyond so many points the figures with a mark for each are left out."""
+
+
 def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     """Draw the figures of a run into its folder `figures`, from its stored tables (or from these rows of the table of results).
 
-    The trade-off is left out beyond 2,000 points, and for methods that have none.
+    The trade-off, speed-ups and the comparison are left out beyond 2,000 points, and for methods that have none.
     """
     import polars as pl
 
@@ -64,9 +68,15 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
         raise checks.ParameterError(f"{stored} cannot be read: {error}; name the directory of a finished run") from None
     target, paths = folder / "figures", []
     target.mkdir(exist_ok=True)
-    if "exit_layer" in rows.columns and rows["point"].n_unique() <= 2000:
+    few = rows["point"].n_unique() <= MOST_POINTS
+    drafting = rows.filter(pl.col("draft_length").is_not_null()) if "draft_length" in rows.columns else rows.clear()
+    # Methods that draft have no place among the curves of one that predicts early: they are compared in a figure of their own.
+    others = rows.filter(~pl.col("point").is_in(drafting["point"].implode())) if drafting.height else rows
+    if "exit_layer" in rows.columns and few and others.height:
         for x in tradeoff.AXES:
-            paths += save(tradeoff.draw(rows, x=x), target / f"tradeoff_{x}")
+            paths += save(tradeoff.draw(others, x=x), target / f"tradeoff_{x}")
+    if drafting.height and few:
+        paths += _of_drafting(rows, drafting, target)
     if (spread := folder / "distribution.parquet").exists():
         latencies = pl.read_parquet(spread, glob=False)
         # The first point whose latency has a distribution at all.
@@ -76,4 +86,36 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them
         paths += save(distribution.draw(first), target / f"distribution_point_{first['point'][0]}")
+    if (lengths := folder / "accepted.parquet").exists():
+        paths += _of_accepted(pl.read_parquet(lengths, glob=False), drafting, target)
     return paths
+
+
+def _of_drafting(rows: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> list[Path]:
+    """Speed-ups over every axis that was swept, and the comparison where there are several methods."""
+    from figures import methods, speedup
+
+    paths = []
+    known = [name for name in speedup.AXES if name in drafting.columns and drafting[name].drop_nulls().len()]
+    if len(known) == len(speedup.AXES):
+        swept = [name for name in known if drafting[name].drop_nulls().n_unique() > 1]
+        for x in swept or ["acceptance_rate"]:
+            paths += save(speedup.draw(drafting, x), target / f"speedup_{x}")
+    if rows["method"].n_unique() > 1:
+        paths += save(methods.draw(rows), target / "methods")
+    return paths
+
+
+def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> list[Path]:
+    """The first points' accepted lengths; the law is that of independent acceptances of fixed drafts."""
+    import polars as pl
+
+    from figures import accepted
+
+    lengths = lengths.filter(pl.col("view") != "formula")
+    wanted = ["acceptance_rate", "draft_length", "tokens"]
+    if all(name in drafting.columns for name in (*wanted, "outcomes")):
+        plain = drafting.filter((pl.col("method") == "speculative") & (pl.col("outcomes") == "iid"))
+        lengths = lengths.join(plain.select("point", *wanted).unique("point"), on="point", how="left", maintain_order="left")
+    first = lengths["point"].unique().sort().head(accepted.MOST_POINTS)
+    return save(accepted.draw(lengths.filter(pl.col("point").is_in(first.implode()))), target / "accepted") if len(first) else []

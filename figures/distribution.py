@@ -7,12 +7,11 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.style import COLOURS, INK, VIEWS, canvas, demand, house
+from figures.style import COLOURS, INK, NAMES, VIEWS, canvas, demand, house
 from model import checks
 from model.checks import ParameterError
 
 _MOST_POINTS = 12
-_NAMES = {"formula": "formula", "paths": "simulated: paths", "events": "simulated: events"}
 _NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller the axis ends
 
 
@@ -66,10 +65,10 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
         "events": {"marker": "x", "markersize": 5, "color": INK},
     }
     if "paths" in times:
-        axes.bar(times["paths"], shares["paths"], 0.8 * step, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label=_NAMES["paths"])
+        axes.bar(times["paths"], shares["paths"], 0.8 * step, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label=NAMES["paths"])
     for view, style in styles.items():
         if view in times:
-            axes.plot(times[view], shares[view], linestyle="none", label=_NAMES[view], **style)  # type: ignore[arg-type]
+            axes.plot(times[view], shares[view], linestyle="none", label=NAMES[view], **style)  # type: ignore[arg-type]
     top = float(rows["probability"].max())  # type: ignore[arg-type]
     seen = rows.filter(pl.col("probability") > _NEGLIGIBLE * top)["latency_layers"].to_numpy()
     if len(seen):

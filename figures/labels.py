@@ -19,6 +19,7 @@ _PLACES = [
     for reach, rise in ((10, 0), (10, 10), (10, -10), (18, 0), (18, 18), (18, -18), (30, 0), (30, 28), (30, -28), (48, 0), (60, 20))
     for side in (1, -1)
 ]
+_MOST_NAMES = 12  # beside a pair of axes: more are not read
 _LEADER = 20  # a text farther away than this is tied to its point by a line
 
 
@@ -81,6 +82,41 @@ def ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
                 marks.append(middle)
     half = np.array([(-13, 0), (13, 0)])
     return [axes.transData.inverted().transform(mark + half) for mark in marks]
+
+
+def at_right(axes: Axes, curves: Sequence[tuple[float, str, str]], size: float = 8.5) -> int:
+    """Name each (y of its end, text, colour) to the right of the axes, moved apart where ends crowd; the number without room.
+
+    The axes' limits must be set. A line ties each text to its end. Where room is short, evenly chosen ones are named.
+    """
+    frame = axes.get_window_extent()
+    figure = cast(Any, axes.figure)
+    height = 1.25 * size * figure.dpi / 72
+    room = min(max(int(frame.height / height), 1), _MOST_NAMES)
+    named = sorted(curves, key=lambda curve: curve[0])
+    if len(named) > room:
+        named = [named[index] for index in np.linspace(0, len(named) - 1, room).round().astype(int)]
+    ends = [float(np.clip(axes.transData.transform((axes.get_xlim()[1], y))[1], frame.y0, frame.y1)) for y, *_ in named]
+    for end, middle, (_, text, colour) in zip(ends, _apart(ends, height, frame.y1), named, strict=True):
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate(
+            text, (1.0, (end - frame.y0) / frame.height), (14, (middle - end) * 72 / figure.dpi), xycoords="axes fraction",
+            textcoords="offset points", va="center", fontsize=size, color=colour, annotation_clip=False,
+            arrowprops=leader | {"relpos": (0, 0.5)},
+        )  # fmt: skip
+    return len(curves) - len(named)
+
+
+def _apart(heights: Sequence[float], gap: float, top: float) -> list[float]:
+    """Rising heights moved as little as pushing allows: first up from below, then, where they pass the top, down again."""
+    moved: list[float] = []
+    for height in heights:
+        moved.append(max(height, moved[-1] + gap) if moved else height)
+    limit = top
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], limit)
+        limit = moved[index] - gap
+    return moved
 
 
 def _pixels(axes: Axes, line: Floats) -> Floats:

@@ -27,6 +27,7 @@ LINES: tuple[tuple[float, tuple[float, ...]], ...] = (
 INK, GREY, PALE = "#000000", "#595959", "#c8c8c8"
 
 VIEWS = ("formula", "paths", "events")
+NAMES = {"formula": "formula", "paths": "simulated: paths", "events": "simulated: events"}
 
 _RULES: dict[Any, Any] = {
     "font.size": 10.0,
@@ -79,6 +80,11 @@ def looks(count: int) -> list[Look]:
     return [
         Look(colour, MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]) for index, colour in enumerate(colours)
     ]
+
+
+def points(colour: str) -> dict[str, tuple[float, str, str]]:
+    """Size, face and edge of a view's points: they fit into each other, so that agreement shows as a target."""
+    return {"formula": (9.5, "none", colour), "paths": (6.0, colour, colour), "events": (3.0, INK, INK)}
 
 
 def demand(rows: pl.DataFrame, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:

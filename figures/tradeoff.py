@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from figures.labels import drawn, ends, place
-from figures.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, house, looks
+from figures.style import GREY, INK, NAMES, PALE, VIEWS, Look, canvas, demand, house, looks, points
 from model import checks, ppd
 from model.published.ppd import TOKENS
 
@@ -139,18 +139,13 @@ def _draw(axes: Axes, series: _Series, x: str) -> None:
         whole = series.rows.drop_nulls([low, high])
         axes.vlines(whole[x], whole[low], whole[high], colors=shade, linewidth=width, zorder=1.5, label=f"{_Y}{kind}")
     alone = series.rows["view"].n_unique() == 1  # nothing to fit into
-    for view, (size, face, edge) in _points(colour).items():
+    for view, (size, face, edge) in points(colour).items():
         part = series.rows.filter(pl.col("view") == view)
         if part.height:
             axes.plot(
                 part[x], part[_Y], linestyle="none", marker=marker, markersize=max(size, 6.0 * alone), markerfacecolor=face,
                 markeredgecolor=edge, markeredgewidth=1.3 if view == "formula" else 0.0, label=f"{view} {series.name}", zorder=3,
             )  # fmt: skip
-
-
-def _points(colour: str) -> dict[str, tuple[float, str, str]]:
-    """Size, face and edge of a view's points: they fit into each other, so that agreement shows as a target."""
-    return {"formula": (9.5, "none", colour), "paths": (6.0, colour, colour), "events": (3.0, INK, INK)}
 
 
 def _extend(axes: Axes) -> None:
@@ -198,11 +193,10 @@ def _legends(figure: Figure, series: list[_Series], table: pl.DataFrame, x: str)
         title += f"\n({len(shown)} of {len(series)} curves named)"
     place: dict[str, Any] = {"loc": "upper left", "alignment": "left", "handlelength": 3.2, "borderaxespad": 0}
     upper = figure.legend(handles=handles, title=title, bbox_to_anchor=(0.71, 0.86), **place)
-    views = {view: look for view, look in _points(GREY).items() if view in set(table["view"])}
-    names = {"formula": "formula", "paths": "simulated: paths", "events": "simulated: events"}
+    views = {view: look for view, look in points(GREY).items() if view in set(table["view"])}
     handles = [Line2D([], [], linestyle="none", marker="*", markersize=11, color=INK, label="plain decoding")]
     handles += [
-        Line2D([], [], linestyle="none", marker="o", markersize=size, markerfacecolor=face, markeredgecolor=edge, label=names[view])
+        Line2D([], [], linestyle="none", marker="o", markersize=size, markerfacecolor=face, markeredgecolor=edge, label=NAMES[view])
         for view, (size, face, edge) in views.items()
     ]
     if table[f"{x}_low"].count() or table[f"{_Y}_low"].count():

@@ -1,0 +1,435 @@
+"""The figures on speculative decoding, by their artists: what is drawn is the theory, and what was simulated lies at its values."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+import sim
+from figures import accepted, draft_length, labels, methods, of_run, save, speedup, tradeoff, verify_cost
+from figures.style import INK, canvas
+from model import speculative
+from model.checks import ParameterError
+from model.speculative_batches import batched_speedup, largest_batch
+from model.width import PassTimes
+from tests.test_figures_tradeoff import coordinates, lines, words
+
+RATES, LENGTHS, RATIOS, TOKENS = (0.3, 0.8), (1, 4), (0.05, 0.4), (16, 100)
+
+
+def simulated(views: tuple[str, ...] = ("formula", "paths", "events")) -> pl.DataFrame:
+    """Stands for a simulation: the theory, a little off and with intervals."""
+    rows = []
+    for point, (rate, length, ratio, tokens) in enumerate(itertools.product(RATES, LENGTHS, RATIOS, TOKENS)):
+        speed = float(speculative.finite_speedup(tokens, rate, length, ratio))
+        for view in views:
+            moved = speed * (1.0 if view == "formula" else 1.01)
+            rows.append({
+                "point": point, "view": view, "method": "speculative", "outcomes": "iid", "acceptance_rate": rate,
+                "draft_length": length, "cost_ratio": ratio, "tokens": tokens, "speedup": moved,
+                "speedup_low": None if view == "formula" else 0.98 * moved,
+                "speedup_high": None if view == "formula" else 1.03 * moved,
+            })  # fmt: skip
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def only(**values: Any) -> pl.DataFrame:
+    return simulated().filter(**values)
+
+
+def xy(line: Line2D) -> tuple[Any, Any]:
+    return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+
+
+# --- Speed-up -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("x", speedup.AXES)
+@pytest.mark.parametrize("view", ["formula", "paths", "events"])
+def test_every_row_stands_at_its_coordinates(x: str, view: str) -> None:
+    figure = speedup.draw(simulated(), x)
+    drawn = [line for axes in figure.axes for label, line in lines(axes).items() if label.startswith(view)]
+    assert coordinates(drawn) == set(simulated().filter(view=view).select(x, "speedup").rows())
+
+
+@pytest.mark.parametrize("x", speedup.AXES)
+def test_curves_pass_through_the_points_of_the_formula(x: str) -> None:
+    """The curve is computed along x alone, the rows one by one."""
+    for axes in speedup.draw(simulated(("formula",)), x).axes:
+        drawn = lines(axes)
+        names = [label.removeprefix("curve ") for label in drawn if label.startswith("curve ")]
+        assert names
+        for name in names:
+            xs, ys = xy(drawn[f"curve {name}"])
+            at, speeds = xy(drawn[f"formula {name}"])
+            assert np.interp(at, xs, ys) == pytest.approx(speeds, rel=2e-4)
+
+
+def test_without_tokens_the_curves_are_theorem_3_8() -> None:
+    figure = speedup.draw(speedup.grid(draft_length=[2, 5], cost_ratio=[0.1, 0.3]))
+    for axes, ratio in zip(figure.axes, (0.1, 0.3), strict=True):
+        for length in (2, 5):
+            rate, speed = xy(lines(axes)[f"curve γ = {length}"])
+            inside = rate < 1
+            theorem = (1 - rate[inside] ** (length + 1)) / ((1 - rate[inside]) * (length * ratio + 1))
+            assert speed[inside] == pytest.approx(theorem)
+            assert speed[-1] == pytest.approx((length + 1) / (length * ratio + 1))
+    assert "Theorem 3.8" in words(figure)
+
+
+@pytest.mark.parametrize("x", ["acceptance_rate", "cost_ratio"])
+def test_no_curve_passes_the_bound_and_none_gains_where_nothing_pays(x: str) -> None:
+    name, others = ("cost_ratio", (0.05, 0.4)) if x == "acceptance_rate" else ("acceptance_rate", (0.3, 0.8))
+    figure = speedup.draw(speedup.grid(draft_length=[1, 3, 9], **{name: others}), x)
+    for axes, other in zip(figure.axes, others, strict=True):
+        drawn = lines(axes)
+        even = float(xy(drawn["break-even"])[0][0])
+        assert even == other
+        curves = [line for label, line in drawn.items() if label.startswith("curve")]
+        assert len(curves) == 3
+        for line in curves:
+            at, speed = xy(line)
+            assert np.all(speed <= np.interp(at, *xy(drawn["oracle bound"])) * (1 + 1e-3))
+            nothing = at <= even if x == "acceptance_rate" else at >= even
+            assert nothing.any()
+            assert np.all(speed[nothing] <= 1 + 1e-12)
+        (shade,) = (patch.get_extents() for patch in axes.patches)
+        shaded = axes.transData.inverted().transform([(shade.x0, shade.y0), (shade.x1, shade.y1)])[:, 0]
+        assert shaded == pytest.approx((0, even) if x == "acceptance_rate" else (even, axes.get_xlim()[1]), abs=1e-9)
+        at, speed = xy(drawn["curve γ = 1"])
+        pays = at > even if x == "acceptance_rate" else at < even
+        assert np.all(speed[pays] > 1)
+
+
+def test_the_star_is_the_best_draft_length() -> None:
+    rates, ratio = [0.2, 0.6, 0.85], 0.1
+    drawn = lines(speedup.draw(speedup.grid(acceptance_rate=rates, cost_ratio=[ratio]), "draft_length").axes[0])
+    for rate in rates:
+        (best,), (speed,) = xy(drawn[f"best α = {rate}"])
+        assert best == speculative.optimal_draft_length(rate, ratio)
+        assert speed == pytest.approx(float(speculative.speedup(rate, int(best), ratio)))
+
+
+def test_more_tokens_come_near_the_dotted_line() -> None:
+    figure = speedup.draw(speedup.grid(acceptance_rate=[0.5, 0.9], draft_length=[3, 7], cost_ratio=[0.1]), "tokens")
+    drawn = lines(figure.axes[0])
+    curves = {label.removeprefix("curve "): line for label, line in drawn.items() if label.startswith("curve ")}
+    assert len(curves) == 4
+    for name, line in curves.items():
+        at, speed = xy(line)
+        many = float(xy(drawn[f"many tokens {name}"])[1][0])
+        assert at[0] == 1
+        assert speed[0] == 1  # a single token is never drafted
+        assert abs(speed[-1] - many) < 0.05 * abs(1 - many)
+
+
+def test_intervals_reach_from_low_to_high() -> None:
+    rows = only(view="paths", cost_ratio=0.05, tokens=16)
+    (axes,) = speedup.draw(rows).axes
+    bars = [bar for bar in axes.collections if isinstance(bar, LineCollection) and bar.get_label() == "interval"]
+    drawn = {tuple(np.asarray(segment)[:, 1].tolist()) for bar in bars for segment in bar.get_segments()}
+    assert drawn == set(rows.select("speedup_low", "speedup_high").rows())
+
+
+def test_curves_are_drawn_only_where_the_theory_holds() -> None:
+    for column, value in (("outcomes", "markov"), ("method", "adaptive")):
+        drawn = lines(speedup.draw(only(cost_ratio=0.05, tokens=16).with_columns(pl.lit(value).alias(column))).axes[0])
+        assert not any(label.startswith("curve") for label in drawn)
+        assert any(label.startswith("paths") for label in drawn)
+    swept = only(cost_ratio=0.05, tokens=16).with_columns(pl.lit(0.5).alias("cost.link"))
+    assert not any(label.startswith("curve") for label in lines(speedup.draw(swept).axes[0]))
+
+
+def inside(figure: Figure) -> bool:
+    """Whether all that is written is on the page; ticks beyond the axes' limits are not."""
+    figure.canvas.draw()
+    parts: list[Any] = [*figure.texts, *figure.legends]
+    for axes in figure.axes:
+        parts += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes.title]
+    boxes = [part.get_window_extent() for part in parts if not isinstance(part, Text) or part.get_text()]
+    page = figure.bbox
+    return all(box.x0 >= page.x0 and box.x1 <= page.x1 and box.y0 >= page.y0 and box.y1 <= page.y1 for box in boxes)
+
+
+def apart(axes: Axes) -> bool:
+    """Whether no two of the words on and beside the axes overlap; the lines that tie them to their curves may."""
+    axes.figure.canvas.draw()
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
+    return not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("x", speedup.AXES)
+def test_words_neither_overlap_nor_leave_the_page(x: str) -> None:
+    for rows in (simulated(), only(cost_ratio=0.4, acceptance_rate=0.3)):
+        figure = speedup.draw(rows, x)
+        assert inside(figure)
+        assert all(apart(axes) for axes in figure.axes)
+
+
+@pytest.mark.parametrize("height", [0.0, 0.5, 1.0])
+def test_names_of_ends_that_crowd_stay_beside_the_axes(height: float) -> None:
+    _, axes = canvas(5, 4, (0.1, 0.1, 0.6, 0.8))
+    assert labels.at_right(axes, [(height, f"curve {index}", INK) for index in range(9)]) == 0
+    assert len(axes.texts) == 9
+    assert apart(axes)
+    frame = axes.get_window_extent()
+    middles = [(box.y0 + box.y1) / 2 for box in (Text.get_window_extent(text) for text in axes.texts)]
+    assert frame.y0 - 3 <= min(middles)
+    assert max(middles) <= frame.y1 + 3
+
+
+def test_many_panels_and_many_curves_are_thinned_and_it_is_said() -> None:
+    rows = speedup.grid(draft_length=list(range(1, 41)), cost_ratio=np.linspace(0.01, 0.5, 20).tolist())
+    figure = speedup.draw(rows)
+    assert len(figure.axes) == 6
+    assert "6 of 20 panels" in words(figure)
+    assert "names left out" in words(figure)
+    assert all(apart(axes) for axes in figure.axes)
+
+
+# --- The map of draft lengths -------------------------------------------------------------------------------------------
+
+
+def test_the_map_has_the_best_draft_length_everywhere() -> None:
+    axes = draft_length.draw().axes[0]
+    (mesh,) = (each for each in axes.collections if isinstance(each, QuadMesh))
+    drawn = np.asarray(mesh.get_array())
+    corners = np.asarray(mesh.get_coordinates())
+    rates, ratios = (corners[0, :-1, 0] + corners[0, 1:, 0]) / 2, np.sqrt(corners[:-1, 0, 1] * corners[1:, 0, 1])
+    for row, column in itertools.product(range(5, 500, 62), repeat=2):
+        rate, ratio = rates[column], ratios[row]
+        speeds = speculative.speedup(rate, np.arange(200), ratio)  # by trying
+        assert speeds[drawn[row, column]] == pytest.approx(speeds.max(), rel=1e-4)
+    clear = np.abs(rates / ratios[:, None] - 1) > 0.01  # half a cell, whose middle is known from its corners alone
+    assert np.array_equal((drawn == 0)[clear], (rates < ratios[:, None])[clear])
+
+
+def test_the_lines_of_the_map_have_their_speeds() -> None:
+    axes = draft_length.draw().axes[0]
+    contours = [each for each in axes.collections if type(each).__name__ == "QuadContourSet"][-1]
+    assert len(contours.get_paths()) == len(draft_length.SPEEDS)
+    for path, speed in zip(contours.get_paths(), draft_length.SPEEDS, strict=True):
+        at = np.asarray(path.vertices)
+        at = at[at[:, 0] < 0.98]
+        best = speculative.speedup(at[:, 0], speculative.optimal_draft_length(at[:, 0], at[:, 1]), at[:, 1])
+        assert len(at) > 20
+        assert best == pytest.approx(speed, rel=0.01)
+
+
+def test_points_are_marked_on_the_map_and_named() -> None:
+    rows = pl.DataFrame({"acceptance_rate": [0.79, 0.48], "cost_ratio": [0.117, 0.0555], "name": ["EnDe", "CNN/DM"]})
+    figure = draft_length.draw(rows)
+    assert coordinates([lines(figure.axes[0])["points"]]) == {(0.79, 0.117), (0.48, 0.0555)}
+    assert {"EnDe", "CNN/DM"} <= {text.get_text() for text in figure.axes[0].texts}
+    assert inside(figure)
+    assert apart(figure.axes[0])
+
+
+# --- Accepted tokens ----------------------------------------------------------------------------------------------------
+
+
+def walked(rate: float, gamma: int, tokens: int) -> Any:
+    """Expected rounds by accepted tokens: every round of every decoding, by recursion over what remains."""
+    counts = np.zeros((tokens + 1, gamma + 1))
+    for left in range(1, tokens + 1):
+        drafted = min(gamma, left - 1)
+        for n in range(drafted + 1):
+            chance = rate**n * (1 - rate if n < drafted else 1)
+            counts[left] += chance * counts[left - n - 1]
+            counts[left, n] += chance
+    return counts[tokens] / counts[tokens].sum()
+
+
+@given(st.floats(0, 1), st.integers(0, 6), st.integers(1, 30))
+@settings(max_examples=60, deadline=None)
+def test_the_law_counts_every_round_of_a_decoding(rate: float, gamma: int, tokens: int) -> None:
+    assert accepted.law(rate, gamma, tokens) == pytest.approx(walked(rate, gamma, tokens), abs=1e-12)
+
+
+def histogram() -> pl.DataFrame:
+    rows = []
+    for point, (rate, gamma, tokens) in enumerate([(0.5, 3, 20), (0.9, 6, 40)]):
+        for view, rounds in (("paths", 4000), ("events", 300)):
+            for n, share in enumerate(walked(rate, gamma, tokens)):
+                rows.append((point, view, n, round(rounds * share), rate, gamma, tokens))
+    names = ["point", "view", "accepted", "rounds", "acceptance_rate", "draft_length", "tokens"]
+    return pl.DataFrame(rows, schema=names, orient="row")
+
+
+def test_shares_of_rounds_and_both_laws_stand_at_their_lengths() -> None:
+    figure = accepted.draw(histogram())
+    for axes, (rate, gamma, tokens), point in zip(figure.axes, [(0.5, 3, 20), (0.9, 6, 40)], (0, 1), strict=True):
+        drawn = lines(axes)
+        assert xy(drawn["law behind Eq. 1: whole drafts"])[1] == pytest.approx(speculative.tokens_pmf(rate, gamma))
+        assert xy(drawn["exact: the last drafts are cut short"])[1] == pytest.approx(walked(rate, gamma, tokens))
+        for view, heights in (
+            ("paths", [bar.get_height() for bar in axes.patches]),  # type: ignore[attr-defined]
+            ("events", xy(drawn["simulated: events"])[1]),
+        ):
+            rounds = histogram().filter(view=view, point=point)["rounds"].to_numpy()
+            assert heights == pytest.approx(rounds / rounds.sum())
+    assert inside(figure)
+
+
+def test_without_a_known_law_there_are_bars_alone() -> None:
+    axes = accepted.draw(histogram().select("point", "view", "accepted", "rounds")).axes[0]
+    assert set(lines(axes)) == {"simulated: events"}
+    assert len(axes.patches) == 4
+
+
+# --- Batches ------------------------------------------------------------------------------------------------------------
+
+
+def test_speeds_over_batch_and_draft_length_are_the_models() -> None:
+    target, draft, source = verify_cost.example()
+    rates = (0.5, 0.7, 0.9)
+    figure = verify_cost.draw(target, draft, rates, context=1024, source=source)
+    left, right = (lines(axes) for axes in figure.axes)
+    for batch in (1, 32, 256):
+        at, speed = xy(left[f"batch {batch}"])
+        assert speed == pytest.approx(batched_speedup(0.9, at.astype(int), target, draft, batch, 1024))
+        assert xy(left[f"best {batch}"])[1] == pytest.approx([speed.max()])
+    for rate in rates:
+        batches, speeds = xy(right[f"rate {rate:g}"])
+        every = [
+            max(float(batched_speedup(rate, g, target, draft, int(batch), 1024)) for g in range(16)) for batch in batches
+        ]
+        assert speeds == pytest.approx(every)
+        largest = largest_batch(rate, target, draft, 1024).largest
+        (ringed,), (speed,) = xy(right[f"largest {rate:g}"])
+        assert (ringed, speed) == (largest, speeds[list(batches).index(largest)])
+        assert 1 < largest < 256  # the example has both sides
+    assert "assumed" in words(figure)
+    assert inside(figure)
+
+
+def test_where_drafting_never_pays_it_is_said() -> None:
+    target = PassTimes([1, 2], [1, 2], [0], [[[1.0], [2.0]], [[1.0], [2.0]]])
+    figure = verify_cost.draw(target, PassTimes([1, 2], [1], [0], [[[0.5]], [[0.5]]]), [0.4], context=0, source="assumed")
+    assert "never" in words(figure)
+    assert not any(label.startswith("largest") for label in lines(figure.axes[1]))
+    with pytest.raises(ParameterError, match="must be 1 to 6 rates, got 0"):
+        verify_cost.draw(target, target, [], context=0, source="assumed")
+
+
+# --- Methods, and the figures of a run ----------------------------------------------------------------------------------
+
+
+def several(**scenario: Any) -> dict[str, Any]:
+    accept = {"accept": {"kind": "iid", "acceptance_rate": 0.8}}
+    return {
+        "scenario": {"name": "several", "tokens": 24, "replications": 20, "seed": 3, **scenario},
+        "method": [
+            {"name": "autoregressive", "layers": 12},
+            {"name": "speculative", "layers": 12, "draft_length": 3, "outcomes": accept, "cost": {"cost_ratio": 0.1}},
+            {"name": "ppd", "layers": 12, "exit_layer": 6, "candidates": 2,
+             "outcomes": {"match": {"kind": "iid", "match_rate": 0.6}}},
+        ],
+    }  # fmt: skip
+
+
+def test_every_method_stands_at_its_price() -> None:
+    rows = sim.run(several())
+    figure = methods.draw(rows)
+    last = rows.filter(view="events")
+    for axes, x in zip(figure.axes, methods.AXES, strict=True):
+        drawn = lines(axes)
+        for method in ("speculative", "ppd"):
+            assert coordinates([drawn[method]]) == set(last.filter(method=method).select(x, "speedup").rows())
+        assert coordinates([drawn["plain decoding"]]) == {(1, 1)}
+    markers = {(line.get_marker(), line.get_color()) for line in figure.axes[0].lines if line.get_label() in ("speculative", "ppd")}
+    assert len({marker for marker, _ in markers}) == len({colour for _, colour in markers}) == 2
+    assert inside(figure)
+
+
+def names(paths: list[Path]) -> set[str]:
+    return {path.stem for path in paths}
+
+
+def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
+    scenario = several()
+    scenario["method"] = scenario["method"][1]
+    out = tmp_path / "run"
+    sim.run(scenario, sweep={"method.outcomes.accept.acceptance_rate": [0.5, 0.8], "scenario.tokens": [8, 24]}, out=out)
+    assert names(of_run(out)) == {"speedup_acceptance_rate", "speedup_tokens", "distribution_point_0"}
+    lengths = [{"point": 0, "view": "paths", "accepted": n, "rounds": 5} for n in range(4)]
+    pl.DataFrame(lengths).write_parquet(out / "accepted.parquet")
+    assert "accepted" in names(of_run(out))
+
+
+def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those_that_draft(tmp_path: Path) -> None:
+    rows = sim.run(several(), out=tmp_path / "run")
+    found = {path.name: path.read_bytes() for path in of_run(tmp_path / "run")}
+    assert {"methods.png", "speedup_acceptance_rate.png"} <= set(found)
+    for x in tradeoff.AXES:
+        (path,) = save(tradeoff.draw(rows.filter(pl.col("draft_length").is_null()), x), tmp_path / x, ("png",))
+        assert found[f"tradeoff_{x}.png"] == path.read_bytes()
+
+
+def test_a_run_of_predictive_pipelined_decoding_has_its_figures_alone(tmp_path: Path) -> None:
+    scenario = several()
+    scenario["method"] = [scenario["method"][0], scenario["method"][2]]
+    sim.run(scenario, out=tmp_path / "run")
+    assert names(of_run(tmp_path / "run")) == {"tradeoff_mean_units", "tradeoff_compute_per_token", "distribution_point_1"}
+
+
+# --- All of them --------------------------------------------------------------------------------------------------------
+
+
+def every() -> dict[str, Figure]:
+    target, draft, source = verify_cost.example()
+    return {
+        "s": speedup.draw(simulated()), "t": speedup.draw(simulated(), "tokens"), "g": draft_length.draw(),
+        "a": accepted.draw(histogram()), "v": verify_cost.draw(target, draft, [0.8], context=1024, source=source),
+        "m": methods.draw(sim.run(several())),
+    }  # fmt: skip
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    for name, figure in every().items():
+        save(figure, tmp_path / f"{name}.a")
+    with matplotlib.rc_context({"font.size": 20, "axes.grid": True}):  # a reader's own settings change nothing
+        for name, figure in every().items():
+            for again in save(figure, tmp_path / f"{name}.b"):
+                assert again.read_bytes() == (tmp_path / again.name.replace(".b.", ".a.")).read_bytes()
+
+
+def test_rows_that_cannot_be_drawn_are_refused() -> None:
+    table = sim.run(several(), views=["formula"])
+    for draw, rows, needed in (
+        (speedup.draw, simulated(), "draft_length"),
+        (accepted.draw, histogram(), "rounds"),
+        (draft_length.draw, simulated(), "cost_ratio"),
+        (methods.draw, table, "held_units"),
+    ):
+        with pytest.raises(ParameterError, match="needs at least one row"):
+            draw(rows.clear())
+        with pytest.raises(ParameterError, match="none called"):
+            draw(rows.drop(needed))
+    for draw, rows in ((speedup.draw, simulated()), (accepted.draw, histogram()), (methods.draw, table)):
+        with pytest.raises(ParameterError, match="unknown view 'path'; did you mean paths"):
+            draw(rows.with_columns(view=pl.lit("path")))
+    with pytest.raises(ParameterError, match="unknown x 'gamma'"):
+        speedup.draw(simulated(), "gamma")
+    many = pl.concat([histogram().filter(point=0).with_columns(point=pl.lit(n, dtype=pl.Int64)) for n in range(13)])
+    with pytest.raises(ParameterError, match="at most 12 points, got 13"):
+        accepted.draw(many)
+
+
+def test_no_figure_loads_what_it_does_not_need() -> None:
+    code = "import sys, figures.speedup, figures.draft_length, figures.accepted, figures.verify_cost, figures.methods;"
+    code += "print(*{'matplotlib.pyplot', 'scipy', 'simpy', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
