@@ -98,8 +98,7 @@ def _of_drafting(rows: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> li
     paths = []
     known = [name for name in speedup.AXES if name in drafting.columns and drafting[name].drop_nulls().len()]
     if len(known) == len(speedup.AXES):
-        swept = [name for name in known if drafting[name].drop_nulls().n_unique() > 1]
-        for x in swept or ["acceptance_rate"]:
+        for x in speedup.swept(drafting) or ["acceptance_rate"]:
             paths += save(speedup.draw(drafting, x), target / f"speedup_{x}")
     if rows["method"].n_unique() > 1:
         paths += save(methods.draw(rows), target / "methods")
@@ -108,14 +107,18 @@ def _of_drafting(rows: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> li
 
 def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> list[Path]:
     """The first points' accepted lengths; the law is that of independent acceptances of fixed drafts."""
+    import numpy as np
     import polars as pl
 
     from figures import accepted
+    from model import speculative
 
-    lengths = lengths.filter(pl.col("view") != "formula")
-    wanted = ["acceptance_rate", "draft_length", "tokens"]
-    if all(name in drafting.columns for name in (*wanted, "outcomes")):
-        plain = drafting.filter((pl.col("method") == "speculative") & (pl.col("outcomes") == "iid"))
-        lengths = lengths.join(plain.select("point", *wanted).unique("point"), on="point", how="left", maintain_order="left")
+    wanted = ["tokens", "acceptance_rate", "draft_length"]
+    if all(name in drafting.columns for name in (*wanted, "tokens_per_round")):
+        plain = drafting.filter(method="speculative", view="formula").drop_nulls([*wanted, "tokens_per_round"])
+        # Of rows of another law the formula says another number of tokens per round.
+        runs = speculative.target_runs(*(plain[name].to_numpy() for name in wanted))
+        plain = plain.filter(np.isclose(plain["tokens_per_round"].to_numpy(), plain["tokens"].to_numpy() / runs, rtol=1e-6))
+        lengths = lengths.join(plain.select("point", *wanted), on="point", how="left", maintain_order="left")
     first = lengths["point"].unique().sort().head(accepted.MOST_POINTS)
     return save(accepted.draw(lengths.filter(pl.col("point").is_in(first.implode()))), target / "accepted") if len(first) else []

@@ -25,7 +25,7 @@ _EQ_1, _CUT = "law behind Eq. 1: whole drafts", "exact: the last drafts are cut 
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """Share of rounds that accepted 0, 1, 2, ... tokens (`paths` as bars, `events` as crosses) and the law (hollow circles).
+    """Share of rounds that accepted 0, 1, 2, ... tokens (`paths` as bars, `events` as crosses on them) and the law (circles).
 
     `rows` has point, view, accepted and rounds: how many rounds of a point and view accepted so many tokens. Each point has its own
     panel. The law is drawn where they also have acceptance_rate and draft_length; with tokens also that of decodings of so many,
@@ -95,8 +95,9 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
     first = rows.row(0, named=True)
     known = first["acceptance_rate"] is not None and first["draft_length"] is not None
     shares = {view: _shares(rows.filter(pl.col("view") == view)) for view in ("paths", "events")}
-    if (paths := shares["paths"]) is not None:
-        axes.bar(*paths, 0.8, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label=NAMES["paths"])
+    bars = "events" if shares["paths"] is None else "paths"
+    if (found := shares[bars]) is not None:
+        axes.bar(*found, 0.8, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label=NAMES[bars])
     if known:
         eq_1 = law(first["acceptance_rate"], first["draft_length"])
         place = np.arange(len(eq_1))
@@ -107,10 +108,11 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
             place, eq_1, linestyle="none", marker="o", markersize=7, color=COLOURS[0], markerfacecolor="none", markeredgewidth=1.5,
             label=_EQ_1,
         )  # fmt: skip
-    if (events := shares["events"]) is not None:
+    if bars == "paths" and (events := shares["events"]) is not None:
         axes.plot(*events, linestyle="none", marker="x", markersize=5, color=INK, label=NAMES["events"])
-    longest = int(rows["accepted"].max())  # type: ignore[arg-type]
+    longest = max(int(rows["accepted"].max()), first["draft_length"] if known else 0)  # type: ignore[arg-type]
     axes.set_xticks(range(0, longest + 1, 1 + longest // 16))
+    axes.set_xlim(-0.6, longest + 0.6)
     axes.set_ylim(bottom=0)
 
 

@@ -1,8 +1,8 @@
 """Speed-up of speculative decoding over what drives it: acceptance rate, cost of a draft, draft length, number of tokens.
 
 Curves are the theory's; what was simulated lies over them. With a number of tokens they are exact for it (the last round is cut
-short), without one they are Theorem 3.8 of [Leviathan2023]. A verification costs one pass and nothing else takes time, so points of
-a scenario with overheads or with a measured verify cost lie off their curve.
+short), without one they are Theorem 3.8 of [Leviathan2023]. In them acceptances are independent, a verification costs one pass, and
+nothing else takes time: rows whose own formula says otherwise have no curve.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -122,9 +122,7 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
 
 
 def _series(part: pl.DataFrame, table: pl.DataFrame, x: str, panel_key: str, where: Floats) -> list[_Series]:
-    # An axis of the sweep that no other column shows has a dot in its name.
-    others = [name for name in table.columns if "." in name and name != x]
-    keys = [key for key in (*_WORDS, *others) if key not in (x, panel_key)]
+    keys = [key for key in _keys(table) if key not in (x, panel_key)]
     varying = [key for key in keys if table[key].drop_nulls().n_unique() > 1] or (["draft_length"] if x != "draft_length" else [])
     order = table.select(keys).unique(maintain_order=True).rows()
     order.sort(key=lambda row: [(value is None, value) for value in row])
@@ -134,11 +132,41 @@ def _series(part: pl.DataFrame, table: pl.DataFrame, x: str, panel_key: str, whe
     result = []
     for group in groups:
         choice = group.row(0, named=True)
-        words = [_WORDS.get(key, f"{key} = {{}}").format(choice[key]) for key in varying if choice[key] is not None]
-        known = choice["method"] in (None, "speculative") and choice["outcomes"] in (None, "iid")
-        curve = (where, _theory(choice, x, where)) if known and not any(choice[name] is not None for name in others) else None
+        named = {key: _WORDS.get(key, f"{key.rpartition('.')[2]} = {{}}") for key in varying}
+        words = [text.format(choice[key]) for key, text in named.items() if choice[key] is not None]
+        curve = (where, _theory(choice, x, where)) if _holds(group, x) else None
         result.append(_Series(", ".join(words), group, curve, choice, styles[group.select(keys).row(0)]))
     return result
+
+
+def _keys(table: pl.DataFrame) -> list[str]:
+    """What tells rows apart. An axis that no other column shows has a dot in its name; one that the others settle is left out."""
+    keys = list(_WORDS)
+    for name in (name for name in table.columns if "." in name):
+        if table.select(*keys, name).unique().height > table.select(keys).unique().height:
+            keys.append(name)
+    return keys
+
+
+def swept(table: pl.DataFrame) -> list[str]:
+    """The axes along which some rows differ while all else is the same."""
+    table = demand(table, "the speed-up figure", list(AXES), list(_WORDS))
+    keys, found = _keys(table), []
+    for x in AXES:
+        counts = table.group_by([key for key in keys if key != x]).agg(pl.col(x).drop_nulls().n_unique())
+        found += [x] if (counts[x] > 1).any() else []
+    return found
+
+
+def _holds(group: pl.DataFrame, x: str) -> bool:
+    """Whether the theory is that of these rows: where they have a formula of their own, whether it is the same."""
+    if group["method"][0] not in (None, "speculative"):
+        return False
+    own = group.filter(view="formula").drop_nulls([x, "speedup"])
+    if not own.height:
+        return group["outcomes"][0] in (None, "iid")
+    theory = [float(_theory(row, x, np.asarray(float(row[x])))) for row in own.iter_rows(named=True)]
+    return bool(np.allclose(theory, own["speedup"].to_numpy(), rtol=1e-6, atol=0))
 
 
 def _theory(choice: Mapping[str, Any], x: str, where: Floats) -> Floats:
@@ -256,8 +284,11 @@ def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats)
     left, right = axes.get_xlim()
     middle = np.sqrt(low * high) if axes.get_yscale() == "log" else (low + high) / 2
     level = (high * middle**2) ** (1 / 3) if axes.get_yscale() == "log" else (high + 2 * middle) / 3
-    # Above the bound is nothing but its name: at this level, or where the bound is lower near its end.
-    place = min(int(np.argmax(bound >= level)) or len(where), 6 * len(where) // 7) if x == "acceptance_rate" else len(where) // 6
+    # Above the bound is nothing but its name: at this level, or where the bound is lower at its right or left end.
+    if x == "acceptance_rate":
+        place = min(int(np.argmax(bound >= level)) or len(where), 6 * len(where) // 7)
+    else:
+        place = max(int(np.argmax(bound <= level)), len(where) // 12)
     sign = -1 if x == "acceptance_rate" else 1
     axes.annotate(
         "bound on any\ndraft length", (where[place], min(bound[place], high)), (11 * sign, 4), textcoords="offset points",

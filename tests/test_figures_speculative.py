@@ -145,12 +145,28 @@ def test_intervals_reach_from_low_to_high() -> None:
 
 
 def test_curves_are_drawn_only_where_the_theory_holds() -> None:
-    for column, value in (("outcomes", "markov"), ("method", "adaptive")):
-        drawn = lines(speedup.draw(only(cost_ratio=0.05, tokens=16).with_columns(pl.lit(value).alias(column))).axes[0])
+    rows = only(cost_ratio=0.05, tokens=16)
+    drawn = lines(speedup.draw(rows.with_columns(outcomes=pl.lit(None))).axes[0])
+    assert sum(label.startswith("curve") for label in drawn) == 2  # what a formula confirms needs no name
+    for other in (
+        rows.with_columns(method=pl.lit("adaptive")),
+        rows.with_columns(speedup=0.999 * pl.col("speedup")),  # overheads, say
+        rows.filter(pl.col("view") != "formula").with_columns(outcomes=pl.lit("markov")),
+    ):
+        drawn = lines(speedup.draw(other).axes[0])
         assert not any(label.startswith("curve") for label in drawn)
         assert any(label.startswith("paths") for label in drawn)
-    swept = only(cost_ratio=0.05, tokens=16).with_columns(pl.lit(0.5).alias("cost.link"))
-    assert not any(label.startswith("curve") for label in lines(speedup.draw(swept).axes[0]))
+
+
+def test_an_axis_is_swept_where_all_else_is_the_same() -> None:
+    assert speedup.swept(simulated()) == list(speedup.AXES)
+    pairs = [(0.3, 1), (0.8, 4)]  # two choices that differ in two things
+    some = pl.concat([only(acceptance_rate=rate, draft_length=length) for rate, length in pairs])
+    assert speedup.swept(some) == ["cost_ratio", "tokens"]
+    read = pl.when(pl.col("acceptance_rate") < 0.5).then(pl.lit("stated")).otherwise(pl.lit("drafted"))
+    assert "acceptance_rate" in speedup.swept(simulated().with_columns(read.alias("outcomes.reading")))
+    link = pl.Series("cost.link", [0.0, 1.0] * 24)
+    assert any("link = 1" in label for label in lines(speedup.draw(simulated().with_columns(link)).axes[0]))
 
 
 def inside(figure: Figure) -> bool:
@@ -285,9 +301,14 @@ def test_shares_of_rounds_and_both_laws_stand_at_their_lengths() -> None:
 
 
 def test_without_a_known_law_there_are_bars_alone() -> None:
-    axes = accepted.draw(histogram().select("point", "view", "accepted", "rounds")).axes[0]
+    rows = histogram().select("point", "view", "accepted", "rounds")
+    axes = accepted.draw(rows).axes[0]
     assert set(lines(axes)) == {"simulated: events"}
     assert len(axes.patches) == 4
+    alone = accepted.draw(rows.filter(view="events", point=0)).axes[0]
+    rounds = rows.filter(view="events", point=0)["rounds"].to_numpy()
+    assert [bar.get_height() for bar in alone.patches] == pytest.approx(rounds / rounds.sum())  # type: ignore[attr-defined]
+    assert not alone.lines
 
 
 # --- Batches ------------------------------------------------------------------------------------------------------------
@@ -364,10 +385,22 @@ def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
     scenario["method"] = scenario["method"][1]
     out = tmp_path / "run"
     sim.run(scenario, sweep={"method.outcomes.accept.acceptance_rate": [0.5, 0.8], "scenario.tokens": [8, 24]}, out=out)
-    assert names(of_run(out)) == {"speedup_acceptance_rate", "speedup_tokens", "distribution_point_0"}
-    lengths = [{"point": 0, "view": "paths", "accepted": n, "rounds": 5} for n in range(4)]
-    pl.DataFrame(lengths).write_parquet(out / "accepted.parquet")
-    assert "accepted" in names(of_run(out))
+    assert names(of_run(out)) == {"speedup_acceptance_rate", "speedup_tokens", "accepted", "distribution_point_0"}
+
+
+def test_the_law_of_accepted_tokens_is_drawn_only_where_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[pl.DataFrame] = []
+    draw = accepted.draw
+    monkeypatch.setattr(accepted, "draw", lambda rows: drawn.append(rows) or draw(rows))
+    scenario = several()
+    scenario["method"] = scenario["method"][1]
+    for kind, more in (("iid", {}), ("markov", {"correlation": 0.5})):
+        scenario["method"]["outcomes"] = {"accept": {"kind": kind, "acceptance_rate": 0.8, **more}}
+        sim.run(scenario, out=tmp_path / kind)
+        of_run(tmp_path / kind)
+    independent, correlated = drawn
+    assert independent["acceptance_rate"].unique().to_list() == [0.8]
+    assert correlated["acceptance_rate"].null_count() == correlated.height
 
 
 def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those_that_draft(tmp_path: Path) -> None:
