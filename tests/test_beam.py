@@ -183,6 +183,25 @@ def rounds_of_a_4(table: Table, prompt: Sequence[int], tokens: int, choice: Para
     return found
 
 
+def search_per_beam(table: Table, prompt: Sequence[int], tokens: int, choice: Parameters) -> list[Text]:
+    """The deck's rule on whole texts, without models that remember what they have read."""
+    kept: list[Text] = [(tuple(prompt), 0.0)]
+    end = len(prompt) + tokens
+    while len(kept[0][0]) < end:
+        found: list[Text] = [each for each in kept if len(each[0]) == end]
+        for text, score in kept:
+            if len(text) == end:
+                continue
+            for _ in range(min(choice.draft_length, end - len(text) - 1)):
+                [(guess, _)], [(own, likely)] = table.best("draft", [(text, 0.0)], 1), table.best("target", [(text, score)], 1)
+                if guess != own:
+                    break
+                text, score = own, likely
+            found += table.best("target", [(text, score)], choice.beams)
+        kept = sorted(found, key=lambda each: each[1], reverse=True)[: choice.beams]
+    return kept
+
+
 @dataclass
 class Player:
     """Answers steps with the table. A process' cache is, for each model and position, the texts that end there."""
@@ -337,6 +356,9 @@ def test_arrangements_are_one_algorithm(seed: int) -> None:
             assert player.shown == found[0][0].shown
             assert texts(hypotheses) == texts(found[0][1])
             assert [beam.score for beam in hypotheses] == [beam.score for beam in found[0][1]]
+        whole = search_per_beam(Table(seed), prompt, 7, choose(FORMS[1], beams, draft_length))
+        assert texts(found[0][1]) == behind(prompt, whole)
+        assert [beam.score for beam in found[0][1]] == pytest.approx([score for _, score in whole], rel=1e-12)
         if draft_length == 0:  # then all texts are of one length, and the rule is plain beam search
             assert texts(found[0][1]) == behind(prompt, plain_search(Table(seed), prompt, 7, beams)[-1])
         if beams == 1:
@@ -544,6 +566,8 @@ def test_passes_their_widths_and_heads_are_the_theorys(form: tuple[str, str], pr
         ]  # fmt: skip
         assert [step.heads for step in of_draft] == followed
         assert all(step.heads <= len(step.tokens) for step in of_draft)
+        if apart > 1:  # sub-processes have one text each
+            assert all(step.after == () for step in passes)
         for step in seen[:read]:
             assert (step.tokens, step.at, step.heads) == (tuple(prompt[:-1]), 0, 0)
 
