@@ -754,6 +754,19 @@ def test_a_scenario_has_all_three_views() -> None:
             assert paths["drafted"] == row["drafted"]
 
 
+def test_the_decks_beam_table_as_a_scenario() -> None:
+    """128 tokens: a little less than Theorem 3.8 over k, as the last rounds are cut short."""
+    grid = Grid(scenario.load("beam-deck"))
+    found = [views.formula_row(grid.case(point)) for point in range(grid.points)]
+    for row, beams, rate in zip(found, (3, 5), (0.79, 0.75), strict=False):
+        assert row["speedup"] == pytest.approx(float(finite_speedup(128, rate, 3, DECK)) / beams, rel=1e-12)
+    assert [row["speedup"] for row in found[2:]] == [pytest.approx(3 * found[0]["speedup"], rel=1e-12)] * 2
+    assert [row["held_units"] for row in found] == [1, 1, 3, 1]
+    for point in range(grid.points):
+        row = views.events_row(grid.case(point), 0, 4)
+        assert row["paths_difference"] <= 1e-12 * row["latency"]
+
+
 def test_operations_are_not_counted_as_if_there_were_one_beam() -> None:
     grid = Grid(tables(operations_ratio=0.1))
     for point in range(grid.points):
