@@ -124,6 +124,8 @@ def test_a_wider_draft_costs_width_and_must_be_accepted_more_often() -> None:
     times = [0.3 + 1 + 0.1 * (2 + 3 * u - 1) for u in (2, 3, 4)]
     assert speed == pytest.approx([float(beam.expected_steps(0.7, 3)) / time for time in times], rel=1e-12)
     assert float(beam.speedup(0.7, 3, 0.1, 2, verify_cost=curve)) == speed[0]  # u = k where none is given
+    plain = 1.1  # a pass over two hypotheses
+    assert float(beam.speedup_over_beam_search(0.7, 3, 0.1, 2, verify_cost=curve)) == pytest.approx(speed[0] * plain, rel=1e-12)
 
 
 # --- A table language model, and plain beam search on it ---------------------------------------------------------------
