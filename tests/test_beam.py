@@ -124,6 +124,8 @@ def test_a_wider_draft_costs_width_and_must_be_accepted_more_often() -> None:
     times = [0.3 + 1 + 0.1 * (2 + 3 * u - 1) for u in (2, 3, 4)]
     assert speed == pytest.approx([float(beam.expected_steps(0.7, 3)) / time for time in times], rel=1e-12)
     assert float(beam.speedup(0.7, 3, 0.1, 2, verify_cost=curve)) == speed[0]  # u = k where none is given
+    plain = 1.1  # a pass over two hypotheses
+    assert float(beam.speedup_over_beam_search(0.7, 3, 0.1, 2, verify_cost=curve)) == pytest.approx(speed[0] * plain, rel=1e-12)
 
 
 # --- A table language model, and plain beam search on it ---------------------------------------------------------------
@@ -181,6 +183,25 @@ def rounds_of_a_4(table: Table, prompt: Sequence[int], tokens: int, choice: Para
         made += steps
         found.append(steps)
     return found
+
+
+def search_per_beam(table: Table, prompt: Sequence[int], tokens: int, choice: Parameters) -> list[Text]:
+    """The deck's rule on whole texts, without models that remember what they have read."""
+    kept: list[Text] = [(tuple(prompt), 0.0)]
+    end = len(prompt) + tokens
+    while len(kept[0][0]) < end:
+        found: list[Text] = [each for each in kept if len(each[0]) == end]
+        for text, score in kept:
+            if len(text) == end:
+                continue
+            for _ in range(min(choice.draft_length, end - len(text) - 1)):
+                [(guess, _)], [(own, likely)] = table.best("draft", [(text, 0.0)], 1), table.best("target", [(text, score)], 1)
+                if guess != own:
+                    break
+                text, score = own, likely
+            found += table.best("target", [(text, score)], choice.beams)
+        kept = sorted(found, key=lambda each: each[1], reverse=True)[: choice.beams]
+    return kept
 
 
 @dataclass
@@ -337,6 +358,9 @@ def test_arrangements_are_one_algorithm(seed: int) -> None:
             assert player.shown == found[0][0].shown
             assert texts(hypotheses) == texts(found[0][1])
             assert [beam.score for beam in hypotheses] == [beam.score for beam in found[0][1]]
+        whole = search_per_beam(Table(seed), prompt, 7, choose(FORMS[1], beams, draft_length))
+        assert texts(found[0][1]) == behind(prompt, whole)
+        assert [beam.score for beam in found[0][1]] == pytest.approx([score for _, score in whole], rel=1e-12)
         if draft_length == 0:  # then all texts are of one length, and the rule is plain beam search
             assert texts(found[0][1]) == behind(prompt, plain_search(Table(seed), prompt, 7, beams)[-1])
         if beams == 1:
@@ -544,6 +568,8 @@ def test_passes_their_widths_and_heads_are_the_theorys(form: tuple[str, str], pr
         ]  # fmt: skip
         assert [step.heads for step in of_draft] == followed
         assert all(step.heads <= len(step.tokens) for step in of_draft)
+        if apart > 1:  # sub-processes have one text each
+            assert all(step.after == () for step in passes)
         for step in seen[:read]:
             assert (step.tokens, step.at, step.heads) == (tuple(prompt[:-1]), 0, 0)
 
@@ -728,6 +754,19 @@ def test_a_scenario_has_all_three_views() -> None:
             paths = views.paths_row(case, 0, 40)
             assert paths["rounds"] == row["rounds"]
             assert paths["drafted"] == row["drafted"]
+
+
+def test_the_decks_beam_table_as_a_scenario() -> None:
+    """128 tokens: a little less than Theorem 3.8 over k, as the last rounds are cut short."""
+    grid = Grid(scenario.load("beam-deck"))
+    found = [views.formula_row(grid.case(point)) for point in range(grid.points)]
+    for row, beams, rate in zip(found, (3, 5), (0.79, 0.75), strict=False):
+        assert row["speedup"] == pytest.approx(float(finite_speedup(128, rate, 3, DECK)) / beams, rel=1e-12)
+    assert [row["speedup"] for row in found[2:]] == [pytest.approx(3 * found[0]["speedup"], rel=1e-12)] * 2
+    assert [row["held_units"] for row in found] == [1, 1, 3, 1]
+    for point in range(grid.points):
+        row = views.events_row(grid.case(point), 0, 4)
+        assert row["paths_difference"] <= 1e-12 * row["latency"]
 
 
 def test_operations_are_not_counted_as_if_there_were_one_beam() -> None:
