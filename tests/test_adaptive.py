@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -237,6 +237,58 @@ def test_gradient_goes_to_its_limits(length: float, ratio: float) -> None:
     assert float(gradient(0, length, ratio)) == pytest.approx(-ratio / (length * ratio + 1) ** 2, abs=1e-15)
     if length >= 0.05:
         assert float(gradient(1e-300, length, ratio)) == pytest.approx(float(gradient(0, length, ratio)), abs=1e-9)
+
+
+def test_the_gradient_s_limits_hold_for_any_length() -> None:
+    found = gradient([0, 1], 1e4, 0.1)
+    assert found.tolist() == pytest.approx([-0.1 / 1001**2, 0.9 / 1001**2], rel=1e-12)
+
+
+LENGTHS = [0.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: gradient(1.1, 2, 0.1), "acceptance_rate must be between 0 and 1, got 1.1"),
+        (lambda: gradient(-0.1, 2, 0.1), "acceptance_rate must be between 0 and 1, got -0.1"),
+        (lambda: gradient(0.5, -0.5, 0.1), "draft_length must be at least 0, got -0.5"),
+        (lambda: gradient(0.5, 2, -0.1), "cost_ratio must be at least 0, got -0.1"),
+        (lambda: thresholds(-0.1, 2), "cost_ratio must be at least 0, got -0.1"),
+        (lambda: adaptive.heuristic_lengths(1.1, 2), "acceptance_rate must be between 0 and 1, got 1.1"),
+        (lambda: adaptive.heuristic_lengths(-0.1, 2), "acceptance_rate must be between 0 and 1, got -0.1"),
+        (lambda: adaptive.heuristic_lengths(0.5, 0), "longest must be at least 1, got 0"),
+        (lambda: adaptive.speedup_of_lengths(0.5, LENGTHS, -0.1), "cost_ratio must be at least 0, got -0.1"),
+        (lambda: adaptive.speedup_of_lengths(0.5, [0.5, 0.4], 0.1), "length_pmf must sum to 1, got 0.9"),
+        (lambda: adaptive.stopped_lengths(1.1, 2), "low must be between 0 and 1, got 1.1"),
+        (lambda: adaptive.stopped_lengths(-0.1, 2), "low must be between 0 and 1, got -0.1"),
+        (lambda: adaptive.stopped_lengths(0.1, 0), "longest must be at least 1, got 0"),
+        (lambda: adaptive.biased_lengths(1.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got 1.1"),
+        (lambda: adaptive.biased_lengths(-0.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got -0.1"),
+        (lambda: adaptive.biased_lengths(0.5, 0.1, 0), "longest must be at least 1, got 0"),
+        (lambda: adaptive.predict(choice("heuristic"), 0, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000, got 0"),
+        (lambda: adaptive.predict(choice("heuristic"), 10**6 + 1, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000"),
+    ],
+)
+def test_the_closed_forms_refuse_what_is_outside(ask: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError) as found:
+        ask()
+    assert message in str(found.value)
+
+
+def test_the_ends_of_the_ranges_are_allowed() -> None:
+    assert adaptive.heuristic_lengths(0, 1).tolist() == [0, 1]
+    assert adaptive.stopped_lengths(0, 1).tolist() == adaptive.stopped_lengths(1, 1).tolist() == [0, 1]
+    assert adaptive.biased_lengths(0, 0, 1).tolist() == adaptive.biased_lengths(1, 0, 1).tolist() == [0, 1]
+    assert adaptive.biased_lengths(1, 0, 4).tolist() == [0, 0, 0, 0, 1]
+    assert adaptive.biased_lengths(0, 0, 4).tolist() == [0, 1, 0, 0, 0]
+    assert float(adaptive.speedup_of_lengths(0.5, LENGTHS, 0)) == (1.5 + 1.75) / 2
+    assert thresholds(0.1, 0).tolist() == []
+    assert float(gradient(0.5, 0, 0)) == pytest.approx(math.log(2))
+    Parameters(4, "gradient", 250, draft_length=250, min_draft_length=250, step=0.0, believed_cost_ratio=0.0)
+    Parameters(4, "gradient", 1, prior_accepted=0.0, prior_tested=0.5)
+    Parameters(4, "optimum", 1, prior_accepted=2.0)
+    Parameters(4, "confidence", confidence_threshold=1.0)
 
 
 def test_the_gradient_may_point_up_where_no_whole_draft_helps() -> None:
