@@ -121,6 +121,17 @@ def twin(parameters: Parameters, tokens: int, accept: Bools, doubts: Whole | Non
     return varying(parameters.started(accept.shape[1]), tokens, played(accept), prices, unsure)
 
 
+@pytest.mark.parametrize("policy", ALL)
+def test_a_decoding_ends_at_the_stop_token_and_after_so_many(policy: str) -> None:
+    """The prompt is three tokens, and the true text goes on with 3, 4, 5 and so on."""
+    for stop, tokens, last in ((None, 7, 9), (6, 7, 6), (2, 3, 5), (9, 7, 9), (10, 7, 9)):
+        for accepted in ([0] * 12, [9] * 12, [1] * 12):
+            world = World(3, 4, drafts={"draft": Draft("target", accepted)}, doubts=[0] * 12)
+            work = count(decode(choice(policy), [0, 1, 2], tokens, stop), world, 99)
+            assert work.tokens == [*range(3, last + 1)]
+            assert work.layer_passes >= 2 * 4 + 2 + 4 * len(work.commits)  # both models read two tokens of the prompt first
+
+
 @settings(max_examples=25)
 @given(st.data())
 def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
@@ -788,6 +799,7 @@ def test_what_is_left_out_is_as_documented() -> None:
     assert Parameters(4, "optimum", min_draft_length=7).first == 7
     assert Parameters(4, "optimum", min_draft_length=0, draft_length=0, believed_cost_ratio=0.5).first == 0
     assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="apart").units) == (1, 2)
+    assert (plain["optimum"].longest, plain["optimum"].widest) == (20, 21)
     told = Parameters(4, "gradient", believed_cost_ratio=0.3)
     cost = UnitCost(4, cost_ratio=0.1)
     assert told.informed(cost) is told
