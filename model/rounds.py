@@ -245,8 +245,8 @@ def varying(
         which = everyone[ends]
         accepted, drafted = place[which], limit[which]
         if doubts is not None and unsure is not None and position < tokens - 1:
-            wasted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
-            drafted = np.where(accepted < drafted, wasted, drafted)
+            # Behind a draft that was kept as a whole this is no bound: there is nothing to be unsure of.
+            drafted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
             # A kept token of which the draft is unsure is its last.
             limit = np.where(~ends & (doubts[position] >= 2), place + 1, limit)
         time[which] += prices[0][drafted]

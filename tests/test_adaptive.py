@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,17 @@ def twin(parameters: Parameters, tokens: int, accept: Bools, doubts: Whole | Non
     return varying(parameters.started(accept.shape[1]), tokens, played(accept), prices, unsure)
 
 
+@pytest.mark.parametrize("policy", ALL)
+def test_a_decoding_ends_at_the_stop_token_and_after_so_many(policy: str) -> None:
+    """The prompt is three tokens, and the true text goes on with 3, 4, 5 and so on."""
+    for stop, tokens, last in ((None, 7, 9), (6, 7, 6), (2, 3, 5), (9, 7, 9), (10, 7, 9)):
+        for accepted in ([0] * 12, [9] * 12, [1] * 12):
+            world = World(3, 4, drafts={"draft": Draft("target", accepted)}, doubts=[0] * 12)
+            work = count(decode(choice(policy), [0, 1, 2], tokens, stop), world, 99)
+            assert work.tokens == [*range(3, last + 1)]
+            assert work.layer_passes >= 2 * 4 + 2 + 4 * len(work.commits)  # both models read two tokens of the prompt first
+
+
 @settings(max_examples=25)
 @given(st.data())
 def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
@@ -237,6 +248,58 @@ def test_gradient_goes_to_its_limits(length: float, ratio: float) -> None:
     assert float(gradient(0, length, ratio)) == pytest.approx(-ratio / (length * ratio + 1) ** 2, abs=1e-15)
     if length >= 0.05:
         assert float(gradient(1e-300, length, ratio)) == pytest.approx(float(gradient(0, length, ratio)), abs=1e-9)
+
+
+def test_the_gradient_s_limits_hold_for_any_length() -> None:
+    found = gradient([0, 1], 1e4, 0.1)
+    assert found.tolist() == pytest.approx([-0.1 / 1001**2, 0.9 / 1001**2], rel=1e-12)
+
+
+LENGTHS = [0.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: gradient(1.1, 2, 0.1), "acceptance_rate must be between 0 and 1, got 1.1"),
+        (lambda: gradient(-0.1, 2, 0.1), "acceptance_rate must be between 0 and 1, got -0.1"),
+        (lambda: gradient(0.5, -0.5, 0.1), "draft_length must be at least 0, got -0.5"),
+        (lambda: gradient(0.5, 2, -0.1), "cost_ratio must be at least 0, got -0.1"),
+        (lambda: thresholds(-0.1, 2), "cost_ratio must be at least 0, got -0.1"),
+        (lambda: adaptive.heuristic_lengths(1.1, 2), "acceptance_rate must be between 0 and 1, got 1.1"),
+        (lambda: adaptive.heuristic_lengths(-0.1, 2), "acceptance_rate must be between 0 and 1, got -0.1"),
+        (lambda: adaptive.heuristic_lengths(0.5, 0), "longest must be at least 1, got 0"),
+        (lambda: adaptive.speedup_of_lengths(0.5, LENGTHS, -0.1), "cost_ratio must be at least 0, got -0.1"),
+        (lambda: adaptive.speedup_of_lengths(0.5, [0.5, 0.4], 0.1), "length_pmf must sum to 1, got 0.9"),
+        (lambda: adaptive.stopped_lengths(1.1, 2), "low must be between 0 and 1, got 1.1"),
+        (lambda: adaptive.stopped_lengths(-0.1, 2), "low must be between 0 and 1, got -0.1"),
+        (lambda: adaptive.stopped_lengths(0.1, 0), "longest must be at least 1, got 0"),
+        (lambda: adaptive.biased_lengths(1.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got 1.1"),
+        (lambda: adaptive.biased_lengths(-0.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got -0.1"),
+        (lambda: adaptive.biased_lengths(0.5, 0.1, 0), "longest must be at least 1, got 0"),
+        (lambda: adaptive.predict(choice("heuristic"), 0, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000, got 0"),
+        (lambda: adaptive.predict(choice("heuristic"), 10**6 + 1, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000"),
+    ],
+)
+def test_the_closed_forms_refuse_what_is_outside(ask: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError) as found:
+        ask()
+    assert message in str(found.value)
+
+
+def test_the_ends_of_the_ranges_are_allowed() -> None:
+    assert adaptive.heuristic_lengths(0, 1).tolist() == [0, 1]
+    assert adaptive.stopped_lengths(0, 1).tolist() == adaptive.stopped_lengths(1, 1).tolist() == [0, 1]
+    assert adaptive.biased_lengths(0, 0, 1).tolist() == adaptive.biased_lengths(1, 0, 1).tolist() == [0, 1]
+    assert adaptive.biased_lengths(1, 0, 4).tolist() == [0, 0, 0, 0, 1]
+    assert adaptive.biased_lengths(0, 0, 4).tolist() == [0, 1, 0, 0, 0]
+    assert float(adaptive.speedup_of_lengths(0.5, LENGTHS, 0)) == (1.5 + 1.75) / 2
+    assert thresholds(0.1, 0).tolist() == []
+    assert float(gradient(0.5, 0, 0)) == pytest.approx(math.log(2))
+    Parameters(4, "gradient", 250, draft_length=250, min_draft_length=250, step=0.0, believed_cost_ratio=0.0)
+    Parameters(4, "gradient", 1, prior_accepted=0.0, prior_tested=0.5)
+    Parameters(4, "optimum", 1, prior_accepted=2.0)
+    Parameters(4, "confidence", confidence_threshold=1.0)
 
 
 def test_the_gradient_may_point_up_where_no_whole_draft_helps() -> None:
@@ -736,6 +799,7 @@ def test_what_is_left_out_is_as_documented() -> None:
     assert Parameters(4, "optimum", min_draft_length=7).first == 7
     assert Parameters(4, "optimum", min_draft_length=0, draft_length=0, believed_cost_ratio=0.5).first == 0
     assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="apart").units) == (1, 2)
+    assert (plain["optimum"].longest, plain["optimum"].widest) == (20, 21)
     told = Parameters(4, "gradient", believed_cost_ratio=0.3)
     cost = UnitCost(4, cost_ratio=0.1)
     assert told.informed(cost) is told
