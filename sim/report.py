@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from rich.table import Table
 from sim import metrics
 from sim.files import write_text
 from sim.outcomes import RATES
-from sim.scenario import cost_source
+from sim.scenario import algorithm, cost_source, method_tables
 from sim.sweep import Report
 
 MOST_ROWS = 60
@@ -50,7 +52,7 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
         console = console if console.is_terminal else Console(width=WIDE, highlight=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
-    shown = frame.filter(pl.col("point").rank("dense") <= MOST_ROWS)
+    shown = chosen(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
     names = [name for name in TITLES if name in frame.columns and shown[name].count()]
     while names:
         digits = 4 if console.width >= 100 else 3
@@ -93,6 +95,29 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
         cells += [_estimate(rows.get(view), estimate, digits) for estimate in estimates for view in views]
         table.add_row(*cells, *([_plain(int(list(rows.values())[-1]["held_units"]))] if "mean_units" in estimates else []))
     return table
+
+
+def chosen(frame: pl.DataFrame, tables: Mapping[str, Any]) -> pl.DataFrame:
+    """Where several methods are in one table, one column that says each with what was chosen for it, in place of all parameters."""
+    methods = method_tables(tables)
+    if frame["method"].n_unique() < 2:
+        return frame
+    parameters = {field.name for table in methods for field in fields(algorithm(table["name"]).Parameters)}
+    swept = {path.removeprefix("method.") for path in tables.get("sweep", {}) if path.startswith("method.")}
+    axes = math.prod(_size(values) for values in tables.get("sweep", {}).values())
+
+    def label(row: dict[str, Any]) -> str:
+        table = methods[row["point"] // axes]
+        keys = [key for key in row if key in parameters & {*table, *swept} - {"layers"} and row[key] is not None]
+        return ", ".join([row["method"], *(f"{key} {_plain(row[key])}" for key in keys)])
+
+    labels = pl.Series("method", [label(row) for row in frame.to_dicts()])
+    constant = [name for name in frame.columns if name.endswith("_ratio") and frame[name].drop_nulls().n_unique() < 2]
+    return frame.with_columns(labels).drop(parameters & {*frame.columns}, *constant, strict=False)
+
+
+def _size(values: Any) -> int:
+    return int(values["count"]) if isinstance(values, Mapping) else len(values)
 
 
 def describing(frame: pl.DataFrame) -> list[str]:

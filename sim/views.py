@@ -180,10 +180,16 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row |= {"units": case.cluster.units, "contended": case.contended, "exact": case.parameters.EXACT}
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     # An axis that none of these columns shows has its own, under its path.
-    rest = {path: value for path, value in grid.values(point).items() if path.partition(".")[2] not in row}
+    rest = {path: value for path, value in grid.values(point).items() if not _shown(row, path, value)}
     # A list is written out: no column of a CSV could hold it.
     row |= {path: json.dumps(value) if isinstance(value, list) else value for path, value in rest.items()}
     return row
+
+
+def _shown(row: Row, path: str, value: Any) -> bool:
+    """Whether a column says what a point has on an axis."""
+    last = path.rpartition(".")[2]
+    return path.partition(".")[2] in row or (last in row and row[last] == value)
 
 
 # --- paths -------------------------------------------------------------------------------------------------------------

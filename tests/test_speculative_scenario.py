@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import sim
 from model import speculative
@@ -15,6 +16,7 @@ from model.acceptance import Iid
 from model.checks import ParameterError
 from model.published import deck_report
 from model.rounds import Rounds
+from sim.cli import app
 from sim.grid import Grid
 from sim.sweep import resolve
 
@@ -222,6 +224,16 @@ def test_accepted_lengths_are_counted(tmp_path: Path) -> None:
         rounds = own["rounds"].sum()
         assert rounds == pytest.approx(TOKENS * replications / row["tokens_per_round"])
         assert (own["accepted"] * own["rounds"]).sum() + rounds == TOKENS * replications  # accepted and the target's own
+
+
+def test_the_terminal_names_each_method_with_what_was_chosen_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["run", "compare", "--replications", "5", "--no-figures", "--sweep", "scenario.tokens=4,8"])
+    assert done.exit_code == 0
+    rows = [line.split("  ")[0].strip() for line in done.stdout.splitlines() if line.startswith((" auto", " ppd", " spec", " adapt"))]
+    labels = ["autoregressive", "ppd, exit_layer 20, candidates 3", "speculative, draft_length 4", "adaptive, policy optimum"]
+    assert rows[:8] == [label for label in labels for _ in range(2)]
+    assert "…" not in done.stdout
 
 
 def test_law_of_rounds_is_told_by_what_survives() -> None:
