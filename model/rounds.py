@@ -79,7 +79,6 @@ class Rounds:
         return chances, chances
 
     def _lengths(self, tile: Floats, longest: int) -> NDArray[np.int64]:
-        self._cover(min(longest, len(self.survival)))
         # As many as there are chances above the coin.
         return np.asarray(np.searchsorted(-self.survival[:longest], -tile, side="left"))
 

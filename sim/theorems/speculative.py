@@ -11,8 +11,10 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -265,6 +267,24 @@ def best_length(x: Example) -> None:
         at_most("distance from the real optimum", abs(found - real), 1.0, 1e-9)
 
 
+def best_length_by_cost(x: Example) -> None:
+    alpha, c, times = x["acceptance_rate"], x["cost_ratio"], list(accumulate(x["steps"], initial=4))
+    curve, flat = list(enumerate(times, start=1)), [times[0]] * len(times)
+    for given, prices in (({}, flat), ({"verify_cost": curve}, times)):
+        speeds = [
+            math.fsum(alpha**place for place in range(gamma + 1)) / (gamma * c + price / times[0])
+            for gamma, price in enumerate(prices)
+        ]
+        for longest in range(len(times)):
+            found = int(formulas.optimal_draft_length(alpha, c, longest=longest, **given))
+            at_most("the best draft length", found, longest)
+            equal(f"its speed-up, up to {longest}", speeds[found], max(speeds[: longest + 1]), CLOSE)
+            speed = float(formulas.speedup(alpha, found, c, **given))
+            equal("speed-up", speed, speeds[found], CLOSE)
+    whole = int(formulas.optimal_draft_length(alpha, c, verify_cost=curve))
+    equal("the best speed-up of the curve", speeds[whole], max(speeds), CLOSE)
+
+
 def worth_it(x: Example) -> None:
     alpha, c = x["acceptance_rate"], x["cost_ratio"]
     best = float(_speeds(alpha, c)[1:].max())
@@ -323,6 +343,32 @@ def limits(x: Example) -> None:
     equal("of one that is right nearly always", nearly, certain, 1e-9)
     equal("of one that is always wrong", float(formulas.speedup(0.0, gamma, c)), 1 / (gamma * c + 1), CLOSE)
     equal("without drafts", float(formulas.speedup(x["acceptance_rate"], 0, c)), 1.0, CLOSE)
+
+
+def measured_widths(x: Example) -> None:
+    n, gamma, alpha = _few(x)
+    given = {**x, "placement": "together"}
+    time = mean(given, n, lambda run: run.latency)
+    prices = cost(given)
+    assert prices.cost_ratio is not None
+    found = float(formulas.finite_speedup(n, alpha, gamma, prices.cost_ratio, verify_cost=prices.verify_cost))
+    equal("speed-up of these tokens", found, n * prices.target_pass / time, CLOSE)
+
+
+def point_by_point(x: Example) -> None:
+    n, gamma, alpha = _point(x)
+    c, more = x["cost_ratio"], x["other_length"]
+    curve = [(width, 1 + width / 8) for width in range(1, 20)]
+    formula: list[tuple[str, Callable[[Any], Any]]] = [
+        ("E[N]", lambda length: formulas.expected_tokens(alpha, length)),
+        ("Var N", lambda length: formulas.tokens_variance(alpha, length)),
+        ("S", lambda length: formulas.speedup(alpha, length, c, verify_cost=curve)),
+        ("R", lambda length: formulas.target_runs(n, alpha, length)),
+        ("D", lambda length: formulas.draft_runs(n, alpha, length)),
+        ("S(l)", lambda length: formulas.finite_speedup(n, alpha, length, c, verify_cost=curve)),
+    ]
+    for what, of in formula:
+        equal(what, of(np.array([gamma, more])).tolist(), [float(of(gamma)), float(of(more))])
 
 
 def finite_becomes_infinite(x: Example) -> None:
@@ -412,6 +458,13 @@ def _priced() -> SearchStrategy[Example]:
 
     costs = st.integers(1, 24).map(lambda twentieths: twentieths / 20)
     return st.fixed_dictionaries({"acceptance_rate": rates().filter(lambda rate: rate < 1), "cost_ratio": costs})
+
+
+def _curves() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    steps = st.lists(st.integers(0, 4), max_size=6)
+    return st.fixed_dictionaries({"acceptance_rate": rates(), "cost_ratio": rates(), "steps": steps})
 
 
 def _mixtures() -> SearchStrategy[Example]:
@@ -545,6 +598,10 @@ THEOREMS = (
         source="[Leviathan2023], Section 3.5", given=_priced, holds=best_length,
     ),
     _theorem(
+        "8c", "With a measured cost of widths, or up to a longest draft, no draft length that is allowed is better.",
+        source="[Leviathan2023], Section 3.5", given=_curves, holds=best_length_by_cost,
+    ),
+    _theorem(
         "9", "Some draft length is faster than none if alpha > c, by (1 + alpha) / (1 + c) at least, and none is otherwise.",
         source="[Leviathan2023], Corollary 3.9, and its converse", given=_priced, holds=worth_it,
     ),
@@ -572,6 +629,14 @@ THEOREMS = (
     _theorem(
         "12b", "S(l) = l / (R + c D), in fractions, and becomes S.", source="renewal theory", given=_points,
         holds=finite_becomes_infinite,
+    ),
+    _theorem(
+        "12c", "With a measured cost of widths l / (mean time over all luck) is the S(l) of the formula.",
+        source="a round that is cut short is narrower", given=lambda: few(costs="whole"), holds=measured_widths,
+    ),
+    _theorem(
+        "12d", "Over arrays of draft lengths the formulas say what they say of each.", source="broadcasting",
+        given=lambda: _points(other_length=whole(0, 12)), holds=point_by_point,
     ),
 )  # fmt: skip
 
