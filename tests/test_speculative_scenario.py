@@ -230,7 +230,8 @@ def test_the_terminal_names_each_method_with_what_was_chosen_for_it(monkeypatch:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["run", "compare", "--replications", "5", "--no-figures", "--sweep", "scenario.tokens=4,8"])
     assert done.exit_code == 0
-    rows = [line.split("  ")[0].strip() for line in done.stdout.splitlines() if line.startswith((" auto", " ppd", " spec", " adapt"))]
+    names = (" auto", " ppd", " spec", " adapt")
+    rows = [line.split("  ")[0].strip() for line in done.stdout.splitlines() if line.startswith(names)]
     labels = ["autoregressive", "ppd, exit_layer 20, candidates 3", "speculative, draft_length 4", "adaptive, policy optimum"]
     assert rows[:8] == [label for label in labels for _ in range(2)]
     assert "…" not in done.stdout
