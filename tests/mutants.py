@@ -24,15 +24,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PPD = ("test_stages.py", "test_ppd.py", "test_work.py", "test_events.py")
-ON_EVERY_PATH = "test_theorems_speculative.py::test_a_theorem_comes_out_as_the_theory_says"
 TESTS = {
     "model.ppd": PPD,
     "model.algorithms.ppd": PPD,
     "model.stages": PPD,
     "model.algorithms.speculative": ("test_speculative_algorithm.py", "test_exactness.py"),
     "model.rounds": ("test_rounds.py", "test_speculative_algorithm.py"),
-    "model.speculative": (ON_EVERY_PATH,),
-    "model.speculative_laws": (ON_EVERY_PATH,),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,14 +212,14 @@ def random_length(x: Example) -> None:
 def rates_by_place(x: Example) -> None:
     chances = x["acceptance_rates"]
     survival = np.cumprod(chances).tolist()
-    first = _first_round({"draft_length": len(chances), "law": {"survival": survival}})
+    first = _first_round(len(chances), survival)
     equal("mean tokens of a round", float(laws.expected_tokens_by_draft_position(chances)), first, CLOSE)
 
 
 def shared_rate(x: Example) -> None:
     a, b, gamma = x["a"], x["b"], x["draft_length"]
     survival = Rounds.shared_rate(a / (a + b), a + b, gamma).survival.tolist()
-    first = _first_round({"draft_length": gamma, "law": {"survival": survival}})
+    first = _first_round(gamma, survival)
     found = float(laws.expected_tokens_shared_rate(laws.beta_moments(a, b, gamma)))
     equal("mean tokens of a round", found, first, CLOSE)
     at_most("Eq. 1 at the mean rate", float(formulas.expected_tokens(a / (a + b), gamma)), found, CLOSE)
@@ -398,8 +398,12 @@ def _point(x: Example) -> tuple[int, int, float]:
     return x["tokens"], x["draft_length"], x["acceptance_rate"]
 
 
-def _first_round(x: Example) -> float:
-    return mean(x, x["draft_length"] + 1, lambda run: run.commits[0][2])
+def _first_round(gamma: int, survival: list[float]) -> float:
+    """Mean tokens of the first round by the simulator; the luck of later positions does not matter to it."""
+    ends = [*survival[:gamma], 0.0]
+    chances = [sooner - later for sooner, later in pairwise([1.0, *ends])]
+    runs = [play({"draft_length": gamma, "survive": [length] + [0] * gamma}) for length in range(gamma + 1)]
+    return math.fsum(chance * run.commits[0][2] for chance, run in zip(chances, runs, strict=True))
 
 
 def _chained_rounds(tokens: int, gamma: int, p: float, rho: float, *, every: bool) -> list[float]:
