@@ -24,12 +24,23 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PPD = ("test_stages.py", "test_ppd.py", "test_work.py", "test_events.py")
+HIERARCHICAL = ("test_hierarchical.py", "test_hierarchical_exact.py")
+ADAPTIVE = ("test_adaptive.py",)
+BEAM = ("test_beam.py",)
 TESTS = {
     "model.ppd": PPD,
     "model.algorithms.ppd": PPD,
     "model.stages": PPD,
     "model.algorithms.speculative": ("test_speculative_algorithm.py", "test_exactness.py"),
     "model.rounds": ("test_rounds.py", "test_speculative_algorithm.py"),
+    "model.algorithms.hierarchical": HIERARCHICAL,
+    "model.hierarchical": HIERARCHICAL,
+    "model.hierarchical_lengths": HIERARCHICAL,
+    "model.algorithms.adaptive": ADAPTIVE,
+    "model.adaptive": ADAPTIVE,
+    "model.policies": ADAPTIVE,
+    "model.algorithms.beam": BEAM,
+    "model.beam": BEAM,
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95
