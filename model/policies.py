@@ -171,6 +171,36 @@ class Optimum(Running):
         return np.asarray(np.clip(best, self.shortest, self.longest), dtype=np.int64)
 
 
+class Measured(Running):
+    """As `Optimum`, where the time of a verification by its width is measured: `widths[g]` is that of g drafts and one token more.
+
+    All lengths are compared, since a measured curve need not make a best one by steps; of equally good ones the shortest is taken.
+
+    >>> policy = Measured(5, bounds=(1, 3), ratio=0.1, estimator="tested", prior=(1, 2), widths=np.array([1, 1, 1, 2]), count=1)
+    >>> policy.learn(np.array([0]), np.array([5]), np.array([5]))  # 7 drafts, were width free; the third doubles the time
+    >>> policy.length.tolist()
+    [2]
+    """
+
+    def __init__(
+        self, first: int, bounds: tuple[int, int], ratio: float, estimator: str, prior: tuple[float, float], widths: ArrayLike,
+        count: int,
+    ) -> None:  # fmt: skip
+        super().__init__(first, bounds, ratio, estimator, prior, count)
+        self.times = (np.asarray(widths) + ratio * np.arange(self.longest + 1))[self.shortest :]
+
+    def chosen(self, which: Indices) -> Whole:
+        rate = self.estimate(which)
+        # Products and sums one after another: the same, to the last bit, of many decodings and of one.
+        power, tokens, speeds = np.ones_like(rate), np.ones_like(rate), []
+        for length in range(self.longest + 1):
+            if length >= self.shortest:
+                speeds.append(tokens / self.times[length - self.shortest])
+            power = power * rate
+            tokens = tokens + power
+        return np.asarray(np.argmax(speeds, axis=0) + self.shortest, dtype=np.int64)
+
+
 class Gradient(Running):
     """Gradient ascent on Theorem 3.8 with the estimate for alpha, one step a round: the method of [Strawberries].
 

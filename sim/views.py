@@ -160,7 +160,7 @@ def _gather(values: Any, index: Any) -> Any:
 def described(grid: Grid, point: int, case: Case) -> Row:
     """The columns that say what a point is."""
     row: Row = {"point": point, "method": case.method}
-    row |= {name: getattr(case.parameters, name) for name in case.parameters.__dataclass_fields__}
+    row |= {name: _cell(getattr(case.parameters, name)) for name in case.parameters.__dataclass_fields__}
     row["tokens"] = case.settings.tokens
     table = grid.base.get("outcomes", {}) | {
         path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")
@@ -181,9 +181,13 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     # An axis that none of these columns shows has its own, under its path.
     rest = {path: value for path, value in grid.values(point).items() if not _shown(row, path, value)}
-    # A list is written out: no column of a CSV could hold it.
-    row |= {path: json.dumps(value) if isinstance(value, list) else value for path, value in rest.items()}
+    row |= {path: _cell(value) for path, value in rest.items()}
     return row
+
+
+def _cell(value: Any) -> Any:
+    """A list is written out: no column of a CSV could hold it."""
+    return json.dumps(value) if isinstance(value, list | tuple) else value
 
 
 def _shown(row: Row, path: str, value: Any) -> bool:

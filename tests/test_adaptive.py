@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from model.acceptance import ByPosition, Chain, Iid, Markov, Outcomes, Replay, T
 from model.algorithms.adaptive import OPTIONS, Parameters, decode
 from model.checks import ParameterError
 from model.latency import UnitCost
-from model.policies import Constant, Gradient, Heuristic, Optimum, Policy, gradient, thresholds
+from model.policies import Constant, Gradient, Heuristic, Measured, Optimum, Policy, gradient, thresholds
 from model.rounds import ReplayRounds, Rounds, Tally, fixed, moments, round_prices, varying
 from model.speculative import expected_tokens, optimal_draft_length, oracle_speedup, speedup
 from model.speculative_laws import expected_tokens_random_length
@@ -207,6 +208,41 @@ def test_estimates_by_hand() -> None:
             policy.learn(np.array([0]), np.array([accepted]), np.array([drafted]))
             assert policy.estimate(np.array([0])).tolist() == [good / all_]
             assert policy.length.tolist() == [max(int(optimal_draft_length(good / all_, 0.1)), 1)]
+
+
+@given(st.lists(st.integers(1, 8), min_size=7, max_size=7), st.integers(0, 2), st.integers(0, 20), st.integers(0, 9))
+def test_with_a_measured_verification_no_length_is_better_for_the_estimate(
+    steps: list[int], shortest: int, accepted: int, rejected: int
+) -> None:
+    widths = np.concatenate([[1.0], np.array(steps) / 4])  # not monotone: real tables dip
+    policy = Measured(3, (shortest, 7), 0.125, "tested", (1.0, 2.0), widths, 1)
+    for drafts in [*[(1, 1)] * accepted, *[(0, 1)] * rejected]:
+        policy.learn(np.array([0]), np.array([drafts[0]]), np.array([drafts[1]]))
+    rate = Fraction(1 + accepted, 2 + accepted + rejected)
+    if accepted + rejected == 0:
+        return
+    speeds = [sum(rate**j for j in range(g + 1)) / (Fraction(widths[g]) + Fraction(g, 8)) for g in range(8)]
+    chosen = int(policy.length[0])
+    assert chosen >= shortest
+    assert speeds[chosen] >= max(speeds[shortest:]) * (1 - Fraction(1, 10**14))
+
+
+def test_the_optimum_goes_by_the_cost_of_widths_that_a_scenario_tells_it() -> None:
+    steep = UnitCost(4, cost_ratio=0.1, verify_cost=((1, 1.0), (2, 1.1), (3, 5.0), (40, 50.0)))
+    told = choice("optimum", max_draft_length=30, believed_cost_ratio=None).informed(steep)
+    policy, free = told.started(1), choice("optimum", max_draft_length=30, believed_cost_ratio=0.1).started(1)
+    assert isinstance(policy, Measured)
+    for each in (policy, free):
+        each.learn(np.array([0]), np.array([9]), np.array([9]))
+    assert (policy.length.tolist(), free.length.tolist()) == ([1], [int(optimal_draft_length(10 / 11, 0.1))])
+    other = choice("optimum", believed_cost_ratio=0.3, believed_verify_cost=((1, 1.0), (30, 1.0)))
+    assert other.informed(steep) is other
+    assert choice("gradient", believed_cost_ratio=0.3).informed(steep).believed_verify_cost is None
+    for policy_name in ("gradient", "heuristic", "confidence"):
+        with pytest.raises(ParameterError, match="believed_verify_cost is not used by policy"):
+            choice(policy_name, believed_verify_cost=((1, 1.0), (30, 1.0)))
+    with pytest.raises(ParameterError, match="must reach width 21, that of max_draft_length=20, got 20"):
+        choice("optimum", max_draft_length=20, believed_verify_cost=((1, 1.0), (20, 1.0)))
 
 
 @given(st.floats(0, 1), st.floats(1e-3, 1.2), st.integers(1, 40))

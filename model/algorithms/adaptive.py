@@ -22,6 +22,7 @@ from model import checks, policies
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, start, verify
 from model.latency import UnitCost
 from model.steps import Read, Step, Steps
+from model.width import as_curve
 
 _RUNNING: Mapping[str, Any] = MappingProxyType(
     {"draft_length": 5, "min_draft_length": 1, "estimator": "tested", "prior_accepted": 1.0, "prior_tested": 2.0,
@@ -30,7 +31,7 @@ _RUNNING: Mapping[str, Any] = MappingProxyType(
 OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gradient": {**_RUNNING, "step": 10.0},
-        "optimum": _RUNNING,
+        "optimum": {**_RUNNING, "believed_verify_cost": None},
         "heuristic": {"draft_length": 5},
         "confidence": {"confidence_threshold": 0.4},
     }
@@ -53,8 +54,9 @@ class Parameters:
         were `tested`, or all that were `drafted`.
     step
         How far gamma moves for a slope of one.
-    believed_cost_ratio
-        The cost ratio that gradient and optimum go by; the scenario's own where it is left out.
+    believed_cost_ratio, believed_verify_cost
+        The cost ratio that gradient and optimum go by, and what a verification costs by its width, which optimum does (the deck's
+        gradient is that of Theorem 3.8, which knows of no width); the scenario's own where they are left out.
     confidence_threshold
         A draft ends with the first token of which the draft model is less sure than this.
     sampled, placement, draft_layers
@@ -71,6 +73,7 @@ class Parameters:
     prior_tested: float | None = None
     step: float | None = None
     believed_cost_ratio: float | None = None
+    believed_verify_cost: tuple[tuple[int, float], ...] | None = None
     confidence_threshold: float | None = None
     sampled: bool = False
     placement: str = "together"
@@ -99,6 +102,12 @@ class Parameters:
         for name in ("step", "believed_cost_ratio"):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0)
+        if self.believed_verify_cost is not None:
+            reaches = as_curve(self.believed_verify_cost).last
+            if reaches < self.widest:
+                raise checks.ParameterError(
+                    f"believed_verify_cost must reach width {self.widest}, that of max_draft_length={self.longest}, got {reaches}"
+                )
         if self.confidence_threshold is not None:
             checks.number("confidence_threshold", self.confidence_threshold, 0, 1)
             if self.confidence_threshold == 0:
@@ -160,9 +169,9 @@ class Parameters:
 
     def informed(self, cost: UnitCost) -> Parameters:
         """The same where the cost is known: a policy that goes by a cost ratio goes by the true one, unless it was told another."""
-        if "believed_cost_ratio" not in OPTIONS[self.policy] or self.believed_cost_ratio is not None:
-            return self
-        return replace(self, believed_cost_ratio=cost.cost_ratio)
+        known: dict[str, Any] = {"believed_cost_ratio": cost.cost_ratio, "believed_verify_cost": cost.verify_cost}
+        missing = {name: value for name, value in known.items() if name in OPTIONS[self.policy] and getattr(self, name) is None}
+        return replace(self, **missing) if missing else self
 
     def started(self, count: int) -> policies.Policy:
         """The policy at the beginning of so many decodings."""
@@ -177,6 +186,9 @@ class Parameters:
             )
         bounds, estimator = (self.option("min_draft_length"), self.longest), self.option("estimator")
         prior = self.option("prior_accepted"), self.option("prior_tested")
+        if self.believed_verify_cost is not None:
+            widths = as_curve(self.believed_verify_cost).relative(np.arange(1, self.widest + 1))
+            return policies.Measured(self.first, bounds, ratio, estimator, prior, widths, count)
         if self.policy == "optimum":
             return policies.Optimum(self.first, bounds, ratio, estimator, prior, count)
         return policies.Gradient(self.first, bounds, ratio, estimator, prior, self.option("step"), count)
