@@ -32,6 +32,7 @@ class Outcome:
     rate_low: float | None = None
     rate_high: float | None = None
     trials: int | None = None
+    kind: str = ""
     published_speedup: float | None = None
     """What is printed beside a published rate."""
     also: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -14,7 +14,7 @@ import importlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -445,7 +445,7 @@ def _law(table: Any, where: str, outcome: str, parameters: Any, tokens: int) -> 
             raise
         raise ParameterError(f"{error} (of {where}.kind {table['kind']!r}, for {outcomes.RATES[outcome]})") from None
     found: outcomes.Outcome = laws.outcome(parameters, tokens)
-    return found
+    return replace(found, kind=table["kind"])
 
 
 def apply(tables: Tables, path: str, value: Any, only: int | None = None) -> None:

@@ -165,7 +165,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     table = grid.base.get("outcomes", {}) | {
         path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")
     }
-    row |= {"outcomes": table.get("kind"), "data_set": table.get("data_set"), "head": table.get("head")}
+    kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
+    row |= {"outcomes": kinds, "data_set": table.get("data_set"), "head": table.get("head")}
     for name, outcome in case.outcomes.items():
         rate = RATES[name]
         row |= {
