@@ -398,6 +398,12 @@ def test_a_flat_curve_is_the_papers_cost_and_a_rising_one_costs_more() -> None:
     assert np.all(best <= np.minimum(sd.optimal_draft_length(alpha, 0.1, longest=15), 15))
 
 
+def test_the_whole_of_a_curve_is_searched() -> None:
+    """Passes of any width at one price: the longest draft the curve knows is the best."""
+    assert int(sd.optimal_draft_length(0.9, 0.0, verify_cost=[(1, 1.0), (5, 1.0)])) == 4
+    assert int(sd.optimal_draft_length(0.9, 0.0, verify_cost=[(1, 1.0)])) == 0
+
+
 def test_what_a_curve_does_not_know_is_refused() -> None:
     with pytest.raises(ParameterError, match=r"width must be at most 16, .* got 18"):
         sd.speedup(0.5, 17, 0.1, verify_cost=CURVE)

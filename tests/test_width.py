@@ -65,13 +65,6 @@ def test_a_table_that_dips_is_used_and_said_once() -> None:
         assert WidthCurve([(1, 1.0), (2, 1.0)]).monotone  # flat is no dip
 
 
-def test_a_curve_keeps_its_own_numbers() -> None:
-    table = np.array([[1.0, 2.0], [2.0, 3.0]])
-    curve = WidthCurve(table)
-    table[:] = 0
-    assert curve([1, 2]).tolist() == [2, 3]
-
-
 # --- By batch, width and context -------------------------------------------------------------------------------------
 
 
@@ -110,6 +103,14 @@ def test_pass_times_broadcast_and_an_axis_may_have_one_point() -> None:
                            ((4, 1, 511), "context must be 512, .* got 511; measure it too")):  # fmt: skip
         with pytest.raises(ParameterError, match=message):
             one(*place)
+
+
+def test_pass_times_keep_their_own_numbers() -> None:
+    batches, widths, contexts, times = (np.array(values) for values in ([1.0, 8.0], [1.0], [0.0], [[[2.0]], [[3.0]]]))
+    table = PassTimes(batches, widths, contexts, times)
+    for array in (batches, widths, contexts, times):
+        array += 1
+    assert table([1, 8], 1, 0).tolist() == [2, 3]
 
 
 def test_pass_times_with_one_batch_and_context_are_a_width_curve() -> None:
