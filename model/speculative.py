@@ -474,7 +474,7 @@ def _slope(rate: Floats, gamma: Floats, series: Floats) -> Floats:
 
 
 def sum_of_powers(rate: Floats, terms: Floats) -> Floats:
-    """1 + x + ... + x^(n-1) = (1 - x^n) / (1 - x) for x in [0, 1], exact at 0 and 1 and to the last digits between.
+    """1 + x + ... + x^(n-1) = (1 - x^n) / (1 - x) for x in [0, 1], exact at 0 and 1, for one term, and to the last digits between.
 
     >>> float(sum_of_powers(np.asarray(0.5), np.asarray(3.0)))
     1.75
@@ -486,8 +486,8 @@ def sum_of_powers(rate: Floats, terms: Floats) -> Floats:
         out *= terms
         np.expm1(out, out=out)
         out /= gap
-    np.copyto(out, terms, where=gap == 0)
-    np.copyto(out, 0.0, where=terms == 0)
+    # At x = 1 the sum is its terms. None is 0, also for x = 0, and one is 1: a round without a draft gives just one token.
+    np.copyto(out, terms, where=(gap == 0) | (terms <= 1))
     return out
 
 

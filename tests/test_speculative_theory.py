@@ -1,0 +1,808 @@
+"""Speculative decoding in closed form: exact fractions, enumerated paths, recursions, the published numbers, limits and errors."""
+
+import itertools
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import speculative as sd
+from model import speculative_laws as laws
+from model.acceptance import Markov
+from model.checks import ParameterError
+from model.width import as_curve
+
+RATES = st.floats(0, 1) | st.sampled_from([0.0, 1.0, 1 - 1e-12, 1 - 2**-53, 1e-12, 0.5])
+LENGTHS = st.integers(0, 12)
+RATIOS = st.floats(0, 2)
+EDGES = [0.0, 1e-300, 1e-12, 0.05, 0.3, 0.55, 0.79, 0.9, 0.999, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12, 1 - 2**-53, 1.0]
+TINY = Fraction(float(np.finfo(np.float64).tiny))
+CURVE = [(1, 10.0), (2, 10.5), (4, 11.0), (9, 17.0), (16, 40.0)]
+
+
+@pytest.fixture(autouse=True)
+def no_warning() -> Iterator[None]:
+    """No limit may be reached by way of 0/0: numpy would warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+# --- References: fractions and recursions, which share nothing with the closed forms ---------------------------------
+
+
+def pmf(alpha: Fraction, gamma: int) -> list[Fraction]:
+    """P(N = 1), ..., P(N = gamma + 1): so many tests are passed, then one is not, or none is left."""
+    return [alpha**j * (1 - alpha) for j in range(gamma)] + [alpha**gamma]
+
+
+def mean(alpha: Fraction, gamma: int) -> Fraction:
+    return sum((alpha**j for j in range(gamma + 1)), Fraction(0))
+
+
+def recursion(alpha: Fraction, gamma: int, tokens: int, price: Callable[[int], Fraction]) -> Fraction:
+    """Expected price of all rounds until `tokens` are out, where a round with drafts of length w costs price(w)."""
+    chances = pmf(alpha, gamma)
+
+    @cache
+    def rest(left: int) -> Fraction:
+        if left <= 0:
+            return Fraction(0)
+        return price(min(gamma, left - 1)) + sum(chance * rest(left - j) for j, chance in enumerate(chances, 1))
+
+    for left in range(tokens):  # shallow recursion
+        rest(left)
+    return rest(tokens)
+
+
+def paths(alpha: Fraction, positions: int) -> Iterator[tuple[tuple[bool, ...], Fraction]]:
+    for coins in itertools.product((False, True), repeat=positions):
+        yield coins, alpha ** sum(coins) * (1 - alpha) ** (positions - sum(coins))
+
+
+def yields(coins: tuple[bool, ...]) -> list[int]:
+    """What a round would yield at each position if it could draft without end: the matches from there, and one more."""
+    return [next((n for n, coin in enumerate(coins[start:]) if not coin), len(coins) - start) + 1 for start in range(len(coins))]
+
+
+def exact_speed(alpha: Fraction, gamma: int, c: Fraction) -> Fraction:
+    return mean(alpha, gamma) / (gamma * c + 1)
+
+
+def close(value: Any, exact: Fraction, error: float = 1e-13) -> bool:
+    """Within a relative error; below the smallest normal float, whose digits are fixed, within that error of it."""
+    return abs(Fraction(float(value)) - exact) <= Fraction(error) * max(abs(exact), TINY)
+
+
+def near(value: Any, expected: Any, rtol: float = 1e-13, atol: float = 0.0) -> bool:
+    """All within a relative error, and nothing beside it: numpy's own default lets 1e-8 pass."""
+    return np.allclose(value, expected, rtol=rtol, atol=atol)
+
+
+# --- The numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "c", "speed", "bound"),
+    [
+        (0.79, 3, 0.75 / 6.39, 2.1501, 2.907),
+        (0.55, 7, 0.75 / 6.39, 1.2097, 2.204),
+        (0.48, 3, 12.02 / 216.62, 1.5611, 1.821),
+        (0.33, 7, 12.02 / 216.62, 1.0748, 1.492),
+    ],
+)
+def test_theorem_3_8_at_the_published_settings(alpha: float, gamma: int, c: float, speed: float, bound: float) -> None:
+    assert round(float(sd.speedup(alpha, gamma, c)), 4) == speed
+    assert round(float(sd.speedup(alpha, gamma, 0)), 3) == bound
+    assert close(sd.speedup(alpha, gamma, c), exact_speed(Fraction(alpha), gamma, Fraction(c)))
+
+
+def test_finite_lengths_at_the_published_settings() -> None:
+    assert round(float(sd.target_runs(128, 0.79, 3)), 3) == 44.446
+    assert round(128 / float(sd.expected_tokens(0.79, 3)), 3) == 44.030
+    assert round(float(sd.target_runs(16, 0.55, 7)), 3) == 7.785
+    assert round(float(sd.finite_speedup(8, 0.85, 7, 0.117)), 2) == 2.47
+    assert round(float(sd.finite_speedup(128, 0.85, 7, 0.117)), 3) == 2.648
+    assert round(float(sd.speedup(0.85, 7, 0.117)), 3) == 2.666
+    # Among the first gamma + 1 tokens, the next one starts a round just if this one was a miss: R(m) = 1 + (m - 1) (1 - alpha).
+    first = [1 + (m - 1) * (1 - Fraction(0.85)) for m in range(1, 9)]
+    rounds, drafts = first[-1], sum(first[:-1])
+    assert close(sd.target_runs(8, 0.85, 7), rounds)
+    assert close(sd.finite_speedup(8, 0.85, 7, 0.117), 8 / (rounds + Fraction(0.117) * drafts))
+
+
+def test_the_gain_of_an_oracle_over_the_best_fixed_length() -> None:
+    """Section 3.5 of [Leviathan2023] says up to about 60 %; the supremum is e / (e - 1), for c to 0 and alpha to 1 behind it."""
+
+    def gain(alpha: float, c: float) -> float:
+        return float(sd.oracle_speedup(alpha, c) / sd.speedup(alpha, sd.optimal_draft_length(alpha, c), c))
+
+    assert round(gain(0.95, 0.05), 3) == 1.554
+    gains = [gain(1 - 1e-6**part, 1e-6) for part in (0.2, 0.4, 0.5, 0.6)]
+    assert all(each < np.e / (np.e - 1) for each in gains)
+    assert abs(gain(1 - 1e-4, 1e-9) - 1) < np.e / (np.e - 1) - 1
+
+
+# --- One round -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", EDGES)
+@pytest.mark.parametrize("gamma", [0, 1, 2, 7, 60])
+def test_eq_1_and_its_variance_to_the_last_digits(alpha: float, gamma: int) -> None:
+    a, chances = Fraction(alpha), pmf(Fraction(alpha), gamma)
+    first = sum((n * chance for n, chance in enumerate(chances, 1)), Fraction(0))
+    second = sum((n * n * chance for n, chance in enumerate(chances, 1)), Fraction(0))
+    assert first == mean(a, gamma)
+    assert close(sd.expected_tokens(alpha, gamma), first)
+    assert close(sd.tokens_variance(alpha, gamma), second - first**2)
+    assert all(close(got, exact) for got, exact in zip(sd.tokens_pmf(alpha, gamma), chances, strict=True))
+
+
+@given(RATES, LENGTHS, st.floats(0, 1))
+def test_the_law_of_a_round_adds_up_and_has_its_generating_function(alpha: float, gamma: int, z: float) -> None:
+    mass, values = sd.tokens_pmf(alpha, gamma), np.arange(1.0, gamma + 2)
+    assert abs(mass.sum() - 1) < 1e-14
+    assert near(mass @ values, sd.expected_tokens(alpha, gamma), rtol=1e-13)
+    # f(z) = 1 + (z - 1) (1 - (alpha z)^G) / (1 - alpha z)
+    series = sum((alpha * z) ** j for j in range(gamma + 1))
+    assert near(mass @ z**values, 1 + (z - 1) * series, rtol=0, atol=1e-14)
+
+
+@given(RATES)
+def test_without_a_draft_a_round_gives_just_one_token(alpha: float) -> None:
+    """Not one within rounding: a speed-up of 1 is what others are compared with."""
+    assert float(sd.expected_tokens(alpha, 0)) == 1
+    assert float(sd.speedup(alpha, 0, 0.3)) == 1
+    assert float(sd.operations_factor(alpha, 0, 0.3)) == 1
+    assert float(sd.tokens_variance(alpha, 0)) == 0
+    assert sd.tokens_pmf(alpha, 0).tolist() == [1]
+    assert close(sd.target_runs(9, alpha, 0), Fraction(9))
+    assert float(sd.draft_runs(9, alpha, 0)) == 0
+    assert float(sd.drafted_from_acceptance(alpha, 1)) == alpha
+
+
+@given(RATES, LENGTHS)
+def test_more_acceptance_or_a_longer_draft_gives_more_tokens(alpha: float, gamma: int) -> None:
+    value = float(sd.expected_tokens(alpha, gamma))
+    assert 1 <= value <= gamma + 1
+    assert value <= float(sd.expected_tokens(alpha, gamma + 1)) * (1 + 1e-15)
+    assert value <= float(sd.expected_tokens(min(1, alpha + 0.01), gamma)) * (1 + 1e-15)
+
+
+# --- Theorems 3.8 and 3.11 -------------------------------------------------------------------------------------------
+
+
+@given(RATES, LENGTHS, RATIOS)
+def test_speed_up_and_operations_are_the_theorems(alpha: float, gamma: int, c: float) -> None:
+    a, ratio = Fraction(alpha), Fraction(c)
+    assert close(sd.speedup(alpha, gamma, c), exact_speed(a, gamma, ratio))
+    operations = sd.operations_factor(alpha, gamma, c)
+    assert close(operations, (gamma * ratio + gamma + 1) / mean(a, gamma))
+    assert operations >= 1 - 1e-15
+
+
+@given(LENGTHS, RATIOS)
+def test_limits_of_the_speed_up(gamma: int, c: float) -> None:
+    assert float(sd.speedup(1, gamma, c)) == (gamma + 1) / (gamma * c + 1)
+    assert float(sd.speedup(0, gamma, c)) == 1 / (gamma * c + 1)
+    assert float(sd.speedup(0.7, 0, c)) == 1
+    assert near(sd.speedup(1 - 1e-13, gamma, c), sd.speedup(1, gamma, c), rtol=1e-11)
+
+
+BOTH = st.tuples(st.floats(0, 1), st.floats(0, 1)) | st.floats(1e-9, 1 - 1e-9).flatmap(
+    lambda c: st.sampled_from([(c, c), (np.nextafter(c, 1), c), (np.nextafter(c, 0), c)])
+)
+"""An acceptance rate and a cost ratio, also equal ones and neighbours."""
+
+
+@given(BOTH)
+def test_some_draft_pays_exactly_if_alpha_exceeds_c(both: tuple[float, float]) -> None:
+    """Corollary 3.9 with its converse, and its least gain, (1 + alpha) / (1 + c)."""
+    alpha, c = map(float, both)
+    best = int(sd.optimal_draft_length(alpha, c, longest=64))
+    speed = exact_speed(Fraction(alpha), best, Fraction(c))
+    assert (best >= 1) == (alpha > c)
+    assert (speed > 1) == (alpha > c)
+    if alpha > c:
+        assert speed >= (1 + Fraction(alpha)) / (1 + Fraction(c)) * (1 - Fraction(1, 10**13))
+
+
+@given(st.floats(0.001, 0.97), st.floats(0.005, 1.2))
+def test_the_closed_form_optimum_is_the_best_of_all_lengths(alpha: float, c: float) -> None:
+    a, ratio = Fraction(alpha).limit_denominator(10**4), Fraction(c).limit_denominator(10**4)
+    speeds = [exact_speed(a, gamma, ratio) for gamma in range(80)]
+    rises = [after > before for before, after in itertools.pairwise(speeds)]
+    assert rises == sorted(rises, reverse=True)  # up, then down: no second maximum
+    best = int(sd.optimal_draft_length(float(a), float(ratio)))
+    assert close(speeds[best], max(speeds), 1e-14)
+    # Two that differ by more than rounding have one winner.
+    runner_up = max(speed for gamma, speed in enumerate(speeds) if gamma != best)
+    assert speeds[best] > runner_up * (1 - Fraction(1, 10**13))
+
+
+def test_the_optimum_on_grids_and_near_its_limits() -> None:
+    alpha, c = np.linspace(0.01, 0.99, 99), np.linspace(0.01, 1.1, 110)[:, None]
+    every = np.arange(400)[:, None, None]
+    speeds = sd.speedup(alpha, every, c)
+    best = sd.optimal_draft_length(alpha, c)
+    assert best.dtype == np.int64
+    chosen = np.take_along_axis(speeds, best[None], axis=0)[0]
+    assert np.all(chosen >= speeds.max(axis=0) * (1 - 1e-14))
+    # A cap below the optimum is itself the best, as the speed-up rises up to the optimum. Where alpha = c, S(1) = S(0) = 1 up to
+    # rounding, so it is the speeds that are compared.
+    capped = sd.optimal_draft_length(alpha, c, longest=5)
+    assert np.array_equal(capped, np.minimum(best, 5))
+    assert np.all(np.take_along_axis(speeds, capped[None], axis=0)[0] >= speeds[:6].max(axis=0) * (1 - 1e-14))
+    for rate, ratio in ((1 - 1e-9, 1e-6), (1 - 1e-6, 0.9), (1e-300, 1e-301), (0.5, 1e-290), (1 - 2**-53, 0.5)):
+        gamma = int(sd.optimal_draft_length(rate, ratio))
+        around = [float(sd.speedup(rate, max(near, 0), ratio)) for near in range(gamma - 3, gamma + 4)]
+        assert float(sd.speedup(rate, gamma, ratio)) >= max(around) * (1 - 1e-14)
+        assert float(sd.speedup(rate, gamma, ratio)) >= float(sd.speedup(rate, 2 * gamma + 1, ratio)) * (1 - 1e-14)
+
+
+def test_equal_lengths_go_to_the_shorter_one() -> None:
+    for rate in (0.25, 0.5, 0.75, 0.3):
+        assert int(sd.optimal_draft_length(rate, rate)) == 0  # S(1) = (1 + alpha) / (1 + c) = 1 = S(0)
+    assert int(sd.optimal_draft_length(0, 0)) == 0
+    assert int(sd.optimal_draft_length(1, 1)) == 0
+    flat = [(1, 1.0), (2, 1.5), (3, 1.75)]
+    assert [float(sd.speedup(0.5, gamma, 0, verify_cost=flat)) for gamma in range(3)] == [1, 1, 1]
+    assert int(sd.optimal_draft_length(0.5, 0, verify_cost=flat)) == 0
+
+
+@given(RATES, LENGTHS, st.floats(0, 2))
+def test_no_fixed_length_beats_the_oracle(alpha: float, gamma: int, c: float) -> None:
+    a, ratio = Fraction(alpha), min(Fraction(c), Fraction(1))
+    bound = sd.oracle_speedup(alpha, c)
+    if alpha < 1 or c > 0:
+        assert close(bound, 1 / (1 - a + ratio * a))
+    assert sd.speedup(alpha, gamma, c) <= bound * (1 + 1e-14)
+
+
+def test_where_the_oracle_bound_is_reached() -> None:
+    assert float(sd.oracle_speedup(0.8, 1)) == float(sd.speedup(0.8, 0, 1)) == 1
+    assert near(sd.oracle_speedup(0.8, 0), sd.speedup(0.8, 500, 0), rtol=1e-14)
+    assert float(sd.oracle_speedup(1, 0)) == np.inf
+
+
+def test_an_adaptive_policy_stays_below_the_oracle() -> None:
+    """The policy that knows its coins drafts exactly what will be accepted: it reaches the bound, enumerated."""
+    alpha, c, positions = Fraction(4, 5), Fraction(1, 10), 10
+    total = Fraction(0)
+    for coins, chance in paths(alpha, positions):
+        rounds = positions - sum(coins)  # a round ends at each miss; what is drafted is accepted
+        total += chance * (rounds + c * sum(coins))
+    assert close(sd.oracle_speedup(float(alpha), float(c)), positions / total, 1e-14)
+
+
+# --- A given number of tokens ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", EDGES)
+@pytest.mark.parametrize("gamma", [0, 1, 3, 7])
+def test_finite_lengths_equal_the_recursion(alpha: float, gamma: int) -> None:
+    a, c = Fraction(alpha), Fraction(1, 8)
+    curve = {width: Fraction(float(as_curve(CURVE).relative(width))) for width in range(1, 9)}
+    for n in (1, 2, gamma, gamma + 1, gamma + 2, 3 * gamma + 2, 25):
+        if n < 1:
+            continue
+        runs, drafts = recursion(a, gamma, n, lambda _: Fraction(1)), recursion(a, gamma, n, Fraction)
+        assert close(sd.target_runs(n, alpha, gamma), runs)
+        assert close(sd.draft_runs(n, alpha, gamma), drafts)
+        assert close(sd.finite_speedup(n, alpha, gamma, float(c)), n / (runs + c * drafts))
+        priced = recursion(a, gamma, n, lambda drafted: c * drafted + curve[drafted + 1])
+        assert close(sd.finite_speedup(n, alpha, gamma, float(c), verify_cost=CURVE), n / priced)
+        assert near(sd.renewal_density(n, alpha, gamma).sum(), float(runs), rtol=1e-13)
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 2, 3, 9])
+def test_every_path_of_a_short_decoding(gamma: int) -> None:
+    """Accepted and rounds add up to the tokens on every path, none overshoots; their means are R and D, also of a replayed log."""
+    alpha, n = Fraction(3, 5), 8
+    rounds, drafts, replayed, uncut = Fraction(0), Fraction(0), Fraction(0), Fraction(0)
+    starts = [Fraction(0)] * n
+    for coins, chance in paths(alpha, n):
+        at = accepted = count = 0
+        while at < n:
+            drafted = min(gamma, n - at - 1)
+            matches = next((j for j in range(drafted) if not coins[at + j]), drafted)
+            starts[at] += chance
+            drafts += chance * drafted
+            at, accepted, count = at + matches + 1, accepted + matches, count + 1
+        assert at == accepted + count == n
+        rounds += chance * count
+        # Drafts that are not cut short run past the end, which takes no other number of rounds.
+        long = tuple(coins) + (True,) * gamma
+        at = 0
+        while at < n:
+            at += next((j for j in range(gamma) if not long[at + j]), gamma) + 1
+            uncut += chance
+        replayed += chance * laws.tokens_of_rounds(yields(coins), gamma)[0]
+    assert rounds == replayed == uncut
+    assert close(sd.target_runs(n, 0.6, gamma), rounds, 1e-12)
+    assert close(sd.draft_runs(n, 0.6, gamma), drafts, 1e-12)
+    assert near(sd.renewal_density(n, 0.6, gamma), [float(u) for u in starts], rtol=1e-13)
+
+
+@given(RATES, LENGTHS, st.integers(1, 300), st.integers(1, 300))
+def test_bounds_of_the_target_runs(alpha: float, gamma: int, n: int, m: int) -> None:
+    runs, slack = float(sd.target_runs(n, alpha, gamma)), 1 + 1e-13
+    assert -(-n // (gamma + 1)) <= runs * slack
+    assert runs <= n * slack
+    assert n / float(sd.expected_tokens(alpha, gamma)) <= runs * slack
+    assert float(sd.target_runs(n + m, alpha, gamma)) <= (runs + float(sd.target_runs(m, alpha, gamma))) * slack
+    assert runs <= float(sd.target_runs(n + 1, alpha, gamma)) * slack
+    assert float(sd.target_runs(n, alpha, gamma + 1)) <= runs * slack
+    assert float(sd.target_runs(n, min(1, alpha + 0.01), gamma)) <= runs * slack
+    assert float(sd.draft_runs(n, alpha, gamma)) <= gamma * runs * slack
+    before = sum(float(sd.target_runs(n - j, alpha, gamma)) for j in range(1, gamma + 1) if n > j)
+    assert near(sd.draft_runs(n, alpha, gamma), before, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.1, 2), (0.55, 7), (0.79, 3), (0.95, 4)])
+def test_long_decodings_approach_their_asymptote(alpha: float, gamma: int) -> None:
+    mu, var = float(sd.expected_tokens(alpha, gamma)), float(sd.tokens_variance(alpha, gamma))
+    excess = (var + mu * mu - mu) / (2 * mu * mu)
+    assert abs(float(sd.target_runs(5000, alpha, gamma)) - 5000 / mu - excess) < 1e-9
+    gap = [abs(float(sd.finite_speedup(n, alpha, gamma, 0.1) / sd.speedup(alpha, gamma, 0.1)) - 1) for n in (100, 10**4, 10**6)]
+    assert gap[0] > gap[1] > gap[2]
+    assert gap[2] < 1e-5
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.999, 1 - 1e-9, 1 - 1e-12])
+def test_a_million_tokens_lose_no_digits(alpha: float) -> None:
+    """R by the sum over blocks, R = sum of a^i (1 + (1 - alpha) (l - 1 - i G)): all terms positive, in longer floats."""
+    n, gamma = 10**6, 7
+    a, blocks = np.longdouble(alpha), np.arange((n - 1) // (gamma + 1) + 1, dtype=np.longdouble)
+    terms = np.exp(blocks * (gamma + 1) * np.log(a)) * (1 + (1 - a) * (n - 1 - blocks * (gamma + 1)))
+    assert near(sd.target_runs(n, alpha, gamma), float(terms.sum()), rtol=1e-13)
+    assert near(sd.draft_runs(n, alpha, gamma), sd.target_runs(np.arange(n - gamma, n), alpha, gamma).sum(), rtol=1e-13)
+
+
+def test_a_finite_decoding_may_be_faster_than_a_long_one() -> None:
+    """S(l) <= max(1, S) does not hold: where the draft is too long for its price, cutting it short helps.
+
+    Of two tokens the first round drafts one: R = 2 - alpha, D = 1. At alpha = 1/2, c = 3/10 it takes 1.8, so S(2) = 10/9.
+    """
+    assert close(sd.finite_speedup(2, 0.5, 7, 0.3), 2 / (Fraction(3, 2) + Fraction(0.3)))
+    assert float(sd.speedup(0.5, 7, 0.3)) < 1 < float(sd.finite_speedup(2, 0.5, 7, 0.3))
+    # Also where drafting pays in the long run: 2 / 1.95 and 1.11 / 1.1.
+    assert 1 < float(sd.speedup(0.1, 2, 0.05)) < float(sd.finite_speedup(2, 0.1, 2, 0.05))
+
+
+# --- A measured verify cost ------------------------------------------------------------------------------------------
+
+
+def test_a_flat_curve_is_the_papers_cost_and_a_rising_one_costs_more() -> None:
+    flat = [(width, 3.0) for width in range(1, 14)]
+    alpha, gamma = np.linspace(0, 1, 11), np.arange(13)[:, None]
+    assert np.array_equal(sd.speedup(alpha, gamma, 0.1, verify_cost=flat), sd.speedup(alpha, gamma, 0.1))
+    assert near(
+        sd.finite_speedup(50, alpha, gamma, 0.1, verify_cost=flat), sd.finite_speedup(50, alpha, gamma, 0.1), rtol=1e-13
+    )
+    assert np.all(sd.speedup(alpha, gamma[1:], 0.1, verify_cost=CURVE) < sd.speedup(alpha, gamma[1:], 0.1))
+    best = sd.optimal_draft_length(alpha, 0.1, verify_cost=CURVE)
+    every = sd.speedup(alpha, np.arange(16)[:, None], 0.1, verify_cost=CURVE)
+    assert np.array_equal(best, every.argmax(axis=0))
+    assert np.array_equal(sd.optimal_draft_length(alpha, 0.1, verify_cost=CURVE, longest=2), every[:3].argmax(axis=0))
+    assert np.all(best <= np.minimum(sd.optimal_draft_length(alpha, 0.1, longest=15), 15))
+
+
+def test_the_whole_of_a_curve_is_searched() -> None:
+    """Passes of any width at one price: the longest draft the curve knows is the best."""
+    assert int(sd.optimal_draft_length(0.9, 0.0, verify_cost=[(1, 1.0), (5, 1.0)])) == 4
+    assert int(sd.optimal_draft_length(0.9, 0.0, verify_cost=[(1, 1.0)])) == 0
+
+
+def test_what_a_curve_does_not_know_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"width must be at most 16, .* got 18"):
+        sd.speedup(0.5, 17, 0.1, verify_cost=CURVE)
+    with pytest.raises(ParameterError, match="width must be at most 16"):
+        sd.optimal_draft_length(0.5, 0.1, verify_cost=CURVE, longest=16)
+
+
+# --- Acceptance from distributions -----------------------------------------------------------------------------------
+
+
+WEIGHTS = st.floats(0.001, 1)
+
+
+@given(st.lists(st.tuples(WEIGHTS, WEIGHTS), min_size=1, max_size=6), st.floats(0.05, 1), st.floats(0.05, 1))
+def test_acceptance_is_one_less_the_distance_and_keeps_the_law(weights: list[tuple[float, float]], low: float, high: float) -> None:
+    p, q = (np.array(column) / sum(column) for column in zip(*weights, strict=True))
+    beta = float(sd.acceptance_rate(p, q))
+    assert near(beta, 1 - np.abs(p - q).sum() / 2, rtol=1e-13)
+    assert p @ q <= beta + 1e-12  # to match a sampled target token is harder than to be accepted
+    # One step: q accepted with min(1, p/q), otherwise the norm of (p - q)+, gives p; the residue must weigh 1 - beta for that.
+    out = q * np.minimum(1, p / q) + np.maximum(p - q, 0)
+    assert near(out, p, rtol=1e-13)
+    assert near(np.maximum(p - q, 0).sum(), 1 - beta, rtol=0, atol=1e-13)
+    # Lenience: the drafted token is kept with min(1, p / (l q)).
+    low, high = min(low, high), max(low, high)
+    lenient = float(sd.lenient_acceptance_rate(p, q, low))
+    assert near(lenient, q @ np.minimum(1, p / (low * q)), rtol=1e-13)
+    assert beta - 1e-12 <= float(sd.lenient_acceptance_rate(p, q, high)) <= lenient + 1e-12
+    assert float(sd.lenient_acceptance_rate(p, q, 1)) == beta
+
+
+def test_acceptance_of_many_contexts_at_once() -> None:
+    p = np.random.default_rng(1).dirichlet(np.ones(5), size=(3, 4))
+    q = np.random.default_rng(2).dirichlet(np.ones(5), size=(3, 4))
+    rows = [[float(sd.acceptance_rate(p[i, j], q[i, j])) for j in range(4)] for i in range(3)]
+    assert near(sd.acceptance_rate(p, q), rows, rtol=1e-15)
+    assert float(sd.acceptance_rate([0.2, 0.8], [0.2, 0.8])) == 1
+    assert float(sd.acceptance_rate([1, 0], [0, 1])) == 0
+
+
+# --- What logs and engines print -------------------------------------------------------------------------------------
+
+
+@given(RATES, st.integers(1, 40))
+def test_the_inverses_find_the_rate(alpha: float, gamma: int) -> None:
+    share, length = sd.drafted_from_acceptance(alpha, gamma), sd.expected_tokens(alpha, gamma)
+    assert close(share, sum((Fraction(alpha) ** j for j in range(1, gamma + 1)), Fraction(0)) / gamma)
+    assert close(sd.acceptance_from_drafted(share, gamma), Fraction(alpha), 1e-12)
+    assert near(sd.acceptance_from_length(length, gamma), alpha, rtol=0, atol=1e-14)
+
+
+@given(st.floats(0, 1), st.sampled_from([1, 2, 3, 7, 8, 63, 1000]))
+def test_the_inverse_of_any_share_gives_it_back(share: float, gamma: int) -> None:
+    alpha = float(sd.acceptance_from_drafted(share, gamma))
+    assert 0 <= alpha <= 1
+    # alpha is a float: its own last digit moves the share by gamma times as much.
+    assert near(sd.drafted_from_acceptance(alpha, gamma), share, rtol=4e-16 * (gamma + 4), atol=0)
+
+
+def test_the_inverses_are_exact_at_the_ends_and_broadcast() -> None:
+    gamma = np.array([1, 2, 7, 100])
+    assert sd.acceptance_from_drafted([[0], [1]], gamma).tolist() == [[0] * 4, [1] * 4]
+    assert sd.acceptance_from_length(1, gamma).tolist() == [0] * 4
+    assert sd.acceptance_from_length(gamma + 1, gamma).tolist() == [1] * 4
+    assert sd.acceptance_from_drafted(0.37, 1) == 0.37
+    assert sd.acceptance_from_drafted([], 3).shape == (0,)
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 20))
+def test_accepted_over_drafted_is_below_alpha_and_falls_with_the_length(alpha: float, gamma: int) -> None:
+    assert float(sd.drafted_from_acceptance(alpha, gamma)) <= alpha
+    assert float(sd.drafted_from_acceptance(alpha, gamma + 1)) < float(sd.drafted_from_acceptance(alpha, gamma))
+
+
+def simulated(alpha: float, gamma: int, rounds: int) -> tuple[int, int]:
+    """Accepted and tested tokens of so many rounds."""
+    coins = np.random.default_rng(7).random((rounds, gamma)) < alpha
+    accepted = np.logical_and.accumulate(coins, axis=1).sum(axis=1)
+    return int(accepted.sum()), int(np.minimum(accepted + 1, gamma).sum())
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.8, 3), (0.55, 7), (0.9, 1)])
+def test_all_engines_tell_one_rate_of_one_run(alpha: float, gamma: int) -> None:
+    rounds = 200_000
+    accepted, tested = simulated(alpha, gamma, rounds)
+    bonus = (accepted + rounds) / rounds
+    found = [
+        *(sd.reported_acceptance(engine, gamma, rate=accepted / (gamma * rounds)) for engine in sd.ENGINES if engine != "alpha"),
+        *(sd.reported_acceptance(engine, gamma, length=bonus) for engine in ("vllm", "sglang", "transformers")),
+        sd.reported_acceptance("trtllm", gamma, length=accepted / rounds),
+    ]
+    assert np.ptp(found) < 1e-13
+    error = np.sqrt(alpha * (1 - alpha) / tested)
+    assert abs(float(found[0]) - alpha) < 5 * error
+    # Accepted over tested is alpha itself; accepted over drafted is not.
+    assert abs(float(sd.reported_acceptance("alpha", gamma, rate=accepted / tested)) - alpha) < 5 * error
+    if gamma > 1:
+        assert accepted / (gamma * rounds) < alpha - 50 * error
+
+
+# --- Other laws ------------------------------------------------------------------------------------------------------
+
+
+def stationary_mean(p: float, rho: float, gamma: int, tested: bool) -> float:
+    """Tokens per round of a chain of coins, by the stationary law of a round's last coin; from the paths of a round."""
+    law = Markov(p, rho)
+    up = {False: float(law.after_failure), True: float(law.after_success)}
+
+    def round_from(last: bool) -> tuple[float, float]:
+        """Tokens, and the chance that the last coin used is a success."""
+        tokens = success = 0.0
+        for coins in itertools.product((False, True), repeat=gamma + 1):
+            chance, before = 1.0, last
+            for coin in coins:
+                chance *= up[before] if coin else 1 - up[before]
+                before = coin
+            matches = next((j for j in range(gamma) if not coins[j]), gamma)
+            used = coins[: min(matches + 1, gamma if tested else gamma + 1)]
+            tokens += chance * (matches + 1)
+            success += chance * (used[-1] if used else last)
+        return tokens, success
+
+    (after_miss, miss_up), (after_match, match_up) = round_from(False), round_from(True)
+    share = miss_up / (1 - match_up + miss_up)
+    return share * after_match + (1 - share) * after_miss
+
+
+@pytest.mark.parametrize(("p", "rho"), [(0.8, 0.4), (0.8, -0.2), (0.5, -0.9), (0.3, 0.95), (0.6, 0.0)])
+@pytest.mark.parametrize("gamma", [1, 2, 4])
+def test_both_chains_equal_the_stationary_law_of_their_rounds(p: float, rho: float, gamma: int) -> None:
+    for chain, tested in (("output", False), ("tested", True)):
+        value = float(laws.expected_tokens_markov(p, rho, gamma, chain))  # type: ignore[arg-type]
+        assert near(value, stationary_mean(p, rho, gamma, tested), rtol=1e-12)
+        if gamma > 1 or chain == "output":
+            assert np.sign(round(float(sd.expected_tokens(p, gamma)) - value, 12)) == np.sign(rho)
+
+
+def markov(chain: str, p: float, rho: float, gamma: int) -> float:
+    return float(laws.expected_tokens_markov(p, rho, gamma, chain))  # type: ignore[arg-type]
+
+
+def test_the_markov_chain_at_its_limits() -> None:
+    assert round(float(laws.expected_tokens_markov(0.8, 0.4, 4)), 4) == 3.1065
+    assert round(float(laws.expected_tokens_markov(0.8, 0.4, 4, "tested")), 4) == 3.2013
+    for chain in ("output", "tested"):
+        at = partial(markov, chain)
+        assert near(at(0.7, 0, 5), sd.expected_tokens(0.7, 5), rtol=1e-15)
+        assert [at(p, 0.3, gamma) for p, gamma in ((0, 4), (1, 4), (0.5, 0))] == [1, 5, 1]
+        assert near(at(0.7, 1, 4), at(0.7, 1 - 1e-12, 4), rtol=1e-10)
+        assert at(1, 1, 4) == 5
+        assert np.isfinite(at(0.5, -1, 1))
+    # Where every round starts in one of two frozen states, tokens per round is the harmonic mean: here of 5 and 1.
+    assert near(laws.expected_tokens_markov(0.7, 1, 4), 1 / (0.7 / 5 + 0.3 / 1), rtol=1e-15)
+
+
+@given(st.lists(st.floats(0, 1), max_size=7))
+def test_rates_by_draft_position(rates: list[float]) -> None:
+    exact = 1 + sum(np.prod(rates[:j]) for j in range(1, len(rates) + 1))
+    assert near(laws.expected_tokens_by_draft_position(rates), exact, rtol=1e-14)
+    falling = laws.expected_tokens_by_draft_position(sorted(rates, reverse=True))
+    rising = laws.expected_tokens_by_draft_position(sorted(rates))
+    equal = sd.expected_tokens(min(1.0, float(np.mean(rates))) if rates else 0.5, len(rates))
+    assert rising <= equal * (1 + 1e-14)
+    assert equal <= falling * (1 + 1e-14)
+
+
+@given(RATES, LENGTHS)
+def test_equal_rates_by_position_are_eq_1(alpha: float, gamma: int) -> None:
+    assert near(laws.expected_tokens_by_draft_position([alpha] * gamma), sd.expected_tokens(alpha, gamma), rtol=1e-13)
+
+
+@given(st.floats(0.05, 50), st.floats(0.05, 50), LENGTHS)
+def test_a_shared_rate_gives_at_least_the_tokens_of_independent_coins(a: float, b: float, gamma: int) -> None:
+    moments = laws.beta_moments(a, b, gamma)
+    value = float(laws.expected_tokens_shared_rate(moments))
+    assert value >= float(sd.expected_tokens(a / (a + b), gamma)) * (1 - 1e-13)
+    # A sure rate is the independent one.
+    assert near(laws.expected_tokens_shared_rate(0.6 ** np.arange(1, gamma + 1)), sd.expected_tokens(0.6, gamma), rtol=1e-13)
+
+
+def test_the_moments_of_a_beta_law_are_those_of_its_density() -> None:
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    x, w = (nodes + 1) / 2, weights / 2
+    density = x**7 * (1 - x) / (w @ (x**7 * (1 - x)))
+    exact = [w @ (density * x**j) for j in range(1, 6)]
+    assert near(laws.beta_moments(8, 2, 5), exact, rtol=1e-13)
+    assert round(float(1 + sum(exact)), 3) == 3.857
+    value = laws.expected_tokens_shared_rate(laws.beta_moments(8, 2, 5))
+    assert near(w @ (density * sd.expected_tokens(x, 5)), value, rtol=1e-13)
+
+
+@given(RATES, st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any))
+def test_a_random_draft_length(alpha: float, weights: list[int]) -> None:
+    mass = np.array(weights) / sum(weights)
+    exact = sum((Fraction(w, sum(weights)) * mean(Fraction(alpha), d) for d, w in enumerate(weights)), Fraction(0))
+    assert close(laws.expected_tokens_random_length(alpha, mass), exact)
+    if alpha < 1 - 1e-6:  # the form in the theory, which is 0/0 at alpha = 1
+        form = (1 - alpha * (mass @ alpha ** np.arange(len(mass)))) / (1 - alpha)
+        assert near(form, laws.expected_tokens_random_length(alpha, mass), rtol=1e-8)
+
+
+def test_a_sure_draft_length_is_eq_1() -> None:
+    grid = np.linspace(0, 1, 21)
+    assert near(laws.expected_tokens_random_length(grid, np.eye(7)[6]), sd.expected_tokens(grid, 6), rtol=1e-15)
+
+
+def test_rounds_of_a_log_by_hand() -> None:
+    log = [3, 1, 5, 2, 1, 1, 4, 2]
+    # gamma 1: 0, 2, 4, 5, 6; gamma 9: 0, 3, 5, 6; the last is cut at the end.
+    assert laws.tokens_of_rounds(log, 1) == (5, 8 / 5)
+    assert laws.tokens_of_rounds(log, 9) == (4, 2.0)
+    assert laws.tokens_of_rounds(log, 0) == (8, 1.0)
+    assert laws.tokens_of_rounds(log, 9, tokens=3) == (1, 3.0)
+
+
+def test_the_iid_error_of_coins_is_noise_and_of_a_fading_draft_is_large() -> None:
+    coins = tuple((np.random.default_rng(3).random(50_000) < 0.7).tolist())
+    matches = yields_of_long(coins)
+    for gamma in (1, 3, 7):
+        assert abs(laws.iid_error(matches, gamma)) < 0.01
+        parts = laws.iid_error([matches[:20_000], matches[20_000:]], gamma)
+        assert parts == pytest.approx(laws.iid_error(matches, gamma), abs=1e-3)
+    # Right at once with chance 0.7, afterwards never: gamma = 1 sees no difference, longer drafts do.
+    fading = np.where(coins, 2, 1)
+    assert abs(laws.iid_error(fading, 1)) < 0.01
+    wrong = laws.iid_error(fading, 5)
+    assert wrong == pytest.approx(float(sd.expected_tokens(0.7, 5)) / 1.7 - 1, abs=0.02)
+
+
+def yields_of_long(coins: tuple[bool, ...]) -> list[int]:
+    out, left = [], 0
+    for coin in reversed(coins):
+        left = left + 1 if coin else 0
+        out.append(left + 1)
+    return out[::-1]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=14), st.integers(1, 4))
+def test_the_iid_error_equals_a_plain_walk(log: list[int], gamma: int) -> None:
+    """The coins are walked one by one, alpha is their accepted over tested, its rounds come from the recursion."""
+    coins, at, accepted, tested = [length > 1 for length in log], 0, 0, 0
+    while at < len(log):
+        drafts = coins[at : min(at + gamma, len(log) - 1)]
+        matches = next((j for j, coin in enumerate(drafts) if not coin), len(drafts))
+        accepted, tested, at = accepted + matches, tested + min(matches + 1, len(drafts)), at + matches + 1
+    expected = recursion(Fraction(accepted, max(tested, 1)), gamma, len(log), lambda _: Fraction(1))
+    rounds = laws.tokens_of_rounds(log, gamma)[0]
+    assert near(1 + laws.iid_error(log, gamma), float(rounds / expected), rtol=1e-12)
+
+
+DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[1] / "../shared/data")) / "acceptance"
+LOGS = sorted(DATA.glob("*.jsonl"))
+
+
+def acceptance_logs(name: str) -> list[list[int]]:
+    return [json.loads(line)[name]["acc_len"] for file in LOGS for line in file.read_text().splitlines()]
+
+
+def coins_error(logs: list[list[int]], gamma: int) -> float:
+    """How many tokens per round too many one has who takes each position's first draft for its coin, whenever the round began."""
+    coins = [yields_of_long(tuple(length > 1 for length in log)) for log in logs]
+    real, walked = (sum(laws.tokens_of_rounds(log, gamma)[0] for log in each) for each in (logs, coins))
+    return real / walked - 1
+
+
+@pytest.mark.skipif(not LOGS, reason="no acceptance logs: DECODESIM_DATA names the folder that holds acceptance/*.jsonl")
+def test_coins_by_position_overstate_a_draft_that_reads_the_targets_features() -> None:
+    """EAGLE is right less often the further it drafts: a new round's first draft says too much of a running round's next one."""
+    logs = acceptance_logs("acc_eagle")
+    coins, iid = ([error(logs, gamma) for gamma in range(1, 9)] for error in (coins_error, laws.iid_error))
+    assert coins[0] == 0  # one draft is a round's first
+    assert abs(iid[0]) < 0.002
+    for errors in (coins, iid):
+        assert all(after > before for before, after in itertools.pairwise(errors))
+        assert abs(errors[2] - 0.05) < 0.02
+        assert abs(errors[6] - 0.15) < 0.02
+    fit = float(sd.acceptance_from_length(sum(map(len, logs)) / sum(laws.tokens_of_rounds(log, 7)[0] for log in logs), 7))
+    # An alpha fitted to real rounds of seven drafts is right for seven (by construction) and too small for one.
+    assert float(sd.expected_tokens(fit, 1)) < sum(map(len, logs)) / sum(laws.tokens_of_rounds(log, 1)[0] for log in logs) * 0.98
+
+
+@pytest.mark.skipif(not LOGS, reason="no acceptance logs: DECODESIM_DATA names the folder that holds acceptance/*.jsonl")
+def test_coins_by_position_are_right_for_a_draft_that_copies() -> None:
+    """What an n-gram draft copies does not change when a round starts one later: a length is followed by one less, but for ties."""
+    logs = acceptance_logs("acc_ngram")
+    steps = [after - before for log in logs for before, after in itertools.pairwise(log) if before > 1]
+    assert sum(step != -1 for step in steps) < 0.005 * len(steps)
+    assert all(abs(coins_error(logs, gamma)) < 2e-4 for gamma in range(1, 9))
+    # Independence is another matter: matches come in runs. It costs little, as there are few.
+    assert all(abs(laws.iid_error(logs, gamma)) < 0.006 for gamma in range(1, 9))
+
+
+# --- Shapes, cost, errors --------------------------------------------------------------------------------------------
+
+
+def test_functions_broadcast() -> None:
+    alpha, gamma, c = np.linspace(0, 1, 3), np.arange(4)[:, None], np.array([0.1, 0.2])[:, None, None]
+    for grid in (
+        sd.speedup(alpha, gamma, c),
+        sd.operations_factor(alpha, gamma, c),
+        sd.finite_speedup(9, alpha, gamma, c),
+        sd.finite_speedup(9, alpha, gamma, c, verify_cost=CURVE),
+    ):
+        assert grid.shape == (2, 4, 3)
+        assert grid.dtype == np.float64
+    assert np.array_equal(sd.speedup(alpha, gamma, c)[1, 2], [sd.speedup(a, 2, 0.2) for a in alpha])
+    assert sd.target_runs([5, 6], [[0.5], [0.6]], 3).shape == (2, 2)
+    assert sd.draft_runs(5, 0.5, [0, 1, 2]).shape == (3,)
+    assert sd.tokens_variance(alpha, gamma).shape == (4, 3)
+    assert sd.optimal_draft_length(alpha, c, longest=4).shape == (2, 1, 3)
+    for scalar in (sd.expected_tokens(0.5, 3), sd.speedup(0.5, 3, 0.1), sd.target_runs(9, 0.5, 3), sd.oracle_speedup(0.5, 0.1)):
+        assert isinstance(scalar, np.ndarray)
+        assert scalar.shape == ()
+    assert laws.expected_tokens_markov([0.5, 0.6], 0.1, [[1], [2]]).shape == (2, 2)
+    assert laws.expected_tokens_random_length([0.5, 0.6], [0.5, 0.5]).shape == (2,)
+
+
+def test_the_arguments_are_left_as_they_are() -> None:
+    rate, gamma = np.array([0.0, 0.5, 1.0]), np.array([1.0, 2.0, 3.0])
+    sd.speedup(rate, gamma, 0.1)
+    sd.finite_speedup(5, rate, gamma, 0.1, verify_cost=CURVE)
+    sd.reported_acceptance("alpha", 3, rate=rate)[0] = 9
+    sd.acceptance_from_drafted(rate, gamma)
+    assert rate.tolist() == [0, 0.5, 1]
+    assert gamma.tolist() == [1, 2, 3]
+
+
+def fastest(call: Callable[[], object], times: int = 7) -> float:
+    best = np.inf
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def test_all_lengths_at_once_cost_no_sum() -> None:
+    lengths = np.arange(1, 4097)
+    rates = np.full(lengths.shape, 0.79)
+    once = fastest(lambda: sd.expected_tokens(rates, 3))
+    assert fastest(lambda: sd.target_runs(lengths, rates, 3)) < 50 * once
+
+
+def test_the_speed_up_of_a_grid_costs_little_more_than_its_expression() -> None:
+    rates = np.random.default_rng(1).random(2_000_000)
+    bare = fastest(lambda: (1 - rates**4) / ((1 - rates) * (3 * 0.1 + 1)))
+    assert fastest(lambda: sd.speedup(rates, 3, 0.1)) < 2 * bare
+
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    (lambda: sd.expected_tokens(1.2, 3), r"acceptance_rate must be between 0 and 1, got 1\.2"),
+    (lambda: sd.expected_tokens([0.5, -0.1], 3), r"acceptance_rate\[1\] must be between 0 and 1, got -0\.1"),
+    (lambda: sd.expected_tokens(np.nan, 3), "acceptance_rate must be between 0 and 1, got nan"),
+    (lambda: sd.expected_tokens(0.5, -1), r"draft_length must be at least 0, got -1"),
+    (lambda: sd.expected_tokens(0.5, 2.5), r"draft_length must be a whole number, got 2\.5"),
+    (lambda: sd.tokens_pmf(0.5, 1.5), r"draft_length must be a whole number, got 1\.5"),  # type: ignore[arg-type]
+    (lambda: sd.tokens_pmf(1.5, 1), "acceptance_rate must be between 0 and 1"),
+    (lambda: sd.speedup(0.5, 3, -0.1), r"cost_ratio must be at least 0, got -0\.1"),
+    (lambda: sd.speedup(0.5, 3, np.nan), "cost_ratio must be at least 0, got nan"),
+    (lambda: sd.operations_factor(0.5, 3, -1), "operations_ratio must be at least 0"),
+    (lambda: sd.optimal_draft_length([0.0, 0.5], 0), r"longest must be given for cost_ratio=0 and acceptance_rate=0\.5"),
+    (lambda: sd.optimal_draft_length(1, 0.3), r"longest must be given for cost_ratio=0\.3 and acceptance_rate=1"),
+    (lambda: sd.optimal_draft_length(0.5, 0.3, longest=-1), "longest must be at least 0, got -1"),
+    (lambda: sd.target_runs(0, 0.5, 3), "tokens must be at least 1, got 0"),
+    (lambda: sd.draft_runs(2.5, 0.5, 3), "tokens must be a whole number"),
+    (lambda: sd.renewal_density(0, 0.5, 3), "tokens must be at least 1"),
+    (lambda: sd.acceptance_rate([0.5, 0.5], [1.0]), r"q must have the shape of p, \[2\], got \[1\]"),
+    (lambda: sd.acceptance_rate([[0.5, 0.5]] * 3 + [[0.5, 0.43]], [[0.5, 0.5]] * 4), r"p\[3\] must sum to 1, got 0\.93"),
+    (lambda: sd.acceptance_rate([0.5, 0.5], [1.5, -0.5]), r"q\[1\] must be at least 0, got -0\.5"),
+    (lambda: sd.acceptance_rate(0.5, 0.5), "p must be a list of probabilities"),
+    (lambda: sd.lenient_acceptance_rate([1.0], [1.0], 0), "lenience must be above 0"),
+    (lambda: sd.lenient_acceptance_rate([1.0], [1.0], 1.5), "lenience must be between 0 and 1"),
+    (lambda: sd.acceptance_from_drafted(0.5, 0), "draft_length must be at least 1"),
+    (lambda: sd.acceptance_from_drafted(1.5, 3), "rate must be between 0 and 1"),
+    (lambda: sd.acceptance_from_length(4.5, 3), r"mean_acceptance_length must be between 1 and draft_length\+1=4, got 4\.5"),
+    (lambda: sd.acceptance_from_length(0.5, 3), "mean_acceptance_length must be at least 1"),
+    (lambda: sd.drafted_from_acceptance(0.5, 0), "draft_length must be at least 1"),
+    (lambda: sd.reported_acceptance("vlm", 3, rate=0.5), "unknown engine 'vlm'; did you mean vllm"),
+    (lambda: sd.reported_acceptance("vllm", 3), "exactly one of rate and length must be given, got none"),
+    (lambda: sd.reported_acceptance("vllm", 3, rate=0.5, length=2), "exactly one of rate and length must be given, got both"),
+    (lambda: sd.reported_acceptance("alpha", 3, length=2), "length must be left out for engine 'alpha'"),
+    (lambda: sd.reported_acceptance("vllm", 3, rate=79), "rate must be between 0 and 1, got 79"),
+    (lambda: sd.reported_acceptance("trtllm", 3, length=3.5), "length must be between 0 and 3"),
+    (lambda: laws.expected_tokens_by_draft_position(0.5), "acceptance_rates must be a list"),
+    (lambda: laws.expected_tokens_shared_rate(0.5), "moments must be a list"),
+    (lambda: laws.expected_tokens_shared_rate([0.5, 0.6]), "moments must not rise"),
+    (lambda: laws.expected_tokens_shared_rate([0.5, 0.1]), r"moments must be at least E\[B\]\^j"),
+    (lambda: laws.beta_moments(0, 1, 3), "a must be above 0"),
+    (lambda: laws.expected_tokens_markov(0.8, -0.9, 3), "correlation must be at least"),
+    (lambda: laws.expected_tokens_markov(0.8, 0.1, 3, "draft"), "unknown chain 'draft'"),  # type: ignore[arg-type]
+    (lambda: laws.expected_tokens_random_length(0.5, [0.5, 0.4]), r"length_pmf must sum to 1, got 0\.9"),
+    (lambda: laws.tokens_of_rounds([1, 0], 3), r"lengths\[1\] must be at least 1, got 0"),
+    (lambda: laws.tokens_of_rounds([], 3), "lengths must be a list"),
+    (lambda: laws.tokens_of_rounds([1, 2], 3, tokens=3), "tokens must be between 1 and the length of the log=2, got 3"),
+    (lambda: laws.iid_error([1, 2], 0), "draft_length must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        call()
