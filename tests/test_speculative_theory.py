@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -729,28 +728,6 @@ def test_the_arguments_are_left_as_they_are() -> None:
     sd.acceptance_from_drafted(rate, gamma)
     assert rate.tolist() == [0, 0.5, 1]
     assert gamma.tolist() == [1, 2, 3]
-
-
-def fastest(call: Callable[[], object], times: int = 7) -> float:
-    best = np.inf
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def test_all_lengths_at_once_cost_no_sum() -> None:
-    lengths = np.arange(1, 4097)
-    rates = np.full(lengths.shape, 0.79)
-    once = fastest(lambda: sd.expected_tokens(rates, 3))
-    assert fastest(lambda: sd.target_runs(lengths, rates, 3)) < 50 * once
-
-
-def test_the_speed_up_of_a_grid_costs_little_more_than_its_expression() -> None:
-    rates = np.random.default_rng(1).random(2_000_000)
-    bare = fastest(lambda: (1 - rates**4) / ((1 - rates) * (3 * 0.1 + 1)))
-    assert fastest(lambda: sd.speedup(rates, 3, 0.1)) < 2 * bare
 
 
 BAD: list[tuple[Callable[[], object], str]] = [
