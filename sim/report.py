@@ -159,7 +159,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))
+    return "" if value is None else f"{value + 0.0:.4f}" if isinstance(value, float) else escape(str(value))
 
 
 def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from model import speculative
+from model.checks import ParameterError
 from sim.cli import app
 from tests.test_bad_input import one_line, refused
 
@@ -90,6 +94,20 @@ def test_a_beam_search_says_how_wide_its_passes_are(
         else:
             message = one_line(refused(tmp_path, monkeypatch, ["run", "s.toml", "--no-figures"], files))
             assert f"cost.verify_cost must reach width {width}, the widest pass of method beam, got {last}" in message
+
+
+@pytest.mark.parametrize("given", [3, 0.5, True, float("nan"), np.float32(1), object()], ids=repr)
+def test_a_curve_that_is_no_table(given: Any) -> None:
+    for call in (speculative.speedup, speculative.optimal_draft_length):
+        more = (0.7, 3, 0.1) if call is speculative.speedup else (0.7, 0.1)
+        with pytest.raises(ParameterError, match="verify_cost must be pairs of a width and a time, got"):
+            call(*more, verify_cost=given)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("given", [np.array([]), np.array([1, 2]), np.array(["vllm"]), ["vllm"], None], ids=repr)
+def test_an_engine_that_is_no_word(given: Any) -> None:
+    with pytest.raises(ParameterError, match="unknown engine"):
+        speculative.reported_acceptance(given, 5, rate=0.5)
 
 
 def test_inner_drafts_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
