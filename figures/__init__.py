@@ -71,7 +71,9 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     few = rows["point"].n_unique() <= MOST_POINTS
     drafting = rows.filter(pl.col("draft_length").is_not_null()) if "draft_length" in rows.columns else rows.clear()
     # Methods that draft have no place among the curves of one that predicts early: they are compared in a figure of their own.
-    others = rows.filter(~pl.col("point").is_in(drafting["point"].implode())) if drafting.height else rows
+    # Some of them choose the length on the way, and have no draft_length of their own; an acceptance rate they all have.
+    told = [pl.col(name).is_not_null() for name in ("draft_length", "acceptance_rate") if name in rows.columns]
+    others = rows.filter(~pl.any_horizontal(told).any().over("point")) if told else rows
     if "exit_layer" in rows.columns and few and others.height:
         for x in tradeoff.AXES:
             paths += save(tradeoff.draw(others, x=x), target / f"tradeoff_{x}")

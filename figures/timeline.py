@@ -49,7 +49,8 @@ def draw(
         checks.one_of("fate", fate, _FATES)
     for what in rows["what"].unique().sort():
         checks.one_of("interval", what, ("forward", *list(_KINDS)[4:]))
-    missing = [pl.lit(value).alias(name) for name, value in (("role", "target"), ("width", 1)) if name not in rows.columns]
+    more = {"role": "target", "width": 1, "depth": 0}
+    missing = [pl.lit(value).alias(name) for name, value in more.items() if name not in rows.columns]
     rows = rows.with_columns(*missing, lane=pl.lit(0), lanes=pl.lit(1))
     drafted = (pl.col("role") != "target") & (pl.col("fate") == "kept")
     fate_or_draft = pl.when(drafted).then(pl.lit("draft")).otherwise("fate")
@@ -130,9 +131,10 @@ def _texts(axes: Axes, rows: pl.DataFrame, units: int) -> None:
     letter = 0.62 * size * figure.dpi / 72
     for row in rows.filter((pl.col("what") == "forward") & (pl.col("end") > pl.col("start"))).iter_rows(named=True):
         layers, number = f"{row['first']}–{row['last']}", f"{row['position']}"
-        if row["width"] > 1:
-            number = f"{row['position'] - row['width'] + 1}–{number}"
-        choices = [f"token{'s' if row['width'] > 1 else ''} {number}", number]
+        places = row["depth"] or row["width"]  # of several hypotheses there are more tokens than positions
+        if places > 1:
+            number = f"{row['position'] - places + 1}–{number}"
+        choices = [f"token{'s' if places > 1 else ''} {number}", number]
         if tall:
             choices = [f"{choices[0]}\nlayers {layers}", f"{number}\n{layers}", *choices]
         room = (row["end"] - row["start"]) * pixels - 6

@@ -55,7 +55,8 @@ def shown(value: object) -> str:
 
 def one_of(name: str, value: object, known: Iterable[str]) -> None:
     """Refuse a value that is none of the known words."""
-    if value not in (names := tuple(known)):
+    names = tuple(known)
+    if not isinstance(value, str) or value not in names:  # an array would be compared element by element
         raise unknown(name, value, names)
 
 

@@ -29,8 +29,9 @@ class WidthCurve:
     """
 
     def __init__(self, pairs: Iterable[tuple[int, float]] | Mapping[int, float]) -> None:
-        rows = list(pairs.items() if isinstance(pairs, Mapping) else pairs)
+        rows: object = pairs
         try:
+            rows = list(pairs.items() if isinstance(pairs, Mapping) else pairs)
             table = np.asarray(rows, dtype=np.float64)
         except (TypeError, ValueError, OverflowError):
             table = np.empty(0)

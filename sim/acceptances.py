@@ -68,6 +68,10 @@ class ByPosition:
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point."""
+        given = len(self.acceptance_rates)
+        if given < tokens:
+            form = f"one rate for each of {tokens} output positions"
+            raise checks.ParameterError(f"acceptance_rates must have {form}, got {given}; give more rates or fewer tokens")
         return self._matches().outcome(parameters, tokens)
 
     def _matches(self) -> outcomes.ByPosition:
@@ -167,9 +171,11 @@ class Rounds:
             longest = max(len(record) for record in records)
             raise checks.ParameterError(f"no record covers {tokens} output positions, the longest has {longest}; take fewer tokens")
         law = rounds.ReplayRounds(survivors)
-        rates = np.array([_tested_rate(record, parameters.longest) for record in survivors])
-        rate, found = float(np.nanmean(rates)), f"{self.source}: {len(survivors)} of {len(records)} records"
-        half = float(half_width(np.nanstd(rates, ddof=1), len(rates))) if len(rates) > 1 else 0.0
+        tested = (_tested_rate(record, parameters.longest) for record in survivors)
+        rates = np.array([rate for rate in tested if rate is not None])  # none where no token was ever tested
+        rate = float(rates.mean()) if rates.size else float("nan")
+        found = f"{self.source}: {len(survivors)} of {len(records)} records"
+        half = float(half_width(rates.std(ddof=1), len(rates))) if len(rates) > 1 else 0.0
         if not half > 0:
             return Outcome(law, rate, found)
         low, high = max(rate - half, 0.0), min(rate + half, 1.0)
@@ -184,17 +190,18 @@ class Rounds:
         for index, record in enumerate(records):
             if not isinstance(record, list | tuple) or not record or {*map(type, record)} != {int} or min(record) < 1:
                 raise checks.ParameterError(f"lengths must be {form}; lengths[{index}] is {checks.shown(record)}")
-        return [list(record) for record in records]
+        # No decoding has more positions; a longer round, however long, is one that never ends.
+        return [[min(length, checks.MAX_TOKENS + 1) for length in record] for record in records]
 
 
-def _tested_rate(survivors: list[int], longest: int) -> float:
+def _tested_rate(survivors: list[int], longest: int) -> float | None:
     """Accepted over tested of a record played with drafts of one length."""
     at = accepted = tested = 0
     while at < len(survivors) and longest:
         drafted = min(longest, len(survivors) - 1 - at)
         kept = min(survivors[at], drafted)
         accepted, tested, at = accepted + kept, tested + min(kept + 1, drafted), at + kept + 1
-    return accepted / tested if tested else float("nan")
+    return accepted / tested if tested else None
 
 
 def _lengths_of(file: str, drafter: str | None) -> Any:

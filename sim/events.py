@@ -38,6 +38,12 @@ class Interval(NamedTuple):
     fate: str  # kept, discarded (ended, not used), cancelled (stopped)
     role: str = "target"  # whose pass it is
     width: int = 1  # of how many tokens
+    depth: int = 0  # at how many positions, of several hypotheses; 0: at as many as there are tokens
+
+    @property
+    def earliest(self) -> int:
+        """The position of the first token of a pass."""
+        return self.position - (self.depth or self.width) + 1
 
 
 @dataclass
@@ -436,7 +442,8 @@ class _Process:
         if isinstance(step, Forward):
             role, tokens, _, first, last, *_ = step
             position, width = step.end - 1, len(tokens)
-            row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, role, width)
+            depth = step.end - step.at if step.after else 0
+            row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, role, width, depth)
         else:
             row = Interval(self.unit, self.since, now, "dispatch", number, -1, -1, -1, fate)
         self.engine.records.append((row, self))

@@ -27,6 +27,9 @@ MOST_ROWS = 60
 MOST_LISTED = 10_000
 """Rows that are read to be shown, listed or drawn; a table may be larger than memory."""
 WIDE = 148
+LEAST_OF_WORDS = 24
+"""The width of a column of words, where room is short; longer ones go over several lines."""
+NOTHING = "no closed form says anything of these points; ask for --view paths, or events"
 TITLES = {
     "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
     "mean_units": "mean units busy", "compute_per_token": "compute per token", "tokens_per_round": "tokens per round",
@@ -57,9 +60,11 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
     while names:
         digits = 4 if console.width >= 100 else 3
         pair = _table(shown, tuple(names[:2]), digits)
-        fits = len(names) > 1 and Measurement.get(console, console.options.update(max_width=10_000), pair).maximum <= console.width
-        console.print(pair if fits else _table(shown, tuple(names[:1]), digits))
+        fits = len(names) > 1 and _width(console, pair) <= console.width
+        _print_whole(console, pair if fits else _table(shown, tuple(names[:1]), digits))
         names = names[2 if fits else 1 :]
+    if not any(shown[name].count() for name in TITLES if name in frame.columns):
+        console.print(NOTHING, markup=False)
     hidden = report.rows - shown.height
     if hidden:
         console.print(f"... and {hidden:,} rows more in the table of results")
@@ -76,12 +81,24 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
             console.print(f"figure:  {path}", soft_wrap=True, markup=False)
 
 
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Print a table with all its digits; where not even words over several lines make room, it is wider than the console."""
+    least = Measurement.get(console, console.options.update(max_width=10_000), table).minimum
+    table.width = least if least > console.width else None
+    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+
+
 def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     keys = describing(frame)
     for key in keys:
         title = key.rpartition(".")[2].replace("_", "\n")
-        table.add_column(title, justify="right" if frame[key].dtype.is_numeric() else "left", no_wrap=True)
+        numeric = frame[key].dtype.is_numeric()
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=numeric)
     views = [view for view in VIEWS if view in frame["view"].unique().to_list()]
     for estimate in estimates:
         for index, view in enumerate(views):
@@ -94,6 +111,11 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
         cells = [_plain(first[key]) for key in keys]
         cells += [_estimate(rows.get(view), estimate, digits) for estimate in estimates for view in views]
         table.add_row(*cells, *([_plain(int(list(rows.values())[-1]["held_units"]))] if "mean_units" in estimates else []))
+    for column in table.columns:
+        # Where room is short, words go over several lines, but no number is cut: it would read as another.
+        lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
+        longest = max(map(len, lines))
+        column.min_width = min(longest, LEAST_OF_WORDS) if not column.no_wrap and column.justify == "left" else longest
     return table
 
 
@@ -137,7 +159,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))
+    return "" if value is None else f"{value + 0.0:.4f}" if isinstance(value, float) else escape(str(value))
 
 
 def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:

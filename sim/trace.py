@@ -111,8 +111,9 @@ def _complete(track: int, row: Interval) -> dict[str, Any]:
     args: dict[str, Any] = {"fate": row.fate, "process": row.process, "start": row.start, "end": row.end}
     label = row.what
     if row.what == "forward":
-        several = f"tokens {row.position - row.width + 1}–{row.position}"
-        label = f"{f'token {row.position}' if row.width == 1 else several} · layers {row.first}–{row.last}"
+        at = f"tokens {row.earliest}–{row.position}" if row.earliest < row.position else f"token {row.position}"
+        # Of several hypotheses there are more tokens than positions.
+        label = f"{at}{f' ({row.width} in all)' if row.depth else ''} · layers {row.first}–{row.last}"
         label = label if row.role == "target" else f"{row.role}: {label}"
         args |= {"position": row.position, "layers": f"[{row.first}, {row.last})", "role": row.role, "tokens": row.width}
     return {

@@ -412,6 +412,17 @@ def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those
         assert found[f"tradeoff_{x}.png"] == path.read_bytes()
 
 
+def test_drafts_of_a_length_chosen_on_the_way_have_no_place_in_the_trade_off_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[pl.DataFrame] = []
+    draw = tradeoff.draw
+    monkeypatch.setattr(tradeoff, "draw", lambda rows, x: drawn.append(rows) or draw(rows, x))
+    sim.run("compare", replications=8, out=tmp_path / "run")
+    assert "methods" in names(of_run(tmp_path / "run"))
+    assert [set(rows["method"]) for rows in drawn] == 2 * [{"autoregressive", "ppd"}]
+
+
 def test_a_run_of_predictive_pipelined_decoding_has_its_figures_alone(tmp_path: Path) -> None:
     scenario = several()
     scenario["method"] = [scenario["method"][0], scenario["method"][2]]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from model import speculative
+from model.checks import ParameterError
 from sim.cli import app
 from tests.test_bad_input import one_line, refused
 
@@ -70,6 +74,61 @@ def test_a_table_that_dips_is_used_and_said_once(tmp_path: Path, monkeypatch: py
     assert line.startswith("warning: verify_cost should not fall with the width, got 1.1 at width 4 after 1.2")
 
 
+@pytest.mark.parametrize(
+    ("method", "width"),
+    [
+        ('rule = "exact"', 12), ('rule = "exact"\ndraft_beams = 5', 18), ('rule = "per-beam"', 12),
+        ('rule = "per-beam"\narrangement = "sequential"', 4),
+    ],
+)  # fmt: skip
+def test_a_beam_search_says_how_wide_its_passes_are(
+    method: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is run: a curve that is too short is the user's mistake, not a run of which every point failed."""
+    text = BASE.replace('"speculative"', f'"beam"\nbeams = 3\n{method}')
+    for last, enough in ((width - 1, False), (width, True)):
+        files: dict[str, str | bytes] = {"s.toml": f"{text}verify_cost = [[1, 1.0], [{last}, 1.5]]\n"}
+        if enough:
+            (tmp_path / "s.toml").write_text(str(files["s.toml"]))
+            assert CliRunner().invoke(app, ["run", "s.toml", "--no-figures", "-o", str(tmp_path / "out")]).exit_code == 0
+        else:
+            message = one_line(refused(tmp_path, monkeypatch, ["run", "s.toml", "--no-figures"], files))
+            assert f"cost.verify_cost must reach width {width}, the widest pass of method beam, got {last}" in message
+
+
+@pytest.mark.parametrize("given", [3, 0.5, True, float("nan"), np.float32(1), object()], ids=repr)
+def test_a_curve_that_is_no_table(given: Any) -> None:
+    for call in (speculative.speedup, speculative.optimal_draft_length):
+        more = (0.7, 3, 0.1) if call is speculative.speedup else (0.7, 0.1)
+        with pytest.raises(ParameterError, match="verify_cost must be pairs of a width and a time, got"):
+            call(*more, verify_cost=given)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("given", [np.array([]), np.array([1, 2]), np.array(["vllm"]), ["vllm"], None], ids=repr)
+def test_an_engine_that_is_no_word(given: Any) -> None:
+    with pytest.raises(ParameterError, match="unknown engine"):
+        speculative.reported_acceptance(given, 5, rate=0.5)
+
+
+def test_inner_drafts_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = BASE.replace('"speculative"', '"hierarchical"\nreading = "recursive"')
+    message = one_line(refused(tmp_path, monkeypatch, ["run", "s.toml", "--no-figures"], {"s.toml": text}))
+    assert "inner_draft_length must be given for reading 'recursive'" in message
+
+
+@pytest.mark.parametrize("lengths", [[[1] * 8, [2] * 8], [[10**30] * 8]], ids=["never tested", "without end"])
+def test_rounds_at_their_limits_say_nothing_of_arrays(
+    lengths: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a decoding drafts nothing no token is tested, and a round may be longer than any number: neither is worth a warning."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.toml").write_text(law(f'kind = "rounds"\nlengths = {lengths}'))
+    for setting in ("scenario.tokens=1", "method.draft_length=0", "method.draft_length=3"):
+        done = CliRunner().invoke(app, ["run", "s.toml", "--no-figures", "--json", "--set", setting])
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert all(row["speedup"] >= 1 for row in json.loads(done.stdout)["results"] if "draft_length=3" not in setting)
+
+
 def law(text: str) -> str:
     """The scenario with other [outcomes]."""
     return SCENARIO + METHOD + COST + "[outcomes]\n" + text
@@ -84,7 +143,7 @@ TOML = [
     (law('kind = "markov"\nacceptance_rate = 0.2\ncorrelation = -0.5'), "correlation", "acceptance_rate=0.2", "got -0.5"),
     (law('kind = "by-draft-position"\nacceptance_rates = [0.5]'), "acceptance_rates", "3 drafted tokens", "got 1"),
     (law('kind = "by-draft-position"\nacceptance_rates = [0.5, 2, 0.1]'), "acceptance_rates[1]", "got 2"),
-    (law('kind = "by-position"\nacceptance_rates = [0.5]'), "rates", "output positions", "got 1"),
+    (law('kind = "by-position"\nacceptance_rates = [0.5]'), "acceptance_rates must", "8 output positions", "got 1"),
     (law('kind = "shared-rate"\nacceptance_rate = 0.5\nconcentration = -1'), "concentration", "at least 0", "got -1"),
     (law('kind = "replay"\nrecords = [[true], [false, true]]'), "records[1] has length 2"),
     (law('kind = "rounds"'), "either lengths or file"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import sim
@@ -16,6 +19,8 @@ from model.acceptance import Iid
 from model.checks import ParameterError
 from model.published import deck_report
 from model.rounds import Rounds
+from sim import report as reports
+from sim import sweep
 from sim.cli import app
 from sim.grid import Grid
 from sim.sweep import resolve
@@ -235,6 +240,28 @@ def test_the_terminal_names_each_method_with_what_was_chosen_for_it(monkeypatch:
     labels = ["autoregressive", "ppd, exit_layer 20, candidates 3", "speculative, draft_length 4", "adaptive, policy optimum"]
     assert rows[:8] == [label for label in labels for _ in range(2)]
     assert "…" not in done.stdout
+
+
+@pytest.mark.parametrize("width", [148, 100, 60])
+def test_no_number_of_a_table_is_cut(width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The hierarchy's methods have long names: words go over several lines, and a narrow terminal gets lines wider than itself."""
+    report = sweep.run("speculative-hierarchy", replications=4, out=tmp_path / "run")
+    text = io.StringIO()
+    reports.show(report, report.frame(), [], Console(file=text, width=width, highlight=False))
+    assert "…" not in text.getvalue()
+    row = report.frame().filter(pl.col("view") == "paths").row(-1, named=True)
+    half, digits = (row["speedup_high"] - row["speedup_low"]) / 2, 4 if width >= 100 else 3
+    assert f"{row['speedup']:.{digits}f} ±{half:.{digits}f}" in text.getvalue()
+
+
+def test_a_run_that_gives_no_number_says_so(tmp_path: Path) -> None:
+    """Policies that follow the text have no closed form."""
+    method = {"name": "adaptive", "layers": 8, "policy": "optimum"}
+    for view, silent in (("formula", True), ("paths", False)):
+        report = sweep.run(tables(method=[method]), views=[view], replications=20, out=tmp_path / view)
+        text = io.StringIO()
+        reports.show(report, report.frame(), [], Console(file=text, width=148))
+        assert (reports.NOTHING in text.getvalue()) == silent
 
 
 def test_law_of_rounds_is_told_by_what_survives() -> None:

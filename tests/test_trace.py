@@ -15,7 +15,7 @@ from model.checks import ParameterError
 from model.latency import UnitCost
 from model.world import World
 from sim.events import Cluster, Run, simulate
-from sim.trace import chrome_trace, write
+from sim.trace import chrome_trace, record, write
 
 MATCHES = [True, False, True, True, False, True]
 PLAIN, OVERHEADS = UnitCost(40), UnitCost(40, early_head=0.3, final_head=0.7, dispatch=0.1, link=1 / 3, promotion=0.9)
@@ -137,3 +137,18 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="record=True"):
         write(tmp_path / "run.json", Run(), "test")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rule", ["exact", "per-beam"])
+def test_passes_over_several_hypotheses_are_at_positions_that_there_are(rule: str) -> None:
+    """With two hypotheses at three positions a pass has six tokens; it does not begin five positions before its last."""
+    run = record({
+        "scenario": {"name": "beams", "tokens": 6},
+        "method": [{"name": "beam", "layers": 4, "draft_length": 2, "beams": 2, "rule": rule}],
+        "outcomes": {"kind": "iid", "acceptance_rate": 1.0}, "cost": {"cost_ratio": 0.25},
+    })  # fmt: skip
+    passes = [row for row in run.intervals if row.role == "target"]
+    assert [(row.earliest, row.position) for row in passes] == [(0, 2), (3, 5)]
+    assert {row.width for row in passes} == {6}
+    assert "tokens 0–2 (6 in all) · layers 0–4" in {event["name"] for event in events(run, "X")}
+    assert all(row.earliest >= 0 for row in run.intervals)

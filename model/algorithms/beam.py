@@ -94,6 +94,13 @@ class Parameters:
         return self.beams if self.draft_beams is None else self.draft_beams
 
     @property
+    def widest(self) -> int:
+        """Tokens of the widest pass of the target that a measured cost must know."""
+        if self.rule == "exact":
+            return self.beams + self.draft_width * self.draft_length
+        return (self.draft_length + 1) * (self.beams if self.arrangement == "batched" else 1)
+
+    @property
     def units(self) -> int:
         """Compute units that it reserves."""
         return self.beams if self.arrangement == "parallel" else 1

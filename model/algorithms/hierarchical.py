@@ -60,6 +60,11 @@ class Parameters:
         checks.whole("draft_length", self.draft_length, 1, MAX_DRAFT)
         checks.one_of("reading", self.reading, READINGS)
         if self.reading == "recursive":
+            if self.inner_draft_length is None:
+                raise checks.ParameterError(
+                    "inner_draft_length must be given for reading 'recursive', got none; it is how many tokens the small model"
+                    " drafts for the medium one"
+                )
             checks.whole("inner_draft_length", self.inner_draft_length, 0, MAX_DRAFT)
         elif self.inner_draft_length is not None:
             given = checks.shown(self.inner_draft_length)
