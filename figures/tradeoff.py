@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 AXES = {
     "mean_units": "average number of busy compute units",
-    "compute_per_token": "compute per token  [passes through the whole model]",
+    "compute_per_token": "unit-time per token  [passes through the whole model]",
 }
 _Y = "normalized_latency"
 _KEYS = {

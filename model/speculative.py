@@ -88,6 +88,7 @@ def tokens_variance(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floa
     (0.25, 0.0)
     """
     rate, gamma = _rate(acceptance_rate), _length(draft_length)
+    checks.array("draft_length", gamma, 0, checks.MAX_TOKENS)  # it is a sum of so many terms
     total = np.zeros(np.broadcast_shapes(rate.shape, gamma.shape))
     power, misses = np.ones_like(rate), np.zeros_like(rate)
     below = np.zeros_like(rate)  # sum over i < j of (1 - alpha^i)
@@ -519,7 +520,7 @@ def _tokens(values: ArrayLike) -> Floats:
 
 def _one(acceptance_rate: float, draft_length: int) -> tuple[float, int]:
     checks.number("acceptance_rate", acceptance_rate, 0, 1)
-    checks.whole("draft_length", draft_length, 0)
+    checks.whole("draft_length", draft_length, 0, checks.MAX_TOKENS)
     return float(acceptance_rate), int(draft_length)
 
 

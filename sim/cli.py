@@ -336,14 +336,14 @@ def lint(scenario: Annotated[str, typer.Argument(help="A TOML file or the name o
 @app.command("ls")
 @guarded
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, scenarios or published.")] = "scenarios",
+    what: Annotated[str, typer.Argument(help="methods, outcomes, scenarios or published.")] = "scenarios",
     as_json: Json = False,
 ) -> None:
     """List what there is.
 
     sim ls methods
 
-    sim ls published
+    sim ls outcomes
     """
     from model import checks, published
     from sim import scenario
@@ -358,10 +358,15 @@ def list_(
         }
     elif what == "scenarios":
         rows = {name: scenario.load(name)["scenario"].get("description", "") for name in scenario.names()}
+    elif what == "outcomes":
+        laws: dict[str, Any] = {f"{name}: {kind}": law for name, kinds in scenario.LAWS.items() for kind, law in kinds.items()}
+        rows = {
+            name: f"{(law.__doc__ or '').splitlines()[0]} ({', '.join(law.__dataclass_fields__)})" for name, law in laws.items()
+        }
     elif what == "published":
         rows = {name: published.table(name).title for name in published.names()}
     else:
-        raise checks.unknown("list", what, ("methods", "scenarios", "published"))
+        raise checks.unknown("list", what, ("methods", "outcomes", "scenarios", "published"))
     if as_json:
         print(json.dumps(rows, indent=2))
     else:

@@ -32,7 +32,7 @@ LEAST_OF_WORDS = 24
 NOTHING = "no closed form says anything of these points; ask for --view paths, or events"
 TITLES = {
     "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
-    "mean_units": "mean units busy", "compute_per_token": "compute per token", "tokens_per_round": "tokens per round",
+    "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
     "operations_per_token": "operations per token",
 }  # fmt: skip
 RATE_WORDS = {"match_rate": "match", "acceptance_rate": "acceptance"}
@@ -125,7 +125,7 @@ def chosen(frame: pl.DataFrame, tables: Mapping[str, Any]) -> pl.DataFrame:
     if frame["method"].n_unique() < 2:
         return frame
     parameters = {field.name for table in methods for field in fields(algorithm(table["name"]).Parameters)}
-    swept = {path.removeprefix("method.") for path in tables.get("sweep", {}) if path.startswith("method.")}
+    swept = {path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith("method.")}
     axes = math.prod(_size(values) for values in tables.get("sweep", {}).values())
 
     def label(row: dict[str, Any]) -> str:
@@ -182,7 +182,11 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     if "published_speedup" in names:
         from model.published import deck_report
 
-        lines += deck_report.sentences(deck_report.rows())
+        rows = deck_report.rows()
+        printed = {row["speedup"] for row in rows if row["draft_length"] is not None}
+        # Of the deck as a whole, so only where its table is replayed as a whole.
+        if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
+            lines += deck_report.sentences(rows)
     lines.append("intervals: 95 %, from sampling")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())

@@ -496,8 +496,13 @@ def _says(table: Any, key: str) -> bool:
 
 
 def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) -> None:
+    """In every method, or with a method's name in front of the key in those of that name."""
+    named, _, rest = key.partition(".")
+    meant = {table.get("name") for table in method_tables(tables)}
+    if rest and named in meant:
+        meant, key = {named}, rest
     for index, table in enumerate(method_tables(tables)):
-        if only is not None and index != only:
+        if (only is not None and index != only) or table.get("name") not in meant:
             continue
         name, first = table.get("name"), key.partition(".")[0]
         if key == "name":

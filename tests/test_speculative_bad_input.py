@@ -96,7 +96,7 @@ def test_a_beam_search_says_how_wide_its_passes_are(
             assert f"cost.verify_cost must reach width {width}, the widest pass of method beam, got {last}" in message
 
 
-@pytest.mark.parametrize("given", [3, 0.5, True, float("nan"), np.float32(1), object()], ids=repr)
+@pytest.mark.parametrize("given", [3, 0.5, True, float("nan"), np.float32(1), object()], ids=lambda given: type(given).__name__)
 def test_a_curve_that_is_no_table(given: Any) -> None:
     for call in (speculative.speedup, speculative.optimal_draft_length):
         more = (0.7, 3, 0.1) if call is speculative.speedup else (0.7, 0.1)

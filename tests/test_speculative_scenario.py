@@ -131,6 +131,18 @@ def test_paths_into_tables_of_methods() -> None:
     assert resolve(given, set={"method.outcomes.trials": 10})["method"][1]["outcomes"]["trials"] == 10
 
 
+def test_a_path_may_name_the_method_that_it_means() -> None:
+    mixed = resolve("compare", set={"method.speculative.draft_length": 2, "method.ppd.candidates": 1})
+    assert [table.get("draft_length") for table in mixed["method"]] == [None, None, 2, None]
+    assert [table.get("candidates") for table in mixed["method"]] == [None, 1, None, None]
+    own = resolve("compare", set={"method.speculative.cost.cost_ratio": 0.2, "method.speculative.cost.operations_ratio": 0.1})
+    assert [table.get("cost", {}).get("cost_ratio") for table in own["method"]] == [None, None, 0.2, None]
+    swept = sim.run("compare", sweep={"method.speculative.draft_length": [1, 2]}, views=["formula"])
+    assert swept.filter(swept["method"] == "speculative")["draft_length"].to_list() == [1, 2]
+    with pytest.raises(ParameterError, match="method autoregressive takes no draft_length"):
+        resolve("compare", set={"method.draft_length": 2})
+
+
 def test_a_rate_that_is_set_forgets_what_the_old_one_rested_on() -> None:
     law = {**LAWS[0], "trials": 1000, "source": "measured"}
     own = [{**METHOD, "outcomes": law}]

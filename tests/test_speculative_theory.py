@@ -731,6 +731,9 @@ def test_the_arguments_are_left_as_they_are() -> None:
 
 
 BAD: list[tuple[Callable[[], object], str]] = [
+    (lambda: sd.tokens_variance(0.7, 1e308), r"draft_length must be between 0 and 1000000, got 1e\+308"),
+    (lambda: sd.tokens_pmf(0.7, 10**9), "draft_length must be between 0 and 1000000, got 1000000000"),
+    (lambda: sd.tokens_pmf(0.7, 10**400), "draft_length must be between 0 and 1000000, got a whole number of about 401 digits"),
     (lambda: sd.expected_tokens(1.2, 3), r"acceptance_rate must be between 0 and 1, got 1\.2"),
     (lambda: sd.expected_tokens([0.5, -0.1], 3), r"acceptance_rate\[1\] must be between 0 and 1, got -0\.1"),
     (lambda: sd.expected_tokens(np.nan, 3), "acceptance_rate must be between 0 and 1, got nan"),

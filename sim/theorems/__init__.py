@@ -31,6 +31,10 @@ THEOREMS = (
 )
 
 
+ENOUGH = 200
+"""Examples by which a statement that must fail has to be refuted."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What came of trying a theorem."""
@@ -47,8 +51,15 @@ class Verdict:
     seconds: float
 
     @property
+    def undecided(self) -> bool:
+        """Whether a statement that must fail was not refuted, but by too few examples to say anything."""
+        return self.holds and self.theorem.expect == "fails" and self.tried < ENOUGH
+
+    @property
     def expected(self) -> bool:
-        """Whether it came out as the theory says: a statement that must fail is expected to."""
+        """Whether it came out as the theory says: a statement that must fail is expected to, given enough examples."""
+        if self.undecided:
+            return True
         return self.holds == (self.theorem.expect == "holds")
 
     @property
@@ -72,6 +83,7 @@ class Verdict:
     def __str__(self) -> str:
         must = "" if self.theorem.expect == "holds" else " (must not hold)"
         verdict = ("holds" if self.holds else "fails") + ("" if self.expected else "  <-- WRONG")
+        verdict = "open" if self.undecided else verdict
         name = f"{self.theorem.method} {self.theorem.number:4}"
         lines = [f"{name} {verdict:6} {self.tried:6} examples  {self.theorem.statement}{must}"]
         if not self.holds:
