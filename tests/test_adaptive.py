@@ -888,3 +888,21 @@ def test_the_world_doubts_as_its_coins_say() -> None:
         output = Forward("draft", (place,), place, 0, 1)
         answers = [world.read(Read("confidence", output, token=token)) for token in (-9, place + 1)]
         assert answers == [wrong, right]
+
+
+def test_what_a_choice_is_where_nothing_is_said() -> None:
+    assert choice("heuristic").sampled is False
+    assert all(choice(policy).EXACT is True for policy in ALL)
+
+
+@pytest.mark.parametrize(("confidence", "drafts"), [(0.3, 1), (0.4, 3), (0.5, 3)])
+def test_a_draft_stops_below_the_threshold_and_not_at_it(confidence: float, drafts: int) -> None:
+    steps = decode(choice("confidence", confidence_threshold=0.4, max_draft_length=3), [0], 9)
+    passes, answer = 0, None
+    while True:
+        step = steps.send(answer)
+        if isinstance(step, Forward) and step.role == "target":
+            break
+        passes += isinstance(step, Forward)
+        answer = confidence if isinstance(step, Read) and step.kind == "confidence" else -1
+    assert passes == drafts

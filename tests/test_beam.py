@@ -847,3 +847,12 @@ def test_laws_of_rounds_and_records_predict_too() -> None:
     assert float(by_place.latency) == pytest.approx(float(beam.predict(choice, 12, Iid(0.7), cost).latency), rel=1e-12)
     (run,) = [simulate(decode(choice, [0], 3), 3, Cluster(1), cost, world) for world in worlds([(True, False, True)], 2)]
     assert float(beam.predict(choice, 3, Replay([[True, False, True]]), cost).latency) == run.latency == 2 * 0.75 + 2 * 3
+
+
+def test_a_prediction_is_of_floats_and_prices_of_every_draft_there_can_be() -> None:
+    choice = choose(("per-beam", "parallel"), 3, 4)
+    cost = UnitCost(8, cost_ratio=0.25)
+    found = beam.predict(choice, 9, Iid(0.5), cost)
+    values = (found.latency, found.busy, found.units, found.plain_latency, found.rounds, found.drafted)
+    assert {value.dtype for value in values if value is not None} == {np.dtype(np.float64)}
+    assert [len(prices) for prices in beam.beam_round_prices(choice, cost)] == [5, 5]

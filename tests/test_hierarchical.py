@@ -372,3 +372,15 @@ def test_closed_forms_broadcast() -> None:
         ]
         assert hierarchical.tokens_per_round(0.7, rates, lengths, reading=reading).shape == (2, 3)
         assert hierarchical.small_passes(rates, lengths, **more).shape == (2, 3)
+
+
+def test_together_all_models_stay_on_one_unit_however_many_there_are() -> None:
+    choice = Parameters(4, 3)
+    cost = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5, link=1.0)
+
+    def play(units: int) -> tuple[float, int]:
+        world = World(1, 4, drafts={"medium": Draft("target", [1] * 9), "draft": Draft("medium", [1] * 9)})
+        run = simulate(decode(choice, [0], 9), 9, Cluster(units), cost, world)
+        return run.latency, run.peak_units
+
+    assert play(1) == play(5)
