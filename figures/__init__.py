@@ -94,7 +94,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
 
 
 def _of_drafting(rows: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> list[Path]:
-    """Speed-ups over every axis that was swept, and the comparison where there are several methods."""
+    """Speed-ups over every axis that was swept, the comparison where there are several methods, and what some rows ask for."""
     from figures import methods, speedup
 
     paths = []
@@ -104,7 +104,36 @@ def _of_drafting(rows: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> li
             paths += save(speedup.draw(drafting, x), target / f"speedup_{x}")
     if rows["method"].n_unique() > 1:
         paths += save(methods.draw(rows), target / "methods")
-    return paths
+    return paths + _of_hierarchies(drafting, target) + _of_the_deck(drafting, target)
+
+
+def _of_hierarchies(drafting: pl.DataFrame, target: Path) -> list[Path]:
+    """Where three models pay at the costs of these rows, each a point; `recursive` has no map, nor have costs that were swept."""
+    import polars as pl
+
+    from figures import hierarchical
+
+    costs = ["cost_ratio", "medium_cost_ratio", "draft_length"]
+    wanted = [*costs, "acceptance_rate", "medium_acceptance_rate", "reading"]
+    if not all(name in drafting.columns for name in wanted):
+        return []
+    own = drafting.filter(pl.col("method") == "hierarchical", pl.col("reading").is_in(list(hierarchical.READINGS)))
+    own = own.drop_nulls(costs).select(wanted).unique(maintain_order=True)
+    few = own.height and own.select(costs).n_unique() <= hierarchical.MOST_COSTS
+    return save(hierarchical.draw(own), target / "hierarchical") if few else []
+
+
+def _of_the_deck(drafting: pl.DataFrame, target: Path) -> list[Path]:
+    """What the deck printed, where its speed-ups are beside what was simulated."""
+    import polars as pl
+
+    from figures import deck
+    from model.published import deck_report
+
+    if not all(name in drafting.columns for name in ("published_speedup", "outcomes_source")):
+        return []
+    printed = drafting.drop_nulls("published_speedup").filter(pl.col("outcomes_source").str.starts_with("published: Deck"))
+    return save(deck.draw(deck_report.rows()), target / "deck") if printed.height else []
 
 
 def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> list[Path]:

@@ -342,9 +342,9 @@ def three_models(small_rate: float, large_rate: float, medium_cost: float, readi
         chance *= math.prod(large_rate if good else 1 - large_rate for good in second)
         kept = len(list(itertools.takewhile(bool, first)))
         generated = GAMMA - kept
-        if reading != "B" and generated:
+        if reading != "literal" and generated:
             generated -= 1
-        drafts = GAMMA + (reading == "C" and kept == GAMMA)
+        drafts = GAMMA + (reading == "bonus" and kept == GAMMA)
         tokens += chance * (1 + len(list(itertools.takewhile(bool, second[:drafts]))))
         passes += chance * (1 + generated)
     return tokens / (1 + GAMMA * RATIO["ende"] + medium_cost * passes)
@@ -375,13 +375,13 @@ def test_beyond_the_window_no_rates_do(reading: str) -> None:
 
 
 def test_the_window_is_that_of_the_note() -> None:
-    low, top = deck_report.medium_cost_window("B")
-    assert deck_report.medium_cost_window("A") == pytest.approx((low, top))
+    low, top = deck_report.medium_cost_window("literal")
+    assert deck_report.medium_cost_window("reuse") == pytest.approx((low, top))
     said = notes("deck-hierarchy")
     assert f"between {low:.3f} and {top:.3f} of T5-Large's time" in said
-    assert f"(from {deck_report.medium_cost_window('C')[0]:.3f} if" in said
-    with pytest.raises(ParameterError, match="unknown reading 'D'"):
-        deck_report.medium_cost_window("D")
+    assert f"(from {deck_report.medium_cost_window('bonus')[0]:.3f} if" in said
+    with pytest.raises(ParameterError, match="unknown reading 'B'"):
+        deck_report.medium_cost_window("B")
     speeds = {row["combination"]: row["speedup"] for row in published.table("deck-hierarchy").rows}
     assert f"{speeds['hierarchy']} against {speeds['large+base']}" in said
     assert speeds["large+base"] < speeds["hierarchy"] < speeds["large+small"]

@@ -21,11 +21,11 @@ from model import checks, published
 from model.published.deck import DRAFT_LENGTH
 
 READINGS = {
-    "A": "the medium model's verifying pass already yields the token behind the accepted drafts",
-    "B": "the medium model generates every token that was not accepted with a pass of its own, as the deck's text says",
-    "C": "as A, and the token behind fully accepted drafts is kept",
+    "literal": "the medium model generates every token that was not accepted with a pass of its own, as the deck's text says",
+    "reuse": "the medium model's verifying pass already yields the token behind the accepted drafts",
+    "bonus": "as reuse, and the token behind fully accepted drafts is kept",
 }
-"""The deck's hierarchical scheme in three readings."""
+"""The deck's hierarchical scheme in three readings, those of `model.algorithms.hierarchical`."""
 
 _HALVINGS = 60
 
@@ -136,16 +136,16 @@ def beam_rows() -> list[dict[str, Any]]:
     return found
 
 
-def medium_cost_window(reading: str = "B") -> tuple[float, float]:
+def medium_cost_window(reading: str = "literal") -> tuple[float, float]:
     """Between which costs of T5-Base, over that of T5-Large, both speed-ups of the hierarchy table with T5-Base can be had.
 
     Above, T5-Large would have to accept more than every draft; below, T5-Base would. Draft length `deck.DRAFT_LENGTH`, assumed.
 
     >>> for reading in READINGS:
     ...     print(reading, *(round(end, 3) for end in medium_cost_window(reading)))
-    A 0.437 0.847
-    B 0.437 0.847
-    C 0.35 0.847
+    literal 0.437 0.847
+    reuse 0.437 0.847
+    bonus 0.35 0.847
     """
     checks.one_of("reading", reading, READINGS)
     pair, hierarchy = _hierarchy()
@@ -153,7 +153,7 @@ def medium_cost_window(reading: str = "B") -> tuple[float, float]:
     return _solve(lambda cost: _hierarchical(1.0, _large_rate(cost), cost, reading), hierarchy, 0.0, top), top
 
 
-def hierarchy_rates(medium_cost: float, reading: str = "B") -> tuple[float, float]:
+def hierarchy_rates(medium_cost: float, reading: str = "literal") -> tuple[float, float]:
     """Rates at which T5-Large accepts T5-Base and T5-Base accepts T5-Small, if the hierarchy table's speed-ups are to hold.
 
     `medium_cost` is the time of T5-Base over that of T5-Large, within `medium_cost_window`.
@@ -187,9 +187,9 @@ def _hierarchical(small_rate: float, large_rate: float, medium_cost: float, read
     accepted = float(speculative.expected_tokens(small_rate, DRAFT_LENGTH)) - 1
     tokens = float(speculative.expected_tokens(large_rate, DRAFT_LENGTH))
     medium_passes = 1 + DRAFT_LENGTH - accepted
-    if reading != "B":
+    if reading != "literal":
         medium_passes -= 1 - small_rate**DRAFT_LENGTH
-    if reading == "C":
+    if reading == "bonus":
         tokens += small_rate**DRAFT_LENGTH * large_rate ** (DRAFT_LENGTH + 1)
     return tokens / (1 + DRAFT_LENGTH * cost_ratio("ende") + medium_cost * medium_passes)
 
