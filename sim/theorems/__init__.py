@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from model import checks
-from sim.theorems import engine, ppd, ppd_laws, speculative, speculative_engine, speculative_laws
+from sim.theorems import adaptive, beam, engine, hierarchical, ppd, ppd_laws, speculative, speculative_engine, speculative_laws
 from sim.theorems.statement import Example, Theorem
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ THEOREMS = (
     *speculative.THEOREMS,
     *speculative_laws.THEOREMS,
     *speculative_engine.THEOREMS,
+    *adaptive.THEOREMS,
+    *hierarchical.THEOREMS,
+    *beam.THEOREMS,
 )
 
 

@@ -193,7 +193,10 @@ class _Reader:
             case "sample":
                 return self.luck.choose(law)
             case "residual":
-                return self.luck.choose(residual(law, self.law(step.against)))
+                return self.luck.choose(residual(law, self.law(step.against, step.against_offset)))
+            case "confidence":
+                assert step.token is not None
+                return law[step.token]
             case "chance":
                 assert step.token is not None
                 return law[step.token]

@@ -1,0 +1,142 @@
+"""The theorems on speculative beam search: arrangements of one algorithm, and what they cost.
+
+An example has a `rule`, an `arrangement`, `beams`, `draft_length` and what is accepted at each output position (`accept`), or the
+rate of it, for all luck. Progress is that of the hypothesis that wins.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model import beam as formulas
+from model import speculative
+from model.acceptance import Iid
+from model.algorithms.beam import Parameters, decode
+from model.coins import BLOCK
+from model.latency import UnitCost
+from model.world import Draft, World
+from sim.cluster import Cluster
+from sim.events import Run, simulate
+from sim.paths import beam as sampler
+from sim.theorems.drafts import digits
+from sim.theorems.draws import CLOSE, chances, paths, rates, survivors, whole
+from sim.theorems.statement import Example, Theorem, equal
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+_FORMS = (("per-beam", "sequential"), ("per-beam", "parallel"), ("per-beam", "batched"), ("exact", "batched"))
+
+
+def events_are_paths(x: Example) -> None:
+    run, n = play(x), len(x["accept"])
+    tally = sampler.walk(choice(x), n, cost(x), iter([_always(value) for value in x["accept"][:-1]]))
+    equal("latency", float(tally.time[0]), run.latency)
+    equal("compute", float(tally.busy[0]), run.busy)
+
+
+def mean_over_all_luck(x: Example) -> None:
+    n = x["tokens"]
+    outcomes = paths(n - 1)
+    runs = [play(x, accept=[*row, False]) for row in outcomes.T.tolist()]
+    mass, found = chances(Iid(x["rate"]), outcomes), formulas.predict(choice(x), n, Iid(x["rate"]), cost(x))
+    for what in ("latency", "busy"):
+        mean = math.fsum(mass * np.array([getattr(run, what) for run in runs]))
+        equal(f"mean {what}", float(getattr(found, what)), mean, CLOSE)
+
+
+def one_after_another(x: Example) -> None:
+    form = {"rule": "per-beam", "link": 0.0}
+    alone = play({**x, **form, "arrangement": "sequential", "beams": 1})
+    queued, at_once = (play({**x, **form, "arrangement": arrangement}) for arrangement in ("sequential", "parallel"))
+    equal("time of hypotheses one after another", queued.latency, x["beams"] * alone.latency)
+    equal("time of hypotheses at once", at_once.latency, alone.latency)
+
+
+def speed_over_beams(x: Example) -> None:
+    rate, gamma, beams, c = x["rate"], x["draft_length"], x["beams"], x["cost_ratio"]
+    found = formulas.speedup(rate, gamma, c, beams, rule="per-beam", arrangement="sequential")
+    equal("speed of sequential beams", float(found), float(speculative.speedup(rate, gamma, c)) / beams, CLOSE)
+
+
+def faster_with_more(x: Example) -> None:
+    form = {"rule": "per-beam", "arrangement": "sequential", "link": 0.0}
+    one, more = (play({**x, **form, "beams": x["beams"] + extra}).latency for extra in (0, 1))
+    equal("time with one hypothesis more", more, one)
+
+
+# --- Playing an example ---
+
+
+def choice(x: Example) -> Parameters:
+    """The parameters of an example's decoding."""
+    return Parameters(1, x["draft_length"], x["beams"], x["rule"], arrangement=x["arrangement"])
+
+
+def cost(x: Example) -> UnitCost:
+    """Ratios in quarters, so that times add up exactly."""
+    return UnitCost(1, cost_ratio=x["cost_ratio"], link=x["link"])
+
+
+def play(x: Example, **changes: Any) -> Run:
+    """Simulate an example's decoding, with some of its fields changed."""
+    x = {**x, **changes}
+    n, parameters = len(x["accept"]), choice(x)
+    world = World(1, 1, drafts={"draft": Draft("target", survivors({"draft_length": n, "accept": x["accept"]}))})
+    return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
+
+
+def _always(value: bool) -> Any:
+    row = np.full(BLOCK, value)
+    return lambda _: row
+
+
+# --- What they are tried on ---
+
+
+def _decodings(tokens: int = 0) -> SearchStrategy[Example]:
+    """With all of their luck given, or with a rate of it and at most so many tokens."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def decoding(draw: DrawFn) -> Example:
+        rule, arrangement = draw(st.sampled_from(_FORMS))
+        example: Example = {
+            "rule": rule, "arrangement": arrangement, "beams": draw(whole(1, 3)), "draft_length": draw(whole(0, 3)),
+            "cost_ratio": draw(whole(0, 4)) / 4, "link": draw(whole(0, 2)) / 4,
+        }  # fmt: skip
+        if tokens:
+            return example | {"tokens": draw(whole(1, tokens)), "rate": draw(rates())}
+        return example | {"accept": [bool(bit) for bit in digits(draw, draw(whole(1, 9)), 1)]}
+
+    return decoding()
+
+
+_theorem = partial(Theorem, method="beam")
+
+THEOREMS = (
+    _theorem(
+        "1", "Simulator and paths agree on every path, exactly, for both rules and all arrangements.", source="one algorithm",
+        given=_decodings, holds=events_are_paths,
+    ),
+    _theorem(
+        "2", "Mean latency and compute are those over all luck.", source="rounds of one price", given=lambda: _decodings(5),
+        holds=mean_over_all_luck,
+    ),
+    _theorem(
+        "3", "k hypotheses one after another take k times as long as one, and on k units as long as one.",
+        source="the deck's own timing, S / k", given=_decodings, holds=one_after_another,
+    ),
+    _theorem(
+        "4", "Per beam and one after another the speed is Theorem 3.8 over k.", source="the deck's own timing, S / k",
+        given=lambda: _decodings(5), holds=speed_over_beams,
+    ),
+    _theorem(
+        "5", "One hypothesis more costs no time, one after another.", source="false: each has passes of its own", given=_decodings,
+        holds=faster_with_more, expect="fails",
+    ),
+)  # fmt: skip
