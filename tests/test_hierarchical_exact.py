@@ -328,7 +328,7 @@ def test_the_cascade_as_printed() -> None:
         (lambda: Parameters(4, 0), "draft_length must be between 1 and 250, got 0"),
         (lambda: Parameters(4, 251), "draft_length must be between 1 and 250, got 251"),
         (lambda: Parameters(4, 3, "fast"), "unknown reading 'fast'"),
-        (lambda: Parameters(4, 3, "recursive"), "inner_draft_length must be a whole number, got None"),
+        (lambda: Parameters(4, 3, "recursive"), "inner_draft_length must be given for reading 'recursive', got none"),
         (lambda: Parameters(4, 3, "recursive", -1), "inner_draft_length must be between 0 and 250, got -1"),
         (lambda: Parameters(4, 3, "reuse", 2), "inner_draft_length must be left out for reading 'reuse', got 2"),
         (lambda: Parameters(4, 3, medium_layers=0), "medium_layers must be between 1 and"),
