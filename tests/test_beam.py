@@ -856,3 +856,4 @@ def test_a_prediction_is_of_floats_and_prices_of_every_draft_there_can_be() -> N
     values = (found.latency, found.busy, found.units, found.plain_latency, found.rounds, found.drafted)
     assert {value.dtype for value in values if value is not None} == {np.dtype(np.float64)}
     assert [len(prices) for prices in beam.beam_round_prices(choice, cost)] == [5, 5]
+    assert float(beam.plain_speed(3)) == float(beam.plain_speed(3, "batched")) == 1.0

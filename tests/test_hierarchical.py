@@ -384,3 +384,12 @@ def test_together_all_models_stay_on_one_unit_however_many_there_are() -> None:
         return run.latency, run.peak_units
 
     assert play(1) == play(5)
+
+
+def test_a_prediction_is_of_floats_and_asks_for_a_token_at_least() -> None:
+    cost, laws = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5), {"accept": Iid(0.5), "medium_accept": Iid(0.5)}
+    found = hierarchical.predict(Parameters(4, 3), 1, laws, cost)
+    assert {value.dtype for value in (found.latency, found.units, found.plain_latency)} == {np.dtype(np.float64)}
+    assert float(found.latency) == 4.0
+    with pytest.raises(ValueError, match=r"^tokens must be between 1 and 1000000, got 0$"):
+        hierarchical.predict(Parameters(4, 3), 0, laws, cost)
