@@ -433,3 +433,11 @@ def test_the_embedded_scenario() -> None:
     assert medium == pytest.approx(1.13, abs=0.01)
     assert literal == pytest.approx(1.46, abs=0.01)
     assert small > bonus > reuse > literal > medium
+
+
+def test_break_even_by_default_is_that_of_the_literal_reading() -> None:
+    given = (0.8, 0.9, 3, 0.1, 0.3)
+    literal = hierarchical.breakeven_small_acceptance_rate(*given, reading="literal")
+    assert float(hierarchical.breakeven_small_acceptance_rate(*given)) == float(literal)
+    with pytest.raises(ValueError, match=r"^cost_ratio must be at least 0, got -1\.0$"):
+        hierarchical.breakeven_small_acceptance_rate(0.8, 0.9, 3, -1.0, 0.3)
