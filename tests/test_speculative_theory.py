@@ -786,3 +786,19 @@ BAD: list[tuple[Callable[[], object], str]] = [
 def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         call()
+
+
+def test_a_length_beyond_what_a_round_can_give_is_refused_wherever_it_stands() -> None:
+    with pytest.raises(ParameterError, match=r"mean_acceptance_length.* 9"):
+        sd.acceptance_from_length([2.0, 9.0], 3)
+    with pytest.raises(ParameterError, match=r"mean_acceptance_length.* 4\.5"):
+        sd.acceptance_from_length([4.0, 4.5], [4, 3])
+    assert float(sd.acceptance_from_length(4.0, 3)) == 1.0
+
+
+def test_equal_laws_accept_all_and_no_more_whatever_rounding_says() -> None:
+    for row in np.random.default_rng(0).integers(1, 20, (300, 4)):
+        law = row / row.sum()
+        assert float(sd.acceptance_rate(law, law)) <= 1.0
+    above = [law for law in (row / row.sum() for row in np.random.default_rng(0).integers(1, 20, (300, 4))) if law.sum() > 1]
+    assert above  # of these the bare sum of the smaller ones is above 1
