@@ -802,3 +802,15 @@ def test_equal_laws_accept_all_and_no_more_whatever_rounding_says() -> None:
         assert float(sd.acceptance_rate(law, law)) <= 1.0
     above = [law for law in (row / row.sum() for row in np.random.default_rng(0).integers(1, 20, (300, 4))) if law.sum() > 1]
     assert above  # of these the bare sum of the smaller ones is above 1
+
+
+def test_what_no_draft_can_print_is_refused_whoever_prints_it() -> None:
+    for engine in ("vllm", "sglang", "trtllm", "transformers"):
+        with pytest.raises(ParameterError, match=r"draft_length must be at least 1, got 0"):
+            sd.reported_acceptance(engine, 0, rate=0.5)
+        with pytest.raises(ParameterError, match=r"draft_length must be at least 1, got 0"):
+            sd.reported_acceptance(engine, 0, length=1.0)
+    found = sd.reported_acceptance("trtllm", [3, 5], length=[3.0, 5.0])
+    assert found.tolist() == [1.0, 1.0]
+    with pytest.raises(ParameterError, match="length must be between 0 and 5, got 6"):
+        sd.reported_acceptance("trtllm", [3, 5], length=6.0)
