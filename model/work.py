@@ -35,15 +35,14 @@ class Cache:
 
     def require(self, step: Forward) -> None:
         """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
-        role, _, at, first, last, *_ = step
+        role, _, at, first, last, _, _, _, after = step
         if first == last:
             return
         held = self.rows.get(role, ())
         known = len(held)
-        above = held[first - 1] if 0 < first <= known else 0
-        if (held[last - 1] if last <= known else 0) < at or (first and above < step.end):
+        if (held[last - 1] if last <= known else 0) < at or (first and (held[first - 1] if first <= known else 0) < step.end):
             raise CacheError(f"{role}: layers [{first}, {last}) at position {at}, but the layers hold {list(held[:last])}")
-        if step.after:
+        if after:
             self._require_tree(step)
 
     def _require_tree(self, step: Forward) -> None:
@@ -61,12 +60,12 @@ class Cache:
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, _, at, first, last, *_ = step
+        role, tokens, at, first, last, _, _, _, after = step
         held = self.rows.setdefault(role, [])
-        held[first:last] = [step.end] * (last - first)
+        held[first:last] = [step.end if after else at + len(tokens)] * (last - first)
         if last < len(held) and held[last] > at:
             held[last:] = [min(rows, at) for rows in held[last:]]
-        if step.after or role in self.breadths:
+        if after or (self.breadths and role in self.breadths):
             self._spread(step)
 
     def _spread(self, step: Forward) -> None:

@@ -232,7 +232,11 @@ class _Process:
         # A unit that the cluster does not have is any unit.
         self.place = -1 if place is None or place >= len(engine.holders) else place
         self.fixed = self.place >= 0
-        self.near = self.fixed and parent is not None and parent.place == self.place  # to the cache that it starts with
+
+    @property
+    def near(self) -> bool:
+        """Whether it is to run on the unit where the cache lies that it starts with."""
+        return self.fixed and self.parent is not None and self.parent.place == self.place
 
     def born(self) -> None:
         parent = self.parent
@@ -244,6 +248,14 @@ class _Process:
         else:
             self.cache = parent.cache.copy()
             self.advance(None)
+
+    def _heirs(self, bodies: Any, units: Any, heirs_of: Any) -> list[_Process]:
+        """Sub-processes that start with the caches of ended ones."""
+        for old in heirs_of:
+            if old is not None:
+                old.kept = True
+        each = zip(bodies, units, heirs_of, strict=True)
+        return [_Process(self.engine, body, old or self, place) for body, place, old in each]
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
@@ -294,13 +306,10 @@ class _Process:
                     return
             elif kind is Fork:
                 bodies, units, heirs_of = step
-                for old in heirs_of:
-                    if old is not None:
-                        old.kept = True
-                answer = [
-                    _Process(engine, body, old or self, place)
-                    for body, place, old in zip(bodies, units, heirs_of or (None,) * len(bodies), strict=True)
-                ]
+                if heirs_of:
+                    answer = self._heirs(bodies, units, heirs_of)
+                else:
+                    answer = [_Process(engine, body, self, place) for body, place in zip(bodies, units, strict=True)]
                 if self.subs is self.joined:  # all have ended
                     self.subs = answer
                 else:
