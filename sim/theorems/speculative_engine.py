@@ -120,12 +120,11 @@ def _luck() -> SearchStrategy[Example]:
 
 
 def _rare_survivors() -> SearchStrategy[Example]:
-    """A first draft that is kept as a whole, and rejections up to where the next one may start: that place matters then."""
+    """A first draft that survives, and others some of which do: where a longer one ends then matters to the next."""
     from hypothesis import strategies as st
 
-    later = st.lists(st.sampled_from((0, 0, 2, 3)), min_size=3, max_size=4)
-    survive = later.map(lambda lengths: [3, 0, 0, *lengths])
-    return st.fixed_dictionaries({"draft_length": st.just(2), "survive": survive, "more": st.just(0)})
+    survive = st.lists(st.sampled_from((0, 2)), min_size=5, max_size=7).map(lambda rest: [3, *rest])
+    return st.fixed_dictionaries({"draft_length": whole(1, 2), "survive": survive, "more": st.just(0)})
 
 
 _theorem = partial(Theorem, method="speculative")
