@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -148,4 +148,5 @@ class UnitCost:
     @property
     def plain(self) -> bool:
         """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
-        return self == UnitCost(self.layers)
+        # What a draft pass or a wide one costs is nothing to a method that has neither.
+        return replace(self, cost_ratio=None, medium_cost_ratio=None, verify_cost=None) == UnitCost(self.layers)

@@ -179,7 +179,7 @@ class Rounds:
         if not half > 0:
             return Outcome(law, rate, found)
         low, high = max(rate - half, 0.0), min(rate + half, 1.0)
-        # The law at its ends is taken as independent: a record has no rate that could be moved.
+        # The rate has an interval, the law has no ends: there is no rate in a record that could be moved.
         return Outcome(law, rate, found, None, None, low, high, None)
 
     def _lengths(self) -> list[list[int]]:

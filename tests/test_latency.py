@@ -32,6 +32,11 @@ def test_a_pass_is_its_layers_and_its_heads_whatever_its_width() -> None:
     assert UNEVEN.forward(Forward("target", (1,), 0, 2, 2, heads=1)) == 0.5
 
 
+def test_what_drafts_and_wide_passes_cost_leaves_the_papers_assumption_to_methods_without_them() -> None:
+    assert UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.5, verify_cost=((1, 1.0), (4, 2.0))).plain
+    assert not UnitCost(4, cost_ratio=0.1, final_head=0.5).plain
+
+
 @pytest.mark.parametrize(("law", "times"), [("linear", [1.0, 1.25, 1.5, 1.75]), ("tree", [1.0, 1.25, None, 1.5])])
 def test_dispatching_grows_with_the_processes_or_with_the_depth_of_a_tree(law: str, times: list[float | None]) -> None:
     cost = UnitCost(4, dispatch=1.0, dispatch_per_process=0.25, dispatch_law=law)

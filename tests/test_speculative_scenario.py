@@ -109,6 +109,18 @@ def test_mixed_with_predictive_pipelined_and_plain_decoding() -> None:
     assert mixed["match_rate"].null_count() == 3
 
 
+@pytest.mark.parametrize(("form", "exit_layer"), [("nested", 2), ("flat", 2), ("literal", 4), ("eager", 4)])
+def test_what_a_draft_costs_is_nothing_to_a_method_that_does_not_draft(form: str, exit_layer: int) -> None:
+    ppd = {"name": "ppd", "layers": 8, "exit_layer": exit_layer, "candidates": 2, "form": form}
+    match = {"kind": "iid", "match_rate": 0.5}
+    cost = {"cost_ratio": 0.125, "verify_cost": [[1, 1.0], [4, 2.0]]}
+    mixed = sim.run(tables(method=[ppd, METHOD], outcomes={"match": match, "accept": LAWS[0]}, cost=cost))
+    alone = sim.run(tables(method=[ppd], outcomes=match, cost={}))
+    names = ["view", "latency_layers", "busy_layers", "mean_units_per_run", "held_units", "contended", "paths_difference"]
+    assert mixed.filter(mixed["method"] == "ppd").select(names).equals(alone.select(names))
+    assert alone["view"].to_list() == ["formula", "paths", "events"]
+
+
 def test_a_method_may_have_costs_of_its_own() -> None:
     methods = [{**METHOD, "cost": {"cost_ratio": ratio}} for ratio in (0.05, 0.2)]
     table = sim.run({key: value for key, value in tables(method=methods).items() if key != "cost"}, views=["formula"])

@@ -16,13 +16,12 @@ from model import adaptive as formulas
 from model import speculative
 from model.acceptance import Iid
 from model.algorithms.adaptive import OPTIONS, Parameters, decode
-from model.coins import BLOCK
 from model.latency import UnitCost
 from model.world import Draft, World
 from sim.cluster import Cluster
 from sim.events import Run, simulate
 from sim.paths import adaptive as sampler
-from sim.theorems.drafts import PROMPT, accepted, model, pairs, rounds
+from sim.theorems.drafts import PROMPT, accepted, always, model, pairs, rounds
 from sim.theorems.draws import CLOSE, chances, paths, rates, survivors, whole
 from sim.theorems.exactness import distance, law_of_text, own_law
 from sim.theorems.statement import Example, Theorem, at_most, equal
@@ -37,7 +36,7 @@ _SEEING = ("gradient", "optimum", "heuristic")
 
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
-    tally = sampler.walk(choice(x), n, _COST, iter([_always(value) for value in x["accept"][:-1]]))
+    tally = sampler.walk(choice(x), n, _COST, always(x["accept"][:-1]))
     equal("latency", float(tally.time[0]), run.latency)
     equal("rounds", int(tally.rounds[0]), rounds(run))
 
@@ -103,11 +102,6 @@ def play(x: Example, **changes: Any) -> Run:
     n, parameters = len(x["accept"]), choice(x)
     draft = Draft("target", survivors({"draft_length": n, "accept": x["accept"]}))
     return simulate(decode(parameters, [0], n), n, Cluster(1), _COST, World(1, 1, drafts={"draft": draft}))
-
-
-def _always(value: bool) -> Any:
-    row = np.full(BLOCK, value)
-    return lambda _: row
 
 
 # --- What they are tried on ---

@@ -16,13 +16,12 @@ from model import beam as formulas
 from model import speculative
 from model.acceptance import Iid
 from model.algorithms.beam import Parameters, decode
-from model.coins import BLOCK
 from model.latency import UnitCost
 from model.world import Draft, World
 from sim.cluster import Cluster
 from sim.events import Run, simulate
 from sim.paths import beam as sampler
-from sim.theorems.drafts import digits
+from sim.theorems.drafts import always, digits
 from sim.theorems.draws import CLOSE, chances, paths, rates, survivors, whole
 from sim.theorems.statement import Example, Theorem, equal
 
@@ -34,7 +33,7 @@ _FORMS = (("per-beam", "sequential"), ("per-beam", "parallel"), ("per-beam", "ba
 
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
-    tally = sampler.walk(choice(x), n, cost(x), iter([_always(value) for value in x["accept"][:-1]]))
+    tally = sampler.walk(choice(x), n, cost(x), always(x["accept"][:-1]))
     equal("latency", float(tally.time[0]), run.latency)
     equal("compute", float(tally.busy[0]), run.busy)
 
@@ -88,11 +87,6 @@ def play(x: Example, **changes: Any) -> Run:
     n, parameters = len(x["accept"]), choice(x)
     world = World(1, 1, drafts={"draft": Draft("target", survivors({"draft_length": n, "accept": x["accept"]}))})
     return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
-
-
-def _always(value: bool) -> Any:
-    row = np.full(BLOCK, value)
-    return lambda _: row
 
 
 # --- What they are tried on ---

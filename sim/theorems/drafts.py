@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,12 @@ def walked(x: Example) -> Tally:
     """Many times the same decoding by the vectorised paths."""
     coins = iter([np.zeros((size(x), BLOCK))])
     return sampler.walk(choice(x), size(x), cost(x), ReplayRounds([survivors(x)]).drafts(coins))
+
+
+def always(values: Sequence[bool]) -> Iterator[Any]:
+    """These outcomes by position, the same in every replication of a block, wherever a draft starts."""
+    rows = [np.full(BLOCK, value) for value in values]
+    return iter([lambda _, row=row: row for row in rows])
 
 
 def rounds(run: Any) -> int:

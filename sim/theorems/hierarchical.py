@@ -21,13 +21,12 @@ from model import hierarchical as formulas
 from model import speculative
 from model.acceptance import Iid
 from model.algorithms.hierarchical import READINGS, Parameters, decode
-from model.coins import BLOCK
 from model.latency import UnitCost
 from model.world import Draft, World
 from sim.cluster import Cluster
 from sim.events import Run, simulate
 from sim.paths import hierarchical as sampler
-from sim.theorems.drafts import PROMPT, accepted, digits, model, rounds
+from sim.theorems.drafts import PROMPT, accepted, always, digits, model, rounds
 from sim.theorems.draws import CLOSE, chances, paths, rates, survivors, whole
 from sim.theorems.exactness import Texts, distance, law_of_text, likeliest_text, own_law
 from sim.theorems.statement import Example, Theorem, equal
@@ -43,7 +42,7 @@ _LOSSLESS = READINGS[1:]
 
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
-    given = {name: iter([_always(value) for value in x[name][:-1]]) for name in ("accept", "medium_accept")}
+    given = {name: always(x[name][:-1]) for name in ("accept", "medium_accept")}
     tally = sampler.walk(choice(x), n, cost(x), given)
     equal("latency", float(tally.time[0]), run.latency)
     equal("compute", float(tally.busy[0]), run.busy)
@@ -159,11 +158,6 @@ def _target_law(x: Example) -> Texts:
     if x["sampled"]:
         return own_law(model(x["target"]), PROMPT, x["tokens"])
     return {likeliest_text(model(x["target"]), PROMPT, x["tokens"]): Fraction(1)}
-
-
-def _always(value: bool) -> Any:
-    row = np.full(BLOCK, value)
-    return lambda _: row
 
 
 _RATES = ("accept", "medium_accept")
