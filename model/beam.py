@@ -83,9 +83,7 @@ def beam_round_prices(parameters: Parameters, cost: UnitCost) -> tuple[Floats, F
     [[42.0, 46.0], [120.0, 132.0]]
     [[40.0, 44.0], [40.0, 44.0]]
     """
-    draft = cost.whole("draft")
-    if draft is None:
-        raise checks.ParameterError("cost_ratio is required: the time of a pass of the draft model over one of the target")
+    draft = cost.required("draft")
     beams, drafted = parameters.beams, np.arange(parameters.draft_length + 1)
     widths = pass_width(drafted, beams, parameters.draft_width, parameters.rule, parameters.arrangement)
     alone = drafted * draft + cost.target_pass * np.array([cost.slowdown(int(width)) for width in widths])

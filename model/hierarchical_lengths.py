@@ -38,12 +38,8 @@ class Prices(NamedTuple):
 
 def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     """What passes and moves between units take."""
-    draft, medium = cost.whole("draft"), cost.whole("medium")
-    if draft is None or medium is None:
-        name = "cost_ratio" if draft is None else "medium_cost_ratio"
-        raise checks.ParameterError(f"{name} is required: the time of a pass of that model over one of the large model")
     verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest + 2)])
-    return Prices(draft, medium, verify, cost.link if parameters.placement == "apart" else 0.0)
+    return Prices(cost.required("draft"), cost.required("medium"), verify, cost.link if parameters.placement == "apart" else 0.0)
 
 
 def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: UnitCost) -> rounds.Moments:
@@ -97,10 +93,10 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
     is the last coin told, if all between are successes (it lies ahead), or the last one at all (it lies behind).
     """
     gamma, chances = parameters.draft_length, medium.chances(tokens)
-    ring, zero = gamma + 3, gamma + 3
+    ring = zero = gamma + 2
     # Mass, first and second moment of the time so far, unit-time, rounds, offered tokens; position a round starts at; where the
     # last coin told is from there, and what it says; the large model's outcome just before.
-    state = np.zeros((6, ring, 2 * gamma + 4, 2, 2))
+    state = np.zeros((6, ring, 2 * gamma + 1, 2, 2))
     state[0, 0, zero - 1, 0, 0] = 1.0
     for start in range(tokens):
         here = state[:, start % ring].copy()
@@ -188,8 +184,8 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
     """The same means, and nan for the mean square: the chance that a round starts somewhere, times what one takes from there."""
     gamma, inner = parameters.draft_length, parameters.inner_draft_length
     assert inner is not None
-    drafted = np.arange(inner + 1)
-    busy_of = np.asarray(drafted * price.draft + price.medium, dtype=np.float64)
+    drafted = np.arange(inner + 1.0)
+    busy_of = np.asarray(drafted * price.draft + price.medium)
     inside = np.asarray(busy_of + np.where(drafted > 0, 2 * price.link, 0.0)), busy_of
 
     @cache

@@ -107,6 +107,13 @@ class UnitCost:
         ratio = getattr(self, RATIOS[role]) if role in RATIOS else None
         return None if ratio is None else ratio * self.target_pass
 
+    def required(self, role: str) -> float:
+        """`whole` for a method that cannot do without it; an error names the ratio that is missing."""
+        whole = self.whole(role)
+        if whole is None:
+            raise ParameterError(f"{RATIOS[role]} is required: the time of a pass of the {role} model over one of the target")
+        return whole
+
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one; a head belongs to the last."""
         role, tokens, _, first, last, *_ = step

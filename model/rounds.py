@@ -276,9 +276,7 @@ def round_prices(cost: UnitCost, longest: int, *, apart: bool = False) -> tuple[
     ([40.0, 48.0, 52.0], [40.0, 44.0, 48.0])
     """
     drafted = np.arange(longest + 1)
-    draft = cost.whole("draft")
-    if draft is None:
-        raise checks.ParameterError("cost_ratio is required: the time of a pass of the draft model over one of the target")
+    draft = cost.required("draft")
     verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, longest + 2)])
     busy = drafted * draft + verify
     return busy + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy

@@ -69,6 +69,6 @@ def largest_batch(acceptance_rate: float, target: PassTimes, draft: PassTimes, c
     batches = np.asarray(target.batches)
     longest = int(target.widths[-1]) - 1
     lengths, speeds = best_draft_length(lambda g: batched_speedup(acceptance_rate, g, target, draft, batches, context), longest)
-    pays = np.append(speeds > 1, False)
-    largest = int(batches[pays.argmin() - 1]) if pays[0] else 0
+    unbroken = int(np.logical_and.accumulate(speeds > 1).sum())
+    largest = int(batches[unbroken - 1]) if unbroken else 0
     return BatchGain(tuple(batches.astype(int).tolist()), tuple(lengths.tolist()), tuple(speeds.tolist()), largest)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from model import hierarchical, speculative
 from model.acceptance import ByPosition, Iid, Markov, Replay
 from model.algorithms.hierarchical import READINGS, Parameters, decode
+from model.checks import ParameterError
 from model.coins import BLOCK
 from model.hierarchical_lengths import moments
 from model.latency import UnitCost
@@ -296,6 +297,19 @@ def test_predict_says_what_the_moments_do() -> None:
         assert float(found.units_ratio) == 1.0 if units == 1 else np.isnan(found.units_ratio)
     free = UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.4)
     assert float(hierarchical.predict(chosen("bonus", 3, placement="apart"), 30, laws, free).units_ratio) == 1.0
+
+
+def test_sure_coins_leave_no_variance_and_rounding_none_below_zero() -> None:
+    cost = UnitCost(7, cost_ratio=0.1, medium_cost_ratio=0.3)
+    for reading, large, medium, tokens in itertools.product(ONE_PASS, (0.0, 1.0), (0.0, 1.0), (50, 111, 223)):
+        variance = moments(chosen(reading, 3), tokens, Iid(large), Iid(medium), cost).variance
+        assert 0 <= variance < 1e-6
+
+
+def test_a_law_of_rounds_is_none_of_the_medium_models() -> None:
+    for law in (Rounds.by_draft_position([0.9, 0.5]), ReplayRounds([[2, 0, 1]])):
+        with pytest.raises(ParameterError, match=r"^this law of the medium model's outcomes has no closed form; .*'paths'"):
+            moments(chosen("reuse", 2), 3, Iid(0.5), law, UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.3))  # type: ignore[arg-type]
 
 
 def test_many_tokens_go_as_the_closed_form_does_though_coins_are_used_again() -> None:

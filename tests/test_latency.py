@@ -32,6 +32,15 @@ def test_a_pass_is_its_layers_and_its_heads_whatever_its_width() -> None:
     assert UNEVEN.forward(Forward("target", (1,), 0, 2, 2, heads=1)) == 0.5
 
 
+def test_a_ratio_that_a_method_needs_is_asked_for_by_its_name() -> None:
+    cost = UnitCost(4, cost_ratio=0.25, final_head=1.0)
+    assert cost.required("draft") == cost.whole("draft") == 1.25
+    with pytest.raises(ParameterError, match=r"^medium_cost_ratio is required: the time of a pass of the medium model over one"):
+        cost.required("medium")
+    with pytest.raises(ParameterError, match=r"^cost_ratio is required: the time of a pass of the draft model"):
+        UnitCost(4, medium_cost_ratio=0.25).required("draft")
+
+
 def test_what_drafts_and_wide_passes_cost_leaves_the_papers_assumption_to_methods_without_them() -> None:
     assert UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.5, verify_cost=((1, 1.0), (4, 2.0))).plain
     assert not UnitCost(4, cost_ratio=0.1, final_head=0.5).plain

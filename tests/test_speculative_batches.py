@@ -1,7 +1,6 @@
 """Speculative decoding of many sequences at once, from measured times of a pass."""
 
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from model import speculative as sd
 from model.checks import ParameterError
 from model.speculative_batches import batched_speedup, largest_batch
 from model.width import PassTimes
+from tests.exact import near
 
 BATCHES, WIDTHS, CONTEXTS = np.array([1, 8, 64]), np.array([1, 2, 4, 9]), np.array([0, 4096])
 
@@ -26,19 +26,15 @@ TARGET = roofline(10.0, 0.15)
 DRAFT = PassTimes(BATCHES, [1], CONTEXTS, np.full((3, 1, 2), 1.0))
 
 
-def near(value: Any, expected: Any, rtol: float = 1e-13, atol: float = 0.0) -> bool:
-    """All within a relative error, and nothing beside it: numpy's own default lets 1e-8 pass."""
-    return np.allclose(value, expected, rtol=rtol, atol=atol)
-
-
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("gamma", [0, 1, 3, 8])
 def test_the_speed_up_is_tokens_over_time_in_fractions(batch: int, gamma: int) -> None:
     alpha = Fraction(4, 5)
     tokens = sum(alpha**j for j in range(gamma + 1))
     wide, narrow = (Fraction(max(10.0, 0.15 * batch * width)) for width in (gamma + 1, 1))
-    exact = tokens * narrow / (gamma * Fraction(1) + wide)
-    assert near(batched_speedup(0.8, gamma, TARGET, DRAFT, batch, 0), float(exact), rtol=1e-14)
+    exact = tokens * narrow / (gamma * Fraction(3, 4) + wide)
+    draft = PassTimes(BATCHES, [1], CONTEXTS, np.full((3, 1, 2), 0.75))
+    assert near(batched_speedup(0.8, gamma, TARGET, draft, batch, 0), float(exact), rtol=1e-14)
 
 
 @given(st.floats(0, 1), st.integers(0, 8), st.floats(1, 64), st.floats(0, 4096))
@@ -111,10 +107,15 @@ def test_what_was_not_measured_is_refused() -> None:
         batched_speedup(0.8, 9, TARGET, DRAFT, 1, 0)
     with pytest.raises(ParameterError, match="batch must be between 1 and 64, what was measured, got 65"):
         batched_speedup(0.8, 3, TARGET, DRAFT, 65, 0)
+    for length in (-1, 1.5):
+        with pytest.raises(ParameterError, match=f"draft_length must be .*, got {length}"):
+            batched_speedup(0.8, length, TARGET, DRAFT, 1, 0)
     with pytest.raises(ParameterError, match="context must be between 0 and 4096"):
         largest_batch(0.8, TARGET, DRAFT, 5000)
     with pytest.raises(ParameterError, match=r"acceptance_rate must be between 0 and 1, got 1\.5"):
         largest_batch(1.5, TARGET, DRAFT, 0)
+    with pytest.raises(ParameterError, match=r"acceptance_rate must be a number, got \[0\.5, 0\.6\]"):
+        largest_batch([0.5, 0.6], TARGET, DRAFT, 0)  # type: ignore[arg-type]
     small = PassTimes([1, 8], [1], [0], [[[1.0]], [[1.0]]])
     with pytest.raises(ParameterError, match="batch must be between 1 and 8"):
         largest_batch(0.8, TARGET, small, 0)

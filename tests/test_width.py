@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 
 from model.checks import ParameterError
 from model.width import PassTimes, WidthCurve, as_curve
+from tests.exact import near
 
 CURVE = WidthCurve([(1, 10.0), (2, 10.3), (5, 11.2), (9, 17.0)])
 TIMES = PassTimes([1, 8, 32], [1, 4, 16], [0, 1024], np.random.default_rng(5).uniform(1, 2, (3, 3, 2)))
-
-
-def near(value: Any, expected: Any, rtol: float = 1e-13, atol: float = 0.0) -> bool:
-    """All within a relative error, and nothing beside it: numpy's own default lets 1e-8 pass."""
-    return np.allclose(value, expected, rtol=rtol, atol=atol)
 
 
 # --- By width --------------------------------------------------------------------------------------------------------
@@ -63,6 +59,8 @@ def test_a_table_that_dips_is_used_and_said_once() -> None:
         warnings.simplefilter("error")  # reading it says nothing more
         assert curve([1, 2, 3, 4, 8]) == pytest.approx([1, 0.9, 1.05, 1.2, 1.1], rel=1e-15)
         assert WidthCurve([(1, 1.0), (2, 1.0)]).monotone  # flat is no dip
+    with pytest.warns(UserWarning, match="got 9.75 at width 4 after 10.25;"):  # after a flat stretch and a small rise
+        assert not WidthCurve([(1, 10.0), (2, 10.0), (3, 10.25), (4, 9.75)]).monotone
 
 
 # --- By batch, width and context -------------------------------------------------------------------------------------
@@ -127,6 +125,7 @@ ONES = [[[1.0], [1.0]], [[1.0], [1.0]]]
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: WidthCurve([(2, 1.0), (3, 1.0)]), "verify_cost must start at width 1, got 2; .* measure one"),
     (lambda: WidthCurve([(1, 1.0), (4, 1.0), (3, 1.0)]), "verify_cost widths must increase, got 3 after 4"),
+    (lambda: WidthCurve([(1, 1.0), (2, 1.0), (5, 1.0), (5, 1.0), (4, 1.0)]), "verify_cost widths must increase, got 5 after 5"),
     (lambda: WidthCurve([(1, 1.0), (1, 1.0)]), "verify_cost widths must increase, got 1 after 1"),
     (lambda: WidthCurve([(1, 1.0), (2.5, 1.0)]), r"verify_cost widths\[1\] must be a whole number, got 2\.5"),  # type: ignore[list-item]
     (lambda: WidthCurve([(0, 1.0), (1, 1.0)]), r"verify_cost widths\[0\] must be at least 1, got 0"),
@@ -147,13 +146,14 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: PassTimes(1, [1, 4], [0], ONES), "batches must be a list of at least one number, got 1"),
     (lambda: PassTimes([0, 8], [1, 4], [0], ONES), r"batches\[0\] must be at least 1, got 0"),
     (lambda: PassTimes([1, 8], [1, 4], [-1], ONES), r"contexts\[0\] must be at least 0, got -1"),
+    (lambda: PassTimes([1, 8], [0, 4], [0], ONES), r"^widths\[0\] must be at least 1, got 0"),
     (lambda: PassTimes([1, 8], [1], [0], ONES), r"times must have the shape \[2, 1, 1\] .*, got \[2, 2, 1\]"),
     (lambda: PassTimes([1, 8], [1, 4], [0], [[[1.0], [0.0]], [[1.0], [1.0]]]), "times must hold times above 0"),
     (lambda: PassTimes([1, 8], [1, 4], [0], [[[1.0], [-2.0]], [[1.0], [1.0]]]), r"times\[0, 1, 0\] must be at least 0, got -2"),
     (lambda: PassTimes([1, 8], [1, 4], [0], [[[1.0], [1.0]], [[1.0]]]), "times must be numbers"),
     (lambda: TIMES(33, 1, 0), "batch must be between 1 and 32, what was measured, got 33; measure it too"),
     (lambda: TIMES(0.5, 1, 0), r"batch must be between 1 and 32, what was measured, got 0\.5"),
-    (lambda: TIMES(1, [4, 17], 0), "width must be between 1 and 16, what was measured, got 17"),
+    (lambda: TIMES(1, [4, 17, 18], 0), "width must be between 1 and 16, what was measured, got 17"),
     (lambda: TIMES(1, 1, 2048), "context must be between 0 and 1024, what was measured, got 2048"),
     (lambda: TIMES(1, 1, float("nan")), "context must be .*got nan"),
 ]
