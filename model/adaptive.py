@@ -22,7 +22,7 @@ from model.algorithms.adaptive import Parameters
 from model.latency import UnitCost
 from model.policies import RISE, Heuristic, thresholds
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, Moments, ReplayRounds, Rounds, round_prices, varying
+from model.rounds import AcceptanceLaw, Moments, ReplayRounds, RoundPrices, Rounds, mean_of, operations_of, round_prices, varying
 from model.speculative import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
 from model.speculative_laws import expected_tokens_random_length
 
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Law = AcceptanceLaw | Mapping[str, AcceptanceLaw | TwoClass]
 
-UNKNOWN = Moments(*[float("nan")] * 5)
+UNKNOWN = Moments(*[float("nan")] * 6)
 
 
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
@@ -61,18 +61,23 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     plain = count * cost.target_pass
     known = not np.isnan(found.rounds)
     values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
-    rounds = (found.rounds, found.drafted) if known else ()
+    rounds = (found.rounds, found.drafted, found.operations) if known else ()
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*values, *rounds)))
 
 
-def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: tuple[Floats, Floats]) -> Moments:
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], passes: Mapping[str, int]) -> float:
+    """The arithmetic of rounds of which so many had (accepted, drafted) tokens, in that of a token in a pass of the target."""
+    return operations_of(rounds, round_prices(cost, parameters.longest))
+
+
+def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
     """The moments of `model.rounds.varying` with the policy of [transformers], exactly, from the draft length `first` on.
 
     Forward over the positions at which a round starts, the draft length there, and the outcome before it.
 
     >>> from model.acceptance import Iid
     >>> flat = np.ones(4)
-    >>> heuristic_moments(1, 3, 4, Iid(1.0), (flat, flat)).rounds  # rounds of 1 and 3 drafts, the second cut to 1
+    >>> heuristic_moments(1, 3, 4, Iid(1.0), RoundPrices(flat, flat, flat)).rounds  # rounds of 1 and 3 drafts, the second cut to 1
     2.0
     """
     if isinstance(law, Replay | ReplayRounds):
@@ -82,15 +87,15 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     low, high = law.draft_chances(tokens, longest)
     lengths = np.arange(1, longest + 1)
     risen = np.minimum(lengths + RISE, longest) - 1
-    # Mass, first and second moment of the time so far, unit-time, rounds, drafted tokens; by how far ahead of the position, draft
-    # length and outcome before.
-    ahead = np.zeros((6, longest + 2, longest, 2))
+    # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; by how far ahead of the
+    # position, draft length and outcome before.
+    ahead = np.zeros((7, longest + 2, longest, 2))
     ahead[0, 0, first - 1, 0] = 1.0
     for start in range(tokens):
         count = np.minimum(lengths, tokens - 1 - start)
         most = int(count[-1])
-        spent = _spent(ahead[:, 0], prices[0][count], prices[1][count], count)
-        ahead = np.concatenate([ahead[:, 1:], np.zeros((6, 1, longest, 2))], axis=1)
+        spent = _spent(ahead[:, 0], RoundPrices(*(price[count] for price in prices)), count)
+        ahead = np.concatenate([ahead[:, 1:], np.zeros((7, 1, longest, 2))], axis=1)
         places = np.arange(most)
         for before in (0, 1):
             rates = high[start + places, places].copy()
@@ -106,29 +111,27 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
             for outcome, chance in ((0, 1 - behind), (1, behind)):
                 where: Any = slice(None), count, risen, outcome
                 np.add.at(ahead, where, whole * chance)
-    _, mean, square, busy, rounds, drafted = ahead[:, 0].sum(axis=(1, 2))
-    return Moments(float(mean), float(max(square - mean**2, 0.0)), float(busy), float(rounds), float(drafted))
+    _, mean, square, *rest = ahead[:, 0].sum(axis=(1, 2)).tolist()
+    return Moments(mean, max(square - mean**2, 0.0), *rest)
 
 
-def _spent(now: Floats, time: Floats, busy: Floats, drafted: Whole) -> Floats:
+def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
     """The moments of those that start a round here, once it is paid for; axes: moment, draft length, outcome before."""
     mass, first = now[0], now[1]
-    time, busy = time[:, None], busy[:, None]
-    added = [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, mass, drafted[:, None] * mass]
+    time, busy, operations = (price[:, None] for price in prices)
+    added = [
+        0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, drafted[:, None] * mass,
+    ]  # fmt: skip
     return np.asarray(now + np.array(added))
 
 
-def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: tuple[Floats, Floats]) -> Moments:
+def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
     count = len(law.records)
     choice = np.tile((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), 1))  # each record once
-    tally = varying(Heuristic(first, longest, count), tokens, law.drafts(iter([choice])), prices)
-    return Moments(*(float(value) for value in (tally.time.mean(), tally.time.var(), tally.busy.mean(), tally.rounds.mean(),
-                                                tally.drafted.mean())))  # fmt: skip
+    return mean_of(varying(Heuristic(first, longest, count), tokens, law.drafts(iter([choice])), prices))
 
 
-def confidence_moments(
-    longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: tuple[Floats, Floats]
-) -> Moments:
+def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: RoundPrices) -> Moments:
     """The means of `model.rounds.varying` with doubts, exactly; the variance is nan.
 
     A draft ends behind a kept token with chance `doubt.low_if_accepted`. Behind a rejected one, of which it does not know, it goes
@@ -136,15 +139,15 @@ def confidence_moments(
 
     >>> from model.acceptance import Iid
     >>> flat = np.ones(4)
-    >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), (flat, flat)).rounds  # one draft a round
+    >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), RoundPrices(flat, flat, flat)).rounds  # one draft a round
     5.0
     """
     low, high = law.draft_chances(tokens, longest)
-    charges = np.array([prices[0], prices[1], np.ones(longest + 1), np.arange(longest + 1.0)])
+    charges = np.array([*prices, np.ones(longest + 1), np.arange(longest + 1.0)])
     goes_on = 1 - doubt.low_if_accepted
     starts = np.zeros((tokens + 1, 2))
     starts[0, 0] = 1.0
-    total = np.zeros(4)
+    total = np.zeros(len(charges))
     for start in range(tokens):
         count = min(longest, tokens - 1 - start)
         wasted = _behind_a_rejection(charges[:, 1 : count + 1], doubt.low_if_rejected)
@@ -161,7 +164,7 @@ def confidence_moments(
             if not count:
                 total += reached * charges[:, 0]
                 _bonus(starts, start, reached, (high if before else low)[start, 0])
-    return Moments(float(total[0]), float("nan"), *(float(value) for value in total[1:]))
+    return Moments(float(total[0]), float("nan"), *total[1:].tolist())
 
 
 def _behind_a_rejection(charges: Floats, unsure: float) -> Floats:

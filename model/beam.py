@@ -27,6 +27,8 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -34,7 +36,7 @@ from model import checks
 from model.algorithms.beam import ARRANGEMENTS, Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, moments
+from model.rounds import AcceptanceLaw, RoundPrices, moments, operations_of
 from model.speculative import expected_tokens
 from model.width import CurveLike, as_curve
 
@@ -56,12 +58,18 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     0.713
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    time, busy = beam_round_prices(parameters, cost)
-    found = moments(parameters.draft_length, int(np.asarray(tokens)), law, (time, busy))
+    prices = beam_round_prices(parameters, cost)
+    found = moments(parameters.draft_length, int(np.asarray(tokens)), law, prices)
     plain = float(np.asarray(tokens)) * cost.target_pass
-    ratio = _constant_ratio(time, busy)
-    values = found.time, found.variance, found.busy, ratio, parameters.units, plain, found.rounds, found.drafted
-    return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
+    ratio = _constant_ratio(prices.time, prices.busy)
+    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
+    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
+    return Prediction(*values)
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], passes: Mapping[str, int]) -> float:
+    """The arithmetic of rounds of which so many had (accepted, drafted) steps, in that of a token in a pass of the target."""
+    return operations_of(rounds, beam_round_prices(parameters, cost))
 
 
 def _constant_ratio(time: Floats, busy: Floats) -> float:
@@ -70,30 +78,35 @@ def _constant_ratio(time: Floats, busy: Floats) -> float:
     return float(units[0]) if np.ptp(units) < 1e-12 else float("nan")
 
 
-def beam_round_prices(parameters: Parameters, cost: UnitCost) -> tuple[Floats, Floats]:
-    """Time and unit-time of a round that drafts 0, 1, ..., `draft_length` steps [layer-times]; the table above.
+def beam_round_prices(parameters: Parameters, cost: UnitCost) -> RoundPrices:
+    """What a round takes that drafts 0, 1, ..., `draft_length` steps; times [layer-times] as in the table above.
 
     Where hypotheses have sub-processes of their own, starting them takes the dispatch; to other units it takes the link besides.
+    Arithmetic goes by the tokens of passes: k (gamma + 1) in the target and k gamma in the draft model, whatever the arrangement;
+    by the exact rule k + u gamma, and k + u (gamma - 1), since a draft starts from k hypotheses.
 
-    >>> cost = UnitCost(40, cost_ratio=0.1, link=2.0)
+    >>> cost = UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5)
     >>> for arrangement in ("sequential", "parallel", "batched"):
     ...     choice = Parameters(40, draft_length=1, beams=3, rule="per-beam", arrangement=arrangement)
     ...     print([prices.tolist() for prices in beam_round_prices(choice, cost)])
-    [[120.0, 132.0], [120.0, 132.0]]
-    [[42.0, 46.0], [120.0, 132.0]]
-    [[40.0, 44.0], [40.0, 44.0]]
+    [[120.0, 132.0], [120.0, 132.0], [3.0, 7.5]]
+    [[42.0, 46.0], [120.0, 132.0], [3.0, 7.5]]
+    [[40.0, 44.0], [40.0, 44.0], [3.0, 7.5]]
     """
     draft = cost.required("draft")
-    beams, drafted = parameters.beams, np.arange(parameters.draft_length + 1)
+    beams, drafted = parameters.beams, np.arange(parameters.draft_length + 1.0)
     widths = pass_width(drafted, beams, parameters.draft_width, parameters.rule, parameters.arrangement)
     alone = drafted * draft + cost.target_pass * np.array([cost.slowdown(int(width)) for width in widths])
+    # What a draft of the beams, followed by u hypotheses, reads; without a draft nothing.
+    read = np.where(drafted > 0, beams + parameters.draft_width * (drafted - 1), 0)
+    operations = np.asarray(beams + parameters.draft_width * drafted + np.where(drafted > 0, read * cost.operations("draft"), 0.0))
     if parameters.arrangement == "batched":
-        return alone, alone
+        return RoundPrices(alone, alone, operations)
     starting = cost.dispatching(beams)
     busy = starting + beams * alone
     if parameters.arrangement == "sequential":
-        return busy, busy
-    return starting + (cost.link if beams > 1 else 0.0) + alone, busy
+        return RoundPrices(busy, busy, operations)
+    return RoundPrices(starting + (cost.link if beams > 1 else 0.0) + alone, busy, operations)
 
 
 # --- A round ----------------------------------------------------------------------------------------------------------

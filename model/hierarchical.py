@@ -23,6 +23,7 @@ which are not of the medium model's law. Every function broadcasts over numpy ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,21 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     found = hierarchical_lengths.moments(parameters, int(np.asarray(tokens)), accept, medium_accept, cost)
     ratio = 1.0 if parameters.placement == "together" or not cost.link else float("nan")
     plain = float(np.asarray(tokens)) * cost.target_pass
-    values = found.time, found.variance, found.busy, ratio, parameters.units, plain, found.rounds, found.drafted
-    return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
+    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
+    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
+    return Prediction(*values)
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], passes: Mapping[str, int]) -> float:
+    """The arithmetic of rounds of which so many had (accepted, offered) tokens, in that of a token in a pass of the large model.
+
+    A pass of the large model is over what is offered and one token more; one of the medium over what the small model has drafted
+    for it since its last, and one more.
+    """
+    large = sum(count * (offered + 1) for (_, offered), count in rounds.items())
+    small, medium = passes["draft"], passes["medium"]
+    beside = small * cost.operations("draft") if small else 0.0
+    return large + beside + ((small + medium) * cost.operations("medium") if medium else 0.0)
 
 
 # --- One round --------------------------------------------------------------------------------------------------------

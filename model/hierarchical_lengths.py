@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,18 +28,34 @@ Chances = tuple[Floats, Floats]
 
 
 class Prices(NamedTuple):
-    """Times of a pass of the small and of the medium model, of the large one by how many tokens it checks, and of a move."""
+    """Times of a pass of the small and of the medium model, of the large one by how many tokens it checks, and of a move.
+
+    And the arithmetic of a token in a pass of the small and of the medium model.
+    """
 
     draft: float
     medium: float
     verify: Floats
     link: float
+    draft_operations: float = float("nan")
+    medium_operations: float = float("nan")
+
+    def work(self, drafts: Any, mediums: Any, offered: Any) -> tuple[Any, Any]:
+        """Unit-time, and arithmetic, of a round with so many passes of the small and the medium model; numbers or arrays.
+
+        A pass of the medium model reads what was drafted for it, and one token more.
+        """
+        busy = drafts * self.draft + mediums * self.medium + self.verify[offered]
+        beside = np.where(drafts > 0, drafts * self.draft_operations, 0.0)
+        beside = beside + np.where(mediums > 0, (drafts + mediums) * self.medium_operations, 0.0)
+        return busy, offered + 1 + beside
 
 
 def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     """What passes and moves between units take."""
     verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest + 2)])
-    return Prices(cost.required("draft"), cost.required("medium"), verify, cost.link if parameters.placement == "apart" else 0.0)
+    link = cost.link if parameters.placement == "apart" else 0.0
+    return Prices(cost.required("draft"), cost.required("medium"), verify, link, *map(cost.operations, ("draft", "medium")))
 
 
 def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: UnitCost) -> rounds.Moments:
@@ -87,16 +103,16 @@ def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chance
 
 
 def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: Prices) -> Floats:
-    """Mean and mean square of the time, means of unit-time, rounds and offered tokens: forward over the starts of rounds.
+    """Mean and mean square of the time, means of unit-time, arithmetic, rounds and offered tokens: forward over starts of rounds.
 
     A round tells the small model's coins up to their first failure, or to the end of its draft. What the next rounds know of them
     is the last coin told, if all between are successes (it lies ahead), or the last one at all (it lies behind).
     """
     gamma, chances = parameters.draft_length, medium.chances(tokens)
     ring = zero = gamma + 2
-    # Mass, first and second moment of the time so far, unit-time, rounds, offered tokens; position a round starts at; where the
-    # last coin told is from there, and what it says; the large model's outcome just before.
-    state = np.zeros((6, ring, 2 * gamma + 1, 2, 2))
+    # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, offered tokens; position a round starts at;
+    # where the last coin told is from there, and what it says; the large model's outcome just before.
+    state = np.zeros((7, ring, 2 * gamma + 1, 2, 2))
     state[0, 0, zero - 1, 0, 0] = 1.0
     for start in range(tokens):
         here = state[:, start % ring].copy()
@@ -106,29 +122,26 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
         by_kept = np.einsum("xkvb,kvn->xnb", here, _kept_chances(here[0].sum(axis=-1), start, count, zero, chances))
         for kept in range(count + 1):
             offered = count + (parameters.reading == "bonus" and kept == count < room)
-            time, busy = round_price(parameters.reading, count, kept, offered, price)
-            spent = _spend(by_kept[:, kept], time, busy, offered)
+            spent = _spend(by_kept[:, kept], *round_price(parameters.reading, count, kept, offered, price), offered)
             told, says = (start + kept, 0) if kept < count else (start + count - 1, 1)
             for after, before, outcome, chance in _ends(large, start, offered):
                 state[:, after % ring, zero + told - after, says, outcome] += spent[:, before] * chance
-    mass, mean, square, busy, total, drafted = state[:, tokens % ring].sum(axis=(1, 2, 3))
-    assert abs(mass - 1) < 1e-9
-    return np.array([mean, square, busy, total, drafted])
+    sums = state[:, tokens % ring].sum(axis=(1, 2, 3))
+    assert abs(sums[0] - 1) < 1e-9
+    return np.asarray(sums[1:])
 
 
-def round_price(reading: str, count: int, kept: int, offered: int, price: Prices) -> tuple[float, float]:
-    """Time and unit-time of a round whose draft of `count` tokens has `kept` that the medium model keeps."""
-    busy = float(price.verify[offered])
-    if not count:
-        return busy, busy
+def round_price(reading: str, count: int, kept: int, offered: int, price: Prices) -> tuple[float, float, float]:
+    """Time, unit-time and arithmetic of a round whose draft of `count` tokens has `kept` that the medium model keeps."""
     missing = count - kept if reading == "literal" else max(count - kept - 1, 0)
-    busy += count * price.draft + (1 + missing) * price.medium
-    return busy + 3 * price.link, busy  # to the small model, on to the medium, and back
+    busy, operations = price.work(count, 1 + missing if count else 0, offered)
+    moves = 3 if count else 0  # to the small model, on to the medium, and back
+    return float(busy) + moves * price.link, float(busy), float(operations)
 
 
-def _spend(sums: Floats, time: float, busy: float, offered: int) -> Floats:
+def _spend(sums: Floats, time: float, busy: float, operations: float, offered: int) -> Floats:
     mass, first = sums[0], sums[1]
-    spent = [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, mass, offered * mass]
+    spent = [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, offered * mass]
     return np.asarray(sums + np.array(spent))
 
 
@@ -186,21 +199,23 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
     assert inner is not None
     drafted = np.arange(inner + 1.0)
     busy_of = np.asarray(drafted * price.draft + price.medium)
-    inside = np.asarray(busy_of + np.where(drafted > 0, 2 * price.link, 0.0)), busy_of
+    beside = np.where(drafted > 0, drafted * price.draft_operations, 0.0)
+    operations = beside + (drafted + 1) * price.medium_operations
+    inside = rounds.RoundPrices(busy_of + np.where(drafted > 0, 2 * price.link, 0.0), busy_of, operations)
 
     @cache
-    def expected(start: int, count: int) -> tuple[float, float]:
+    def expected(start: int, count: int) -> tuple[float, float, float]:
         found = rounds.moments(inner, count, _from(medium, start, count), inside)
         moves = 1 if inner and count > 1 else 2  # back; and where nothing is drafted, there
-        return found.time + moves * price.link, found.busy
+        return found.time + moves * price.link, found.busy, found.operations
 
-    total = np.zeros(5)
+    total = np.zeros(6)
     for start, chance in enumerate(_starts(large, gamma, tokens)):
         count = min(gamma, tokens - 1 - start)
         place = 0 if isinstance(medium, Iid | Markov) else start  # the same from everywhere
-        time, busy = expected(place, count) if count else (0.0, 0.0)
+        time, busy, operations_of = expected(place, count) if count else (0.0, 0.0, 0.0)
         verify = price.verify[count]
-        total += chance * np.array([time + verify, np.nan, busy + verify, 1.0, count])
+        total += chance * np.array([time + verify, np.nan, busy + verify, operations_of + count + 1, 1.0, count])
     return total
 
 

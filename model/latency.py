@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 from model import checks
 from model.checks import ParameterError
@@ -15,6 +16,8 @@ from model.width import WidthCurve, as_curve
 DISPATCH_LAWS = ("linear", "tree")
 RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
 """What says how long a pass of a role other than the target takes."""
+OPERATIONS = {"draft": "operations_ratio", "medium": "medium_operations_ratio"}
+"""What says how much arithmetic a token of such a pass takes."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class UnitCost:
         Taking over a sub-process's hidden state and cache rows [layer-times].
     cost_ratio, medium_cost_ratio
         A whole pass of the draft model, and of the medium one of a hierarchy, in passes of the target [-].
+    operations_ratio, medium_operations_ratio
+        Arithmetic of a token in a pass of the draft model, and of the medium one, over that in a pass of the target [-].
     verify_cost
         What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
         is bound by reading the weights.
@@ -54,6 +59,8 @@ class UnitCost:
     promotion: float = 0.0
     cost_ratio: float | None = None
     medium_cost_ratio: float | None = None
+    operations_ratio: float | None = None
+    medium_operations_ratio: float | None = None
     verify_cost: tuple[tuple[int, float], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +68,7 @@ class UnitCost:
         for field in fields(self):
             if field.type == "float":
                 checks.number(field.name, getattr(self, field.name), 0)
-        for name in RATIOS.values():
+        for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0)
         checks.one_of("dispatch_law", self.dispatch_law, DISPATCH_LAWS)
@@ -114,6 +121,11 @@ class UnitCost:
             raise ParameterError(f"{RATIOS[role]} is required: the time of a pass of the {role} model over one of the target")
         return whole
 
+    def operations(self, role: str) -> float:
+        """Arithmetic of a token in a pass of a model, in that of a token in the target's; nan where nothing says it."""
+        ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])
+        return float("nan") if ratio is None else float(ratio)
+
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one; a head belongs to the last."""
         role, tokens, _, first, last, *_ = step
@@ -156,4 +168,5 @@ class UnitCost:
     def plain(self) -> bool:
         """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
         # What a draft pass or a wide one costs is nothing to a method that has neither.
-        return replace(self, cost_ratio=None, medium_cost_ratio=None, verify_cost=None) == UnitCost(self.layers)
+        drafts: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost"))
+        return replace(self, **drafts) == UnitCost(self.layers)

@@ -30,3 +30,5 @@ class Prediction:
     """Rounds of drafting and verifying, of methods that have them."""
     drafted: Floats | None = None
     """Tokens drafted in them."""
+    operations: Floats | None = None
+    """Arithmetic, in that of a token in a pass of the target."""

@@ -7,7 +7,7 @@ starts behind it. What a round costs depends on how many tokens it drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -145,11 +145,21 @@ AcceptanceLaw = Law | RoundLaw
 # --- Many replications at once ------------------------------------------------------------------------------------------
 
 
+class RoundPrices(NamedTuple):
+    """What a round takes, by how many tokens it drafts: 0, 1, 2, ..."""
+
+    time: Floats
+    busy: Floats
+    operations: Floats
+    """Arithmetic, in that of a token in a pass of the target."""
+
+
 class Tally(NamedTuple):
     """What many decodings took and did: arrays of one value for each, but for `accepted`."""
 
     time: Floats
     busy: Floats
+    operations: Floats
     rounds: Floats
     drafted: Floats
     accepted: NDArray[np.int64]
@@ -157,13 +167,13 @@ class Tally(NamedTuple):
 
 
 def fixed(
-    draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: tuple[Floats, Floats], replications: int
+    draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: RoundPrices, replications: int
 ) -> Tally:
-    """Rounds of one draft length: `prices` are time and unit-time of a round by the number of tokens that it drafts.
+    """Rounds of one draft length, which may be cut short at the end.
 
     >>> law = ReplayRounds([[1, 0, 2, 1, 0]])  # of a draft from position 0 one token survives: 2 come out; then 2 survive
     >>> coins = iter([np.zeros((4, 1))])
-    >>> tally = fixed(2, 5, law.drafts(coins), (np.array([1.0, 1.1, 1.2]), np.array([1.0, 1.1, 1.2])), 1)
+    >>> tally = fixed(2, 5, law.drafts(coins), RoundPrices(*np.array([[1.0, 1.1, 1.2]] * 3)), 1)
     >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist(), tally.time.round(12).tolist()
     ([2.0], [4.0], [0, 1, 1], [2.4])
     """
@@ -198,13 +208,14 @@ def fixed(
         going_on &= next(outcomes)(phase)
         phase += 1
         phase *= going_on.view(np.uint8)
-    time, busy = (starts * price[draft_length] for price in prices)
     rounds, drafted = starts + late.sum(axis=0), starts * draft_length
+    time, busy, operations = (starts * price[draft_length] for price in prices)
     for remaining, starting in enumerate(late):
-        time += starting * prices[0][remaining]
-        busy += starting * prices[1][remaining]
+        time += starting * prices.time[remaining]
+        busy += starting * prices.busy[remaining]
+        operations += starting * prices.operations[remaining]
         drafted += starting * remaining
-    return Tally(time, busy, rounds, drafted, reached - np.append(reached[1:], 0))
+    return Tally(time, busy, operations, rounds, drafted, reached - np.append(reached[1:], 0))
 
 
 class Lengths(Protocol):
@@ -221,7 +232,7 @@ def varying(
     lengths: Lengths,
     tokens: int,
     outcomes: Iterator[Outcomes],
-    prices: tuple[Floats, Floats],
+    prices: RoundPrices,
     doubts: NDArray[np.uint8] | None = None,
 ) -> Tally:
     """Rounds of changing draft lengths, one for each of `lengths.length`; `prices` must reach to the longest.
@@ -233,8 +244,8 @@ def varying(
     unsure = None if doubts is None else _next_unsure(doubts)
     start, everyone = np.zeros(replications, dtype=np.int64), np.arange(replications)
     limit = np.minimum(lengths.length, tokens - 1)
-    time, busy, rounds, drafted_in_all = np.zeros((4, replications))
-    counts = np.zeros(len(prices[0]), dtype=np.int64)
+    time, busy, operations, rounds, drafted_in_all = np.zeros((5, replications))
+    counts = np.zeros(len(prices.time), dtype=np.int64)
     for position in range(tokens):
         place = position - start
         ends = place == limit  # the target's own token, behind a whole draft
@@ -248,15 +259,16 @@ def varying(
             drafted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
             # A kept token of which the draft is unsure is its last.
             limit = np.where(~ends & (doubts[position] >= 2), place + 1, limit)
-        time[which] += prices[0][drafted]
-        busy[which] += prices[1][drafted]
+        time[which] += prices.time[drafted]
+        busy[which] += prices.busy[drafted]
+        operations[which] += prices.operations[drafted]
         rounds[which] += 1
         drafted_in_all[which] += drafted
         counts += np.bincount(accepted, minlength=len(counts))
         lengths.learn(which, accepted, drafted)
         start[which] = position + 1
         limit[which] = np.minimum(lengths.length[which], tokens - 2 - position)
-    return Tally(time, busy, rounds, drafted_in_all, counts)
+    return Tally(time, busy, operations, rounds, drafted_in_all, counts)
 
 
 def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -266,20 +278,27 @@ def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.asarray(np.minimum.accumulate(found[::-1])[::-1])
 
 
-def round_prices(cost: UnitCost, longest: int, *, apart: bool = False) -> tuple[Floats, Floats]:
-    """Time and unit-time of a round that drafts 0, 1, ..., `longest` tokens: so many passes of the draft model, one of the target.
+def round_prices(cost: UnitCost, longest: int, *, apart: bool = False) -> RoundPrices:
+    """What a round takes that drafts 0, 1, ..., `longest` tokens: so many passes of the draft model, and one of the target.
 
     Where the models are on units `apart`, a round takes the link twice, to the draft model and back; without drafts not at all.
+    Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1 tokens in the target, gamma in the draft model.
 
-    >>> time, busy = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0), 2, apart=True)
-    >>> time.tolist(), busy.tolist()
-    ([40.0, 48.0, 52.0], [40.0, 44.0, 48.0])
+    >>> prices = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5), 2, apart=True)
+    >>> [each.tolist() for each in prices]
+    [[40.0, 48.0, 52.0], [40.0, 44.0, 48.0], [1.0, 2.5, 4.0]]
     """
-    drafted = np.arange(longest + 1)
+    drafted = np.arange(longest + 1.0)
     draft = cost.required("draft")
     verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, longest + 2)])
     busy = drafted * draft + verify
-    return busy + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy
+    operations = 1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0)
+    return RoundPrices(busy + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
+
+
+def operations_of(rounds: Mapping[tuple[int, int], int], prices: RoundPrices) -> float:
+    """The arithmetic of rounds of which so many had (accepted, drafted) tokens."""
+    return float(sum(count * prices.operations[drafted] for (_, drafted), count in rounds.items()))
 
 
 _ROWS = 32
@@ -290,21 +309,22 @@ _ROWS = 32
 
 
 class Moments(NamedTuple):
-    """Mean and variance of the time, means of the unit-time, of the rounds and of the drafted tokens of one decoding."""
+    """Mean and variance of the time, means of unit-time, arithmetic, rounds and drafted tokens of one decoding."""
 
     time: float
     variance: float
     busy: float
+    operations: float
     rounds: float
     drafted: float
 
 
-def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: tuple[Floats, Floats]) -> Moments:
+def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
     """The moments of `fixed`, exactly: forward over the positions at which a round starts, and the outcome before each.
 
     >>> from model.acceptance import Iid
     >>> flat = np.ones(4)
-    >>> round(moments(3, 128, Iid(0.79), (flat, flat)).rounds, 3)  # where many rounds would give 128 / 2.907 = 44.030
+    >>> round(moments(3, 128, Iid(0.79), RoundPrices(flat, flat, flat)).rounds, 3)  # 128 / 2.907 is 44.030
     44.446
     """
     if isinstance(law, Replay | ReplayRounds):
@@ -312,15 +332,15 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: tuple[Fl
     if not isinstance(law, Chain | Rounds):
         raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
     low, high = law.draft_chances(tokens, draft_length)
-    # Mass, first and second moment of the time so far, unit-time, rounds, drafted tokens; position; outcome before it.
-    state = np.zeros((6, tokens + 1, 2))
+    # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; position; outcome before.
+    state = np.zeros((7, tokens + 1, 2))
     state[0, 0, 0] = 1.0
     for start in range(tokens):
         count = min(draft_length, tokens - 1 - start)
-        time, busy = prices[0][count], prices[1][count]
+        time, busy, operations = (price[count] for price in prices)
         mass, first = state[0, start], state[1, start]
         spent = state[:, start] + np.array(
-            [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, mass, count * mass]
+            [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, count * mass]
         )
         along = start + np.arange(count), np.arange(count)
         for before in (0, 1):
@@ -334,13 +354,18 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: tuple[Fl
             behind = (high if count or before else low)[start + count, count]
             for outcome, chance in ((0, 1 - behind), (1, behind)):
                 state[:, start + 1 + count, outcome] += spent[:, before] * (survival[-1] * chance)
-    _, mean, square, busy, rounds, drafted = state[:, tokens].sum(axis=1)
-    return Moments(float(mean), float(max(square - mean**2, 0.0)), float(busy), float(rounds), float(drafted))
+    _, mean, square, *rest = state[:, tokens].sum(axis=1).tolist()
+    return Moments(mean, max(square - mean**2, 0.0), *rest)
 
 
-def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: tuple[Floats, Floats]) -> Moments:
+def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
     count = len(law.records)
     choice = np.tile((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), 1))  # each record once
     tally = fixed(draft_length, tokens, law.drafts(iter([choice])), prices, count)
-    return Moments(*(float(value) for value in (tally.time.mean(), tally.time.var(), tally.busy.mean(), tally.rounds.mean(),
-                                                tally.drafted.mean())))  # fmt: skip
+    return mean_of(tally)
+
+
+def mean_of(tally: Tally) -> Moments:
+    """The moments of decodings that are all equally likely."""
+    means = tally.busy, tally.operations, tally.rounds, tally.drafted
+    return Moments(float(tally.time.mean()), float(tally.time.var()), *(float(values.mean()) for values in means))

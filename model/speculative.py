@@ -13,7 +13,7 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,7 @@ from model import checks
 from model.algorithms.speculative import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, moments, round_prices
+from model.rounds import AcceptanceLaw, moments, operations_of, round_prices
 from model.width import CurveLike, as_curve
 
 Floats = NDArray[np.float64]
@@ -46,8 +46,14 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     found = moments(parameters.draft_length, int(np.asarray(tokens)), law, prices)
     ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
     plain = float(np.asarray(tokens)) * cost.target_pass
-    values = found.time, found.variance, found.busy, ratio, parameters.units, plain, found.rounds, found.drafted
-    return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
+    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
+    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
+    return Prediction(*values)
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], passes: Mapping[str, int]) -> float:
+    """The arithmetic of rounds of which so many had (accepted, drafted) tokens, in that of a token in a pass of the target."""
+    return operations_of(rounds, round_prices(cost, parameters.draft_length))
 
 
 # --- One round: Eq. 1 and its law -----------------------------------------------------------------------------------

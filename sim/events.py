@@ -53,12 +53,18 @@ class Run:
     latency: float = 0.0
     busy: float = 0.0
     peak_units: int = 0
-    passes: int = 0
+    passes_of: Counter[str] = field(default_factory=Counter)
+    """Passes by the role of their model."""
     tokens: list[int] = field(default_factory=list)
     commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
     intervals: list[Interval] = field(default_factory=list)
+
+    @property
+    def passes(self) -> int:
+        """Passes of all models."""
+        return self.passes_of.total()
 
 
 class Answers(Protocol):
@@ -112,7 +118,8 @@ class _Engine:
         self.waiting: list[_Process] = []
         self.births: list[_Process] = []
         self.changed = self.done = False
-        self.active = self.peak = self.passes = 0
+        self.active = self.peak = 0
+        self.passes_of: Counter[str] = Counter()
         self.busy = self.link_free = 0.0
         self.result = Run()
         self.records: list[tuple[Interval, _Process | None]] = []
@@ -137,7 +144,7 @@ class _Engine:
             if holder is not None:
                 holder.release("cancelled")
         result = self.result
-        result.latency, result.busy, result.peak_units, result.passes = self.env.now, self.busy, self.peak, self.passes
+        result.latency, result.busy, result.peak_units, result.passes_of = self.env.now, self.busy, self.peak, self.passes_of
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -421,7 +428,7 @@ class _Process:
         step = self.step
         if isinstance(step, Forward):
             engine = self.engine
-            engine.passes += 1
+            engine.passes_of[step.role] += 1
             if engine.per_layer:
                 self.layer += 1  # all of them have run, the last included
             if step is self.body:
@@ -436,8 +443,8 @@ class _Process:
         engine, unit = self.engine, self.unit
         now = engine.env.now
         engine.busy += now - self.since
-        if fate == "cancelled":  # one that ends is counted where it ends
-            engine.passes += isinstance(self.step, Forward)
+        if fate == "cancelled" and isinstance(self.step, Forward):  # one that ends is counted where it ends
+            engine.passes_of[self.step.role] += 1
         if engine.record:
             self._record(fate, now)
         self.unit = -1

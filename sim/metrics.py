@@ -14,7 +14,7 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `tokens_per_round`        of methods that draft: output tokens over rounds, the target's own included
 `draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
 `operations_per_token`    arithmetic operations per output token, in those of a plain token (Theorem 3.11 of Leviathan et al.); of
-                          methods that do not draft, compute_per_token where units are busy with layers alone; not of beam searches
+                          methods that do not draft, compute_per_token where units are busy with layers alone
 ========================  =========================================================================================
 """
 
@@ -49,15 +49,13 @@ def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any) -> d
     return dict(zip(ESTIMATES, values, strict=True))
 
 
-def per_round(tokens: Any, rounds: Any, drafted: Any, operations_ratio: float | None) -> dict[str, Floats]:
-    """What is said of rounds, from how many of them, and of drafted tokens, there are in one decoding, in the mean.
+def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[str, Floats]:
+    """What is said of rounds, from how many of them, drafted tokens and operations there are in one decoding, in the mean.
 
-    Every round puts out one token that was not drafted. A pass of the target takes as many operations as it has tokens.
+    Every round puts out one token that was not drafted.
     """
-    rounds, drafted = np.asarray(rounds, dtype=np.float64), np.asarray(drafted, dtype=np.float64)
-    ratio = float("nan") if operations_ratio is None else operations_ratio
+    rounds, drafted, operations = (np.asarray(value, dtype=np.float64) for value in (rounds, drafted, operations))
     with np.errstate(divide="ignore", invalid="ignore"):
-        operations = rounds + drafted + np.where(drafted > 0, ratio * drafted, 0.0)
         values = tokens / rounds, (tokens - rounds) / drafted, operations / tokens
     return dict(zip(PER_ROUND, values, strict=True))
 

@@ -19,7 +19,7 @@ FEW_POINTS = 200
 MANY_POINTS = 100_000
 """Beyond so many points the theory's rows are not looked up for the intervals of the others, but computed again."""
 
-ROUNDS = ("rounds", "drafted", "accepted_lengths")
+ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths")
 """What the views say of rounds: sums over replications, and how many rounds accepted 0, 1, 2, ... tokens."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
@@ -60,8 +60,8 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
         sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
         row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if "rounds" in part.columns and part["rounds"].count():
-            rounds, drafted = (math.fsum(part[name]) / sums.count for name in ("rounds", "drafted"))
-            found = metrics.per_round(case.settings.tokens, rounds, drafted, case.operations_ratio)
+            means = (math.fsum(part[name]) / sums.count for name in ROUNDS[:3])
+            found = metrics.per_round(case.settings.tokens, *means)
             row |= {name: float(value) for name, value in found.items()}
         else:
             row |= views.operations_of(case, row["compute_per_token"])

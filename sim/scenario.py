@@ -22,7 +22,7 @@ from typing import Any
 
 from model import checks, published
 from model.checks import ParameterError
-from model.latency import RATIOS, UnitCost
+from model.latency import OPERATIONS, RATIOS, UnitCost
 from sim import acceptances, outcomes
 from sim.cluster import Cluster
 from sim.outcomes import Outcome
@@ -99,6 +99,7 @@ class Cost:
     medium_cost_ratio: float | None = None
     allow_slow_medium: bool = False
     operations_ratio: float | None = None
+    medium_operations_ratio: float | None = None
     verify_cost: tuple[tuple[int, float], ...] | None = None
     seconds_per_layer: float | None = None
 
@@ -110,7 +111,7 @@ class Cost:
             checks.one_of("task", self.task, {str(row["task"]) for row in published.table("deck-table-1").rows})
             if self.cost_ratio is not None:
                 raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or kind and task")
-        for name in ("cost_ratio", "medium_cost_ratio", "operations_ratio"):
+        for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0, MAX_TIME)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
@@ -170,7 +171,6 @@ class Case:
     """By the name of what the method asks for."""
     cost: UnitCost
     seconds_per_layer: float | None
-    operations_ratio: float | None
     cluster: Cluster
 
     @property
@@ -348,6 +348,13 @@ def case(tables: Tables, index: int = 0) -> Case:
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
                 " model over one of the target"
             )
+    counted = {OPERATIONS[role]: getattr(model, OPERATIONS[role]) for role in getattr(parameters, "ROLES", ())}
+    unknown = [ratio for ratio, value in counted.items() if value is None]
+    if 0 < len(unknown) < len(counted):
+        raise ParameterError(
+            f"{where['cost']}.{unknown[0]} is required by method {name} beside the other: the arithmetic of a token in that model"
+            " over that of one in the target; or leave out both, and operations are not counted"
+        )
     widest = getattr(parameters, "widest", 1)
     if model.curve is not None and model.curve.last < widest:
         raise ParameterError(
@@ -360,8 +367,7 @@ def case(tables: Tables, index: int = 0) -> Case:
     cluster = machine.cluster(parameters.units)
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
-    operations = cost.operations_ratio if getattr(parameters, "COUNTS_OPERATIONS", True) else None
-    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, operations, cluster)
+    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cluster)
 
 
 def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -398,8 +404,8 @@ def _refuse_unused(tables: Tables, methods: list[Tables]) -> None:
 def _refuse_unused_cost(where: str, table: Any, roles: set[str]) -> None:
     if not isinstance(table, Mapping):
         return
-    needs = {ratio: {role} for role, ratio in RATIOS.items()} | {
-        "task": {"draft"}, "allow_slow_medium": {"medium"}, "operations_ratio": {*RATIOS}, "verify_cost": {*RATIOS},
+    needs = {ratio: {role} for role, ratio in [*RATIOS.items(), *OPERATIONS.items()]} | {
+        "task": {"draft"}, "allow_slow_medium": {"medium"}, "verify_cost": {*RATIOS},
     }  # fmt: skip
     for key, users in needs.items():
         if key in table and not roles & users:

@@ -97,7 +97,8 @@ def formula_row(case: Case) -> Row:
     if prediction.rounds is None:
         row |= operations_of(case, row["compute_per_token"])
     else:
-        row |= _per_round(case, float(prediction.rounds), float(np.asarray(prediction.drafted)))
+        found = metrics.per_round(case.settings.tokens, prediction.rounds, prediction.drafted, prediction.operations)
+        row |= {name: float(value) for name, value in found.items()}
     return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
 
 
@@ -105,11 +106,6 @@ def operations_of(case: Case, compute_per_token: float) -> Row:
     """Operations of a method that does not draft, where its unit-time says them."""
     known = case.cost.only_layers and not getattr(case.parameters, "ROLES", ())
     return {"operations_per_token": compute_per_token} if known else {}
-
-
-def _per_round(case: Case, rounds: float, drafted: float) -> Row:
-    found = metrics.per_round(case.settings.tokens, rounds, drafted, case.operations_ratio)
-    return {name: float(value) for name, value in found.items()}
 
 
 def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
@@ -240,7 +236,7 @@ def paths_row(case: Case, start: int, stop: int) -> Row:
     latency, busy = found[0][own], found[1][own]
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency)
     if isinstance(found, Tally):
-        row |= {"rounds": float(found.rounds[own].sum()), "drafted": float(found.drafted[own].sum())}
+        row |= {name: float(getattr(found, name)[own].sum()) for name in ("rounds", "drafted", "operations")}
         if stop - start == coins.BLOCK:  # they are counted for a block as a whole
             row["accepted_lengths"] = found.accepted.tolist()
     return row
@@ -307,6 +303,8 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     rounds: Counter[tuple[int, int]] = sum((run.rounds for run in runs), Counter())
     if rounds:
         row |= {"rounds": float(rounds.total()), "drafted": float(sum(drafted * count for (_, drafted), count in rounds.items()))}
+        passes: Counter[str] = sum((run.passes_of for run in runs), Counter())
+        row |= {"operations": scenario.theory(case.method).operations(case.parameters, case.cost, rounds, passes)}
         row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:

@@ -18,7 +18,7 @@ from model.algorithms.adaptive import OPTIONS, Parameters, decode
 from model.checks import ParameterError
 from model.latency import UnitCost
 from model.policies import Constant, Gradient, Heuristic, Measured, Optimum, Policy, gradient, thresholds
-from model.rounds import ReplayRounds, Rounds, Tally, fixed, moments, round_prices, varying
+from model.rounds import ReplayRounds, RoundPrices, Rounds, Tally, fixed, moments, round_prices, varying
 from model.speculative import expected_tokens, optimal_draft_length, oracle_speedup, speedup
 from model.speculative_laws import expected_tokens_random_length
 from model.steps import Forward, Read
@@ -371,7 +371,7 @@ def test_gradient_ascent_by_hand() -> None:
 def test_policies_without_freedom_are_fixed_drafts() -> None:
     rng = np.random.default_rng(3)
     accept = rng.random((30, 50)) < 0.7
-    prices = round_prices(UnitCost(1, cost_ratio=0.25), 4)
+    prices = round_prices(UnitCost(1, cost_ratio=0.25, operations_ratio=0.5), 4)
     whole = fixed(4, 31, played(accept), prices, 50)
     optimum = Optimum(4, (4, 4), 0.2, "tested", (1.0, 2.0), 50)
     ascent = Gradient(4, (4, 4), 0.2, "drafted", (1.0, 2.0), 9.0, 50)
@@ -400,13 +400,14 @@ def sequences(law: Chain, positions: int) -> tuple[Bools, NDArray[np.float64]]:
 def means(tally: Tally, chance: NDArray[np.float64]) -> list[float]:
     """Mean and variance of the time, means of the others."""
     mean = float(tally.time @ chance)
-    others = (float(values @ chance) for values in (tally.busy, tally.rounds, tally.drafted))
+    others = (float(values @ chance) for values in (tally.busy, tally.operations, tally.rounds, tally.drafted))
     return [mean, float(((tally.time - mean) ** 2) @ chance), *others]
 
 
-def uneven(longest: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def uneven(longest: int) -> RoundPrices:
     """Prices by drafted tokens without any law."""
-    return np.array([1.0, 1.5, 1.7, 2.9, 3.1, 3.3])[: longest + 1], np.array([1.0, 1.1, 2.5, 2.6, 4.0, 4.1])[: longest + 1]
+    prices = [[1.0, 1.5, 1.7, 2.9, 3.1, 3.3], [1.0, 1.1, 2.5, 2.6, 4.0, 4.1], [1.0, 8.0, 3.0, 4.5, 9.0, 2.0]]
+    return RoundPrices(*np.array(prices)[:, : longest + 1])
 
 
 @pytest.mark.parametrize("law", CHAINS)
@@ -474,13 +475,13 @@ def test_recorded_outcomes_are_averaged() -> None:
 
 
 def test_prediction_is_what_the_walk_has_in_the_mean() -> None:
-    cost = UnitCost(4, cost_ratio=0.3, link=0.5, verify_cost=((1, 1.0), (9, 1.5)))
+    cost = UnitCost(4, cost_ratio=0.3, link=0.5, operations_ratio=0.2, verify_cost=((1, 1.0), (9, 1.5)))
     rows, chance = sequences(Iid(0.6), 8)
     for placement, units in (("together", 1), ("apart", 2)):
         parameters = choice("heuristic", placement=placement, draft_length=2)
         tally = varying(parameters.started(len(chance)), 8, played(rows), round_prices(cost, 6, apart=units == 2))
         found = adaptive.predict(parameters, 8, Iid(0.6), cost)
-        values = [found.latency, found.latency_variance, found.busy, found.rounds, found.drafted]
+        values = [found.latency, found.latency_variance, found.busy, found.operations, found.rounds, found.drafted]
         assert [float(np.asarray(value)) for value in values] == pytest.approx(means(tally, chance))
         assert (float(found.units), float(found.plain_latency)) == (units, 32)
         assert float(found.units_ratio) == 1 if units == 1 else math.isnan(found.units_ratio)
@@ -493,6 +494,7 @@ def test_what_the_theory_does_not_say_is_nan() -> None:
                   adaptive.predict(choice("confidence"), 8, laws, cost)):  # fmt: skip
         for value in (found.latency, found.latency_variance, found.busy, found.units_ratio):
             assert math.isnan(value)
+        assert found.operations is None
         assert (found.rounds, found.drafted, float(found.plain_latency), float(found.units)) == (None, None, 32, 1)
     known = adaptive.predict(choice("confidence"), 8, {**laws, "accept": Iid(0.5)}, cost)
     assert np.isfinite([known.latency, known.busy, known.latency_variance]).tolist() == [True, True, False]
@@ -552,7 +554,7 @@ def test_a_stop_that_says_nothing_is_a_random_length(low: float, rate: float) ->
     """E[N] = (1 - alpha E alpha^D)/(1 - alpha) and E[D], exactly; and in the sampled rounds, too."""
     flat = np.ones(8)
     law, doubt = Iid(rate), TwoClass(low, low)
-    long, longer = (adaptive.confidence_moments(7, tokens, law, doubt, (flat, flat)) for tokens in (500, 501))
+    long, longer = (adaptive.confidence_moments(7, tokens, law, doubt, RoundPrices(flat, flat, flat)) for tokens in (500, 501))
     shares = adaptive.stopped_lengths(low, 7)
     assert float(shares.sum()) == pytest.approx(1)
     tokens = float(expected_tokens_random_length(rate, shares))

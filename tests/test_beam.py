@@ -769,12 +769,29 @@ def test_the_decks_beam_table_as_a_scenario() -> None:
         assert row["paths_difference"] <= 1e-12 * row["latency"]
 
 
-def test_operations_are_not_counted_as_if_there_were_one_beam() -> None:
-    grid = Grid(tables(operations_ratio=0.1))
+def test_operations_are_those_of_all_beams() -> None:
+    grid = Grid(tables(operations_ratio=0.125))
     for point in range(grid.points):
-        row = views.formula_row(grid.case(point))
-        assert np.isnan(row["operations_per_token"])
-        assert row["tokens_per_round"] > 1
+        case = grid.case(point)
+        formula, paths, events = views.formula_row(case), views.paths_row(case, 0, 40), views.events_row(case, 0, 40)
+        assert paths["operations"] == events["operations"]
+        rounds, drafted = paths["rounds"], paths["drafted"]
+        assert paths["operations"] == 2 * (rounds + drafted * 1.125)  # two beams, drafted and tested
+        per_round = formula["tokens_per_round"], formula["draft_acceptance_rate"], formula["operations_per_token"]
+        rounds = 9 / per_round[0]
+        assert per_round[2] == pytest.approx(2 * (rounds + (9 - rounds) / per_round[1] * 1.125) / 9, rel=1e-12)
+    assert np.isnan(views.formula_row(Grid(tables()).case(0))["operations_per_token"])
+
+
+def test_a_wider_draft_starts_from_the_beams_that_are_kept() -> None:
+    """k = 2, u = 5: the target reads 2, 7, 12 tokens, the draft model 2 and 5 more."""
+    cost = UnitCost(3, cost_ratio=0.1, operations_ratio=0.5)
+    choice = Parameters(3, 2, 2, draft_beams=5)
+    prices = beam.beam_round_prices(choice, cost)
+    assert prices.operations.tolist() == [2.0, 7.0 + 1.0, 12.0 + 3.5]
+    rounds = Counter({(0, 2): 3, (1, 1): 2, (0, 0): 1})
+    assert beam.operations(choice, cost, rounds, {}) == 3 * 15.5 + 2 * 8 + 2
+    assert beam.beam_round_prices(choice, replace(cost, operations_ratio=None)).operations[0] == 2
 
 
 def test_fewer_units_than_beams_are_shared() -> None:
@@ -853,7 +870,7 @@ def test_a_prediction_is_of_floats_and_prices_of_every_draft_there_can_be() -> N
     choice = choose(("per-beam", "parallel"), 3, 4)
     cost = UnitCost(8, cost_ratio=0.25)
     found = beam.predict(choice, 9, Iid(0.5), cost)
-    values = (found.latency, found.busy, found.units, found.plain_latency, found.rounds, found.drafted)
+    values = (found.latency, found.busy, found.units, found.plain_latency, found.rounds, found.drafted, found.operations)
     assert {value.dtype for value in values if value is not None} == {np.dtype(np.float64)}
-    assert [len(prices) for prices in beam.beam_round_prices(choice, cost)] == [5, 5]
+    assert [len(prices) for prices in beam.beam_round_prices(choice, cost)] == [5, 5, 5]
     assert float(beam.plain_speed(3)) == float(beam.plain_speed(3, "batched")) == 1.0

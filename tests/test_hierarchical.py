@@ -94,6 +94,13 @@ def times(choice: Parameters, rounds: list[Round], cost: UnitCost) -> tuple[floa
     return busy + moves * cost.link, busy
 
 
+def arithmetic(rounds: list[Round], cost: UnitCost) -> float:
+    """Tokens in all passes, in those of the large model: the medium reads what is drafted for it, and one more a pass."""
+    large, small = sum(each.offered + 1 for each in rounds), sum(each.small for each in rounds)
+    medium = small + sum(each.medium for each in rounds)
+    return large + (cost.operations_ratio or 0) * small + (cost.medium_operations_ratio or 0) * medium
+
+
 def runs(coins: list[bool]) -> list[int]:
     return [run_length(coins[start:]) for start in range(len(coins))]
 
@@ -111,7 +118,7 @@ def decodings(draw: st.DrawFn) -> tuple[Parameters, int, UnitCost, int, float, f
     ratio = st.sampled_from([0.0, 0.25, 0.5, 1.5])
     cost = UnitCost(
         4, cost_ratio=draw(ratio), medium_cost_ratio=draw(ratio), link=draw(st.sampled_from([0.0, 0.5])),
-        verify_cost=draw(st.sampled_from([None, CURVE])),
+        operations_ratio=draw(ratio), medium_operations_ratio=draw(ratio), verify_cost=draw(st.sampled_from([None, CURVE])),
     )  # fmt: skip
     rate = st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0])
     return choice, draw(st.integers(1, 14)), cost, draw(st.integers(0, 10**6)), draw(rate), draw(rate)
@@ -143,7 +150,10 @@ def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
         small, medium_ = (sum(each[field] for each in rounds) for field in (0, 1))
         passes = {"target": len(rounds), "draft": small, "medium": medium_}
         assert work.passes_of == {role: number for role, number in passes.items() if number}
-        assert run.passes == work.passes == sum(passes.values())
+        assert (run.passes, run.passes_of) == (work.passes, work.passes_of)
+        computed = arithmetic(rounds, cost)
+        assert tally.operations[lane] == pytest.approx(computed, rel=1e-12)
+        assert hierarchical.operations(choice, cost, run.rounds, run.passes_of) == pytest.approx(computed, rel=1e-12)
     assert (np.arange(choice.longest + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted and one more, in every round
 
 
@@ -243,23 +253,24 @@ MEDIUM = [Iid(0.7), Iid(1.0), Iid(0.0), Markov(0.6, 0.6), Markov(0.5, -0.5), ByP
 
 
 def enumerated(choice: Parameters, tokens: int, large: Any, medium: Any, cost: UnitCost) -> list[float]:
-    total = np.zeros(6)
+    total = np.zeros(7)
     others = list(coin_paths(medium, tokens - 1))
     for survive, chance in survivor_paths(large, tokens - 1, choice.longest):
         for coins, other in others:
             rounds = by_hand(choice, tokens, [*survive, 0], [*coins, False])
             time, busy = times(choice, rounds, cost)
             offered = sum(each.offered for each in rounds)
-            total += chance * other * np.array([1, time, time**2, busy, len(rounds), offered])
+            total += chance * other * np.array([1, time, time**2, busy, arithmetic(rounds, cost), len(rounds), offered])
     assert total[0] == pytest.approx(1, abs=1e-12)
     return [float(value) for value in total[1:]]
 
 
 def check_moments(choice: Parameters, tokens: int, large: Any, medium: Any) -> None:
-    cost = UnitCost(4, cost_ratio=0.3, medium_cost_ratio=0.7, link=0.25, verify_cost=CURVE)
-    mean, square, busy, rounds, offered = enumerated(choice, tokens, large, medium, cost)
+    ratios = {"cost_ratio": 0.3, "medium_cost_ratio": 0.7, "operations_ratio": 0.2, "medium_operations_ratio": 0.45}
+    cost = UnitCost(4, link=0.25, verify_cost=CURVE, **ratios)
+    mean, square, *others = enumerated(choice, tokens, large, medium, cost)
     found = moments(choice, tokens, large, medium, cost)
-    assert (found.time, found.busy, found.rounds, found.drafted) == pytest.approx((mean, busy, rounds, offered), rel=1e-12)
+    assert (found.time, *found[2:]) == pytest.approx((mean, *others), rel=1e-12)
     if choice.reading == "recursive":
         assert math.isnan(found.variance)
     else:
@@ -293,6 +304,7 @@ def test_predict_says_what_the_moments_do() -> None:
         found, expected = hierarchical.predict(choice, 30, laws, cost), moments(choice, 30, Iid(0.7), Iid(0.9), cost)
         assert (float(found.latency), float(found.latency_variance)) == (expected.time, expected.variance)
         assert (float(found.busy), found.rounds, found.drafted) == (expected.busy, expected.rounds, expected.drafted)
+        assert np.isnan(expected.operations)  # nothing says what a token of the others takes
         assert (float(found.units), float(found.plain_latency)) == (units, 30 * 40)
         assert float(found.units_ratio) == 1.0 if units == 1 else np.isnan(found.units_ratio)
     free = UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.4)
@@ -310,6 +322,39 @@ def test_a_law_of_rounds_is_none_of_the_medium_models() -> None:
     for law in (Rounds.by_draft_position([0.9, 0.5]), ReplayRounds([[2, 0, 1]])):
         with pytest.raises(ParameterError, match=r"^this law of the medium model's outcomes has no closed form; .*'paths'"):
             moments(chosen("reuse", 2), 3, Iid(0.5), law, UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_operations_are_the_tokens_of_all_passes_but_for_those_read_late(reading: str) -> None:
+    """What a model has not read yet of the text it reads with its next pass, each token once: left out, as in Theorem 3.11."""
+    rng = np.random.default_rng(8)
+    for gamma, inner, rate in itertools.product((1, 3, 4), (1, 2), (0.0, 0.6, 1.0)):
+        choice, tokens = chosen(reading, gamma, inner), 25
+        kept = [runs((rng.random(40) < rate).tolist()) for _ in range(2)]
+        drafts = {"medium": Draft("target", kept[0]), "draft": Draft("medium", kept[1])}
+        widths: Counter[str] = Counter()
+        steps, world, written, answer = decode(choice, [0], tokens), World(1, 4, drafts=drafts), list[int](), None
+        world.written = written
+        rounds: Counter[tuple[int, int]] = Counter()
+        while len(written) < tokens:
+            step = steps.send(answer)
+            answer = world.read(step) if isinstance(step, Read) else step
+            if isinstance(step, Forward):
+                widths[step.role] += len(step.tokens)
+            elif isinstance(step, Commit):
+                written += step.tokens
+                rounds[len(step.tokens) - 1, step.drafted or 0] += 1
+                answer = None
+        passes = count(decode(choice, [0], tokens), World(1, 4, drafts=drafts), tokens).passes_of
+
+        def operations(small: float, medium: float) -> float:
+            cost = UnitCost(4, operations_ratio=small, medium_operations_ratio=medium)
+            return hierarchical.operations(choice, cost, rounds, passes)  # noqa: B023
+
+        large = operations(0, 0)
+        assert large == widths["target"]
+        for role, counted in (("draft", operations(1, 0) - large), ("medium", operations(0, 1) - large)):
+            assert counted <= widths[role] <= counted + tokens
 
 
 def test_many_tokens_go_as_the_closed_form_does_though_coins_are_used_again() -> None:

@@ -413,9 +413,21 @@ def test_what_a_scenario_must_say() -> None:
             sim.run({**scenario(), **change}, views=["formula"])
 
 
+@pytest.mark.parametrize("reading", READINGS)
+def test_three_views_count_operations_alike(reading: str) -> None:
+    table = sim.run(scenario(reading, operations_ratio=0.125, medium_operations_ratio=0.5))
+    found = {row["view"]: row["operations_per_token"] for row in table.to_dicts()}
+    formula, paths, events = (found[view] for view in ("formula", "paths", "events"))
+    assert paths == pytest.approx(formula, rel=0.01)
+    assert events == pytest.approx(formula, rel=0.1)  # 40 decodings
+    assert formula > 1
+    assert sim.run(scenario(reading), views=["formula"])["operations_per_token"].is_nan().all()
+
+
 def test_one_ratio_of_operations_does_not_count_three_models() -> None:
-    table = sim.run(scenario(operations_ratio=0.1), views=["formula", "events"])
-    assert table["operations_per_token"].is_nan().all()
+    for given, missing in (("operations_ratio", "medium_operations_ratio"), ("medium_operations_ratio", "operations_ratio")):
+        with pytest.raises(ParameterError, match=rf"cost\.{missing} is required by method hierarchical beside the other"):
+            sim.run(scenario(**{given: 0.1}), views=["formula"])
 
 
 def test_results_say_what_is_not_exact() -> None:

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,9 +17,9 @@ from numpy.typing import NDArray
 from model.acceptance import ByPosition, Iid, Law, Markov, Replay
 from model.checks import ParameterError
 from model.latency import UnitCost
-from model.rounds import ReplayRounds, Rounds, Tally, fixed, moments, round_prices
+from model.rounds import ReplayRounds, RoundPrices, Rounds, Tally, fixed, moments, operations_of, round_prices
 
-FLAT = np.ones(9)
+FLAT = RoundPrices(*np.ones((3, 9)))
 Floats = NDArray[np.float64]
 
 
@@ -180,15 +182,16 @@ def walks(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
 def test_the_walk_is_one_decoding_after_another(walk: tuple[int, int, list[list[int]]]) -> None:
     gamma, tokens, records = walk
     rng = np.random.default_rng(tokens)
-    time, busy = rng.integers(1, 50, gamma + 1) / 1.0, rng.integers(1, 50, gamma + 1) / 1.0
+    prices = RoundPrices(*rng.integers(1, 50, (3, gamma + 1)).astype(np.float64))
     count = len(records)
     coins = np.tile((np.arange(count) + 0.5) / count, (tokens, 1))
-    tally = fixed(gamma, tokens, ReplayRounds(records).drafts(tiles(coins)), (time, busy), count)
+    tally = fixed(gamma, tokens, ReplayRounds(records).drafts(tiles(coins)), prices, count)
     runs = [walked(gamma, tokens, record) for record in records]
     assert tally.rounds.tolist() == [len(run) for run in runs]
     assert tally.drafted.tolist() == [sum(length for _, length in run) for run in runs]
-    assert tally.time.tolist() == [sum(time[length] for _, length in run) for run in runs]
-    assert tally.busy.tolist() == [sum(busy[length] for _, length in run) for run in runs]
+    for found, price in zip(tally, prices, strict=False):
+        assert found.tolist() == [sum(price[length] for _, length in run) for run in runs]
+    assert [operations_of(Counter(run), prices) for run in runs] == tally.operations.tolist()
     kept = [accepted for run in runs for accepted, _ in run]
     assert tally.accepted.tolist() == [kept.count(accepted) for accepted in range(gamma + 1)]
     assert sum(kept) + len(kept) == tokens * count
@@ -201,14 +204,15 @@ def test_the_walk_asks_for_an_outcome_of_each_position_but_the_last() -> None:
         places.append(place.tolist())
         return np.array([True, False])
 
-    tally = fixed(2, 6, iter([outcome] * 5), (FLAT, FLAT), 2)
+    tally = fixed(2, 6, iter([outcome] * 5), FLAT, 2)
     assert places == [[0, 0], [1, 0], [2, 0], [0, 0], [1, 0]]
     assert tally.rounds.tolist() == [2.0, 6.0]
 
 
 def test_a_long_draft_is_counted_whole() -> None:
-    tally = fixed(250, 300, iter([lambda place: np.ones(1, dtype=np.bool_)] * 299), (np.arange(251.0), np.ones(251)), 1)
-    assert [values.tolist() for values in tally[:4]] == [[250.0 + 48], [2.0], [2.0], [250.0 + 48]]
+    prices = RoundPrices(np.arange(251.0), np.ones(251), np.full(251, 3.0))
+    tally = fixed(250, 300, iter([lambda place: np.ones(1, dtype=np.bool_)] * 299), prices, 1)
+    assert [values.tolist() for values in tally[:5]] == [[250.0 + 48], [2.0], [6.0], [2.0], [250.0 + 48]]
     assert tally.accepted[[48, 250]].tolist() == [1, 1]
 
 
@@ -217,12 +221,15 @@ def test_a_long_draft_is_counted_whole() -> None:
 
 def test_prices_of_rounds_by_hand() -> None:
     cost = UnitCost(10, final_head=2.0, cost_ratio=0.25, link=5.0, verify_cost=((1, 2.0), (2, 3.0), (3, 7.0)))
-    time, busy = round_prices(cost, 2)
+    time, busy, operations = round_prices(cost, 2)
     assert time.tolist() == busy.tolist() == [12.0, 3.0 + 18.0, 6.0 + 42.0]
-    time, busy = round_prices(cost, 2, apart=True)
+    time, busy, _ = round_prices(cost, 2, apart=True)
     assert busy.tolist() == [12.0, 21.0, 48.0]
     assert time.tolist() == [12.0, 31.0, 58.0]
-    assert [len(prices) for prices in round_prices(UnitCost(1, cost_ratio=0.0), 0)] == [1, 1]
+    assert operations[0] == 1  # who drafts nothing needs no ratio
+    assert np.isnan(operations[1:]).all()
+    assert round_prices(replace(cost, operations_ratio=0.25), 2).operations.tolist() == [1.0, 2.25, 3.5]
+    assert [len(prices) for prices in round_prices(UnitCost(1, cost_ratio=0.0), 0)] == [1, 1, 1]
     with refused("cost_ratio is required: the time of a pass of the draft model over one of the target"):
         round_prices(UnitCost(10), 1)
 
@@ -258,25 +265,26 @@ LAWS: list[Any] = [
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
 @pytest.mark.parametrize("gamma", [0, 1, 2, 3])
 def test_moments_are_those_of_all_luck(law: Any, tokens: int, gamma: int) -> None:
-    time, busy = np.array([1.0, 1.75, 4.0, 3.5]), np.array([1.0, 1.5, 2.25, 3.0])
+    time, busy, operations = np.array([[1.0, 1.75, 4.0, 3.5], [1.0, 1.5, 2.25, 3.0], [1.0, 7.0, 5.0, 8.5]])[:, : gamma + 1]
     ways = [(chance, walked(gamma, tokens, [*run, 0])) for chance, run in likely(law, tokens - 1)]
 
     def mean(of: Any) -> float:
         return math.fsum(chance * of(run) for chance, run in ways)
 
-    found = moments(gamma, tokens, law, (time[: gamma + 1], busy[: gamma + 1]))
+    found = moments(gamma, tokens, law, RoundPrices(time, busy, operations))
     want = mean(lambda run: sum(time[length] for _, length in run))
     variance = mean(lambda run: (sum(time[length] for _, length in run) - want) ** 2)
     assert found.time == pytest.approx(want, rel=1e-13)
     assert found.variance == pytest.approx(variance, rel=1e-10, abs=1e-12)
     assert found.busy == pytest.approx(mean(lambda run: sum(busy[length] for _, length in run)), rel=1e-13)
+    assert found.operations == pytest.approx(mean(lambda run: sum(operations[length] for _, length in run)), rel=1e-13)
     assert found.rounds == pytest.approx(mean(len), rel=1e-13)
     assert found.drafted == pytest.approx(mean(lambda run: sum(length for _, length in run)), rel=1e-13, abs=1e-13)
 
 
 @given(st.floats(0, 1), st.integers(0, 6), st.integers(1, 60))
 def test_a_certain_decoding_has_no_variance_below_zero(rate: float, gamma: int, tokens: int) -> None:
-    prices = (np.full(gamma + 1, 0.1), np.full(gamma + 1, 0.1))
+    prices = RoundPrices(*np.full((3, gamma + 1), 0.1))
     assert moments(gamma, tokens, Iid(rate), prices).variance >= 0
 
 
@@ -289,12 +297,13 @@ def test_a_certain_decoding_has_no_variance_below_zero(rate: float, gamma: int, 
 )
 @pytest.mark.parametrize("tokens", [1, 2, 5])
 def test_moments_of_records_are_their_means(law: Any, survivors: list[list[int]], tokens: int) -> None:
-    time, busy = np.array([1.0, 1.75, 4.0]), np.array([1.0, 1.5, 2.25])
+    time, busy, operations = np.array([[1.0, 1.75, 4.0], [1.0, 1.5, 2.25], [1.0, 7.0, 5.0]])
     runs = [walked(2, tokens, run) for run in survivors]
     times = [sum(time[length] for _, length in run) for run in runs]
-    found = moments(2, tokens, law, (time, busy))
+    found = moments(2, tokens, law, RoundPrices(time, busy, operations))
     want = (
         np.mean(times), np.var(times), np.mean([sum(busy[length] for _, length in run) for run in runs]),
+        np.mean([sum(operations[length] for _, length in run) for run in runs]),
         np.mean([len(run) for run in runs]), np.mean([sum(length for _, length in run) for run in runs]),
     )  # fmt: skip
     assert tuple(found) == pytest.approx(want, rel=1e-14)
@@ -305,8 +314,8 @@ def test_a_law_that_is_none_of_these_is_refused() -> None:
         mean = variance = pmf = sample = None  # type: ignore[assignment]
 
     with refused(r"this law of outcomes has no closed form for drafts; ask for views = \['paths'\]"):
-        moments(1, 2, Other(), (FLAT[:2], FLAT[:2]))
+        moments(1, 2, Other(), FLAT)
 
 
 def test_a_tally_has_a_name_for_each_of_its_values() -> None:
-    assert Tally._fields == ("time", "busy", "rounds", "drafted", "accepted")
+    assert Tally._fields == ("time", "busy", "operations", "rounds", "drafted", "accepted")

@@ -52,7 +52,6 @@ class Parameters:
 
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
-    COUNTS_OPERATIONS = False  # a round's passes are over more tokens than it drafts
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length", "num_beams": "beams"})
 

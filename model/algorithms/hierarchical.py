@@ -52,7 +52,6 @@ class Parameters:
 
     OUTCOMES = ("accept", "medium_accept")
     ROLES = ("draft", "medium")
-    COUNTS_OPERATIONS = False  # one ratio does not count three models
     IMITATES = MappingProxyType({"medium": ("target", "accept"), "draft": ("medium", "medium_accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 

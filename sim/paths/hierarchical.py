@@ -36,7 +36,7 @@ def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Mapping[
     price = prices(parameters, cost)
     accept, medium_accept = outcomes["accept"], outcomes["medium_accept"]
     offer = _recursively if parameters.reading == "recursive" else _at_once
-    time, busy, rounds, drafted = np.zeros((4, BLOCK))
+    time, busy, operations, rounds, drafted = np.zeros((5, BLOCK))
     reached = np.zeros(parameters.longest + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
     phase, limit = np.zeros(BLOCK, dtype=np.uint8), np.zeros(BLOCK, dtype=np.int64)
     anywhere = phase.copy()  # the medium model's outcomes do not depend on the place in a draft
@@ -48,9 +48,10 @@ def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Mapping[
             ahead.append(next(medium_accept)(anywhere).copy())
         starting = phase == 0
         found = offer(parameters, list(ahead), room)
-        work = found.drafts * price.draft + found.mediums * price.medium + price.verify[found.offered]
+        work, arithmetic = price.work(found.drafts, found.mediums, found.offered)
         busy += starting * work
         time += starting * (work + found.moves * price.link)
+        operations += starting * arithmetic
         rounds += starting
         drafted += starting * found.offered
         np.copyto(limit, found.offered, where=starting)
@@ -60,7 +61,7 @@ def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Mapping[
         going_on = (phase < limit) & next(accept)(phase)
         phase = ((phase + 1) * going_on).astype(np.uint8)
         ahead.popleft()
-    return Tally(time, busy, rounds, drafted, reached - np.append(reached[1:], 0))
+    return Tally(time, busy, operations, rounds, drafted, reached - np.append(reached[1:], 0))
 
 
 def _at_once(parameters: Parameters, coins: Sequence[Bools], room: int) -> Offer:
