@@ -89,7 +89,7 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     risen = np.minimum(lengths + RISE, longest) - 1
     # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; by how far ahead of the
     # position, draft length and outcome before.
-    ahead = np.zeros((7, longest + 2, longest, 2))
+    ahead = np.zeros((7, longest + 1, longest, 2))
     ahead[0, 0, first - 1, 0] = 1.0
     for start in range(tokens):
         count = np.minimum(lengths, tokens - 1 - start)
@@ -106,7 +106,7 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
             rejected = spent[:, None, :, before] * ends
             ahead[:, :most, :-1, 0] += rejected[:, :, 1:]
             ahead[:, :most, 0, 0] += rejected[:, :, 0]
-            behind = np.where((count == 0) & (not before), low[start, 0], high[start + count, count])
+            behind = high[start + count, count]  # of the last position alone it may be wrong: no round starts after that
             whole = spent[:, :, before] * survival[count]
             for outcome, chance in ((0, 1 - behind), (1, behind)):
                 where: Any = slice(None), count, risen, outcome
@@ -163,7 +163,6 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
                 reached *= rate * goes_on
             if not count:
                 total += reached * charges[:, 0]
-                _bonus(starts, start, reached, (high if before else low)[start, 0])
     return Moments(float(total[0]), float("nan"), *total[1:].tolist())
 
 
@@ -198,14 +197,12 @@ def heuristic_lengths(acceptance_rate: ArrayLike, longest: int) -> Floats:
     checks.whole("longest", longest, 1)
     # What is never rejected ends at the longest; any rate will do until that is put right.
     sure = rate == 1
-    safe = np.where(sure, 0.5, rate)[..., None]
+    safe = np.where(sure, 0.5, rate)
     shares = np.zeros((*rate.shape, longest + 1))
-    shares[..., 1:2] = 1.0
+    shares[..., 1] = 1.0
     for gamma in range(1, longest):
-        up = shares[..., gamma : gamma + 1] * safe**gamma
-        if gamma > 1:
-            up = up + shares[..., gamma - 1 : gamma] * safe ** (gamma - 1)
-        shares[..., gamma + 1 : gamma + 2] = up / (1 - safe ** (gamma + 1))
+        up = shares[..., gamma] * safe**gamma + shares[..., gamma - 1] * safe ** (gamma - 1)
+        shares[..., gamma + 1] = up / (1 - safe ** (gamma + 1))
         shares /= shares.max(axis=-1, keepdims=True)  # near 1 they would run over
     shares /= shares.sum(axis=-1, keepdims=True)
     shares[sure] = np.arange(longest + 1) == longest

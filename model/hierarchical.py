@@ -250,7 +250,7 @@ def breakeven_small_acceptance_rate(
         reading=reading, inner_draft_length=inner_draft_length,
     )  # fmt: skip
     gamma = _length(draft_length)
-    length = np.maximum(speed * (1 + gamma * checks.array("cost_ratio", cost_ratio, 0)), 1.0)
+    length = np.maximum(speed * (1 + gamma * np.asarray(cost_ratio, dtype=np.float64)), 1.0)
     return _rate_of_length(length, gamma)
 
 

@@ -487,6 +487,14 @@ def test_prediction_is_what_the_walk_has_in_the_mean() -> None:
         assert float(found.units_ratio) == 1 if units == 1 else math.isnan(found.units_ratio)
 
 
+def test_sure_coins_leave_no_variance_and_rounding_none_below_zero() -> None:
+    prices = round_prices(UnitCost(7, cost_ratio=0.1), 9)
+    for rate, tokens, longest in itertools.product((0.0, 1.0), (50, 111, 223), (1, 4, 9)):
+        assert 0 <= adaptive.heuristic_moments(1, longest, tokens, Iid(rate), prices).variance < 1e-6
+    found = adaptive.predict(choice("heuristic"), 1, Iid(0.5), UnitCost(4, cost_ratio=0.25))
+    assert {value.dtype for value in (found.latency, found.units, found.plain_latency)} == {np.dtype(np.float64)}
+
+
 def test_what_the_theory_does_not_say_is_nan() -> None:
     cost = UnitCost(4, cost_ratio=0.3)
     laws: dict[str, Any] = {"accept": Replay([[True] * 9]), "confidence": TwoClass(0.1, 0.5)}

@@ -125,6 +125,14 @@ def test_each_argument_is_refused_by_its_name_just_outside_its_bounds(
             function(**{**middle, name: value}, **more)
 
 
+@pytest.mark.parametrize(("function", "domains", "more"), ONE, ids=named)
+def test_what_is_one_number_is_no_list(function: Callable[..., Any], domains: dict[str, Domain], more: dict[str, Any]) -> None:
+    middle = {name: domain.good[1] for name, domain in domains.items()}
+    for name, domain in domains.items():
+        with pytest.raises(ParameterError, match=rf"^{name} must be a (whole )?number, got \["):
+            function(**{**middle, name: [domain.good[1], domain.good[2]]}, **more)
+
+
 @pytest.mark.parametrize(("function", "domains", "more"), ELEMENTWISE, ids=named)
 def test_the_first_bad_element_is_named(function: Callable[..., Any], domains: dict[str, Domain], more: dict[str, Any]) -> None:
     middle = {name: domain.good[1] for name, domain in domains.items()}
