@@ -320,7 +320,7 @@ def cascade_speedup(
     small, ratio = checks.array("cost_ratio", cost_ratio, 0), checks.array("medium_cost_ratio", medium_cost_ratio, 0)
     # In powers that are added up, so that nothing cancels near a2 = 1: 1 - phi^n = (1 - phi) (1 + phi + ... + phi^(n-1)).
     series = sum_of_powers(medium * rate, k + 1)
-    phi = np.clip(1 - (1 - rate) * series, 0.0, 1.0)
+    phi = np.asarray(1 - (1 - rate) * series)
     return np.asarray((1 + rate * series * sum_of_powers(phi, n)) / (1 + n * ratio + n * k * small))
 
 

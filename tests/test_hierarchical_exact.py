@@ -268,6 +268,31 @@ def test_the_range_of_the_deck_ends_where_a_rate_does() -> None:
         assert not np.isnan(hierarchical.rates_of_speeds(1.13, 1.46, 3, DECK_SMALL, edge + inside)[1])
 
 
+@pytest.mark.parametrize("reading", READINGS)
+def test_the_rates_of_speeds_are_found_again(reading: str) -> None:
+    """From the speeds that they give; and exactly at the ends, a medium model that keeps nothing, or everything."""
+    more: dict[str, Any] = {"reading": reading, "inner_draft_length": 2 if reading == "recursive" else None}
+    for large, small, gamma in itertools.product((0.2, 0.9), (0.1, 0.4, 0.97), (2, 4)):
+        pair = sum(large**j for j in range(gamma + 1)) / (1 + gamma * 0.5)
+        goal = float(hierarchical.speedup(large, small, gamma, 0.05, 0.5, **more))
+        found = [float(rate) for rate in hierarchical.rates_of_speeds(pair, goal, gamma, 0.05, 0.5, **more)]
+        assert found == pytest.approx([large, small], abs=1e-9)
+    for small in (0.0, 1.0):  # all of these are binary fractions: nothing is rounded
+        goal = float(hierarchical.speedup(0.5, small, 2, 0.25, 0.5, **more))
+        found = [float(rate) for rate in hierarchical.rates_of_speeds(0.875, goal, 2, 0.25, 0.5, **more)]
+        assert found == [0.5, pytest.approx(small)]
+
+
+def test_speeds_that_no_rate_explains() -> None:
+    for pair, goal in ((0.1, 1.4), (9.0, 1.4), (1.2, 9.0), (1.2, 0.1)):  # too slow, too fast: the pair, the three
+        assert np.isnan(hierarchical.rates_of_speeds(pair, goal, 3, 0.1, 0.2)[1])
+    assert np.isnan(hierarchical.rates_of_speeds(0.0, 0.5, 3, 0.1, 0.2)[0])
+    for name, value in (("medium_speedup", -0.01), ("hierarchy_speedup", -0.01), ("medium_cost_ratio", -0.01)):
+        given = {"medium_speedup": 1.1, "hierarchy_speedup": 1.2, "medium_cost_ratio": 0.5, name: value}
+        with pytest.raises(ParameterError, match=rf"^{name} must be at least 0, got -0\.01"):
+            hierarchical.rates_of_speeds(draft_length=3, cost_ratio=0.1, **given)
+
+
 # --- The vertical cascade: property 17 --------------------------------------------------------------------------------
 
 
