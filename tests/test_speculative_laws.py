@@ -113,6 +113,10 @@ def test_the_moments_of_a_beta_law_are_those_of_its_density() -> None:
     exact = [w @ (density * x**j) for j in range(1, 6)]
     assert near(laws.beta_moments(8, 2, 5), exact, rtol=1e-13)
     assert round(float(1 + sum(exact)), 3) == 3.857
+    grid = laws.beta_moments([[8.0], [1.0]], [2.0, 5.0, 0.5], 5)
+    assert grid.shape == (2, 3, 5)
+    assert grid[0, 0].tolist() == laws.beta_moments(8, 2, 5).tolist()
+    assert grid[1, 2].tolist() == laws.beta_moments(1, 0.5, 5).tolist()
     value = laws.expected_tokens_shared_rate(laws.beta_moments(8, 2, 5))
     assert near(w @ (density * sd.expected_tokens(x, 5)), value, rtol=1e-13)
 
@@ -148,6 +152,7 @@ def test_the_iid_error_of_coins_is_noise_and_of_a_fading_draft_is_large() -> Non
         assert abs(laws.iid_error(matches, gamma)) < 0.01
         parts = laws.iid_error([matches[:20_000], matches[20_000:]], gamma)
         assert parts == pytest.approx(laws.iid_error(matches, gamma), abs=1e-3)
+        assert laws.iid_error([matches], gamma) == laws.iid_error(matches, gamma)
     # Right at once with chance 0.7, afterwards never: gamma = 1 sees no difference, longer drafts do.
     fading = np.where(coins, 2, 1)
     assert abs(laws.iid_error(fading, 1)) < 0.01
@@ -223,7 +228,15 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: laws.expected_tokens_shared_rate(0.5), "moments must be a list"),
     (lambda: laws.expected_tokens_shared_rate([0.5, 0.6]), "moments must not rise"),
     (lambda: laws.expected_tokens_shared_rate([0.5, 0.1]), r"moments must be at least E\[B\]\^j"),
-    (lambda: laws.beta_moments(0, 1, 3), "a must be above 0"),
+    (lambda: laws.expected_tokens_shared_rate([0.5, -0.1]), r"^moments\[1\] must be between 0 and 1, got -0\.1"),
+    (lambda: laws.expected_tokens_shared_rate([1.5, 0.5]), r"^moments\[0\] must be between 0 and 1, got 1\.5"),
+    (lambda: laws.beta_moments(0, 1, 3), "^a must be above 0"),
+    (lambda: laws.beta_moments(1, [2, 0], 3), "^b must be above 0"),
+    (lambda: laws.beta_moments(-0.5, 1, 3), r"^a must be at least 0, got -0\.5"),
+    (lambda: laws.beta_moments(1, -0.5, 3), r"^b must be at least 0, got -0\.5"),
+    (lambda: laws.expected_tokens_random_length(-0.1, [0.5, 0.5]), r"^acceptance_rate must be between 0 and 1, got -0\.1"),
+    (lambda: laws.expected_tokens_random_length(1.1, [0.5, 0.5]), r"^acceptance_rate must be between 0 and 1, got 1\.1"),
+    (lambda: laws.iid_error([], 3), "^lengths must be a list"),
     (lambda: laws.expected_tokens_markov(0.8, -0.9, 3), "correlation must be at least"),
     (lambda: laws.expected_tokens_markov(0.8, 0.1, 3, "draft"), "unknown chain 'draft'"),  # type: ignore[arg-type]
     (lambda: laws.expected_tokens_random_length(0.5, [0.5, 0.4]), r"length_pmf must sum to 1, got 0\.9"),
