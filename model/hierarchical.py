@@ -71,8 +71,7 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
     """
     large = sum(count * (offered + 1) for (_, offered), count in rounds.items())
     small, medium = passes["draft"], passes["medium"]
-    beside = small * cost.operations("draft") if small else 0.0
-    return large + beside + ((small + medium) * cost.operations("medium") if medium else 0.0)
+    return large + small * cost.operations("draft") + (small + medium) * cost.operations("medium")
 
 
 # --- One round --------------------------------------------------------------------------------------------------------

@@ -46,8 +46,7 @@ class Prices(NamedTuple):
         A pass of the medium model reads what was drafted for it, and one token more.
         """
         busy = drafts * self.draft + mediums * self.medium + self.verify[offered]
-        beside = np.where(drafts > 0, drafts * self.draft_operations, 0.0)
-        beside = beside + np.where(mediums > 0, (drafts + mediums) * self.medium_operations, 0.0)
+        beside = drafts * self.draft_operations + (drafts + mediums) * self.medium_operations
         return busy, offered + 1 + beside
 
 
@@ -199,8 +198,7 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
     assert inner is not None
     drafted = np.arange(inner + 1.0)
     busy_of = np.asarray(drafted * price.draft + price.medium)
-    beside = np.where(drafted > 0, drafted * price.draft_operations, 0.0)
-    operations = beside + (drafted + 1) * price.medium_operations
+    operations = np.asarray(drafted * price.draft_operations + (drafted + 1) * price.medium_operations)
     inside = rounds.RoundPrices(busy_of + np.where(drafted > 0, 2 * price.link, 0.0), busy_of, operations)
 
     @cache

@@ -346,12 +346,12 @@ def list_(
     sim ls outcomes
     """
     from model import checks, published
-    from sim import scenario
+    from sim import cases, methods, scenario
 
     if what == "methods":
         from dataclasses import fields
 
-        found = {name: scenario.algorithm(name) for name in scenario.method_names()}
+        found = {name: methods.algorithm(name) for name in methods.names()}
         rows = {
             name: f"{(module.__doc__ or '').splitlines()[0]} ({', '.join(field.name for field in fields(module.Parameters))})"
             for name, module in found.items()
@@ -359,7 +359,7 @@ def list_(
     elif what == "scenarios":
         rows = {name: scenario.load(name)["scenario"].get("description", "") for name in scenario.names()}
     elif what == "outcomes":
-        laws: dict[str, Any] = {f"{name}: {kind}": law for name, kinds in scenario.LAWS.items() for kind, law in kinds.items()}
+        laws: dict[str, Any] = {f"{name}: {kind}": law for name, kinds in cases.LAWS.items() for kind, law in kinds.items()}
         rows = {
             name: f"{(law.__doc__ or '').splitlines()[0]} ({', '.join(law.__dataclass_fields__)})" for name, law in laws.items()
         }

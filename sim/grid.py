@@ -13,8 +13,9 @@ import numpy as np
 
 from model import checks
 from model.checks import ParameterError
-from sim import scenario
-from sim.scenario import SECTIONS, Case, Tables
+from sim import cases, scenario
+from sim.cases import Case
+from sim.scenario import SECTIONS, Tables
 
 LOOKED_AT_UP_TO = 512
 """A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
@@ -153,7 +154,7 @@ class Grid:
         tables = copy.deepcopy(self.base)
         for axis, index in zip(self.axes, where, strict=True):
             scenario.apply(tables, axis.path, axis.values[index])
-        return scenario.case(tables, method)
+        return cases.resolve(tables, method)
 
 
 def _values(path: str, values: Any) -> Sequence[Any]:

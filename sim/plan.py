@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from model import coins
 from model.checks import ParameterError
-from sim import scenario, views
+from sim import cases, views
 from sim.grid import Grid
 
 SHARD_SECONDS = 1.0
@@ -36,7 +36,7 @@ class Plan:
         settings = grid.base.get("scenario", {})
         self.grid = grid
         self.arrays = views.takes_arrays(grid)
-        self.views = tuple(settings.get("views", scenario.VIEWS))
+        self.views = tuple(settings.get("views", cases.VIEWS))
         largest = self._largest(grid)
         paths, events = self._replications()
         self.replications = {"formula": 1, "paths": paths, "events": events}
@@ -47,7 +47,7 @@ class Plan:
         self.size = {"formula": 1, "paths": coins.BLOCK, "events": runs}
         self.seconds = {"formula": 1e-3, "paths": path_seconds, "events": run_seconds * min(runs, events)}
 
-    def _largest(self, grid: Grid) -> scenario.Case:
+    def _largest(self, grid: Grid) -> cases.Case:
         """The point whose decoding is taken as the measure of all: the last, since axes are mostly written upwards."""
         for point in (grid.points - 1, 0, *range(1, min(grid.points, 1000))):
             try:

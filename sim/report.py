@@ -19,8 +19,9 @@ from rich.table import Table
 
 from sim import metrics
 from sim.files import write_text
+from sim.methods import algorithm
 from sim.outcomes import RATES
-from sim.scenario import algorithm, cost_source, method_tables
+from sim.scenario import cost_source, method_tables
 from sim.sweep import Report
 
 MOST_ROWS = 60

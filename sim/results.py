@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 
-from sim import metrics, scenario, views
+from sim import methods, metrics, views
+from sim.cases import Case
 from sim.grid import Grid
 from sim.metrics import Sums
-from sim.scenario import Case
 
 FEW_POINTS = 200
 """Up to so many points the whole distribution of the latency is kept."""
@@ -111,7 +111,7 @@ def _accepted(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]
 
 def _law(point: int, case: Case) -> list[dict[str, Any]]:
     """The theory's own distribution of the latency, where it has one."""
-    law = getattr(scenario.theory(case.method), "distribution", None)
+    law = getattr(methods.theory(case.method), "distribution", None)
     if law is None or case.outcome is None:
         return []
     found = law(case.parameters, case.settings.tokens, case.outcome.law, case.cost)

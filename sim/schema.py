@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from sim import scenario
-from sim.scenario import LAWS
+from sim import cases, methods
+from sim.cases import LAWS
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
@@ -22,18 +22,18 @@ def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any
 
 def of_scenarios() -> dict[str, Any]:
     """The schema of a whole scenario."""
-    cost = _of(scenario.Cost)
+    cost = _of(cases.Cost)
     laws = {outcome: {"anyOf": [_of(kind, name, key="kind") for name, kind in kinds.items()]} for outcome, kinds in LAWS.items()}
     by_name = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": laws}
     anything = {"anyOf": [*(law for each in laws.values() for law in each["anyOf"]), by_name]}
-    methods = [_of(scenario.algorithm(name).Parameters, name) for name in scenario.method_names()]
-    for name, table in zip(scenario.method_names(), methods, strict=True):
-        for alias, meant in getattr(scenario.algorithm(name).Parameters, "ALIASES", {}).items():
+    tables = [_of(methods.algorithm(name).Parameters, name) for name in methods.names()]
+    for name, table in zip(methods.names(), tables, strict=True):
+        for alias, meant in getattr(methods.algorithm(name).Parameters, "ALIASES", {}).items():
             table["properties"][alias] = table["properties"][meant]
             table["required"].remove(meant)
             table["oneOf"] = [{"required": [alias]}, {"required": [meant]}]
         table["properties"] |= {"outcomes": anything, "cost": cost}
-    method = {"anyOf": methods}
+    method = {"anyOf": tables}
     values = {"type": "array", "minItems": 1}
     span = {"type": "object", "required": ["from", "to", "count"], "additionalProperties": False, "properties": {
         "from": {"type": "number"}, "to": {"type": "number"}, "count": {"type": "integer", "minimum": 1}}}  # fmt: skip
@@ -41,9 +41,9 @@ def of_scenarios() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "decodesim scenario", "type": "object",
         "additionalProperties": False, "required": ["scenario", "method"],
         "properties": {
-            "scenario": _of(scenario.Settings),
+            "scenario": _of(cases.Settings),
             "method": {"anyOf": [method, {"type": "array", "minItems": 1, "items": method}]},
-            "outcomes": anything, "cost": cost, "cluster": _of(scenario.Machine),
+            "outcomes": anything, "cost": cost, "cluster": _of(cases.Machine),
             "sweep": {"type": "object", "additionalProperties": {"anyOf": [values, span]}},
         },
     }  # fmt: skip

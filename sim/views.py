@@ -26,11 +26,11 @@ from model.prediction import Prediction
 from model.rounds import Tally
 from model.steps import CacheError
 from model.world import Draft, World
-from sim import metrics, scenario
+from sim import cases, methods, metrics, scenario
+from sim.cases import Case
 from sim.grid import Grid
 from sim.metrics import Sums
 from sim.outcomes import RATES
-from sim.scenario import Case
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
@@ -55,7 +55,7 @@ def takes_arrays(grid: Grid) -> bool:
         grid.methods == 1
         and not grid.base.get("cost")
         and grid.base.get("outcomes", {}).get("kind") == "iid"
-        and getattr(scenario.theory(first["name"]), "ARRAYS", False)
+        and getattr(methods.theory(first["name"]), "ARRAYS", False)
         and bool(grid.axes)
         and all(axis.path in ARRAY_AXES and axis.numeric for axis in grid.axes)
     )
@@ -63,7 +63,7 @@ def takes_arrays(grid: Grid) -> bool:
 
 def formula_of(case: Case) -> tuple[dict[str, Floats], dict[str, Floats] | None, Prediction]:
     """The estimates of one point, their least and greatest over the interval of the match rate, and the prediction itself."""
-    predict = scenario.theory(case.method).predict
+    predict = methods.theory(case.method).predict
 
     def estimate(end: str) -> tuple[dict[str, Floats], Prediction]:
         laws = {name: getattr(outcome, end) or outcome.law for name, outcome in case.outcomes.items()}
@@ -114,14 +114,14 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     on = {axis.path: _gather(axis.values, index) for axis, index in zip(grid.axes, where, strict=True)}
     table = dict(scenario.method_tables(grid.base)[0])
     name = table.pop("name")
-    module = scenario.algorithm(name)
+    module = methods.algorithm(name)
     table |= {path.partition(".")[2]: values for path, values in on.items() if path.startswith("method.")}
     defaults = {field: value.default for field, value in module.Parameters.__dataclass_fields__.items() if field not in table}
     parameters: Any = SimpleNamespace(**defaults, **table)
     tokens = on.get("scenario.tokens", grid.base["scenario"].get("tokens"))
     outcome = {"trials": None, "source": "assumed", **grid.base["outcomes"]}
     rate = on.get("outcomes.match_rate", outcome.get("match_rate"))
-    predict = scenario.theory(name).predict
+    predict = methods.theory(name).predict
     plain = UnitCost(1)
 
     def estimate(rate: Any) -> tuple[dict[str, Floats], Prediction]:
@@ -137,7 +137,7 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     columns |= {"match_rate_low": low, "match_rate_high": high, "match_rate_trials": outcome["trials"]}
     columns |= {"outcomes_source": outcome["source"]}
     units = np.asarray(prediction.units).astype(np.int64)
-    machine = scenario.Machine(**grid.base.get("cluster", {}))
+    machine = cases.Machine(**grid.base.get("cluster", {}))
     held = units if machine.units is None else np.asarray(machine.units)
     slow = machine.links == "shared" or machine.stop != "now"
     columns |= {"units": held, "contended": (held < units) | slow, "exact": module.Parameters.EXACT, **estimates}
@@ -217,7 +217,7 @@ def survivors_of(case: Case, block: int, positions: int, name: str = "accept") -
 
 def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     """Time and unit-time of a block of replications by the method's vectorised twin, and what else it tells."""
-    twin = scenario.twin(case.method)
+    twin = methods.twin(case.method)
     positions = case.settings.tokens - (0 if getattr(twin, "LAST_MATTERS", True) else 1)
     played = {
         name: outcome_tiles(case, block, positions, name) if name in BY_TILES else drafts_of(case, block, positions, name)
@@ -290,7 +290,7 @@ def simulate(case: Case, world: World, *, per_layer: bool = False, record: bool 
     """One decoding on units and links; a `sim.events.Run`."""
     from sim import events
 
-    steps = scenario.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
+    steps = methods.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
     return events.simulate(steps, case.settings.tokens, case.cluster, case.cost, world, per_layer=per_layer, record=record)
 
 
@@ -304,7 +304,7 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     if rounds:
         row |= {"rounds": float(rounds.total()), "drafted": float(sum(drafted * count for (_, drafted), count in rounds.items()))}
         passes: Counter[str] = sum((run.passes_of for run in runs), Counter())
-        row |= {"operations": scenario.theory(case.method).operations(case.parameters, case.cost, rounds, passes)}
+        row |= {"operations": methods.theory(case.method).operations(case.parameters, case.cost, rounds, passes)}
         row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:

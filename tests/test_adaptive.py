@@ -24,7 +24,7 @@ from model.speculative_laws import expected_tokens_random_length
 from model.steps import Forward, Read
 from model.work import Work, count
 from model.world import Draft, World
-from sim import scenario, views
+from sim import cases, views
 
 Bools = NDArray[np.bool_]
 Whole = NDArray[np.int64]
@@ -156,10 +156,10 @@ def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
         cost["verify_cost"] = [[1, 1.0], [2, 1.0 + data.draw(numbers)], [8, 4.0]]
     tokens = data.draw(st.integers(1, 40))
     settings_ = {"name": "x", "tokens": tokens, "seed": data.draw(st.integers(0, 9))}
-    case = scenario.case({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": cost})
+    case = cases.resolve({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": cost})
     row = views.events_row(case, 0, 4)
     assert row["paths_difference"] <= 1e-14 * tokens * row["latency"]
-    exact = scenario.case({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": {"cost_ratio": 0.5}})
+    exact = cases.resolve({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": {"cost_ratio": 0.5}})
     row, twin_row = views.events_row(exact, 0, 4), views.paths_row(exact, 0, 4)
     assert row["paths_difference"] == 0
     assert (row["rounds"], row["drafted"]) == (twin_row["rounds"], twin_row["drafted"])
@@ -875,20 +875,20 @@ DOUBT = {"kind": "two-class", "low_if_accepted": 0.1, "low_if_rejected": 0.7}
 
 def test_confidence_is_asked_for_by_its_policy_alone() -> None:
     with pytest.raises(ParameterError, match=r"\[outcomes.confidence\] is missing"):
-        scenario.case(tables("confidence"))
+        cases.resolve(tables("confidence"))
     with pytest.raises(ParameterError, match=r"\[outcomes.confidence\] is used by no method"):
-        scenario.case(tables("gradient", confidence=DOUBT))
+        cases.resolve(tables("gradient", confidence=DOUBT))
     with pytest.raises(ParameterError, match=r"low_if_rejected must be between 0 and 1, got 1\.5"):
-        scenario.case(tables("confidence", confidence={**DOUBT, "low_if_rejected": 1.5}))
+        cases.resolve(tables("confidence", confidence={**DOUBT, "low_if_rejected": 1.5}))
     with pytest.raises(ParameterError, match="low_if_accepted must be between 0 and 1, got -1"):
-        scenario.case(tables("confidence", confidence={**DOUBT, "low_if_accepted": -1}))
-    assert scenario.case(tables("gradient")).parameters.believed_cost_ratio == 0.25
-    case = scenario.case(tables("confidence", confidence=DOUBT))
+        cases.resolve(tables("confidence", confidence={**DOUBT, "low_if_accepted": -1}))
+    assert cases.resolve(tables("gradient")).parameters.believed_cost_ratio == 0.25
+    case = cases.resolve(tables("confidence", confidence=DOUBT))
     assert case.outcomes["confidence"].also == {"low_if_rejected": 0.7}
 
 
 def test_the_world_doubts_as_its_coins_say() -> None:
-    case = scenario.case(tables("confidence", confidence=DOUBT))
+    case = cases.resolve(tables("confidence", confidence=DOUBT))
     luck = np.concatenate([tile[:, :3].copy() for tile in coins.tiles(0, "confidence", 0, 8)])
     for world, coin in zip(views.worlds(case, 0, 3), luck.T, strict=True):
         assert [code & 1 for code in world.doubts] == (coin < 0.7).astype(int).tolist()

@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 import sim
-from sim import scenario
+from sim import cases, methods, scenario
 from sim.cli import app
 from sim.schema import of_scenarios
 
@@ -174,7 +174,7 @@ def test_the_python_interface_gives_the_same_table(folder: Path) -> None:
 
 
 def test_lists_and_environment(folder: Path) -> None:
-    assert set(json.loads(call("ls", "methods", "--json"))) == set(scenario.method_names())
+    assert set(json.loads(call("ls", "methods", "--json"))) == set(methods.names())
     assert set(json.loads(call("ls", "--json"))) == set(scenario.names())
     assert "ppd-table-2" in call("ls", "published")
     assert "python" in json.loads(call("env", "--json"))
@@ -250,20 +250,20 @@ def test_the_schema_refuses_what_the_loader_refuses(section: str, key: str, valu
 def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
     sections = of_scenarios()["properties"]
     assert set(sections) == set(scenario.SECTIONS)
-    for name, kind in (("scenario", scenario.Settings), ("cost", scenario.Cost), ("cluster", scenario.Machine)):
+    for name, kind in (("scenario", cases.Settings), ("cost", cases.Cost), ("cluster", cases.Machine)):
         assert set(sections[name]["properties"]) == {field.name for field in fields(kind)}
     [by_name] = [law for law in sections["outcomes"]["anyOf"] if "kind" not in law["properties"]]
-    assert set(by_name["properties"]) == set(scenario.LAWS)
-    for outcome, kinds in scenario.LAWS.items():
+    assert set(by_name["properties"]) == set(cases.LAWS)
+    for outcome, kinds in cases.LAWS.items():
         laws = {law["properties"]["kind"]["const"]: law for law in by_name["properties"][outcome]["anyOf"]}
         assert set(laws) == set(kinds)
         for name, law in kinds.items():
             assert set(laws[name]["properties"]) == {"kind", *(field.name for field in fields(law))}
             assert laws[name] in sections["outcomes"]["anyOf"]
-    methods = {method["properties"]["name"]["const"]: method for method in sections["method"]["anyOf"][0]["anyOf"]}
-    assert set(methods) == set(scenario.method_names())
-    for name, method in methods.items():
-        kind = scenario.algorithm(name).Parameters
+    tables = {method["properties"]["name"]["const"]: method for method in sections["method"]["anyOf"][0]["anyOf"]}
+    assert set(tables) == set(methods.names())
+    for name, method in tables.items():
+        kind = methods.algorithm(name).Parameters
         own = {"name", "outcomes", "cost", *getattr(kind, "ALIASES", ()), *(field.name for field in fields(kind))}
         assert set(method["properties"]) == own
 

@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 
 from model import speculative as sd
 from model import speculative_laws as laws
+from model.acceptance import Iid
+from model.algorithms.speculative import Parameters
 from model.checks import ParameterError
+from model.latency import UnitCost
 from model.width import as_curve
 from tests.exact import LENGTHS, RATES, close, mean, near, pmf, recursion
 
@@ -462,6 +466,18 @@ def test_all_engines_tell_one_rate_of_one_run(alpha: float, gamma: int) -> None:
 
 
 # --- Shapes, cost, errors --------------------------------------------------------------------------------------------
+
+
+def test_a_prediction_says_how_many_units_are_busy_where_that_is_certain() -> None:
+    cost = UnitCost(4, cost_ratio=0.25, link=2.0)
+    for placement, cost_, units in (("together", cost, 1.0), ("apart", replace(cost, link=0.0), 1.0), ("apart", cost, np.nan)):
+        found = sd.predict(Parameters(4, 3, placement=placement), 9, Iid(0.5), cost_)
+        assert np.array_equal(found.units_ratio, units, equal_nan=True)
+        assert {value.dtype for value in vars(found).values()} == {np.dtype(np.float64)}
+    for tokens in (0, 1_000_001):
+        with pytest.raises(ParameterError, match=f"^tokens must be between 1 and 1000000, got {tokens}$"):
+            sd.predict(Parameters(4, 3), tokens, Iid(0.5), cost)
+    assert float(sd.predict(Parameters(4, 3), 1, Iid(0.5), cost).latency) == 4
 
 
 def test_functions_broadcast() -> None:

@@ -1,0 +1,329 @@
+"""Cases: one point of a scenario's grid, made from its tables into checked objects.
+
+Unknown keys, and parameters that no method takes, are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
+
+from model import checks, published
+from model.checks import ParameterError
+from model.latency import OPERATIONS, RATIOS, UnitCost
+from sim import acceptances, methods, outcomes
+from sim.cluster import Cluster
+from sim.outcomes import Outcome
+from sim.scenario import OWN, SECTIONS, Tables, method_tables
+
+VIEWS = ("formula", "paths", "events")
+LAWS = {"match": outcomes.KINDS, "accept": acceptances.KINDS, "medium_accept": acceptances.BY_POSITION,
+        "confidence": acceptances.CONFIDENCE}  # fmt: skip
+"""Kinds of laws, by the outcome that methods ask for."""
+MAX_REPLICATIONS = 1_000_000_000
+MAX_TIME = 1e9
+"""Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[scenario]: what is decoded, how often, and in which views. `event_replications` defaults to `replications`."""
+
+    name: str
+    tokens: int
+    replications: int = 1000
+    event_replications: int | None = None
+    seed: int = 0
+    views: tuple[str, ...] = VIEWS
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("name", "description"):
+            if not isinstance(getattr(self, name), str):
+                raise ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
+        if not self.name.isprintable() or len(self.name) > 100 or "/" in self.name or self.name.startswith(".") or not self.name:
+            known = "1 to 100 characters, no slash, no dot in front"
+            raise ParameterError(f"name must be usable as the name of a folder ({known}), got {checks.shown(self.name)}")
+        checks.whole("tokens", self.tokens, 1, checks.MAX_TOKENS)
+        checks.whole("replications", self.replications, 1, MAX_REPLICATIONS)
+        if self.event_replications is not None:
+            checks.whole("event_replications", self.event_replications, 1, MAX_REPLICATIONS)
+        checks.whole("seed", self.seed, 0, 2**63 - 1)
+        _check_views(self.views)
+
+
+def _check_views(views: Any) -> None:
+    if not isinstance(views, tuple) or not views:
+        raise ParameterError(f"views must be a list of at least one of {', '.join(VIEWS)}, got {checks.shown(views)}")
+    for view in views:
+        checks.one_of("view", view, VIEWS)
+    if len(set(views)) < len(views):
+        raise ParameterError(f"views must name each view once, got {checks.shown(views)}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """[cost]: the options of `model.latency.UnitCost`, and how long a layer takes where times are wanted in seconds.
+
+    `kind` published takes the cost ratio from the base timings that the speculative-decoding deck prints for a `task`.
+    """
+
+    kind: str = "unit"
+    task: str | None = None
+    layer_times: tuple[float, ...] | None = None
+    early_head: float = 0.0
+    final_head: float = 0.0
+    dispatch: float = 0.0
+    dispatch_per_process: float = 0.0
+    dispatch_law: str = "linear"
+    link: float = 0.0
+    promotion: float = 0.0
+    cost_ratio: float | None = None
+    medium_cost_ratio: float | None = None
+    allow_slow_medium: bool = False
+    operations_ratio: float | None = None
+    medium_operations_ratio: float | None = None
+    verify_cost: tuple[tuple[int, float], ...] | None = None
+    seconds_per_layer: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, ("unit", "published"))
+        if (self.kind == "published") != (self.task is not None):
+            raise ParameterError(f"task must be given with kind 'published' and with no other, got {checks.shown(self.task)}")
+        if self.task is not None:
+            checks.one_of("task", self.task, {str(row["task"]) for row in published.table("deck-table-1").rows})
+            if self.cost_ratio is not None:
+                raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or kind and task")
+        for name in (*RATIOS.values(), *OPERATIONS.values()):
+            if getattr(self, name) is not None:
+                checks.number(name, getattr(self, name), 0, MAX_TIME)
+        checks.flag("allow_slow_medium", self.allow_slow_medium)
+        if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
+            raise ParameterError(
+                f"medium_cost_ratio must be at most 1, a medium model no slower than the large one, got {self.medium_cost_ratio:g};"
+                " if it is meant, say allow_slow_medium = true"
+            )
+        if self.seconds_per_layer is not None:
+            checks.number("seconds_per_layer", self.seconds_per_layer, 0, MAX_TIME)
+        for name in ("early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion"):
+            checks.number(name, getattr(self, name), 0, MAX_TIME)
+        if self.layer_times is not None and not isinstance(self.layer_times, tuple):
+            raise ParameterError(f"layer_times must be a list with a time for each layer, got {checks.shown(self.layer_times)}")
+        if self.layer_times == ():
+            raise ParameterError("layer_times must have one time for each layer, got an empty list; leave it out for equal layers")
+        for index, time in enumerate(self.layer_times or ()):
+            checks.number(f"layer_times[{index}]", time, 0, MAX_TIME)
+        if self.layer_times and not any(self.layer_times):
+            raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
+        self.model(1 if self.layer_times is None else len(self.layer_times))
+
+    def model(self, layers: int) -> UnitCost:
+        """The cost model for a network of so many layers."""
+        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name != "layers"}
+        if self.task is not None:
+            from model.published import deck_report
+
+            own["cost_ratio"] = deck_report.cost_ratio(self.task)
+        return UnitCost(layers, **own)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """[cluster]: as `sim.cluster.Cluster`; without `units` there are as many as the method reserves."""
+
+    units: int | None = None
+    links: str = "point-to-point"
+    stop: str = "now"
+
+    def __post_init__(self) -> None:
+        self.cluster(1)
+
+    def cluster(self, reserved: int) -> Cluster:
+        """The cluster for a method that reserves so many units."""
+        return Cluster(reserved if self.units is None else self.units, self.links, self.stop)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid, checked."""
+
+    method: str
+    parameters: Any
+    settings: Settings
+    outcomes: Mapping[str, Outcome]
+    """By the name of what the method asks for."""
+    cost: UnitCost
+    seconds_per_layer: float | None
+    cluster: Cluster
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The first of its outcomes: of most methods the only one."""
+        return next(iter(self.outcomes.values()), None)
+
+    @property
+    def contended(self) -> bool:
+        """Whether processes may have to wait for units or links, which only the `events` view knows."""
+        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
+        return self.cluster.units < self.parameters.units or self.cluster.links == "shared" or self.cluster.stop != "now" or growing
+
+    @property
+    def held(self) -> int:
+        """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
+        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
+        return self.cluster.units if growing else min(self.parameters.units, self.cluster.units)
+
+
+def resolve(tables: Tables, index: int = 0) -> Case:
+    """The checked objects of one point: these tables, without their sweep, and the method of this index."""
+    for key in tables:
+        if key not in SECTIONS:
+            raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, SECTIONS)}")
+    settings = build(Settings, tables.get("scenario", {}), "scenario")
+    chosen = method_tables(tables)
+    if not chosen:
+        raise ParameterError("a scenario needs at least one [[method]] table; `sim ls methods` lists the methods")
+    table = dict(chosen[index])
+    name = table.pop("name", None)
+    if name is None:
+        raise ParameterError(f"method.name is required; known: {', '.join(methods.names())}")
+    module = methods.algorithm(name)
+    own = {section: table.pop(section, None) for section in OWN}
+    _refuse_unused(tables, chosen)
+    parameters = build(module.Parameters, _renamed(module.Parameters, table), "method")
+    where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
+    cost_table = tables.get("cost", {}) if own["cost"] is None else own["cost"]
+    cost = build(Cost, cost_table, where["cost"])
+    model = cost.model(parameters.layers)
+    for role in getattr(parameters, "ROLES", ()):
+        if model.whole(role) is None:
+            raise ParameterError(
+                f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
+                " model over one of the target"
+            )
+    counted = {OPERATIONS[role]: getattr(model, OPERATIONS[role]) for role in getattr(parameters, "ROLES", ())}
+    unknown = [ratio for ratio, value in counted.items() if value is None]
+    if 0 < len(unknown) < len(counted):
+        raise ParameterError(
+            f"{where['cost']}.{unknown[0]} is required by method {name} beside the other: the arithmetic of a token in that model"
+            " over that of one in the target; or leave out both, and operations are not counted"
+        )
+    widest = getattr(parameters, "widest", 1)
+    if model.curve is not None and model.curve.last < widest:
+        raise ParameterError(
+            f"{where['cost']}.verify_cost must reach width {widest}, the widest pass of method {name}, got {model.curve.last};"
+            " measure wider passes or draft less"
+        )
+    machine = build(Machine, tables.get("cluster", {}), "cluster")
+    laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
+    found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
+    cluster = machine.cluster(parameters.units)
+    if hasattr(parameters, "informed"):
+        parameters = parameters.informed(model)
+    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cluster)
+
+
+def build(kind: type, table: Any, where: str) -> Any:
+    """A checked object from a table: no unknown key, none missing, and whatever the object checks itself."""
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
+    known = {field.name: field for field in fields(kind)}
+    for key in table:
+        if key not in known:
+            raise ParameterError(f"unknown key {where}.{key}; {checks.nearest(key, known)}")
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
+    if missing:
+        raise ParameterError(f"{where}.{missing[0]} is required and has no default; add it under [{where}]")
+    try:
+        return kind(**{key: _frozen(value) for key, value in table.items()})
+    except ParameterError as error:
+        raise ParameterError(error if str(error).startswith(where) else f"{where}: {error}") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+
+
+def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The outcomes that a method asks for with these parameters: all of its OUTCOMES, or what its `asked` picks of them."""
+    found: tuple[str, ...] = kind.asked(table) if hasattr(kind, "asked") else kind.OUTCOMES
+    return found
+
+
+def _renamed(kind: Any, table: Tables) -> Tables:
+    """A method's table with what other programs call its parameters under their names here."""
+    aliases = getattr(kind, "ALIASES", {})
+    twice = [alias for alias, key in aliases.items() if {alias, key} <= table.keys()]
+    if twice:
+        raise ParameterError(f"method.{twice[0]} is another name of {aliases[twice[0]]}; give one of the two")
+    return {aliases.get(key, key): value for key, value in table.items()}
+
+
+def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
+    """What no method of the scenario looks at is an error: somebody thinks that it counts."""
+    kinds = [methods.algorithm(table.get("name")).Parameters for table in chosen]
+    shared = [(kind, table) for kind, table in zip(kinds, chosen, strict=True) if "outcomes" not in table]
+    table = tables.get("outcomes")
+    if isinstance(table, Mapping) and "kind" not in table:
+        wanted = {name for kind, own in shared for name in _asked(kind, own)}
+        for name in table:
+            if name in LAWS and name not in wanted:
+                raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
+    roles = {role for kind, table in zip(kinds, chosen, strict=True) if "cost" not in table for role in getattr(kind, "ROLES", ())}
+    _refuse_unused_cost("cost", tables.get("cost"), roles)
+    for kind, table in zip(kinds, chosen, strict=True):
+        _refuse_unused_cost("method.cost", table.get("cost"), {*getattr(kind, "ROLES", ())})
+
+
+def _refuse_unused_cost(where: str, table: Any, roles: set[str]) -> None:
+    if not isinstance(table, Mapping):
+        return
+    needs = {ratio: {role} for role, ratio in [*RATIOS.items(), *OPERATIONS.items()]} | {
+        "task": {"draft"}, "allow_slow_medium": {"medium"}, "verify_cost": {*RATIOS},
+    }  # fmt: skip
+    for key, users in needs.items():
+        if key in table and not roles & users:
+            raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out")
+
+
+def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -> dict[str, outcomes.Outcome]:
+    wanted = _asked(type(parameters), vars(parameters))
+    if table is None:
+        if wanted:
+            raise ParameterError(f"method {name} needs [outcomes] ({', '.join(wanted)}), and the scenario has none")
+        return {}
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {table!r}")
+    one = "kind" in table
+    if not one and not {*table} & {*LAWS} and not any(isinstance(value, Mapping) for value in table.values()):
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
+    unknown = [] if one else [key for key in table if key not in LAWS]
+    if unknown:
+        raise ParameterError(f"unknown key {where}.{unknown[0]}; {checks.nearest(unknown[0], LAWS)}")
+    missing = [key for key in wanted if not one and key not in table]
+    if missing or (one and len(wanted) > 1):
+        tables_ = " and ".join(f"[{where}.{key}]" for key in wanted)
+        raise ParameterError(f"method {name} needs {tables_}" + (f", and [{where}.{missing[0]}] is missing" if missing else ""))
+    if one and not wanted:
+        # Nobody looks at it; it must be sound all the same, as one of the laws that there are.
+        checks.one_of(f"{where}.kind", table["kind"], {kind for kinds in LAWS.values() for kind in kinds})
+        return {}
+    return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
+
+
+def _law(table: Any, where: str, outcome: str, parameters: Any, tokens: int) -> outcomes.Outcome:
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
+    kinds: Mapping[str, Any] = LAWS[outcome]
+    if "kind" not in table:
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(kinds))}")
+    checks.one_of(f"{where}.kind", table["kind"], kinds)
+    try:
+        laws = build(kinds[table["kind"]], {key: value for key, value in table.items() if key != "kind"}, where)
+    except ParameterError as error:
+        if "unknown key" not in str(error):
+            raise
+        raise ParameterError(f"{error} (of {where}.kind {table['kind']!r}, for {outcomes.RATES[outcome]})") from None
+    found: outcomes.Outcome = laws.outcome(parameters, tokens)
+    return replace(found, kind=table["kind"])
