@@ -45,6 +45,7 @@ TESTS = {
     "model.policies": ADAPTIVE,
     "model.algorithms.beam": BEAM,
     "model.beam": (ARGUMENTS, *BEAM),
+    "model.bild": (ARGUMENTS, "test_bild_theory.py"),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from model import adaptive, beam, hierarchical, ppd
+from model import adaptive, beam, bild, hierarchical, ppd
 from model import speculative as sd
 from model import speculative_laws as laws
 from model.checks import ParameterError
@@ -34,6 +34,7 @@ CURVE = {"verify_cost": [(1, 2.0), (9, 3.0)]}
 DRAFT = {"acceptance_rate": RATE, "draft_length": LENGTH}
 NESTED = {"medium_acceptance_rate": RATE, "draft_length": COUNT}
 PRICED = {"cost_ratio": RATIO, "medium_cost_ratio": RATIO}
+SEGMENT = {"fallback_rate": RATE, "rollback_rate": RATE, "maximum_draft": COUNT}
 INNER = {"inner_draft_length": LENGTH}
 
 ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] = [
@@ -73,6 +74,20 @@ ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] 
     (hierarchical.breakeven_small_acceptance_rate, {"acceptance_rate": RATE, **NESTED, **PRICED}, {}),
     (hierarchical.cascade_speedup,
      {"acceptance_rate": RATE, "medium_acceptance_rate": RATE, "inner_rounds": LENGTH, **INNER, **PRICED}, {}),
+    (bild.expected_tokens, SEGMENT, {}),
+    (bild.expected_tokens, SEGMENT, {"variant": "code"}),
+    (bild.small_runs, {"fallback_rate": RATE, "maximum_draft": COUNT}, {}),
+    (bild.large_inputs, {"fallback_rate": RATE, "maximum_draft": COUNT}, {}),
+    (bild.extra_large_inputs, SEGMENT, {}),
+    (bild.rollback_probability, SEGMENT, {}),
+    (bild.speedup, {**SEGMENT, "cost_ratio": RATIO}, {}),
+    (bild.speedup, {**SEGMENT, "cost_ratio": RATIO}, {"variant": "code", **CURVE}),
+    (bild.operations_factor, {**SEGMENT, "operations_ratio": RATIO}, {"variant": "code"}),
+    (bild.memory_factor, {**SEGMENT, "memory_ratio": RATIO}, {"variant": "code"}),
+    (bild.intensity_factor, {**SEGMENT, "operations_ratio": RATIO, "memory_ratio": RATIO}, {}),
+    (bild.effective_cost_ratio, {"speed": POSITIVE, **SEGMENT}, {}),
+    (bild.early_exit_speedup, {**SEGMENT, "exit_layer": COUNT}, {"layers": 8}),
+    (bild.early_exit_speedup, {**SEGMENT, "layers": COUNT}, {"exit_layer": 1}),
     (ppd.expected_runs, {"tokens": COUNT, "match_rate": RATE}, {}),
     (ppd.normalized_latency, {"match_rate": RATE}, {}),
     (ppd.mean_units, {"match_rate": RATE, "candidates": COUNT}, {}),
