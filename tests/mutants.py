@@ -46,6 +46,7 @@ TESTS = {
     "model.algorithms.beam": BEAM,
     "model.beam": (ARGUMENTS, *BEAM),
     "model.bild": (ARGUMENTS, "test_bild_theory.py"),
+    "model.skipdecode": ("test_skipdecode_theory.py",),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

@@ -1,0 +1,175 @@
+"""SkipDecode in closed form: the layers that a generated token goes through fall with its position [DelCorro2023].
+
+The prompt goes through all layers. The token at position i, counted from 0, goes through (1 - t) max + t min of them, with
+t = (i - prompt) / (sequence - prompt) and `sequence` the longest text, prompt included (Section 2.3). All texts of a batch exit
+together, at the position of the column. Layers are the first `warm_up` ones and then the topmost (Section 2.4); as the schedule
+never rises, every layer that a token uses has the keys and values of all tokens before it, and none is computed again.
+
+The "speed-up" of the paper is a ratio of layers, `layer_speedup`. Time is another thing, `time_speedup`: what does not shrink with
+the layers, the projection onto the vocabulary first of all, is not skipped. Lossy: what it does to the text no formula says.
+
+[DelCorro2023] L. Del Corro et al. SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference.
+arXiv:2307.02628.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model import checks
+
+Floats = NDArray[np.float64]
+
+ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
+    "half-up": lambda layers: np.floor(layers + 0.5),
+    "half-even": np.round,
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+"""How a whole number of layers is made of the schedule, which is real; the paper does not say. Table 4 speaks for `half-up`."""
+
+
+# --- The schedule -----------------------------------------------------------------------------------------------------
+
+
+def exit_layers(
+    min_layers: int,
+    max_layers: int,
+    prompt: int,
+    sequence: int,
+    generated: int,
+    *,
+    rounding: str | None = None,
+    power: float = 1.0,
+) -> Floats:
+    """The layers of the first, second, ..., last of `generated` tokens: min + (max - min) (1 - t)^power [layers].
+
+    power = 1 is the paper's linear decay, "token_idx" in Section 2.3; another is the power law that it leaves for later. The last
+    position of the longest sequence has t < 1: min_layers is reached there by rounding alone.
+
+    >>> exit_layers(8, 16, 60, 160, 4).tolist(), exit_layers(8, 16, 60, 160, 100, rounding="half-up")[[0, 6, 7, 99]].tolist()
+    ([16.0, 15.92, 15.84, 15.76], [16.0, 16.0, 15.0, 8.0])
+    """
+    _check(min_layers, max_layers, prompt, sequence, generated)
+    rising = _decayed(np.arange(float(generated)) / (sequence - prompt), power)
+    return _rounded(np.asarray(min_layers + (max_layers - min_layers) * rising), rounding)
+
+
+def mean_layers(
+    min_layers: int,
+    max_layers: int,
+    prompt: int,
+    sequence: int,
+    generated: int,
+    rounding: str | None = None,
+    *,
+    power: float = 1.0,
+) -> float:
+    """The mean of `exit_layers`: max - (max - min) (n - 1) / (2 (sequence - prompt)) for the linear schedule [layers].
+
+    Of a whole budget, n = sequence - prompt, that is (max + min) / 2 and half a step more.
+
+    >>> mean_layers(8, 16, 60, 160, 100), round(mean_layers(8, 16, 60, 160, 34, "half-up"), 1)
+    (12.04, 14.7)
+    """
+    if rounding is None and power == 1:
+        _check(min_layers, max_layers, prompt, sequence, generated)
+        return max_layers - (max_layers - min_layers) * (generated - 1) / (2 * (sequence - prompt))
+    layers = exit_layers(min_layers, max_layers, prompt, sequence, generated, rounding=rounding, power=power)
+    return float(layers.mean())
+
+
+def generated_of_mean(
+    mean: float,
+    min_layers: int,
+    max_layers: int,
+    prompt: int,
+    sequence: int,
+    *,
+    rounding: str | None = None,
+    within: float = 0.05,
+) -> tuple[int, ...]:
+    """The response lengths whose mean layers are a printed `mean`, to `within` half a unit of its last digit.
+
+    >>> generated_of_mean(14.7, 8, 16, 60, 160, rounding="half-up")
+    (34, 35)
+    """
+    checks.number("mean", mean, 0)
+    checks.number("within", within, 0)
+    layers = exit_layers(min_layers, max_layers, prompt, sequence, sequence - prompt, rounding=rounding)
+    means = np.cumsum(layers) / np.arange(1.0, len(layers) + 1)
+    return tuple(int(n) + 1 for n in np.flatnonzero(np.abs(means - mean) <= within * (1 + 1e-9)))
+
+
+def spans(budget: int, warm_up: int, layers: int) -> tuple[tuple[int, int], ...]:
+    """The layers that a token with a budget of so many goes through, as half-open ranges: the first `warm_up`, then the topmost.
+
+    >>> spans(8, 1, 24), spans(24, 1, 24), spans(1, 1, 24)
+    (((0, 1), (17, 24)), ((0, 24),), ((0, 1),))
+    """
+    checks.whole("layers", layers, 1, checks.MAX_LAYERS)
+    checks.whole("budget", budget, 1, layers, "layers")
+    checks.whole("warm_up", warm_up, 0, budget, "budget")
+    top = layers - (budget - warm_up)
+    if top <= warm_up:
+        return ((0, layers),)
+    return tuple((first, last) for first, last in ((0, warm_up), (top, layers)) if first < last)
+
+
+# --- Speed ------------------------------------------------------------------------------------------------------------
+
+
+def layer_speedup(layers: ArrayLike, mean: ArrayLike) -> Floats:
+    """What the paper calls speed-up: the layers of the whole model over the mean layers of a generated token [-].
+
+    >>> round(float(layer_speedup(24, 14.7)), 2)  # Table 4, E2E, labelled 2x
+    1.63
+    """
+    whole, mean_ = checks.array("layers", layers, 0), checks.array("mean", mean, 0)
+    _refuse_nothing("mean", mean_)
+    return np.asarray(whole / mean_)
+
+
+def time_speedup(layers: ArrayLike, mean: ArrayLike, fixed: ArrayLike) -> Floats:
+    """Speed over the whole model: (layers + fixed) / (mean + fixed), `fixed` what a token takes beside its layers [layer-times].
+
+    The projection onto the vocabulary alone is 2.05 layers of OPT-1.3B.
+
+    >>> round(float(time_speedup(24, 14.7, 2.05)), 2)
+    1.56
+    """
+    whole, mean_, more = (checks.array(name, given, 0) for name, given in (("layers", layers), ("mean", mean), ("fixed", fixed)))
+    _refuse_nothing("mean", np.asarray(mean_ + more))
+    return np.asarray((whole + more) / (mean_ + more))
+
+
+# --- Helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _check(min_layers: int, max_layers: int, prompt: int, sequence: int, generated: int) -> None:
+    checks.whole("max_layers", max_layers, 1, checks.MAX_LAYERS)
+    checks.whole("min_layers", min_layers, 1, max_layers, "max_layers")
+    checks.whole("sequence", sequence, 1, checks.MAX_TOKENS)
+    checks.whole("prompt", prompt, 0, sequence - 1, "sequence-1")
+    checks.whole("generated", generated, 1, sequence - prompt, "sequence-prompt")
+
+
+def _decayed(t: Floats, power: float) -> Floats:
+    checks.number("power", power, 0)
+    return np.asarray((1 - t) ** power)
+
+
+def _rounded(layers: Floats, rounding: str | None) -> Floats:
+    if rounding is None:
+        return layers
+    checks.one_of("rounding", rounding, ROUNDINGS)
+    # Steps of tenths and the like are not exact: what is a half but for rounding is one.
+    return np.asarray(ROUNDINGS[rounding](np.round(layers, 9)))
+
+
+def _refuse_nothing(name: str, values: Floats) -> None:
+    if np.any(values == 0):
+        raise checks.ParameterError(f"{name} must be above 0, got 0.0; a token goes through a layer at least")
