@@ -47,6 +47,7 @@ TESTS = {
     "model.beam": (ARGUMENTS, *BEAM),
     "model.bild": (ARGUMENTS, "test_bild_theory.py"),
     "model.skipdecode": ("test_skipdecode_theory.py",),
+    "model.early_exit": ("test_early_exit_theory.py",),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

@@ -1,0 +1,152 @@
+"""Early exit in closed form: a token leaves the model at the first layer that is sure of it [Schuster2022], or at a fixed one.
+
+Behind each layer from `first` on a measure of confidence is compared with a threshold that may fall with the position; a token that
+passes leaves. `hazards` are the chances h_1, ..., h_L that a token which has come to a layer leaves behind it, along the last axis;
+behind layer L all do, whatever h_L says. What is skipped is owed: a later token that goes deeper attends to keys and values which
+were not computed. They are projected from the state at the exit, for each token at once (`propagation`), or for all tokens before
+when one first needs them (`backfilled_rows`: CALM-DEC in Table 5 of [DelCorro2023]). A batch goes on until its last token leaves.
+
+Times are in layer-times. Lossy: what it does to the text no formula says.
+
+[Schuster2022] T. Schuster et al. Confident Adaptive Language Modeling. NeurIPS 2022, arXiv:2207.07061.
+[t5x] google-research/t5x, t5x/contrib/calm, which decays its threshold in another way than the paper.
+[DelCorro2023] L. Del Corro et al. SkipDecode. arXiv:2307.02628.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model import checks
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+FORMS = ("paper", "code")
+MEASURES = ("softmax", "state")
+
+
+# --- The decision -----------------------------------------------------------------------------------------------------
+
+
+def decayed_threshold(
+    threshold: ArrayLike, position: ArrayLike, longest: ArrayLike, temperature: ArrayLike, *, form: str = "paper"
+) -> Floats:
+    """The confidence that the token at `position` needs: early tokens more, as their errors go on.
+
+    paper: clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), [Schuster2022]; code: lambda (0.9 + 0.1 exp(-tau t / N)), [t5x].
+    They are the same at lambda = 1 alone; the paper's starts above lambda, the code's at it.
+
+    >>> [round(float(decayed_threshold(0.8, t, 100, 4, form=form)), 3) for form in FORMS for t in (0, 50, 100)]
+    [0.82, 0.734, 0.722, 0.8, 0.731, 0.721]
+    """
+    checks.one_of("form", form, FORMS)
+    level = checks.array("threshold", threshold, 0, 1)
+    place, most = checks.array("position", position, 0), checks.whole_array("longest", longest, 1)
+    falling = 0.1 * np.exp(-checks.array("temperature", temperature, 0) * place / most)
+    if form == "code":
+        return np.asarray(level * (0.9 + falling))
+    return np.asarray(np.clip(0.9 * level + falling, 0.0, 1.0))
+
+
+def exits(confidences: ArrayLike, thresholds: ArrayLike, *, first: int = 1, strict: bool = False) -> Whole:
+    """The layer that each token leaves at: the first from `first` on whose confidence is at least its threshold, or the last.
+
+    `confidences` has shape (..., layers), `thresholds` that without the last axis. [t5x] leaves at equality; with `strict` not.
+
+    >>> exits([[0.2, 0.9, 0.3, 1.0], [0.9, 0.1, 0.2, 0.4]], [0.9, 0.95]).tolist()
+    [2, 4]
+    """
+    seen = checks.array("confidences", confidences, 0, 1)
+    if not seen.shape or not seen.shape[-1]:
+        raise checks.ParameterError(f"confidences must have a number for each layer, got {checks.shown(confidences)}")
+    layers = seen.shape[-1]
+    checks.whole("first", first, 1, layers, "layers")
+    needed = checks.array("thresholds", thresholds, 0, 1)[..., None]
+    sure = seen > needed if strict else seen >= needed
+    sure[..., : first - 1] = False
+    sure[..., -1] = True
+    return np.asarray(sure.argmax(axis=-1) + 1)
+
+
+# --- Depths -----------------------------------------------------------------------------------------------------------
+
+
+def exit_pmf(hazards: ArrayLike) -> Floats:
+    """The chances to leave behind layer 1, 2, ..., L.
+
+    >>> exit_pmf([0.2, 0.3, 0.5, 1]).round(2).tolist()
+    [0.2, 0.24, 0.28, 0.28]
+    """
+    arriving = _arriving(hazards)
+    return np.asarray(arriving - np.concatenate([arriving[..., 1:], np.zeros_like(arriving[..., :1])], axis=-1))
+
+
+def expected_layers(hazards: ArrayLike, batch: int = 1) -> Floats:
+    """Layers of a token, in the mean: the sum over i < L of (1 - h_1) ... (1 - h_i) [layers].
+
+    With a `batch` that of the token that leaves last: sum of 1 - (1 - (1 - h_1) ... (1 - h_i))^batch, if they are independent.
+
+    >>> round(float(expected_layers([0.2, 0.3, 0.5, 1])), 2), round(float(expected_layers([0.2, 0.3, 0.5, 1], batch=8)), 2)
+    (2.64, 3.93)
+    """
+    checks.whole("batch", batch, 1)
+    return np.asarray((1 - (1 - _arriving(hazards)) ** batch).sum(axis=-1))
+
+
+def backfilled_rows(hazards: ArrayLike, tokens: int) -> Floats:
+    """Keys and values that are filled in when a later token first needs them, over a text of so many tokens [rows of a layer].
+
+    A token that left above layer j lacks a row there, with chance q_j; it is owed if one of the later tokens comes to j. Summed
+    over tokens: q (n - (1 - q^n) / (1 - q)). Never more than what `propagation` at once takes, n (L - E[layers]).
+
+    >>> round(float(backfilled_rows([0.5, 0.5, 1.0], 10)), 2), round(10 * (3 - float(expected_layers([0.5, 0.5, 1.0]))), 2)
+    (8.67, 12.5)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    missing = 1 - _arriving(hazards)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        last = np.where(missing < 1, (1 - missing**tokens) / (1 - missing), float(tokens))
+    return np.asarray((missing * (tokens - last)).sum(axis=-1))
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+
+
+def expected_time(
+    hazards: ArrayLike, *, measure: str, head: float, check: float = 0.0, propagation: float = 0.0, first: int = 1
+) -> Floats:
+    """Time of a token in the mean: its layers, checks behind them, a projection onto the vocabulary, what is owed [layer-times].
+
+    Layers from `first` on are checked, but for the last, behind which all leave. `softmax` projects onto the vocabulary (`head`) at
+    each check; the one that lets a token go is its own projection. `state` compares two states (`check`). `propagation` is the
+    keys and values of a skipped layer.
+
+    >>> [round(float(expected_time([0.2, 0.3, 0.5, 1], measure=name, head=2.0, propagation=0.1)), 3) for name in MEASURES]
+    [8.056, 4.776]
+    """
+    checks.one_of("measure", measure, MEASURES)
+    for name, value in (("head", head), ("check", check), ("propagation", propagation)):
+        checks.number(name, value, 0)
+    arriving = _arriving(hazards)
+    layers = arriving.shape[-1]
+    checks.whole("first", first, 1, layers, "layers")
+    if np.any(arriving[..., first - 1] != 1):
+        raise checks.ParameterError(f"hazards must be 0 at the layers before first={first}, which no token leaves at")
+    deep = arriving.sum(axis=-1)
+    checked = arriving[..., first - 1 : layers - 1].sum(axis=-1)
+    # Of the checks of `softmax` one is the token's own, but for those that go through all layers.
+    through = arriving[..., -1]
+    projections = checked + through if measure == "softmax" else np.ones_like(deep)
+    compared = checked if measure == "state" else np.zeros_like(deep)
+    return np.asarray(deep + head * projections + check * compared + propagation * (layers - deep))
+
+
+def _arriving(hazards: ArrayLike) -> Floats:
+    """The chances to come to layer 1, 2, ..., L."""
+    rates = checks.array("hazards", hazards, 0, 1)
+    if not rates.shape or not rates.shape[-1]:
+        raise checks.ParameterError(f"hazards must have a chance for each layer, got {checks.shown(hazards)}")
+    stays = np.cumprod(1 - rates[..., :-1], axis=-1)
+    return np.asarray(np.concatenate([np.ones_like(rates[..., :1]), stays], axis=-1))
