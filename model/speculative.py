@@ -452,7 +452,7 @@ def reported_acceptance(
     if engine != "trtllm":
         return acceptance_from_length(length, draft_length)
     gamma = _length(draft_length, 1)
-    accepted = checks.array("length", length, 0, float(gamma.max()) if gamma.size else 0.0)
+    accepted = checks.array("length", length, 0, float(_largest(gamma)))
     return acceptance_from_length(accepted + 1, gamma)
 
 

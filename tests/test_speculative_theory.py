@@ -495,6 +495,8 @@ def test_functions_broadcast() -> None:
     assert sd.draft_runs(5, 0.5, [0, 1, 2]).shape == (3,)
     assert sd.tokens_variance(alpha, gamma).shape == (4, 3)
     assert sd.optimal_draft_length(alpha, c, longest=4).shape == (2, 1, 3)
+    for curve in (None, CURVE):
+        assert sd.optimal_draft_length(alpha, c, longest=4, verify_cost=curve).dtype == np.int64
     for scalar in (sd.expected_tokens(0.5, 3), sd.speedup(0.5, 3, 0.1), sd.target_runs(9, 0.5, 3), sd.oracle_speedup(0.5, 0.1)):
         assert isinstance(scalar, np.ndarray)
         assert scalar.shape == ()
@@ -524,7 +526,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: sd.speedup(0.5, 3, -0.1), r"cost_ratio must be at least 0, got -0\.1"),
     (lambda: sd.speedup(0.5, 3, np.nan), "cost_ratio must be at least 0, got nan"),
     (lambda: sd.operations_factor(0.5, 3, -1), "operations_ratio must be at least 0"),
-    (lambda: sd.optimal_draft_length([0.0, 0.5], 0), r"longest must be given for cost_ratio=0 and acceptance_rate=0\.5"),
+    (lambda: sd.optimal_draft_length([0.0, 0.5, 0.6], 0), r"longest must be given for cost_ratio=0 and acceptance_rate=0\.5"),
     (lambda: sd.optimal_draft_length(1, 0.3), r"longest must be given for cost_ratio=0\.3 and acceptance_rate=1"),
     (lambda: sd.optimal_draft_length(0.5, 0.3, longest=-1), "longest must be at least 0, got -1"),
     (lambda: sd.target_runs(0, 0.5, 3), "tokens must be at least 1, got 0"),
@@ -545,6 +547,8 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: sd.reported_acceptance("vllm", 3), "exactly one of rate and length must be given, got none"),
     (lambda: sd.reported_acceptance("vllm", 3, rate=0.5, length=2), "exactly one of rate and length must be given, got both"),
     (lambda: sd.reported_acceptance("alpha", 3, length=2), "length must be left out for engine 'alpha'"),
+    (lambda: sd.acceptance_from_length([3.5, 4.0, 9.0, 10.0], 3), r"^mean_acceptance_length must be between .*=4, got 9; "),
+    (lambda: sd.reported_acceptance("alpha", 3, rate=1.5), r"^rate must be between 0 and 1, got 1\.5"),
     (lambda: sd.reported_acceptance("vllm", 3, rate=79), "rate must be between 0 and 1, got 79"),
     (lambda: sd.reported_acceptance("trtllm", 3, length=3.5), "length must be between 0 and 3"),
 ]
