@@ -1,5 +1,5 @@
-"""The measured tables of others, every printed number, looked up by name: the paper on Predictive Pipelined Decoding and a deck on
-speculative decoding, each in a module of its own.
+"""The measured tables of others, every printed number, looked up by name: the papers on Predictive Pipelined Decoding, Big Little
+Decoder and SkipDecode and a deck on speculative decoding, each in a module of its own.
 
 >>> match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
 0.6837
@@ -24,22 +24,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import checks
-from model.published import deck, ppd
+from model.published import bild, deck, ppd, skipdecode
 from model.published.about import About
 
 # A column of the same name means the same in every table; those in neither list are numbers with a fraction.
-_WHOLE = ("layer", "candidates", "first", "last", "draft_length", "beams")
-_TEXT = ("data_set", "head", "method", "sampling", "task", "model", "draft_model", "combination")
+_WHOLE = (
+    "layer", "candidates", "first", "last", "draft_length", "beams", "layers", "dim", "ffn_dim", "warm_up", "min_layers",
+    "max_layers", "target_speedup",
+)  # fmt: skip
+_TEXT = ("data_set", "head", "method", "sampling", "task", "model", "draft_model", "combination", "alignment", "loss")
 _BY_POSITION = {"squad": "ppd-table-6", "wmt": "ppd-table-7", "cnn_dm": "ppd-table-8"}
-_PHRASES = {"layer": "layer {}", "candidates": "k={}", "head": "{} head", "draft_length": "gamma {}", "beams": "{} beams"}
+_PHRASES = {
+    "layer": "layer {}", "candidates": "k={}", "head": "{} head", "draft_length": "gamma {}", "beams": "{} beams",
+    "target_speedup": "{}x",
+}  # fmt: skip
 _SPELLED = {
     "ende": "EnDe", "cnndm": "CNNDM", "t5-large": "T5-Large", "t5-small": "T5-Small",
+    "opt-1.3b": "OPT-1.3B", "opt-6.7b": "OPT-6.7B",
     "large+small": "T5-Large + T5-Small", "large+base": "T5-Large + T5-Base",
 }  # fmt: skip
 _TABLES: dict[str, tuple[str, str, About]] = {
-    name: (short, paper, about)
-    for short, paper, tables in (("PPD", ppd.PAPER, ppd.TABLES), ("Deck", deck.PAPER, deck.TABLES))
-    for name, about in tables.items()
+    name: (short, module.PAPER, about)
+    for short, module in (("PPD", ppd), ("Deck", deck), ("BiLD", bild), ("SkipDecode", skipdecode))
+    for name, about in module.TABLES.items()
 }
 """Short name of the source, the source, and what it says of the table."""
 
