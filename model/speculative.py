@@ -466,7 +466,7 @@ def _rate_of_accepted(accepted: Floats, gamma: Floats) -> Floats:
         rate = np.asarray(rate - step)
         if not np.any(step > 2e-16 * rate):
             break
-    return np.asarray(np.clip(rate, 0.0, 1.0))
+    return rate
 
 
 def _slope(rate: Floats, gamma: Floats, series: Floats) -> Floats:
