@@ -159,10 +159,13 @@ def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
     case = cases.resolve({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": cost})
     row = views.events_row(case, 0, 4)
     assert row["paths_difference"] <= 1e-14 * tokens * row["latency"]
-    exact = cases.resolve({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": {"cost_ratio": 0.5}})
+    quarters = {"cost_ratio": 0.5, "operations_ratio": 0.25}
+    exact = cases.resolve({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": quarters})
     row, twin_row = views.events_row(exact, 0, 4), views.paths_row(exact, 0, 4)
     assert row["paths_difference"] == 0
-    assert (row["rounds"], row["drafted"]) == (twin_row["rounds"], twin_row["drafted"])
+    for name in ("rounds", "drafted", "operations"):
+        assert row[name] == twin_row[name]
+    assert row["operations"] == row["rounds"] + 1.25 * row["drafted"]
 
 
 @settings(max_examples=40)

@@ -480,6 +480,11 @@ def test_a_prediction_says_how_many_units_are_busy_where_that_is_certain() -> No
     assert float(sd.predict(Parameters(4, 3), 1, Iid(0.5), cost).latency) == 4
 
 
+def test_operations_of_rounds_are_their_tokens_in_both_models() -> None:
+    cost = UnitCost(4, cost_ratio=0.25, operations_ratio=0.5)
+    assert sd.operations(Parameters(4, 3), cost, {(1, 3): 2, (0, 3): 1, (1, 1): 4, (0, 0): 1}, {}) == 3 * 5.5 + 4 * 2.5 + 1
+
+
 def test_functions_broadcast() -> None:
     alpha, gamma, c = np.linspace(0, 1, 3), np.arange(4)[:, None], np.array([0.1, 0.2])[:, None, None]
     for grid in (
