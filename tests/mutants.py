@@ -46,6 +46,7 @@ TESTS = {
     "model.algorithms.beam": BEAM,
     "model.beam": (ARGUMENTS, *BEAM),
     "model.bild": (ARGUMENTS, "test_bild_theory.py"),
+    "model.decisions": ("test_decisions.py",),
     "model.skipdecode": ("test_skipdecode_theory.py",),
     "model.early_exit": ("test_early_exit_theory.py",),
 }

@@ -1,0 +1,154 @@
+"""What two models say of the same tokens, and what follows for the thresholds of Big Little Decoder [Kim2023].
+
+A decision record has, for each token that the small model proposes, its largest probability (`confidence`) and the large model's
+cross-entropy of the token it would write (`distance` [nats]): Sections 3.3 and 3.4 of [Kim2023]. It hands over where it is less
+confident than `fallback_threshold`; what it kept is taken back where the distance is above `rollback_threshold`. So one record
+answers for every pair of thresholds, as long as the text that was read is the one that would have been written: a threshold changes
+what follows, and the record does not know that.
+
+[Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model import checks
+from model.bild import VARIANTS, expected_tokens
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+COLUMNS = ("confidence", "distance", "agrees")
+
+
+class Rates(NamedTuple):
+    """What thresholds come to: arrays of the thresholds' shape; nan where nothing is kept."""
+
+    fallback_rate: Floats
+    rollback_rate: Floats
+    agreement_kept: Floats
+    """Of the small model's tokens that stay, the share that the large model would have written itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """A decision record: a value of each kind for each token, and where they are from.
+
+    `agrees`: whether the token is the large model's likeliest too. `source` begins with `measured` or `assumed`, and says of what.
+
+    >>> record = Decisions([0.9, 0.4, 0.8, 0.7], [0.1, 3.0, 2.5, 0.2], [True, False, False, True], "assumed: by hand")
+    >>> [round(float(value), 3) for value in record.rates(0.5, 2.0)]  # one of four falls back, one of three is taken back
+    [0.25, 0.333, 1.0]
+    """
+
+    confidence: Any
+    distance: Any
+    agrees: Any
+    source: str
+
+    def __post_init__(self) -> None:
+        found = {
+            "confidence": _column("confidence", self.confidence, 0, 1),
+            "distance": _column("distance", self.distance, 0, np.inf),
+            "agrees": _column("agrees", self.agrees, 0, 1),
+        }
+        sizes = {name: values.size for name, values in found.items()}
+        if len(set(sizes.values())) > 1 or not sizes["confidence"]:
+            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            raise checks.ParameterError(f"columns must have one value for each token, at least one, got {listed}")
+        halves = np.flatnonzero((found["agrees"] != 0) & (found["agrees"] != 1))
+        if halves.size:
+            raise checks.ParameterError(f"agrees must be true or false, got {found['agrees'][halves[0]]:g} in row {halves[0] + 1}")
+        for name, values in found.items():
+            object.__setattr__(self, name, values.astype(np.bool_) if name == "agrees" else values)
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, ArrayLike], source: str) -> Decisions:
+        """From a table's columns; others than these are an error."""
+        missing = [name for name in COLUMNS if name not in columns]
+        if missing:
+            raise checks.ParameterError(f"column {missing[0]} is missing; a decision record has {', '.join(COLUMNS)}")
+        unknown = [name for name in columns if name not in COLUMNS]
+        if unknown:
+            raise checks.ParameterError(f"unknown column {unknown[0]}; {checks.nearest(unknown[0], COLUMNS)}")
+        return cls(**columns, source=source)
+
+    def rates(self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, *, variant: str = "paper") -> Rates:
+        """The rates at these thresholds; in the variant `code` a rollback needs that the two disagree besides."""
+        checks.one_of("variant", variant, VARIANTS)
+        low = checks.array("fallback_threshold", fallback_threshold, 0)
+        high = checks.array("rollback_threshold", rollback_threshold, 0)
+        low, high = np.broadcast_arrays(low, high)
+        found = np.array([self._rates(*pair, variant) for pair in zip(low.ravel(), high.ravel(), strict=True)]).reshape(-1, 3)
+        return Rates(*(column.reshape(low.shape) for column in found.T))
+
+    def _rates(self, low: float, high: float, variant: str) -> tuple[float, float, float]:
+        written = self.confidence >= low
+        back = written & (self.distance > high)
+        if variant == "code":
+            back &= ~self.agrees
+        stays = written & ~back
+        share = np.count_nonzero
+        nan = float("nan")
+        return (
+            1 - share(written) / written.size,
+            share(back) / share(written) if written.any() else nan,
+            share(stays & self.agrees) / share(stays) if stays.any() else nan,
+        )
+
+    def agreement(
+        self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, maximum_draft: int, *, variant: str = "paper"
+    ) -> Floats:
+        """The share of a decoding's tokens that the large model would have written itself: all of its own, and of the others some.
+
+        >>> record = Decisions([0.9, 0.9], [0.1, 3.0], [True, False], "assumed: by hand")
+        >>> [float(value) for value in record.agreement(0.0, [2.0, 9.0], 1)]  # the wrong one taken back, or left
+        [1.0, 0.75]
+        """
+        found = self.rates(fallback_threshold, rollback_threshold, variant=variant)
+        tokens = expected_tokens(found.fallback_rate, np.nan_to_num(found.rollback_rate), maximum_draft, variant=variant)
+        own = expected_tokens(found.fallback_rate, np.nan_to_num(found.rollback_rate), maximum_draft) - 1
+        return np.asarray((tokens - own + own * np.nan_to_num(found.agreement_kept)) / tokens)
+
+
+def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisions:
+    """A record that nobody measured: of a small model that knows how often it is right. `coins` are uniform, shape (3, count).
+
+    Its confidence is u^(1/sureness), which is Beta(sureness, 1); it agrees with the large model with just that chance c. The large
+    model gives the token 1 - (1 - c) v if it agrees and (1 - c) v if not, v uniform. Assumed in every part; for figures and tests
+    until there are records.
+
+    >>> record = synthetic(2, [[0.5, 0.01], [0.5, 0.5], [0.5, 0.5]])
+    >>> record.confidence.round(3).tolist(), record.agrees.tolist(), record.distance.round(3).tolist()
+    ([0.794, 0.215], [True, False], [0.109, 0.936])
+    """
+    checks.whole("count", count, 1)
+    checks.number("sureness", sureness, 0)
+    luck = checks.array("coins", coins, 0, 1)
+    if luck.shape != (3, count):
+        raise checks.ParameterError(f"coins must have the shape [3, {count}], got {list(luck.shape)}")
+    confidence = luck[0] ** (1 / sureness) if sureness else np.zeros(count)
+    agrees = luck[1] < confidence
+    rest = (1 - confidence) * luck[2]
+    likely = np.where(agrees, 1 - rest, np.maximum(rest, np.finfo(np.float64).tiny))
+    return Decisions(confidence, -np.log(likely), agrees, "assumed: a small model that knows how often it is right")
+
+
+def _column(name: str, values: ArrayLike, low: float, high: float) -> Floats:
+    try:
+        column = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise checks.ParameterError(f"{name} must be a list of numbers, got {checks.shown(values)}") from None
+    if column.ndim != 1:
+        raise checks.ParameterError(f"{name} must be a list of numbers, got {checks.shown(values)}")
+    bad = np.flatnonzero(~((column >= low) & (column <= high) & np.isfinite(column)))
+    if bad.size:
+        bound = f"between {low:g} and {high:g}" if np.isfinite(high) else f"finite and at least {low:g}"
+        raise checks.ParameterError(f"{name} must be {bound}, got {column[bad[0]]:g} in row {bad[0] + 1}")
+    return column.copy()
