@@ -47,6 +47,7 @@ TESTS = {
     "model.beam": (ARGUMENTS, *BEAM),
     "model.bild": (ARGUMENTS, "test_bild_theory.py"),
     "model.decisions": ("test_decisions.py",),
+    "model.shapes": ("test_shapes.py",),
     "model.skipdecode": ("test_skipdecode_theory.py",),
     "model.early_exit": ("test_early_exit_theory.py",),
 }

@@ -1,0 +1,109 @@
+"""Shapes of decoders: the papers' counts, arithmetic matrix by matrix, and errors."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import published
+from model.checks import ParameterError
+from model.shapes import SHAPES, Shape, shape
+
+TINY = Shape(3, 8, 4, 2, 2, 12, 3, 100)
+
+
+def test_sizes_of_big_and_little_decoders() -> None:
+    """Table 2 of the paper, and Section 1.9 of what is known of it: 402.7M and 25.2M."""
+    for row in published.table("bild-table-2").rows:
+        made = shape(row["model"])
+        assert (made.layers, made.dim, made.ffn_dim) == (row["layers"], row["dim"], row["ffn_dim"])
+        assert abs(made.layers * made.layer_weights / 1e6 - row["parameters_m"]) < 1
+    whole = {name: shape(name).layers * shape(name).layer_weights / 1e6 for name in ("t5-large", "t5-small")}
+    assert {name: round(value, 1) for name, value in whole.items()} == {"t5-large": 402.7, "t5-small": 25.2}
+    # With their heads mT5's two are 1:4.3, not 1:20.
+    large, small = (made.layers * made.layer_weights + made.head_weights for made in map(shape, ("mt5-large", "mt5-small")))
+    assert round(large / small, 1) == 4.3
+
+
+def test_layers_of_opt_are_those_of_skipdecode() -> None:
+    for row in published.table("skipdecode-table-2").rows:
+        assert shape(row["model"]).layers == row["layers"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("llama-2-13b", 0.517), ("llama-3-8b", 2.41), ("t5-large", 1.96), ("opt-1.3b", 2.05), ("gpt2", 5.45), ("mt5-small", 40.7)],
+)
+def test_heads_in_layers(name: str, layers: float) -> None:
+    assert shape(name).head_layers == pytest.approx(layers, rel=3e-3)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("llama-2-13b", 13.0), ("opt-1.3b", 1.3), ("opt-6.7b", 6.7), ("llama-3-8b", 8.0)])
+def test_names_say_the_size(name: str, billions: float) -> None:
+    """Layers, the embedding, and the head where it is not the embedding."""
+    made = shape(name)
+    tied = name.startswith("opt")
+    total = made.layers * made.layer_weights + (1 if tied else 2) * made.head_weights
+    assert total / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@given(st.integers(1, 6), st.integers(0, 9), st.integers(0, 3))
+def test_arithmetic_matrix_by_matrix(width: int, context: int, layers: int) -> None:
+    """A product of (m, k) and (k, n) takes 2 m k n operations."""
+
+    def product(m: int, k: int, n: int) -> int:
+        return 2 * m * k * n
+
+    each = product(width, 8, 8) + 2 * product(width, 8, 4) + product(width, 8, 8) + 3 * product(width, 8, 12)
+    for position in range(width):
+        seen = context + position + 1
+        each += 4 * (product(1, 2, seen) + product(1, seen, 2))  # scores and their sum, of four heads
+    assert TINY.operations(width, context, layers) == layers * each
+    assert TINY.operations(width, context, layers, heads=width) == layers * each + product(width, 8, 100)
+    assert TINY.operations(width, context) == 3 * each
+    crossing = replace(TINY, cross=True)
+    assert crossing.operations(width, context, layers) == layers * (each + 4 * product(width, 8, 8))
+
+
+def test_a_wide_pass_is_as_many_narrow_ones() -> None:
+    assert TINY.operations(5, 2, heads=5) == sum(TINY.operations(1, 2 + position, heads=1) for position in range(5))
+
+
+def test_cache_rows() -> None:
+    """Keys and values are of two heads of two here; 0.41 MB for 20 layers of 13B in two bytes each."""
+    assert TINY.cache_bytes() == 3 * 2 * 2 * 2 * 2
+    assert TINY.cache_bytes(1, bytes_each=1) == 8
+    assert TINY.cache_bytes(0) == 0
+    assert round(shape("llama-2-13b").cache_bytes(20) / 1e6, 2) == 0.41
+
+
+def test_weights_are_the_products_of_a_pass() -> None:
+    for made in SHAPES.values():
+        bare = made.operations(1, 0) - 4 * made.layers * made.heads * made.head_dim
+        assert bare == 2 * made.layers * made.layer_weights
+
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    *[(lambda name=name: replace(TINY, **{name: 0}), f"{name} must be at least 1, got 0")  # type: ignore[misc]
+      for name in ("layers", "dim", "heads", "head_dim", "kv_heads", "ffn_dim", "vocabulary")],
+    (lambda: replace(TINY, ffn_matrices=1), "ffn_matrices must be between 2 and 3, got 1"),
+    (lambda: replace(TINY, ffn_matrices=4), "ffn_matrices must be between 2 and 3, got 4"),
+    (lambda: replace(TINY, kv_heads=3), "kv_heads must divide heads=4, got 3"),
+    (lambda: replace(TINY, cross=1), "cross must be true or false, got 1"),  # type: ignore[arg-type]
+    (lambda: shape("t5-larg"), "unknown shape 't5-larg'; did you mean t5-large"),
+    (lambda: TINY.cache_bytes(4), "layers must be between 0 and 3, got 4"),
+    (lambda: TINY.cache_bytes(-1), "layers must be between 0 and 3, got -1"),
+    (lambda: TINY.cache_bytes(bytes_each=0), "bytes_each must be at least 1, got 0"),
+    (lambda: TINY.operations(0, 0), "width must be at least 1, got 0"),
+    (lambda: TINY.operations(1, -1), "context must be at least 0, got -1"),
+    (lambda: TINY.operations(2, 0, heads=3), "heads must be between 0 and width=2, got 3"),
+    (lambda: TINY.operations(2, 0, heads=-1), "heads must be between 0 and width=2, got -1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{message}"):
+        call()
