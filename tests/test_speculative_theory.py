@@ -473,6 +473,7 @@ def test_a_prediction_says_how_many_units_are_busy_where_that_is_certain() -> No
     for placement, cost_, units in (("together", cost, 1.0), ("apart", replace(cost, link=0.0), 1.0), ("apart", cost, np.nan)):
         found = sd.predict(Parameters(4, 3, placement=placement), 9, Iid(0.5), cost_)
         assert np.array_equal(found.units_ratio, units, equal_nan=True)
+        assert float(found.plain_latency) == 9 * 4
         assert {value.dtype for value in vars(found).values()} == {np.dtype(np.float64)}
     for tokens in (0, 1_000_001):
         with pytest.raises(ParameterError, match=f"^tokens must be between 1 and 1000000, got {tokens}$"):

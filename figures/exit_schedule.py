@@ -1,0 +1,95 @@
+"""Which layers does a token go through? SkipDecode's schedule over the position, and the layers it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from figures.labels import at_right
+from figures.style import COLOURS, GREY, INK, canvas, house, looks
+from model import checks
+from model.skipdecode import exit_layers, mean_layers, spans
+
+_MOST_CURVES = 6
+
+
+class Schedule(NamedTuple):
+    """A schedule and what it is called."""
+
+    label: str
+    min_layers: int
+    max_layers: int
+    power: float = 1.0
+
+
+def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: int, warm_up: int = 1, source: str) -> Figure:
+    """Left, layers over the position, a curve a schedule; right, the layers that the first schedule uses at each position.
+
+    Rounded half up, as the paper's tables say; dashed, the mean of the generated tokens. `source` says where the schedules are from
+    (published or assumed), and stands in the figure.
+    """
+    if not 1 <= len(schedules) <= _MOST_CURVES:
+        raise checks.ParameterError(f"schedules must be 1 to {_MOST_CURVES}, got {len(schedules)}")
+    checks.whole("layers", layers, 1, checks.MAX_LAYERS)
+    for each in schedules:
+        checks.whole("max_layers", each.max_layers, 1, layers, "layers")
+    with house():
+        figure, left = canvas(11.6, 4.9, (0.065, 0.12, 0.34, 0.66))
+        right = figure.add_axes((0.61, 0.12, 0.33, 0.66))
+        _curves(left, schedules, layers, prompt, sequence)
+        _used(right, schedules[0], layers, prompt, sequence, warm_up)
+        figure.text(0.065, 0.945, "Which layers does a token go through?", fontsize=13, weight="bold", va="center")
+        told = f"SkipDecode, {source}; prompt {prompt}, text of at most {sequence} tokens, {layers} layers"
+        figure.text(0.065, 0.89, told, fontsize=9.5, color=GREY, va="center")
+    return figure
+
+
+def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int, sequence: int) -> None:
+    ends = []
+    axes.plot([0, prompt], [layers, layers], color=INK, linewidth=1.5, label="prompt")
+    generated = sequence - prompt
+    for each, look in zip(schedules, looks(len(schedules)), strict=True):
+        bounds = each.min_layers, each.max_layers, prompt, sequence, generated
+        values = exit_layers(*bounds, rounding="half-up", power=each.power)
+        mean = mean_layers(*bounds, "half-up", power=each.power)
+        colour, places = look.colour, np.arange(prompt, sequence)
+        axes.step(places, values, where="post", color=colour, linestyle=look.line, linewidth=1.5, label=each.label)
+        axes.plot([prompt, sequence], [mean, mean], color=colour, linewidth=0.9, linestyle=(0, (3, 3)), label=f"mean {each.label}")
+        ends.append((float(values[-1]), f"{each.label}: {layers / mean:.2f}× fewer", colour))
+    axes.set_xlim(0, sequence)
+    axes.set_ylim(0, layers + 0.5)
+    axes.grid(True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("position  [tokens]")
+    axes.set_ylabel("layers of a token")
+    axes.set_title("dashed: mean of the generated tokens", fontsize=10.5)
+    at_right(axes, ends)
+
+
+def _used(axes: Axes, schedule: Schedule, layers: int, prompt: int, sequence: int, warm_up: int) -> None:
+    budgets = exit_layers(
+        schedule.min_layers, schedule.max_layers, prompt, sequence, sequence - prompt, rounding="half-up", power=schedule.power
+    ).astype(int)
+    used = np.zeros((layers, sequence))
+    used[:, :prompt] = 1
+    for position, budget in enumerate(budgets.tolist(), prompt):
+        for first, last in spans(budget, min(warm_up, budget), layers):
+            used[first:last, position] = 1
+    axes.imshow(
+        used, origin="lower", aspect="auto", interpolation="nearest", extent=(0, sequence, 0.5, layers + 0.5), vmin=0, vmax=1,
+        cmap=ListedColormap(["#f0f0f0", COLOURS[0]]),
+    )  # fmt: skip
+    axes.axvline(prompt, color=INK, linewidth=1.0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("position  [tokens]")
+    axes.set_ylabel("layer")
+    axes.set_title(f"{schedule.label}: {warm_up} to warm up, then the topmost", fontsize=10.5)
+    handles = [Patch(color=COLOURS[0], label="used"), Patch(color="#f0f0f0", label="skipped")]
+    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.07), ncols=2, borderaxespad=0)
