@@ -283,6 +283,12 @@ def test_the_rates_of_speeds_are_found_again(reading: str) -> None:
         assert found == [0.5, pytest.approx(small)]
 
 
+def test_one_token_that_is_checked_anyway_saves_nothing_however_free_the_small_model() -> None:
+    assert np.isnan(hierarchical.breakeven_medium_acceptance_rate(1, 0.0, 0.5, reading="reuse"))
+    for rate in (0.0, 0.5, 1.0):
+        assert float(hierarchical.cost_per_round(rate, 1, 0.0, 0.5, reading="reuse")) == 1.5  # as with the medium model alone
+
+
 def test_speeds_that_no_rate_explains() -> None:
     for pair, goal in ((0.1, 1.4), (9.0, 1.4), (1.2, 9.0), (1.2, 0.1)):  # too slow, too fast: the pair, the three
         assert np.isnan(hierarchical.rates_of_speeds(pair, goal, 3, 0.1, 0.2)[1])
