@@ -32,7 +32,7 @@ TESTS = {
     "model.algorithms.ppd": PPD,
     "model.stages": PPD,
     "model.algorithms.speculative": ("test_speculative_algorithm.py", "test_exactness.py"),
-    "model.rounds": ("test_rounds.py", "test_speculative_algorithm.py"),
+    "model.rounds": ("test_rounds.py", "test_speculative_algorithm.py", *ADAPTIVE),
     "model.speculative": (ARGUMENTS, "test_speculative_theory.py"),
     "model.speculative_laws": (ARGUMENTS, "test_speculative_laws.py"),
     "model.speculative_batches": ("test_speculative_batches.py",),
