@@ -97,8 +97,7 @@ def beam_round_prices(parameters: Parameters, cost: UnitCost) -> RoundPrices:
     beams, drafted = parameters.beams, np.arange(parameters.draft_length + 1.0)
     widths = pass_width(drafted, beams, parameters.draft_width, parameters.rule, parameters.arrangement)
     alone = drafted * draft + cost.target_pass * np.array([cost.slowdown(int(width)) for width in widths])
-    # What a draft of the beams, followed by u hypotheses, reads; without a draft nothing.
-    read = np.where(drafted > 0, beams + parameters.draft_width * (drafted - 1), 0)
+    read = beams + parameters.draft_width * (drafted - 1)  # by the draft model, if it drafts
     operations = np.asarray(beams + parameters.draft_width * drafted + np.where(drafted > 0, read * cost.operations("draft"), 0.0))
     if parameters.arrangement == "batched":
         return RoundPrices(alone, alone, operations)
