@@ -230,6 +230,16 @@ def test_with_a_measured_verification_no_length_is_better_for_the_estimate(
     assert speeds[chosen] >= max(speeds[shortest:]) * (1 - Fraction(1, 10**14))
 
 
+def test_with_a_measured_verification_each_decoding_goes_by_its_own_luck() -> None:
+    many = Measured(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 3)
+    rounds = [(0, 5), (3, 3), (5, 5)]
+    many.learn(np.arange(3), *(np.array(column) for column in zip(*rounds, strict=True)))
+    for index, each in enumerate(rounds):
+        single = Measured(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 1)
+        assert lengths(single, [each]) == [many.length[index]]
+    assert len(set(many.length.tolist())) > 1
+
+
 def test_the_optimum_goes_by_the_cost_of_widths_that_a_scenario_tells_it() -> None:
     steep = UnitCost(4, cost_ratio=0.1, verify_cost=((1, 1.0), (2, 1.1), (3, 5.0), (40, 50.0)))
     told = choice("optimum", max_draft_length=30, believed_cost_ratio=None).informed(steep)
