@@ -66,7 +66,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], passes: Mapping[str, int]) -> float:
-    """The arithmetic of rounds of which so many had (accepted, drafted) tokens, in that of a token in a pass of the target."""
+    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; `passes` are not looked at."""
     return operations_of(rounds, round_prices(cost, parameters.longest))
 
 

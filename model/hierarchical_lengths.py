@@ -37,8 +37,8 @@ class Prices(NamedTuple):
     medium: float
     verify: Floats
     link: float
-    draft_operations: float = float("nan")
-    medium_operations: float = float("nan")
+    draft_operations: float
+    medium_operations: float
 
     def work(self, drafts: Any, mediums: Any, offered: Any) -> tuple[Any, Any]:
         """Unit-time, and arithmetic, of a round with so many passes of the small and the medium model; numbers or arrays.

@@ -304,7 +304,8 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     if rounds:
         row |= {"rounds": float(rounds.total()), "drafted": float(sum(drafted * count for (_, drafted), count in rounds.items()))}
         passes: Counter[str] = sum((run.passes_of for run in runs), Counter())
-        row |= {"operations": methods.theory(case.method).operations(case.parameters, case.cost, rounds, passes)}
+        counted = getattr(methods.theory(case.method), "operations", None)  # a method from outside need not count them
+        row |= {"operations": counted(case.parameters, case.cost, rounds, passes) if counted else float("nan")}
         row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:

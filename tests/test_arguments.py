@@ -1,7 +1,8 @@
-"""Every argument of every closed form: refused by its name outside of its bounds, accepted on them, and broadcast."""
+"""Arguments of closed forms: refused by their names outside of their bounds, accepted on them, and broadcast."""
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -135,7 +136,7 @@ def test_each_argument_is_refused_by_its_name_just_outside_its_bounds(
         for value in domain.bad:
             with pytest.raises(ParameterError, match=rf"^{name} must be .*\b") as refused:
                 function(**{**middle, name: value}, **more)
-            assert str(value).rstrip("0").rstrip(".") in str(refused.value)
+            assert re.search(rf"got '?{re.escape(str(value))}", str(refused.value))
         for value in domain.good:
             function(**{**middle, name: value}, **more)
 
@@ -186,5 +187,3 @@ def test_laws_stand_along_the_last_axis(
     for row in bad:
         with pytest.raises(ParameterError, match=rf"^{name}[ \[]"):
             function(**{name: row}, **more)
-        with pytest.raises(ParameterError, match=rf"^{name}[ \[]"):
-            function(**{name: [row, rows[0][: len(row)] if len(row) < 3 else row]}, **more)

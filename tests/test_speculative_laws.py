@@ -230,6 +230,8 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: laws.expected_tokens_shared_rate([0.5, 0.1]), r"moments must be at least E\[B\]\^j"),
     (lambda: laws.expected_tokens_shared_rate([0.5, -0.1]), r"^moments\[1\] must be between 0 and 1, got -0\.1"),
     (lambda: laws.expected_tokens_shared_rate([1.5, 0.5]), r"^moments\[0\] must be between 0 and 1, got 1\.5"),
+    (lambda: laws.expected_tokens_shared_rate([[0.9, 0.85], [0.5, 0.51]]), "^moments must not rise"),
+    (lambda: laws.expected_tokens_shared_rate([[0.9, 0.85], [0.5, 0.24]]), r"^moments must be at least E\[B\]\^j"),
     (lambda: laws.beta_moments(0, 1, 3), "^a must be above 0"),
     (lambda: laws.beta_moments(1, [2, 0], 3), "^b must be above 0"),
     (lambda: laws.beta_moments(-0.5, 1, 3), r"^a must be at least 0, got -0\.5"),

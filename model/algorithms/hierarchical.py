@@ -74,7 +74,7 @@ class Parameters:
         checks.whole("medium_layers", self.medium_layers, 1, checks.MAX_LAYERS)
 
     @property
-    def EXACT(self) -> bool:  # noqa: N802 - what other methods have as a constant
+    def EXACT(self) -> bool:  # noqa: N802  the name that every method has
         """Whether the output is the large model's own; see above for the one that is not."""
         return not (self.sampled and self.reading == "literal")
 
