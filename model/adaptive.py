@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model import checks
 from model.acceptance import Chain, Replay, TwoClass
+from model.account import Account
 from model.algorithms.adaptive import Parameters
 from model.latency import UnitCost
 from model.policies import RISE, Heuristic, thresholds
@@ -65,8 +66,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*values, *rounds)))
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], passes: Mapping[str, int]) -> float:
-    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; `passes` are not looked at."""
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; the `account` is not looked at."""
     return operations_of(rounds, round_prices(cost, parameters.longest))
 
 

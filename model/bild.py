@@ -18,18 +18,48 @@ small model, and `verify_cost` what a pass of the large one costs by its width (
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
+from model.account import Account
+from model.algorithms.bild import VARIANTS, Parameters
+from model.bild_lengths import moments, prices
+from model.decisions import DecisionLaw
+from model.latency import UnitCost
+from model.prediction import Prediction
 from model.speculative import sum_of_powers
 from model.width import CurveLike, as_curve
 
 Floats = NDArray[np.float64]
 
-VARIANTS = ("paper", "code")
+# --- A decoding -------------------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: UnitCost) -> Prediction:
+    """Exactly `tokens` tokens, the last draft cut short; times in layer-times. The variance is nan but for recorded decisions.
+
+    >>> from model.decisions import Independent
+    >>> found = predict(Parameters(24), 1000, Independent(0.11, 0.01), UnitCost(24, cost_ratio=0.25))
+    >>> round(float(found.plain_latency / found.latency), 2), round(float(speedup(0.11, 0.01, 10, 0.25)), 2)
+    (2.46, 2.47)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    price = prices(parameters, cost)
+    found = moments(parameters, int(np.asarray(tokens)), law, price)
+    ratio = 1.0 if np.array_equal(price.segment[0], price.segment[1]) else float("nan")
+    plain = float(np.asarray(tokens)) * cost.target_pass
+    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
+    return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations)))
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """The arithmetic of passes, in that of a token in the large model; runs of the small one count one token each."""
+    large = account.of("target").layer_passes / parameters.layers
+    small = account.passes_of["draft"]
+    return large + (small * cost.operations("draft") if small else 0.0)
 
 
 # --- A segment: tokens and passes -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ what follows, and the record does not know that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.bild import VARIANTS, expected_tokens
+from model.algorithms.bild import VARIANTS
+from model.world import UNLIKELY, UNSURE
 
 Floats = NDArray[np.float64]
+Digits = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
 
 COLUMNS = ("confidence", "distance", "agrees")
@@ -102,6 +104,19 @@ class Decisions:
             share(stays & self.agrees) / share(stays) if stays.any() else nan,
         )
 
+    def decided(self, fallback_threshold: float, rollback_threshold: float, *, variant: str = "paper") -> Digits:
+        """What becomes of each token at these thresholds: 0, 1 or 2 as in `model.world`.
+
+        >>> record = Decisions([0.9, 0.4, 0.8], [0.1, 3.0, 2.5], [True, False, False], "assumed: by hand")
+        >>> record.decided(0.5, 2.0).tolist()
+        [0, 1, 2]
+        """
+        unsure = self.confidence < fallback_threshold
+        back = self.distance > rollback_threshold
+        if variant == "code":
+            back = back & ~self.agrees
+        return np.asarray(np.where(unsure, UNSURE, np.where(back, UNLIKELY, 0)), dtype=np.uint8)
+
     def agreement(
         self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, maximum_draft: int, *, variant: str = "paper"
     ) -> Floats:
@@ -111,10 +126,85 @@ class Decisions:
         >>> [float(value) for value in record.agreement(0.0, [2.0, 9.0], 1)]  # the wrong one taken back, or left
         [1.0, 0.75]
         """
+        from model.bild import expected_tokens  # whose theory of decodings needs these laws
+
         found = self.rates(fallback_threshold, rollback_threshold, variant=variant)
         tokens = expected_tokens(found.fallback_rate, np.nan_to_num(found.rollback_rate), maximum_draft, variant=variant)
         own = expected_tokens(found.fallback_rate, np.nan_to_num(found.rollback_rate), maximum_draft) - 1
         return np.asarray((tokens - own + own * np.nan_to_num(found.agreement_kept)) / tokens)
+
+
+class Independent:
+    """What becomes of the small model's token at each output position: it falls back with chance f, is taken back with (1 - f) r.
+
+    One coin a position decides: below f nothing is written, up to f + (1 - f) r what is written is taken back, above it stays.
+    `fallback_rate` and `rollback_rate` are numbers, or lists with one for each position.
+
+    >>> [tile.tolist() for tile in Independent(0.2, 0.5).sample(iter([np.array([[0.1, 0.5, 0.7]])]))]
+    [[[1, 2, 0]]]
+    """
+
+    def __init__(self, fallback_rate: ArrayLike, rollback_rate: ArrayLike) -> None:
+        self.fallback_rate = checks.array("fallback_rate", fallback_rate, 0, 1)
+        self.rollback_rate = checks.array("rollback_rate", rollback_rate, 0, 1)
+        for name, rates in (("fallback_rate", self.fallback_rate), ("rollback_rate", self.rollback_rate)):
+            if rates.ndim > 1 or not rates.size:
+                raise checks.ParameterError(f"{name} must be a number or a list of numbers, got {checks.shown(rates.tolist())}")
+
+    def chances(self, positions: int) -> tuple[Floats, Floats]:
+        """f and r at each position, each of shape (positions,)."""
+        return self._first("fallback_rate", positions), self._first("rollback_rate", positions)
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Digits]:
+        """Tiles of decisions, as in `model.world`, from tiles of coins."""
+        start = 0
+        for tile in coins:
+            fallback, rollback = (rates[start:, None] for rates in self.chances(start + len(tile)))
+            start += len(tile)
+            unsure = tile < fallback
+            back = ~unsure & (tile < fallback + (1 - fallback) * rollback)
+            yield np.uint8(UNSURE) * unsure + np.uint8(UNLIKELY) * back
+
+    def _first(self, name: str, positions: int) -> Floats:
+        rates: Floats = getattr(self, name)
+        if rates.ndim and len(rates) < positions:
+            raise checks.ParameterError(
+                f"{name} must have one rate for each of {positions} output positions, got {len(rates)}; give more or fewer tokens"
+            )
+        return np.asarray(np.broadcast_to(rates[:positions] if rates.ndim else rates, positions))
+
+
+class Recorded:
+    """Decisions of recorded texts; a replication is one of them, drawn with equal chances by its first coin.
+
+    `records` has shape (texts, positions) and holds 0, 1 and 2 as in `model.world`.
+    """
+
+    def __init__(self, records: ArrayLike) -> None:
+        values = checks.whole_array("records", checks.array("records", records, 0, 2), 0)
+        if values.ndim != 2 or not values.size:
+            raise checks.ParameterError("records must be lists of decisions, all of one length of at least 1")
+        self.records: Digits = values.astype(np.uint8)
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Digits]:
+        """Tiles of decisions from tiles of coins."""
+        chosen, start = None, 0
+        for tile in coins:
+            if chosen is None:
+                chosen = (tile[0] * len(self.records)).astype(np.intp)
+            self.cover(start + len(tile))
+            yield self.records[chosen, start : start + len(tile)].T
+            start += len(tile)
+
+    def cover(self, positions: int) -> None:
+        """Refuse more positions than there are."""
+        if positions > self.records.shape[1]:
+            raise checks.ParameterError(
+                f"records must cover {positions} output positions, got {self.records.shape[1]}; give longer texts or fewer tokens"
+            )
+
+
+DecisionLaw = Independent | Recorded
 
 
 def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisions:

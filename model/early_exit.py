@@ -15,10 +15,18 @@ Times are in layer-times. Lossy: what it does to the text no formula says.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
+from model.account import Account
+from model.latency import UnitCost
+from model.prediction import Prediction
+
+if TYPE_CHECKING:
+    from model.algorithms.early_exit import Parameters
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -109,6 +117,33 @@ def backfilled_rows(hazards: ArrayLike, tokens: int) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         last = np.where(missing < 1, (1 - missing**tokens) / (1 - missing), float(tokens))
     return np.asarray((missing * (tokens - last)).sum(axis=-1))
+
+
+# --- A decoding -------------------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost) -> Prediction:
+    """`tokens` tokens of every text, or as many as `lengths` says; plain decoding is that of the same batches.
+
+    >>> from model.algorithms.early_exit import Parameters
+    >>> from model.early_exit_lengths import Depths
+    >>> law = Depths(exit_pmf([0.2, 0.3, 0.5, 1]))
+    >>> float(predict(Parameters(4), 100, law, UnitCost(4)).latency.round(9))
+    264.0
+    """
+    from model.algorithms import _batches  # whose decoding goes by the thresholds above
+    from model.early_exit_lengths import moments
+
+    n = int(np.asarray(tokens))
+    parameters.check_tokens(n)
+    mean, variance = moments(parameters, n, law, cost)
+    values = mean, variance, mean, 1.0, parameters.units, _batches.plain_time(parameters, n, cost)
+    return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
+    """The arithmetic of the layers run, in that of a token in the whole model; heads, and rows filled in, left out."""
+    return account.layer_passes / parameters.layers
 
 
 # --- Time -------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks, hierarchical_lengths
+from model.account import Account
 from model.algorithms.hierarchical import READINGS, Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
@@ -63,14 +64,14 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     return Prediction(*values)
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], passes: Mapping[str, int]) -> float:
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of rounds of which so many had (accepted, offered) tokens, in that of a token in a pass of the large model.
 
     A pass of the large model is over what is offered and one token more; one of the medium over what the small model has drafted
     for it since its last, and one more.
     """
     large = sum(count * (offered + 1) for (_, offered), count in rounds.items())
-    small, medium = passes["draft"], passes["medium"]
+    small, medium = (account.passes_of[role] for role in ("draft", "medium"))
     return large + small * cost.operations("draft") + (small + medium) * cost.operations("medium")
 
 

@@ -39,6 +39,10 @@ class UnitCost:
         From the end of the dispatch to the start of a sub-process [layer-times].
     promotion
         Taking over a sub-process's hidden state and cache rows [layer-times].
+    propagation
+        Keys and values of a layer that a token skipped, made from the state that it left with [layer-times].
+    state_check
+        Comparing the states behind two layers, where that says whether a token may leave [layer-times].
     cost_ratio, medium_cost_ratio
         A whole pass of the draft model, and of the medium one of a hierarchy, in passes of the target [-].
     operations_ratio, medium_operations_ratio
@@ -57,6 +61,8 @@ class UnitCost:
     dispatch_law: str = "linear"
     link: float = 0.0
     promotion: float = 0.0
+    propagation: float = 0.0
+    state_check: float = 0.0
     cost_ratio: float | None = None
     medium_cost_ratio: float | None = None
     operations_ratio: float | None = None
@@ -132,9 +138,10 @@ class UnitCost:
         whole = self.whole(role)
         if whole is not None:
             return [whole / last] * (last - first)
-        times = [self.span(layer, layer + 1) for layer in range(first, last)]
-        if step.heads:
-            times[-1] += self.head(last)
+        times = [self.propagation if step.rows_only else self.span(layer, layer + 1) for layer in range(first, last)]
+        for gap in step.gaps:
+            times[gap[0] - first : gap[1] - first] = [0.0] * (gap[1] - gap[0])
+        times[-1] += self._at_the_end(step)
         factor = self.slowdown(len(tokens))
         return [time * factor for time in times]
 
@@ -147,7 +154,15 @@ class UnitCost:
         whole = self.whole(role)
         if whole is not None:
             return whole
-        return (self.span(first, last) + (self.head(last) if step.heads else 0.0)) * self.slowdown(len(tokens))
+        if step.rows_only:
+            layers = self.propagation * sum(stop - start for start, stop in step.spans)
+        else:
+            layers = self.span(first, last) - sum(self.span(*gap) for gap in step.gaps)
+        return (layers + self._at_the_end(step)) * self.slowdown(len(tokens))
+
+    def _at_the_end(self, step: Forward) -> float:
+        """Time of what a pass does behind its last layer, whatever its width."""
+        return (self.head(step.last) if step.heads else 0.0) + (self.state_check if step.compared else 0.0)
 
     def slowdown(self, width: int) -> float:
         """A pass of the target over so many tokens, in passes over one."""
@@ -161,12 +176,12 @@ class UnitCost:
     @property
     def only_layers(self) -> bool:
         """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
-        times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process
+        times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.propagation, self.state_check
         return not any(times) and self.layer_times is None and self.verify_cost is None
 
     @property
     def plain(self) -> bool:
         """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
-        # What a draft pass or a wide one costs is nothing to a method that has neither.
-        drafts: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost"))
-        return replace(self, **drafts) == UnitCost(self.layers)
+        # What a draft pass or a wide one costs, or leaving early, is nothing to a method that has none.
+        foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost"))
+        return replace(self, **foreign, propagation=0.0, state_check=0.0) == UnitCost(self.layers)

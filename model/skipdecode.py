@@ -15,11 +15,18 @@ arXiv:2307.02628.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
+from model.account import Account
+from model.latency import UnitCost
+from model.prediction import Prediction
+
+if TYPE_CHECKING:
+    from model.algorithms.skipdecode import Parameters
 
 Floats = NDArray[np.float64]
 
@@ -117,6 +124,37 @@ def spans(budget: int, warm_up: int, layers: int) -> tuple[tuple[int, int], ...]
     if top <= warm_up:
         return ((0, layers),)
     return tuple((first, last) for first, last in ((0, warm_up), (top, layers)) if first < last)
+
+
+# --- A decoding -------------------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost) -> Prediction:
+    """`tokens` tokens of every text, or as many as `lengths` says; nothing is left to luck, `law` is not looked at.
+
+    Plain decoding is that of the same batches.
+
+    >>> from model.algorithms.skipdecode import Parameters
+    >>> found = predict(Parameters(24, 8, 16, 60, 160), 100, None, UnitCost(24))
+    >>> float(found.latency), round(float(found.plain_latency / found.latency), 3)
+    (1204.0, 1.993)
+    """
+    return Prediction(*(np.asarray(value, dtype=np.float64) for value in _times(parameters, int(np.asarray(tokens)), cost)))
+
+
+def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, ...]:
+    from model.algorithms import _batches, skipdecode  # whose schedule is the one above
+
+    parameters.check_tokens(tokens)
+    gaps = [skipdecode.skipped(parameters, budget) for budget in skipdecode.schedule(parameters, tokens)]
+    whole = [cost.span(0, parameters.layers) - sum(cost.span(*gap) for gap in each) + cost.final_head for each in gaps]
+    latency = sum(whole[column] * cost.slowdown(width) for column, width in _batches.columns(parameters, tokens))
+    return latency, 0.0, latency, 1.0, parameters.units, _batches.plain_time(parameters, tokens, cost)
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
+    """The arithmetic of the passes, in that of a token in the whole model; heads left out."""
+    return account.layer_passes / parameters.layers
 
 
 # --- Speed ------------------------------------------------------------------------------------------------------------

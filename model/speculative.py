@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
+from model.account import Account
 from model.algorithms.speculative import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
@@ -51,8 +52,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     return Prediction(*values)
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], passes: Mapping[str, int]) -> float:
-    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; `passes` are not looked at."""
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; the `account` is not looked at."""
     return operations_of(rounds, round_prices(cost, parameters.draft_length))
 
 

@@ -26,6 +26,14 @@ class Forward(NamedTuple):
 
     `after` makes it a pass over several hypotheses, a tree: token i follows token `after[i]` of this pass, or where that is -1-j
     the j-th token that the cache holds at position at - 1. Without it each follows the one before it, and the first the 0-th there.
+
+    `texts` makes it a pass over a batch: token i is of the text with number `texts[i]`, and all stand at position `at` of theirs.
+    Each text has a cache of its own; those that have ended are no longer named.
+
+    Layers of `gaps`, half-open ranges between `first` and `last`, are not run: the state goes past them as it is, and they get no
+    row. With `rows_only` the layers make keys and values of the state and no more: it does not change. `state` may be the outputs
+    of several passes, one behind the other. `compared` is at how many positions the state is compared with that of the layer
+    before.
     """
 
     role: str
@@ -37,6 +45,20 @@ class Forward(NamedTuple):
     heads: int = 0
     unit: int | None = None
     after: tuple[int, ...] = ()
+    texts: tuple[int, ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
+    rows_only: bool = False
+    compared: int = 0
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """The layers that are run, as half-open ranges.
+
+        >>> Forward("target", (7,), 5, 0, 24, gaps=((1, 17),)).spans
+        [(0, 1), (17, 24)]
+        """
+        bounds = [self.first, *[bound for gap in self.gaps for bound in gap], self.last]
+        return [span for span in zip(bounds[::2], bounds[1::2], strict=True) if span[0] < span[1]]
 
     @property
     def positions(self) -> Sequence[int]:
@@ -45,6 +67,8 @@ class Forward(NamedTuple):
         >>> Forward("target", (7, 8, 9, 6), 5, 0, 4, after=(-1, -2, 0, 2)).positions
         [5, 5, 6, 7]
         """
+        if self.texts:
+            return [self.at] * len(self.tokens)
         if not self.after:
             return range(self.at, self.at + len(self.tokens))
         found: list[int] = []
@@ -55,6 +79,8 @@ class Forward(NamedTuple):
     @property
     def end(self) -> int:
         """The position behind its last token: of a tree, behind its longest hypothesis."""
+        if self.texts:
+            return self.at + 1
         return max(self.positions) + 1 if self.after else self.at + len(self.tokens)
 
 
@@ -64,13 +90,14 @@ class Read(NamedTuple):
     * `next`: the likeliest token; `top`: the `width` likeliest, best first.
     * `sample`: a token drawn from the law; `chance`: the probability of `token` under it.
     * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
-    * `confidence`: how sure the output is of `token`, a number in [0, 1].
+    * `confidence`: how sure the output is of `token`, or without one of its likeliest, a number in [0, 1].
+    * `distance`: how far the law is from `token`, its cross-entropy [nats].
     * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at `against_offset`.
     * `beams`: the `width` likeliest of all continuations of `hypotheses`, best first, as `Continuation`s. A hypothesis is a token
       of the pass, by its index, and the logarithm of the probability of all that leads to it.
     """
 
-    kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence", "beams"]
+    kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence", "distance", "beams"]
     output: Any
     offset: int = -1
     width: int = 1

@@ -7,43 +7,73 @@ stop nothing before its end (the literal and the flat form of Predictive Pipelin
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from model.account import Account
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
 from model.world import World
 
 
 class Cache:
-    """How many positions each layer of each model holds; no layer holds more than one above it.
+    """How many positions each layer of each model holds; without passes that skip layers, none holds more than one above it.
 
     A pass is announced when it is asked for, and whoever follows it does so layer by layer. It cuts its layers at its position, and
-    those below them too: what they hold of later positions was computed from what is being replaced.
+    those below them too: what they hold of later positions was computed from what is being replaced. A layer that a pass skips
+    lacks that row from then on, and every later one: whoever comes to it again must fill them in first.
     """
 
-    __slots__ = ("breadths", "rows")
+    __slots__ = ("breadths", "rows", "skipping", "texts")
 
     def __init__(self, rows: dict[str, list[int]] | None = None, breadths: dict[str, list[int]] | None = None) -> None:
         self.rows = {} if rows is None else rows
         self.breadths = {} if breadths is None else breadths
         """How many tokens there are at each position, of models that have made passes over several hypotheses."""
+        self.skipping: frozenset[str] = frozenset()
+        """Models that have skipped layers: whose rows may rise from one layer to the next."""
+        self.texts: dict[int, Cache] = {}
+        """The caches of the texts of a batch, by their numbers; each goes on from what was read before it was named."""
 
     def copy(self) -> Cache:
         """What a sub-process starts with."""
         rows = {role: held[:] for role, held in self.rows.items()}
-        return Cache(rows, {role: held[:] for role, held in self.breadths.items()} if self.breadths else None)
+        found = Cache(rows, {role: held[:] for role, held in self.breadths.items()} if self.breadths else None)
+        found.skipping = self.skipping
+        found.texts = {number: cache.copy() for number, cache in self.texts.items()}
+        return found
 
     def require(self, step: Forward) -> None:
         """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
-        role, _, at, first, last, _, _, _, after = step
+        role, _, at, first, last, _, _, _, after, texts, gaps, _, _ = step
         if first == last:
+            return
+        if texts:
+            for text, one in _one_by_one(step):
+                self.texts.get(text, self).require(one)
             return
         held = self.rows.get(role, ())
         known = len(held)
+        if gaps or role in self.skipping:
+            self._require_spans(step)
+            return
         if (held[last - 1] if last <= known else 0) < at or (first and (held[first - 1] if first <= known else 0) < step.end):
             raise CacheError(f"{role}: layers [{first}, {last}) at position {at}, but the layers hold {list(held[:last])}")
         if after:
             self._require_tree(step)
+
+    def _require_spans(self, step: Forward) -> None:
+        """The same of a model that skips layers: each layer that is run must hold all rows before this pass."""
+        held = [*self.rows.get(step.role, ()), *[0] * step.last]
+        bounds = [step.first, *[bound for gap in step.gaps for bound in gap], step.last]
+        if bounds != sorted(bounds) or step.gaps[:1] == ((step.first, step.last),):
+            through = f"[{step.first}, {step.last})"
+            raise CacheError(f"{step.role}: layers {list(step.gaps)} cannot be skipped in a pass through {through}")
+        for layer in (layer for span in step.spans for layer in range(*span)):
+            if held[layer] < step.at:
+                raise CacheError(f"{step.role}: layer {layer} at position {step.at}, but it holds only {held[layer]} positions")
+        if step.first and held[step.first - 1] < step.end:
+            raise CacheError(f"{step.role}: layer {step.first} goes on from one that holds only {held[step.first - 1]} positions")
 
     def _require_tree(self, step: Forward) -> None:
         """Refuse hypotheses that follow what is not there."""
@@ -60,13 +90,31 @@ class Cache:
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, tokens, at, first, last, _, _, _, after = step
+        role, tokens, at, first, last, _, _, _, after, texts, gaps, _, _ = step
+        if texts:
+            for text, one in _one_by_one(step):
+                if text not in self.texts:
+                    self.texts[text] = Cache({role: self.rows.get(role, [])[:]})
+                self.texts[text].write(one)
+            return
         held = self.rows.setdefault(role, [])
+        if gaps or role in self.skipping:
+            self._write_spans(step)
+            return
         held[first:last] = [step.end if after else at + len(tokens)] * (last - first)
         if last < len(held) and held[last] > at:
             held[last:] = [min(rows, at) for rows in held[last:]]
         if after or (self.breadths and role in self.breadths):
             self._spread(step)
+
+    def _write_spans(self, step: Forward) -> None:
+        """The same of a model that skips layers."""
+        self.skipping |= {step.role}
+        held = self.rows[step.role]
+        held += [0] * (step.last - len(held))
+        held[step.first :] = [min(rows, step.at) for rows in held[step.first :]]
+        for first, last in step.spans:
+            held[first:last] = [step.end] * (last - first)
 
     def _spread(self, step: Forward) -> None:
         """Remember how many tokens of a pass stand at each position."""
@@ -83,23 +131,48 @@ class Cache:
         held[:layers] = [at + 1] * layers
 
 
+def _one_by_one(step: Forward) -> Iterator[tuple[int, Forward]]:
+    """The pass of each text in one over a batch."""
+    if len(step.texts) != len(step.tokens) or len({*step.texts}) < len(step.texts):
+        raise CacheError(f"{step.role}: a pass over a batch has one token of each text, got {len(step.tokens)} of {step.texts}")
+    return ((text, step._replace(tokens=(token,), texts=())) for text, token in zip(step.texts, step.tokens, strict=True))
+
+
 @dataclass
 class Work:
-    """What an algorithm asked for: numbers of passes, of layers run in them, of heads, of starts and transfers, and the output.
+    """What an algorithm asked for: its passes and transfers, how many processes it started, and the output."""
 
-    `layer_passes` counts a layer once for each token of a pass, and `passes_of` the passes of each role.
-    """
-
-    passes: int = 0
-    layer_passes: int = 0
-    heads: int = 0
+    account: Account = field(default_factory=Account)
     forks: int = 0
-    adoptions: int = 0
-    passes_of: Counter[str] = field(default_factory=Counter)
     commits: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
+
+    @property
+    def passes(self) -> int:
+        """Passes of all models."""
+        return self.account.passes
+
+    @property
+    def layer_passes(self) -> int:
+        """Layers run, once for each token of a pass."""
+        return self.account.layer_passes
+
+    @property
+    def heads(self) -> int:
+        """Positions projected onto the vocabulary."""
+        return self.account.heads
+
+    @property
+    def adoptions(self) -> int:
+        """How often a process took over another's output."""
+        return self.account.adoptions
+
+    @property
+    def passes_of(self) -> Counter[str]:
+        """Passes of each model."""
+        return self.account.passes_of
 
 
 class _Task:
@@ -154,10 +227,7 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
                 task.cache.write(step)
                 task.last = step
                 task.passes += 1
-                work.passes += 1
-                work.passes_of[step.role] += 1
-                work.layer_passes += (step.last - step.first) * len(step.tokens)
-                work.heads += step.heads
+                work.account.add(step)
                 task.answer = step  # in a world without tensors a pass is its own output
             case Read():
                 task.answer = world.read(step)
@@ -178,7 +248,8 @@ def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None 
                 task.started = [sub for sub in task.started if not sub.ended]
             case Adopt():
                 task.cache.adopt(step.task.last, step.at, step.layers)
-                work.adoptions += 1
+                work.account.adoptions += 1
+                work.account.adopted_rows += step.layers
                 task.answer = step.task.value
             case Commit():
                 work.commits.append(step.kind)

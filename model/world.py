@@ -49,15 +49,14 @@ class World:
 
     def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
         """The answer to a read of an output, which in worlds without tensors is the pass that made it."""
-        kind, output, offset = step.kind, step.output, step.offset
-        role, tokens, at, _, last, *_ = output
+        kind, output = step.kind, step.output
         if kind == "beams":
             return self._beams(step, output)
-        after: int = (output.positions[offset] if output.after else at + len(tokens) + offset) + 1
-        right = tokens[offset] == after - 1
+        after, right = self._place(step)
         if kind == "top":
             return self._candidates(after, right, step.width)
-        if role == "target" and last != self.layers:
+        role = output.role
+        if role == "target" and output.last != self.layers:
             return -after  # an early layer says nothing but its candidates
         if kind == "confidence":
             return 0.0 if self.doubts[after - self.prompt] & (2 if step.token == after else 1) else 1.0
@@ -65,6 +64,13 @@ class World:
             return 0.5  # between the chances that this world knows
         token = self._says(role, after, right)
         return float(token == step.token) if kind == "chance" else token
+
+    def _place(self, step: Read) -> tuple[int, bool]:
+        """The position that a read is about, and whether all that the output has seen before it is right."""
+        output, offset = step.output, step.offset
+        _, tokens, at, *_ = output
+        after: int = (output.positions[offset] if output.after or output.texts else at + len(tokens) + offset) + 1
+        return after, tokens[offset] == after - 1
 
     def _says(self, role: str, after: int, right: bool) -> Token:
         """What a model puts at position `after`; where it differs from the one it imitates, its token is its own."""
@@ -103,3 +109,40 @@ class World:
         if right and place < len(self.matches) and self.matches[place]:
             candidates[self.matches[place] - 1] = after
         return candidates
+
+
+STAYS, UNSURE, UNLIKELY = 0, 1, 2
+"""What becomes of the small model's token: the large one lets it stand; it is not written; it is written, and taken back."""
+
+
+class Lossy(World):
+    """Answers reads of methods whose text is not the target's: the true text is what they write.
+
+    `decisions[j]` is what becomes of a small model's token at output place j, `depths[i][j]` the layers that text i of a batch
+    needs for it. Confidences are 0 or 1, distances 0 or infinite: whatever the thresholds, they decide alike.
+    """
+
+    def __init__(
+        self, prompt: int, layers: int, decisions: Sequence[int] = (), depths: Sequence[Sequence[int]] = ()
+    ) -> None:
+        super().__init__(prompt, layers)
+        self.decisions = decisions
+        self.depths = depths
+
+    def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
+        """The answer to a read of an output."""
+        after, right = self._place(step)
+        output: Forward = step.output
+        if step.kind == "distance":
+            return 0.0 if step.token == after else float("inf")
+        whole = output.role == "target" and output.last == self.layers
+        place = after - self.prompt
+        if not self.decisions:
+            if step.kind == "confidence":
+                text = output.texts[step.offset] if output.texts else 0
+                return float(output.last >= self.depths[text][place])
+            return after if right else -after
+        decision = STAYS if whole else self.decisions[place]
+        if step.kind == "confidence":
+            return float(decision != UNSURE)
+        return after if right and decision != UNLIKELY else -after

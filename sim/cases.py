@@ -10,16 +10,17 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from model import checks, published
+from model.algorithms import _batches
 from model.checks import ParameterError
 from model.latency import OPERATIONS, RATIOS, UnitCost
-from sim import acceptances, methods, outcomes
+from sim import acceptances, lossy, methods, outcomes
 from sim.cluster import Cluster
 from sim.outcomes import Outcome
 from sim.scenario import OWN, SECTIONS, Tables, method_tables
 
 VIEWS = ("formula", "paths", "events")
 LAWS = {"match": outcomes.KINDS, "accept": acceptances.KINDS, "medium_accept": acceptances.BY_POSITION,
-        "confidence": acceptances.CONFIDENCE}  # fmt: skip
+        "confidence": acceptances.CONFIDENCE, "decision": lossy.DECISIONS, "exit": lossy.EXITS}  # fmt: skip
 """Kinds of laws, by the outcome that methods ask for."""
 MAX_REPLICATIONS = 1_000_000_000
 MAX_TIME = 1e9
@@ -79,6 +80,8 @@ class Cost:
     dispatch_law: str = "linear"
     link: float = 0.0
     promotion: float = 0.0
+    propagation: float = 0.0
+    state_check: float = 0.0
     cost_ratio: float | None = None
     medium_cost_ratio: float | None = None
     allow_slow_medium: bool = False
@@ -106,7 +109,7 @@ class Cost:
             )
         if self.seconds_per_layer is not None:
             checks.number("seconds_per_layer", self.seconds_per_layer, 0, MAX_TIME)
-        for name in ("early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion"):
+        for name in (field.name for field in fields(self) if field.type == "float"):
             checks.number(name, getattr(self, name), 0, MAX_TIME)
         if self.layer_times is not None and not isinstance(self.layer_times, tuple):
             raise ParameterError(f"layer_times must be a list with a time for each layer, got {checks.shown(self.layer_times)}")
@@ -163,6 +166,26 @@ class Case:
         return next(iter(self.outcomes.values()), None)
 
     @property
+    def outputs(self) -> int:
+        """Tokens that are put out: of methods that decode several texts those of all."""
+        tokens = self.settings.tokens
+        return int(self.parameters.outputs_of(tokens)) if hasattr(self.parameters, "outputs_of") else tokens
+
+    @property
+    def steps(self) -> int:
+        """Output positions that a reader waits for, one after another: of methods that decode batches their steps."""
+        tokens = self.settings.tokens
+        return int(self.parameters.steps_of(tokens)) if hasattr(self.parameters, "steps_of") else tokens
+
+    @property
+    def plain_time(self) -> float:
+        """Time of plain decoding of the same tokens, in the same batches."""
+        tokens = self.settings.tokens
+        if hasattr(self.parameters, "steps_of"):
+            return _batches.plain_time(self.parameters, tokens, self.cost)
+        return tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+
+    @property
     def contended(self) -> bool:
         """Whether processes may have to wait for units or links, which only the `events` view knows."""
         growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
@@ -192,17 +215,19 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     own = {section: table.pop(section, None) for section in OWN}
     _refuse_unused(tables, chosen)
     parameters = build(module.Parameters, _renamed(module.Parameters, table), "method")
+    if hasattr(parameters, "check_tokens"):
+        parameters.check_tokens(settings.tokens)
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = tables.get("cost", {}) if own["cost"] is None else own["cost"]
     cost = build(Cost, cost_table, where["cost"])
     model = cost.model(parameters.layers)
-    for role in getattr(parameters, "ROLES", ()):
+    for role in methods.roles_of(parameters):
         if model.whole(role) is None:
             raise ParameterError(
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
                 " model over one of the target"
             )
-    counted = {OPERATIONS[role]: getattr(model, OPERATIONS[role]) for role in getattr(parameters, "ROLES", ())}
+    counted = {OPERATIONS[role]: getattr(model, OPERATIONS[role]) for role in methods.roles_of(parameters)}
     unknown = [ratio for ratio, value in counted.items() if value is None]
     if 0 < len(unknown) < len(counted):
         raise ParameterError(
@@ -270,20 +295,29 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
         for name in table:
             if name in LAWS and name not in wanted:
                 raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
-    roles = {role for kind, table in zip(kinds, chosen, strict=True) if "cost" not in table for role in getattr(kind, "ROLES", ())}
-    _refuse_unused_cost("cost", tables.get("cost"), roles)
-    for kind, table in zip(kinds, chosen, strict=True):
-        _refuse_unused_cost("method.cost", table.get("cost"), {*getattr(kind, "ROLES", ())})
+    used = [_costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
+    sharing = [each for each, table in zip(used, chosen, strict=True) if "cost" not in table]
+    _refuse_unused_cost("cost", tables.get("cost"), {key for each in sharing for key in each})
+    for own, table in zip(used, chosen, strict=True):
+        _refuse_unused_cost("method.cost", table.get("cost"), own)
 
 
-def _refuse_unused_cost(where: str, table: Any, roles: set[str]) -> None:
+COSTS_OF = {"draft": {"cost_ratio", "operations_ratio", "task", "verify_cost"},
+            "medium": {"medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost"}}  # fmt: skip
+"""What of the cost only methods with a model of this role look at; others say it in their COSTS."""
+OWN_COSTS = {"verify_cost", "propagation", "state_check"}
+
+
+def _costs(kind: Any, table: Mapping[str, Any]) -> set[str]:
+    """The costs that not every method has, and this one has."""
+    return {*getattr(kind, "COSTS", ())}.union(*(COSTS_OF[role] for role in methods.roles(kind, table)))
+
+
+def _refuse_unused_cost(where: str, table: Any, used: set[str]) -> None:
     if not isinstance(table, Mapping):
         return
-    needs = {ratio: {role} for role, ratio in [*RATIOS.items(), *OPERATIONS.items()]} | {
-        "task": {"draft"}, "allow_slow_medium": {"medium"}, "verify_cost": {*RATIOS},
-    }  # fmt: skip
-    for key, users in needs.items():
-        if key in table and not roles & users:
+    for key in table:
+        if key in OWN_COSTS.union(*COSTS_OF.values()) and key not in used:
             raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out")
 
 

@@ -18,6 +18,7 @@ from simpy import Environment
 from simpy.core import EmptySchedule
 from simpy.events import Event, Timeout
 
+from model.account import Account, Kind, context_of
 from model.latency import UnitCost
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps
 from model.work import Cache
@@ -53,8 +54,8 @@ class Run:
     latency: float = 0.0
     busy: float = 0.0
     peak_units: int = 0
-    passes_of: Counter[str] = field(default_factory=Counter)
-    """Passes by the role of their model."""
+    account: Account = field(default_factory=Account)
+    """Passes by their kind, and transfers."""
     tokens: list[int] = field(default_factory=list)
     commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -64,7 +65,12 @@ class Run:
     @property
     def passes(self) -> int:
         """Passes of all models."""
-        return self.passes_of.total()
+        return self.account.passes
+
+    @property
+    def passes_of(self) -> Counter[str]:
+        """Passes of each model."""
+        return self.account.passes_of
 
 
 class Answers(Protocol):
@@ -110,16 +116,17 @@ class _Engine:
         self.cluster, self.cost, self.world, self.wanted = cluster, cost, world, tokens
         self.per_layer, self.record = per_layer, record
         self.dispatching = cache(cost.dispatching)
-        # Times of passes, or of their layers, by (role, width, first, last, heads): asked for often, few.
-        self.known: dict[tuple[str, int, int, int, int], float] = {}
-        self.known_layers: dict[tuple[str, int, int, int, int], list[float]] = {}
+        # Times of passes, or of their layers, by their kind: asked for often, few.
+        self.known: dict[Kind, float] = {}
+        self.known_layers: dict[Kind, list[float]] = {}
         self.env = Environment()
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []
         self.births: list[_Process] = []
         self.changed = self.done = False
         self.active = self.peak = 0
-        self.passes_of: Counter[str] = Counter()
+        self.account = Account()
+        self.counts = self.account.passes_by_kind
         self.busy = self.link_free = 0.0
         self.result = Run()
         self.records: list[tuple[Interval, _Process | None]] = []
@@ -144,7 +151,7 @@ class _Engine:
             if holder is not None:
                 holder.release("cancelled")
         result = self.result
-        result.latency, result.busy, result.peak_units, result.passes_of = self.env.now, self.busy, self.peak, self.passes_of
+        result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -161,6 +168,22 @@ class _Engine:
         if step.drafted is not None:
             result.rounds[len(tokens) - step.back - 1, step.drafted] += 1
         self.done = len(result.tokens) >= self.wanted
+
+    def count(self, step: Forward, kind: Kind) -> None:
+        """Enter a pass in the account: `Account.add`, where its kind is known."""
+        try:
+            found = self.counts[kind]
+        except KeyError:
+            found = self.counts[kind] = [0, 0, 0]
+        found[0] += 1
+        if step.after or step.texts:
+            attended, read = context_of(step)
+        else:
+            width = kind[1]
+            read = step.at + width
+            attended = step.at * width + width * (width + 1) // 2
+        found[1] += attended
+        found[2] += read
 
     def number(self, process: _Process) -> int:
         return self.numbers.setdefault(process, len(self.numbers))
@@ -233,6 +256,7 @@ class _Process:
     seconds: float
     since: float
     layer_times: list[float]
+    kind: Kind
 
     def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
         self.engine, self.body, self.parent = engine, body, parent
@@ -266,12 +290,13 @@ class _Process:
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
-        role, tokens, _, first, last, _, heads, unit, _ = step
+        role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared = step
         self.step, self.layer = step, first
+        self.kind = kind = (role, len(tokens), first, last, heads, gaps, rows_only, compared)
         try:
-            self.seconds = engine.known[role, len(tokens), first, last, heads]
+            self.seconds = engine.known[kind]
         except KeyError:
-            self.seconds = engine.known[role, len(tokens), first, last, heads] = engine.cost.forward(step)
+            self.seconds = engine.known[kind] = engine.cost.forward(step)
         if unit is not None and unit != self.place:
             self._move(unit)
         else:
@@ -281,6 +306,7 @@ class _Process:
         """Go on elsewhere: what the next pass works on takes a link to get there. A unit that the cluster does not have is none."""
         engine = self.engine
         self.place, moved = (unit, self.place >= 0) if unit < len(engine.holders) else (self.place, False)
+        engine.account.moves += moved
         if moved and engine.cost.link:
             engine.transfer(engine.cost.link, "link", self, self._moved)
         else:
@@ -340,6 +366,8 @@ class _Process:
                 sub = step.task
                 sub.kept = True
                 self.cache.adopt(sub.step, step.at, step.layers)
+                engine.account.adoptions += 1
+                engine.account.adopted_rows += step.layers
                 if engine.cost.promotion:
                     engine.transfer(engine.cost.promotion, "promotion", sub, partial(self._adopted, sub.value))
                     return
@@ -390,10 +418,10 @@ class _Process:
         self.since = env.now
         step = self.step
         if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
-            self.layer, key = step.first, (step.role, len(step.tokens), step.first, step.last, step.heads)
-            if key not in engine.known_layers:
-                engine.known_layers[key] = engine.cost.layer_times_of(step)
-            self.layer_times = engine.known_layers[key]
+            self.layer = step.first
+            if self.kind not in engine.known_layers:
+                engine.known_layers[self.kind] = engine.cost.layer_times_of(step)
+            self.layer_times = engine.known_layers[self.kind]
             self._tick()
         else:
             Timeout(env, self.seconds).callbacks.append(self._passed)
@@ -428,7 +456,7 @@ class _Process:
         step = self.step
         if isinstance(step, Forward):
             engine = self.engine
-            engine.passes_of[step.role] += 1
+            engine.count(step, self.kind)
             if engine.per_layer:
                 self.layer += 1  # all of them have run, the last included
             if step is self.body:
@@ -444,7 +472,7 @@ class _Process:
         now = engine.env.now
         engine.busy += now - self.since
         if fate == "cancelled" and isinstance(self.step, Forward):  # one that ends is counted where it ends
-            engine.passes_of[self.step.role] += 1
+            engine.count(self.step, self.kind)
         if engine.record:
             self._record(fate, now)
         self.unit = -1

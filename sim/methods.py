@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from importlib import resources
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,17 @@ def algorithm(name: Any) -> ModuleType:
     if not hasattr(module, "Parameters"):
         raise ParameterError(f"method {name!r} is a module without Parameters, so no method; known: {', '.join(known)}")
     return module
+
+
+def roles(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The models beside the target that a method of this kind has with these parameters: its ROLES, or what `roles` says."""
+    found: tuple[str, ...] = kind.roles(table) if hasattr(kind, "roles") else getattr(kind, "ROLES", ())
+    return found
+
+
+def roles_of(parameters: Any) -> tuple[str, ...]:
+    """The models beside the target that a choice has."""
+    return roles(type(parameters), vars(parameters))
 
 
 def theory(name: str) -> ModuleType:

@@ -33,6 +33,9 @@ class Outcome:
     rate_high: float | None = None
     trials: int | None = None
     kind: str = ""
+    agreement: float | None = None
+    """Of a lossy method: the share of its tokens that the target would have put out; None if nobody knows."""
+    agreement_source: str | None = None
     published_speedup: float | None = None
     """What is printed beside a published rate."""
     also: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -228,7 +231,7 @@ class Published:
 
 
 RATES = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "medium_acceptance_rate",
-         "confidence": "low_if_accepted"}  # fmt: skip
+         "confidence": "low_if_accepted", "decision": "fallback_rate", "exit": "mean_exit_layer"}  # fmt: skip
 """The outcomes that methods ask for, and what their rates are called in tables."""
 
 KINDS: dict[str, type[Iid | Markov | ByPosition | Replay | Published]] = {

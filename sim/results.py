@@ -26,9 +26,8 @@ SUMS = tuple(Sums.__dataclass_fields__)
 
 def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: Any) -> dict[str, Any]:
     """Estimates and intervals of a simulated point; the input interval is the formula's, in proportion to the estimate."""
-    tokens = case.settings.tokens
-    plain = tokens * (case.cost.span(0, case.parameters.layers) + case.cost.final_head)
-    values, wide, spread = sums.sampled(plain, tokens)
+    plain = case.plain_time
+    values, wide, spread = sums.sampled(plain, case.steps)
     row: dict[str, Any] = dict(values)
     for name in metrics.ESTIMATES:
         if name == "speedup":
@@ -63,6 +62,8 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
             means = (math.fsum(part[name]) / sums.count for name in ROUNDS[:3])
             found = metrics.per_round(case.settings.tokens, *means)
             row |= {name: float(value) for name, value in found.items()}
+        elif "operations" in part.columns and part["operations"].count():
+            row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
             row |= views.operations_of(case, row["compute_per_token"])
         if view == "events":

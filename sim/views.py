@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from model import acceptance, coins
 from model.acceptance import Outcomes
+from model.account import Account
 from model.checks import ParameterError
 from model.intervals import wilson
 from model.latency import RATIOS, UnitCost
 from model.prediction import Prediction
 from model.rounds import Tally
 from model.steps import CacheError
-from model.world import Draft, World
+from model.world import Draft, Lossy, World
 from sim import cases, methods, metrics, scenario
 from sim.cases import Case
 from sim.grid import Grid
@@ -41,7 +42,7 @@ ARRAY_AXES = ("scenario.tokens", "outcomes.match_rate", "method.layers", "method
 """Axes that closed forms take as arrays, where outcomes are independent and nothing takes time but layers."""
 
 
-BY_TILES = ("match", "confidence")
+BY_TILES = ("match", "confidence", "decision", "exit")
 """Outcomes that are drawn whatever the method does; of drafted tokens it matters where their draft starts."""
 
 
@@ -68,7 +69,7 @@ def formula_of(case: Case) -> tuple[dict[str, Floats], dict[str, Floats] | None,
     def estimate(end: str) -> tuple[dict[str, Floats], Prediction]:
         laws = {name: getattr(outcome, end) or outcome.law for name, outcome in case.outcomes.items()}
         prediction = predict(case.parameters, case.settings.tokens, _one_or_all(laws), case.cost)
-        return metrics.of_prediction(prediction, case.settings.tokens), prediction
+        return metrics.of_prediction(prediction, case.steps), prediction
 
     estimates, prediction = estimate("law")
     if not any(outcome.low is not None for outcome in case.outcomes.values()):
@@ -104,7 +105,7 @@ def formula_row(case: Case) -> Row:
 
 def operations_of(case: Case, compute_per_token: float) -> Row:
     """Operations of a method that does not draft, where its unit-time says them."""
-    known = case.cost.only_layers and not getattr(case.parameters, "ROLES", ())
+    known = case.cost.only_layers and not methods.roles_of(case.parameters) and getattr(case.parameters, "texts", 1) == 1
     return {"operations_per_token": compute_per_token} if known else {}
 
 
@@ -173,8 +174,15 @@ def described(grid: Grid, point: int, case: Case) -> Row:
             row["published_speedup"] = outcome.published_speedup
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
-    row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in getattr(case.parameters, "ROLES", ())}
+    row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
     row |= {"units": case.cluster.units, "contended": case.contended, "exact": case.parameters.EXACT}
+    if not case.parameters.EXACT:
+        known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)
+        row |= {"agreement": None, "agreement_source": "unknown"} if known is None else {
+            "agreement": known.agreement, "agreement_source": known.agreement_source
+        }  # fmt: skip
+    if hasattr(case.parameters, "steps_of"):
+        row["occupancy"] = case.outputs / (case.steps * case.parameters.batch)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     # An axis that none of these columns shows has its own, under its path.
     rest = {path: value for path, value in grid.values(point).items() if not _shown(row, path, value)}
@@ -219,6 +227,7 @@ def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     """Time and unit-time of a block of replications by the method's vectorised twin, and what else it tells."""
     twin = methods.twin(case.method)
     positions = case.settings.tokens - (0 if getattr(twin, "LAST_MATTERS", True) else 1)
+    positions *= getattr(case.parameters, "texts", 1)
     played = {
         name: outcome_tiles(case, block, positions, name) if name in BY_TILES else drafts_of(case, block, positions, name)
         for name in case.outcomes
@@ -271,7 +280,10 @@ def matches_of(case: Case, start: int, stop: int) -> list[list[int]]:
 
 def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     """What models would say in replications [start, stop), which lie in one block."""
-    layers, roles = case.parameters.layers, getattr(case.parameters, "ROLES", ())
+    layers, roles = case.parameters.layers, methods.roles_of(case.parameters)
+    if {"decision", "exit"} & {*case.outcomes} or not (roles or case.parameters.EXACT):
+        yield from lossy_worlds(case, start, stop)
+        return
     if not roles:
         yield from (World(1, layers, matches) for matches in matches_of(case, start, stop))
         return
@@ -286,12 +298,28 @@ def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
         yield World(1, layers, drafts=drafts, doubts=unsure[index])
 
 
+def lossy_worlds(case: Case, start: int, stop: int) -> Iterator[Lossy]:
+    """The same of methods whose text is not the target's."""
+    block, layers = start // coins.BLOCK, case.parameters.layers
+    own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
+    texts = getattr(case.parameters, "texts", 1)
+    found: dict[str, Any] = dict.fromkeys(("decision", "exit"))
+    for name in found:
+        positions = case.settings.tokens * texts if name == "exit" else case.settings.tokens - 1
+        rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, positions, name)]
+        found[name] = np.concatenate(rows) if rows else None
+    for index in range(stop - start):
+        decisions = () if found["decision"] is None else found["decision"][:, index].tolist()
+        depths = () if found["exit"] is None else found["exit"][:, index].reshape(-1, texts).T.tolist()
+        yield Lossy(1, layers, decisions, depths)
+
+
 def simulate(case: Case, world: World, *, per_layer: bool = False, record: bool = False) -> Any:
     """One decoding on units and links; a `sim.events.Run`."""
     from sim import events
 
     steps = methods.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
-    return events.simulate(steps, case.settings.tokens, case.cluster, case.cost, world, per_layer=per_layer, record=record)
+    return events.simulate(steps, case.outputs, case.cluster, case.cost, world, per_layer=per_layer, record=record)
 
 
 def events_row(case: Case, start: int, stop: int) -> Row:
@@ -300,12 +328,15 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
     peak = max(run.peak_units for run in runs)
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}
+    account = Account()
+    for run in runs:
+        account.include(run.account)
     rounds: Counter[tuple[int, int]] = sum((run.rounds for run in runs), Counter())
+    counted = getattr(methods.theory(case.method), "operations", None)  # a method from outside need not count them
+    if rounds or counted:
+        row["operations"] = counted(case.parameters, case.cost, rounds, account) if counted else float("nan")
     if rounds:
         row |= {"rounds": float(rounds.total()), "drafted": float(sum(drafted * count for (_, drafted), count in rounds.items()))}
-        passes: Counter[str] = sum((run.passes_of for run in runs), Counter())
-        counted = getattr(methods.theory(case.method), "operations", None)  # a method from outside need not count them
-        row |= {"operations": counted(case.parameters, case.cost, rounds, passes) if counted else float("nan")}
         row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from model import beam, speculative
 from model.acceptance import Iid, Markov, Replay
+from model.account import Account
 from model.algorithms.beam import Hypothesis, Parameters, decode, texts
 from model.checks import ParameterError
 from model.coins import BLOCK
@@ -790,7 +791,7 @@ def test_a_wider_draft_starts_from_the_beams_that_are_kept() -> None:
     prices = beam.beam_round_prices(choice, cost)
     assert prices.operations.tolist() == [2.0, 7.0 + 1.0, 12.0 + 3.5]
     rounds = Counter({(0, 2): 3, (1, 1): 2, (0, 0): 1})
-    assert beam.operations(choice, cost, rounds, {}) == 3 * 15.5 + 2 * 8 + 2
+    assert beam.operations(choice, cost, rounds, Account()) == 3 * 15.5 + 2 * 8 + 2
     assert beam.beam_round_prices(choice, replace(cost, operations_ratio=None)).operations[0] == 2
 
 

@@ -153,7 +153,7 @@ def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
         assert (run.passes, run.passes_of) == (work.passes, work.passes_of)
         computed = arithmetic(rounds, cost)
         assert tally.operations[lane] == pytest.approx(computed, rel=1e-12)
-        assert hierarchical.operations(choice, cost, run.rounds, run.passes_of) == pytest.approx(computed, rel=1e-12)
+        assert hierarchical.operations(choice, cost, run.rounds, run.account) == pytest.approx(computed, rel=1e-12)
     assert (np.arange(choice.longest + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted and one more, in every round
 
 
@@ -345,11 +345,11 @@ def test_operations_are_the_tokens_of_all_passes_but_for_those_read_late(reading
                 written += step.tokens
                 rounds[len(step.tokens) - 1, step.drafted or 0] += 1
                 answer = None
-        passes = count(decode(choice, [0], tokens), World(1, 4, drafts=drafts), tokens).passes_of
+        account = count(decode(choice, [0], tokens), World(1, 4, drafts=drafts), tokens).account
 
         def operations(small: float, medium: float) -> float:
             cost = UnitCost(4, operations_ratio=small, medium_operations_ratio=medium)
-            return hierarchical.operations(choice, cost, rounds, passes)  # noqa: B023
+            return hierarchical.operations(choice, cost, rounds, account)  # noqa: B023
 
         large = operations(0, 0)
         assert large == widths["target"]

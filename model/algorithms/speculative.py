@@ -107,7 +107,7 @@ class Model:
 def start(parameters: Any, text: Sequence[int]) -> Generator[Step, Any, Model]:
     """Let both models read the prompt but for its last token; the draft model."""
     rows = len(text) - 1
-    drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, parameters.sampled)
+    drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, getattr(parameters, "sampled", False))
     if rows:
         yield Forward("target", tuple(text[:-1]), 0, 0, parameters.layers)
         yield Forward("draft", tuple(text[:-1]), 0, 0, drafter.layers, unit=drafter.unit)

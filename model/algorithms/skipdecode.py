@@ -1,0 +1,122 @@
+"""SkipDecode: the later a token, the fewer layers it goes through; all texts of a batch at once.
+
+Sections 2.3 and 2.4 of [DelCorro2023]. The prompt goes through all layers, the token that is generated at a position through as
+many as the schedule has for it (`model.skipdecode`): the first `warm_up` ones, then the topmost. As the schedule never rises, no
+layer that is run lacks keys and values: the cache refuses a pass for which it does. A batch begins when the one before has ended,
+since its texts must stand at the same position; the place of a text that has ended stays empty. Lossy.
+
+[DelCorro2023] L. Del Corro et al. SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference.
+arXiv:2307.02628.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model import checks
+from model.algorithms import _batches
+from model.skipdecode import ROUNDINGS, exit_layers
+from model.steps import Commit, Forward, Read, Steps
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A choice of SkipDecode: the least and the most layers of a token, and between which positions they fall.
+
+    `prompt` and `sequence` are the positions where the schedule begins and ends: the longest prompt, and the longest text with it.
+    `warm_up` layers are the first ones of every token. `power` 1 is the linear schedule, `rounding` makes whole layers of it.
+    `batch` texts are decoded together; `lengths` are those of all texts, in the order that they come, if not all of one length.
+    """
+
+    layers: int
+    min_layers: int
+    max_layers: int
+    prompt: int
+    sequence: int
+    warm_up: int = 1
+    rounding: str = "half-up"
+    power: float = 1.0
+    batch: int = 1
+    lengths: tuple[int, ...] | None = None
+
+    OUTCOMES = ()
+    COSTS = ("verify_cost",)
+    EXACT = False
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        checks.whole("max_layers", self.max_layers, 1, self.layers, "layers")
+        checks.whole("min_layers", self.min_layers, 1, self.max_layers, "max_layers")
+        checks.whole("warm_up", self.warm_up, 0, self.min_layers, "min_layers")
+        checks.whole("sequence", self.sequence, 1, checks.MAX_TOKENS)
+        checks.whole("prompt", self.prompt, 0, self.sequence - 1, "sequence-1")
+        checks.one_of("rounding", self.rounding, ROUNDINGS)
+        checks.number("power", self.power, 0)
+        _batches.check(self)
+
+    @property
+    def units(self) -> int:
+        """Compute units that it reserves."""
+        return 1
+
+    @property
+    def widest(self) -> int:
+        """The most tokens of one pass."""
+        return self.batch
+
+    def check_tokens(self, tokens: int) -> None:
+        """Refuse more tokens than the schedule has positions for."""
+        room = self.sequence - self.prompt
+        if tokens > room:
+            raise checks.ParameterError(
+                f"tokens must be at most sequence-prompt={room}, which the schedule has positions for, got {tokens};"
+                " give a longer sequence or fewer tokens"
+            )
+        _batches.check_longest(self, tokens)
+
+    def steps_of(self, tokens: int) -> int:
+        """How many passes all batches take."""
+        return _batches.steps_of(self, tokens)
+
+    @property
+    def texts(self) -> int:
+        """How many texts there are."""
+        return self.batch if self.lengths is None else len(self.lengths)
+
+    def outputs_of(self, tokens: int) -> int:
+        """How many tokens all texts have."""
+        return _batches.outputs_of(self, tokens)
+
+
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one."""
+    parameters.check_tokens(tokens)
+    gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
+    start = len(prompt) - 1
+    if start:
+        yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
+    for batch in _batches.texts(parameters, tokens):
+        last = dict.fromkeys(batch, prompt[-1])
+        for column in range(max(batch.values())):
+            texts = tuple(text for text, length in batch.items() if length > column)
+            out = yield Forward(
+                "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
+                texts=texts if parameters.batch > 1 else (), gaps=gaps[column],
+            )  # fmt: skip
+            for index, text in enumerate(texts):
+                last[text] = yield Read("next", out, index - len(texts))
+            yield Commit("column", tuple(last[text] for text in texts))
+
+
+def schedule(parameters: Parameters, tokens: int) -> list[int]:
+    """The layers of the first, second, ... token."""
+    bounds = parameters.min_layers, parameters.max_layers, parameters.prompt, parameters.sequence
+    layers = exit_layers(*bounds, tokens, rounding=parameters.rounding, power=parameters.power)
+    return [int(each) for each in layers]
+
+
+def skipped(parameters: Parameters, budget: int) -> tuple[tuple[int, int], ...]:
+    """The layers that a token with so many leaves out: those between the first `warm_up` and the topmost."""
+    top = parameters.layers - (budget - parameters.warm_up)
+    return ((parameters.warm_up, top),) if parameters.warm_up < top else ()

@@ -1,0 +1,162 @@
+"""Big Little Decoder of exactly so many tokens, with its decisions by output position: paths, and exact expectations.
+
+A segment that starts at output position s drafts at most min(G, l - 1 - s) tokens, so that the large model writes the last one.
+What becomes of the small model's token at a position is decided there once for all (`model.decisions`): behind a rollback the
+positions that were drafted in vain are met again, with the same luck. Where the next segment starts depends on positions before it
+alone, what it costs on those from there on: so means by position are exact. Costs of neighbours are not independent; there is no
+variance here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import rounds
+from model.algorithms.bild import Parameters
+from model.decisions import DecisionLaw, Digits, Recorded
+from model.latency import UnitCost
+from model.rounds import Tally
+from model.steps import Forward
+from model.world import UNLIKELY, UNSURE
+
+Floats = NDArray[np.float64]
+
+
+class Prices(NamedTuple):
+    """Time, unit-time and arithmetic of a segment [unsure, tokens written], and of the pass behind a rollback [tokens kept].
+
+    The last axis of each is the number of tokens; the first of `segment` and `again` are the three prices.
+    """
+
+    segment: Floats
+    again: Floats
+
+
+def prices(parameters: Parameters, cost: UnitCost) -> Prices:
+    """What a segment takes: a run of the small model for each token it wrote, one if it was unsure, and a pass of the large one.
+
+    Apart, what is written goes to the large model and back. With an exit layer each token goes through the first layers by itself:
+    behind a whole draft the last one too, without a head.
+
+    >>> found = prices(Parameters(24, maximum_draft=2), UnitCost(24, cost_ratio=0.25, operations_ratio=0.0625))
+    >>> found.segment[0].tolist(), found.segment[2].tolist()
+    ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
+    """
+    written = np.arange(parameters.longest + 1.0)
+    runs = written + np.array([[0.0], [1.0]])
+    slowdown = np.array([cost.slowdown(width) for width in range(1, parameters.widest + 1)])
+    if parameters.exit_layer is None:
+        busy = runs * cost.required("draft") + cost.target_pass * slowdown
+        moved = 2 * cost.link * (runs > 0) if parameters.placement == "apart" else 0.0
+        operations = 1 + written + np.where(runs > 0, runs * cost.operations("draft"), 0.0)
+    else:
+        first, layers = parameters.exit_layer, parameters.layers
+        little = Forward("target", (0,), 0, 0, first, heads=1)
+        asked, unasked = cost.forward(little), cost.forward(little._replace(heads=0))
+        deep = (cost.span(first, layers) + cost.final_head) * slowdown
+        busy = runs * asked + np.array([[unasked], [0.0]]) + deep
+        moved, operations = 0.0, np.broadcast_to(1 + written, runs.shape)
+    again = cost.target_pass * np.append(slowdown[1:], np.nan)
+    return Prices(np.array([busy + moved, busy, operations]), np.array([again, again, written + 2]))
+
+
+def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: Prices, replications: int) -> Tally:
+    """Segments of many replications at once, from tiles of the decisions at the first tokens - 1 positions.
+
+    >>> flat = Prices(np.ones((3, 2, 3)), np.ones((3, 3)))
+    >>> luck = iter([np.array([[0], [1], [0], [2], [0]], dtype=np.uint8)])  # two stay, for one it is unsure; then it is taken back
+    >>> tally = segments(Parameters(24, maximum_draft=2), 6, luck, flat, 1)
+    >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist()
+    ([3.0], [4.0], [0, 3, 0])
+    """
+    longest, again = parameters.longest, parameters.variant == "code"
+    time, busy, operations, passes, drafted = np.zeros((5, replications))
+    accepted = np.zeros(longest + 1, dtype=np.int64)
+    place, written = np.zeros((2, replications), dtype=np.uint8)
+    behind = np.zeros(replications, dtype=np.bool_)  # a rollback: this position is the large model's too
+    for position, (decision, clear) in enumerate(_looking_ahead(decisions, longest, tokens, replications)):
+        most = min(longest, tokens - 1 - position)
+        starting = (place == 0) & ~behind
+        np.copyto(written, np.minimum(clear, most), where=starting)
+        unsure = (written < most).view(np.uint8)
+        for total, each in zip((time, busy, operations), price.segment, strict=True):
+            total += each[unsure, written] * starting
+        passes += starting
+        drafted += written * starting
+        back = (place < written) & (decision == UNLIKELY) & ~behind
+        ends = (back | (place == written)) & ~behind
+        accepted += np.bincount(place[ends], minlength=longest + 1)
+        if again:
+            accepted[0] += int(np.count_nonzero(behind))
+            passes += behind
+            for total, each in zip((time, busy, operations), price.again, strict=True):
+                total += np.where(back, each[place], 0.0)
+        place = (place + 1) * ~(ends | behind)
+        behind = back & again
+    return Tally(time, busy, operations, passes, drafted, accepted)
+
+
+def _looking_ahead(tiles: Iterator[Digits], longest: int, tokens: int, replications: int) -> Iterator[tuple[Digits, Digits]]:
+    """For each of `tokens` positions its decisions, and at how many from there on, of at most `longest`, the model is sure."""
+    rows = np.zeros((0, replications), dtype=np.uint8)
+    ended = False
+    while not ended:
+        while not ended and len(rows) <= 2 * longest + _ROWS:
+            tile = next(tiles, None)
+            ended = tile is None
+            rows = rows if tile is None else np.concatenate([rows, tile])
+        if ended:
+            # At the last position nothing is decided.
+            rows = np.concatenate([rows, np.zeros((1, replications), dtype=np.uint8)])
+        ready = len(rows) if ended else len(rows) - longest
+        clear = np.zeros_like(rows)
+        after = clear[0]
+        for row in range(len(rows) - 1, -1, -1):
+            after = np.minimum(after + 1, longest).astype(np.uint8) * (rows[row] != UNSURE)
+            clear[row] = after
+        yield from zip(rows[:ready], clear[:ready], strict=True)
+        rows = rows[ready:]
+
+
+_ROWS = 256
+
+
+def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Prices) -> rounds.Moments:
+    """Means of what `segments` adds up, exactly; the variance is nan but for records, each of which is played once.
+
+    >>> from model.decisions import Independent
+    >>> flat = Prices(np.ones((3, 2, 4)), np.ones((3, 4)))
+    >>> found = moments(Parameters(24, maximum_draft=3), 128, Independent(0.0, 0.21), flat)
+    >>> round(found.rounds, 3)  # a window of 3 tokens, of which each stays with chance 0.79: as speculative decoding
+    44.446
+    """
+    if isinstance(law, Recorded):
+        law.cover(tokens - 1)
+        decisions = iter([np.ascontiguousarray(law.records[:, : tokens - 1].T)] if tokens > 1 else [])
+        return rounds.mean_of(segments(parameters, tokens, decisions, price, len(law.records)))
+    fallback, rollback = law.chances(tokens - 1)
+    starts = np.zeros(tokens + 2)
+    starts[0] = 1.0
+    totals, passes, drafted = np.zeros(3), 0.0, 0.0
+    code = parameters.variant == "code"
+    for start in range(tokens):
+        most = min(parameters.longest, tokens - 1 - start)
+        here = slice(start, start + most)
+        f, r = fallback[here], rollback[here]
+        written = np.concatenate([[1.0], np.cumprod(1 - f)])  # at least so many
+        stays = np.concatenate([[1.0], np.cumprod((1 - f) * (1 - r))])
+        sizes = written[:-1] * f  # so many, and then unsure
+        back = stays[:-1] * (1 - f) * r  # so many kept, and the next taken back
+        mass = starts[start]
+        each = price.segment[:, 1, :most] @ sizes + price.segment[:, 0, most] * written[-1]
+        totals += mass * (each + (price.again[:, :most] @ back if code else 0.0))
+        passes += mass * (1 + (back.sum() if code else 0.0))
+        drafted += mass * written[1:].sum()
+        starts[start + 1 : start + 1 + most] += mass * stays[:-1] * f
+        starts[start + 1 + code : start + 1 + code + most] += mass * back
+        starts[start + 1 + most] += mass * stays[-1]
+    return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))
