@@ -45,7 +45,8 @@ class Account:
 
     >>> account = Account()
     >>> account.add(Forward("target", (7, 8), 5, 0, 24, gaps=((1, 17),), heads=1))
-    >>> account.layer_passes, account.layer_runs, account.attended, account.heads  # 8 layers, 2 tokens that see 6 and 7 positions
+    >>> found = account.totals()["target"]
+    >>> found.layer_passes, found.layer_runs, found.attended, found.heads  # 8 layers, 2 tokens that see 6 and 7 positions
     (16, 8, 104, 1)
     """
 
@@ -94,54 +95,36 @@ class Account:
     @property
     def passes(self) -> int:
         """Passes of all models."""
-        return self._sum(lambda kind, counts: counts[0])
-
-    @property
-    def layer_runs(self) -> int:
-        """Layers run: each is read once for all tokens of its pass."""
-        return self._sum(lambda kind, counts: counts[0] * _run(kind))
+        return int(self._sum(lambda kind, counts: counts[0]))
 
     @property
     def layer_passes(self) -> int:
-        """Layers run, once for each token: what they compute."""
-        return self._sum(lambda kind, counts: counts[0] * _run(kind) * kind[1])
-
-    @property
-    def filled_runs(self) -> int:
-        """Layers of which only keys and values were made, once for each pass."""
-        return self._sum(lambda kind, counts: counts[0] * (_layers(kind) - _run(kind)))
-
-    @property
-    def filled(self) -> int:
-        """Rows of keys and values that were made without running the layer."""
-        return self._sum(lambda kind, counts: counts[0] * (_layers(kind) - _run(kind)) * kind[1])
-
-    @property
-    def rows(self) -> int:
-        """Rows of keys and values written, each of one layer."""
-        return self.layer_passes + self.filled
-
-    @property
-    def rows_read(self) -> int:
-        """Rows of keys and values read, each of one layer; a pass reads a row once for all its tokens."""
-        return self._sum(lambda kind, counts: counts[2] * _run(kind))
-
-    @property
-    def attended(self) -> int:
-        """Pairs of a token and a position that it attends to, in each layer."""
-        return self._sum(lambda kind, counts: counts[1] * _run(kind))
+        """Layers run, once for each token of a pass."""
+        return int(self._sum(lambda kind, counts: counts[0] * _run(kind) * kind[1]))
 
     @property
     def heads(self) -> int:
         """Positions projected onto the vocabulary."""
-        return self._sum(lambda kind, counts: counts[0] * kind[4])
+        return int(self._sum(lambda kind, counts: counts[0] * kind[4]))
 
-    @property
-    def head_runs(self) -> int:
-        """Passes that projected any: the projection is read once for all of them."""
-        return self._sum(lambda kind, counts: counts[0] * (kind[4] > 0))
+    def totals(self) -> dict[str, Totals]:
+        """What the passes of each model come to."""
+        return {role: self.of(role)._totals() for role in self.roles}
 
-    def _sum(self, count: Callable[[Kind, list[int]], int]) -> int:
+    def _totals(self) -> Totals:
+        return Totals(
+            self._sum(lambda kind, counts: counts[0]),
+            self._sum(lambda kind, counts: counts[0] * _run(kind)),
+            self._sum(lambda kind, counts: counts[0] * _run(kind) * kind[1]),
+            self._sum(lambda kind, counts: counts[1] * _run(kind)),
+            self._sum(lambda kind, counts: counts[2] * _run(kind)),
+            self._sum(lambda kind, counts: counts[0] * (_layers(kind) - _run(kind))),
+            self._sum(lambda kind, counts: counts[0] * (_layers(kind) - _run(kind)) * kind[1]),
+            self._sum(lambda kind, counts: counts[0] * (kind[4] > 0)),
+            self._sum(lambda kind, counts: counts[0] * kind[4]),
+        )
+
+    def _sum(self, count: Callable[[Kind, list[int]], int]) -> float:
         return sum(count(kind, counts) for kind, counts in self.passes_by_kind.items())
 
     def bill(self, shapes: Mapping[str, Shape], *, bytes_each: int = 2) -> Bill:
@@ -151,48 +134,74 @@ class Account:
         >>> account = Account()
         >>> account.add(Forward("target", (7,), 0, 0, 40, heads=1))
         >>> bill = account.bill({"target": shape("llama-2-13b")})
-        >>> round(bill.operations / 1e9, 1), round(bill.weight_bytes / 1e9, 1), round(bill.intensity, 2)
+        >>> round(bill.flops / 1e9, 1), round(bill.weight_bytes / 1e9, 1), round(bill.intensity, 2)
         (25.7, 25.7, 1.0)
         """
-        checks.whole("bytes_each", bytes_each, 1)
-        total = [0] * 6
-        for role in self.roles:
-            if role not in shapes:
-                raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes)}")
-            own, shape = self.of(role), shapes[role]
-            deepest = max(kind[3] for kind in own.passes_by_kind)
-            if deepest > shape.layers:
-                raise checks.ParameterError(f"the {role} model runs {deepest} layers, and its shape has {shape.layers}")
-            row = shape.cache_bytes(1, bytes_each=bytes_each)
-            making = shape.dim * 2 * shape.kv_heads * shape.head_dim  # weights of keys and values
-            total[0] += 2 * (shape.layer_weights * own.layer_passes + shape.head_weights * own.heads + making * own.filled)
-            total[0] += 4 * shape.heads * shape.head_dim * own.attended
-            total[1] += bytes_each * (shape.layer_weights * own.layer_runs + shape.head_weights * own.head_runs)
-            total[1] += bytes_each * making * own.filled_runs
-            total[2] += row * own.rows_read
-            total[3] += row * own.rows
-            total[4] += own.heads
-        if self.adoptions and "target" in shapes:
-            shape = shapes["target"]
-            total[5] = shape.cache_bytes(1, bytes_each=bytes_each) * self.adopted_rows + bytes_each * shape.dim * self.adoptions
-        return Bill(*total)
+        return bill(self.totals(), shapes, adopted_rows=self.adopted_rows, adoptions=self.adoptions, bytes_each=bytes_each)
+
+
+class Totals(NamedTuple):
+    """What the passes of one model come to; of a closed form expectations, nan where it says nothing."""
+
+    passes: float = 0.0
+    layer_runs: float = 0.0
+    """Layers run: the weights of each are read once for all tokens of its pass."""
+    layer_passes: float = 0.0
+    """Layers run, once for each token: what is computed, and the rows of keys and values that are written."""
+    attended: float = 0.0
+    """Pairs of a token and a position that it attends to, in each layer."""
+    rows_read: float = 0.0
+    """Rows of keys and values read, each of one layer; a pass reads a row once for all its tokens."""
+    filled_runs: float = 0.0
+    """Layers of which only keys and values were made, once for each pass."""
+    filled: float = 0.0
+    """Rows of keys and values that were made without running the layer."""
+    head_runs: float = 0.0
+    """Passes that projected any position onto the vocabulary: the projection is read once for all of them."""
+    heads: float = 0.0
+    """Positions projected onto the vocabulary."""
 
 
 class Bill(NamedTuple):
     """Operations and bytes of a decoding. Transferred bytes are cache rows and states; tokens themselves are not counted."""
 
-    operations: int
-    weight_bytes: int
-    kv_read_bytes: int
-    kv_written_bytes: int
-    head_passes: int
-    transferred_bytes: int
+    flops: float
+    weight_bytes: float
+    kv_read_bytes: float
+    kv_written_bytes: float
+    head_passes: float
+    transferred_bytes: float
 
     @property
     def intensity(self) -> float:
         """Operations for each byte of weights and cache that is read or written [1/byte]."""
         moved = self.weight_bytes + self.kv_read_bytes + self.kv_written_bytes
-        return self.operations / moved if moved else float("nan")
+        return self.flops / moved if moved else float("nan")
+
+
+def bill(
+    totals: Mapping[str, Totals], shapes: Mapping[str, Shape], *, adopted_rows: float = 0, adoptions: float = 0, bytes_each: int = 2
+) -> Bill:
+    """Operations and bytes of what the models' passes come to, with the shape of each."""
+    checks.whole("bytes_each", bytes_each, 1)
+    flops = weights = read = written = heads = 0.0
+    for role, own in totals.items():
+        if role not in shapes:
+            raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes) or 'none'}")
+        shape = shapes[role]
+        row = shape.cache_bytes(1, bytes_each=bytes_each)
+        making = shape.dim * 2 * shape.kv_heads * shape.head_dim  # weights of keys and values
+        flops += 2 * (shape.layer_weights * own.layer_passes + shape.head_weights * own.heads + making * own.filled)
+        flops += 4 * shape.heads * shape.head_dim * own.attended
+        weights += bytes_each * (shape.layer_weights * own.layer_runs + shape.head_weights * own.head_runs + making * own.filled_runs)
+        read += row * own.rows_read
+        written += row * (own.layer_passes + own.filled)
+        heads += own.heads
+    moved = 0.0
+    if adoptions:
+        shape = shapes["target"]
+        moved = shape.cache_bytes(1, bytes_each=bytes_each) * adopted_rows + bytes_each * shape.dim * adoptions
+    return Bill(flops, weights, read, written, heads, moved)
 
 
 def _layers(kind: Kind) -> int:

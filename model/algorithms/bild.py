@@ -116,8 +116,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int
             out = yield look(large, text, written.guesses)
         else:
             out = yield from _look_deeper(parameters, small, text, written.guesses)
-        yield from _decide(parameters, large, text, written, out, stop, end)
-        small.rows = min(small.rows, len(text) - 1)
+        read = yield from _decide(parameters, large, text, written, out, stop, end)
+        small.rows = min(small.rows, read)
 
 
 def write(parameters: Parameters, model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, Draft]:
@@ -148,8 +148,11 @@ def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], gues
 
 def _decide(
     parameters: Parameters, large: Model, text: list[int], written: Draft, out: Any, stop: int | None, end: int
-) -> Steps:
-    """What of the tokens written stays; the large model's own token behind it; in the released code one more after a rollback."""
+) -> Generator[Step, Any, int]:
+    """What of the tokens written stays; the large model's own token behind it; in the released code one more after a rollback.
+
+    Returns how much of the text may have been read by the small model: nothing from the large model's token on.
+    """
     threshold = UNLIKELY if parameters.rollback_threshold is None else parameters.rollback_threshold
     guesses = written.guesses
     kept = 0
@@ -163,12 +166,14 @@ def _decide(
     if stop in new:
         new = new[: new.index(stop) + 1]
     text += new
+    read = len(text) - 1
     yield Commit("rollback" if back else "fallback" if written.unsure else "cap", tuple(new), len(guesses))
     if back and parameters.variant == "code" and len(text) < end and text[-1] != stop:
         unread = kept + 2
         out = yield Forward("target", tuple(text[-unread:]), len(text) - unread, 0, large.layers, None, 1, large.unit)
         text.append((yield Read("next", out)))
         yield Commit("again", (text[-1],), 0)
+    return read
 
 
 def _own(out: Any, kept: int, guesses: Sequence[Guess]) -> Read:
