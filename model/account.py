@@ -45,7 +45,7 @@ class Account:
 
     >>> account = Account()
     >>> account.add(Forward("target", (7, 8), 5, 0, 24, gaps=((1, 17),), heads=1))
-    >>> found = account.totals()["target"]
+    >>> found = account.totals().of["target"]
     >>> found.layer_passes, found.layer_runs, found.attended, found.heads  # 8 layers, 2 tokens that see 6 and 7 positions
     (16, 8, 104, 1)
     """
@@ -107,9 +107,9 @@ class Account:
         """Positions projected onto the vocabulary."""
         return int(self._sum(lambda kind, counts: counts[0] * kind[4]))
 
-    def totals(self) -> dict[str, Totals]:
-        """What the passes of each model come to."""
-        return {role: self.of(role)._totals() for role in self.roles}
+    def totals(self) -> Work:
+        """What the passes of each model come to, and what was moved."""
+        return Work({role: self.of(role)._totals() for role in self.roles}, self.adoptions, self.adopted_rows)
 
     def _totals(self) -> Totals:
         return Totals(
@@ -137,7 +137,7 @@ class Account:
         >>> round(bill.flops / 1e9, 1), round(bill.weight_bytes / 1e9, 1), round(bill.intensity, 2)
         (25.7, 25.7, 1.0)
         """
-        return bill(self.totals(), shapes, adopted_rows=self.adopted_rows, adoptions=self.adoptions, bytes_each=bytes_each)
+        return bill(self.totals(), shapes, bytes_each=bytes_each)
 
 
 class Totals(NamedTuple):
@@ -162,6 +162,14 @@ class Totals(NamedTuple):
     """Positions projected onto the vocabulary."""
 
 
+class Work(NamedTuple):
+    """What a decoding works: of each model, and in moving states and cache rows from process to process."""
+
+    of: Mapping[str, Totals]
+    adoptions: float = 0.0
+    adopted_rows: float = 0.0
+
+
 class Bill(NamedTuple):
     """Operations and bytes of a decoding. Transferred bytes are cache rows and states; tokens themselves are not counted."""
 
@@ -179,13 +187,11 @@ class Bill(NamedTuple):
         return self.flops / moved if moved else float("nan")
 
 
-def bill(
-    totals: Mapping[str, Totals], shapes: Mapping[str, Shape], *, adopted_rows: float = 0, adoptions: float = 0, bytes_each: int = 2
-) -> Bill:
-    """Operations and bytes of what the models' passes come to, with the shape of each."""
+def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int = 2) -> Bill:
+    """Operations and bytes of what models and moves come to, with the shape of each model by its role."""
     checks.whole("bytes_each", bytes_each, 1)
     flops = weights = read = written = heads = 0.0
-    for role, own in totals.items():
+    for role, own in work.of.items():
         if role not in shapes:
             raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes) or 'none'}")
         shape = shapes[role]
@@ -193,14 +199,15 @@ def bill(
         making = shape.dim * 2 * shape.kv_heads * shape.head_dim  # weights of keys and values
         flops += 2 * (shape.layer_weights * own.layer_passes + shape.head_weights * own.heads + making * own.filled)
         flops += 4 * shape.heads * shape.head_dim * own.attended
-        weights += bytes_each * (shape.layer_weights * own.layer_runs + shape.head_weights * own.head_runs + making * own.filled_runs)
+        weights += bytes_each * (shape.layer_weights * own.layer_runs + shape.head_weights * own.head_runs)
+        weights += bytes_each * making * own.filled_runs
         read += row * own.rows_read
         written += row * (own.layer_passes + own.filled)
         heads += own.heads
     moved = 0.0
-    if adoptions:
+    if work.adoptions:
         shape = shapes["target"]
-        moved = shape.cache_bytes(1, bytes_each=bytes_each) * adopted_rows + bytes_each * shape.dim * adoptions
+        moved = shape.cache_bytes(1, bytes_each=bytes_each) * work.adopted_rows + bytes_each * shape.dim * work.adoptions
     return Bill(flops, weights, read, written, heads, moved)
 
 

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 
 from model import checks
 from model.acceptance import Law
+from model.account import Totals, Work
 from model.algorithms.autoregressive import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
@@ -23,3 +24,14 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: Un
     latency = n * (d if cost.plain else cost.span(0, cost.layers) + cost.final_head)
     one = np.ones_like(latency)
     return Prediction(latency, 0 * one, latency, one, one, latency)
+
+
+def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:
+    """What the passes of a decoding come to; `law` is not looked at.
+
+    >>> work(Parameters(40), 10, None).of["target"].layer_passes, work(Parameters(40), 10, None).of["target"].rows_read
+    (400, 2200.0)
+    """
+    layers = parameters.layers * tokens
+    attended = layers * (tokens + 1) / 2
+    return Work({"target": Totals(tokens, layers, layers, attended, attended, head_runs=tokens, heads=tokens)})

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model import checks
-from model.account import Account
+from model import bild_lengths, checks
+from model.account import Account, Work
 from model.algorithms.bild import VARIANTS, Parameters
 from model.bild_lengths import moments, prices
 from model.decisions import DecisionLaw
@@ -60,6 +60,11 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
     large = account.of("target").layer_passes / parameters.layers
     small = account.passes_of["draft"]
     return large + (small * cost.operations("draft") if small else 0.0)
+
+
+def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
+    """What the passes of both models come to, in the mean; None for records, and where an exit layer makes them one."""
+    return bild_lengths.work(parameters, tokens, law)
 
 
 # --- A segment: tokens and passes -------------------------------------------------------------------------------------

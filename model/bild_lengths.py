@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import rounds
+from model.account import Totals, Work
 from model.algorithms.bild import Parameters
-from model.decisions import DecisionLaw, Digits, Recorded
+from model.decisions import DecisionLaw, Digits, Independent, Recorded
 from model.latency import UnitCost
 from model.rounds import Tally
 from model.steps import Forward
@@ -128,7 +129,6 @@ _ROWS = 256
 def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Prices) -> rounds.Moments:
     """Means of what `segments` adds up, exactly; the variance is nan but for records, each of which is played once.
 
-    >>> from model.decisions import Independent
     >>> flat = Prices(np.ones((3, 2, 4)), np.ones((3, 4)))
     >>> found = moments(Parameters(24, maximum_draft=3), 128, Independent(0.0, 0.21), flat)
     >>> round(found.rounds, 3)  # a window of 3 tokens, of which each stays with chance 0.79: as speculative decoding
@@ -138,10 +138,37 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Prices
         law.cover(tokens - 1)
         decisions = iter([np.ascontiguousarray(law.records[:, : tokens - 1].T)] if tokens > 1 else [])
         return rounds.mean_of(segments(parameters, tokens, decisions, price, len(law.records)))
-    fallback, rollback = law.chances(tokens - 1)
-    starts = np.zeros(tokens + 2)
-    starts[0] = 1.0
     totals, passes, drafted = np.zeros(3), 0.0, 0.0
+    for each in starts(parameters, tokens, law):
+        most = len(each.unsure)
+        segment = price.segment[:, 1, :most] @ each.unsure + price.segment[:, 0, most] * each.whole
+        totals += each.mass * (segment + price.again[:, :most] @ each.again)
+        passes += each.mass * (1 + each.again.sum())
+        drafted += each.mass * each.drafted
+    return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))
+
+
+class Start(NamedTuple):
+    """What may come of a segment that starts at a position, with the chance that one does."""
+
+    mass: float
+    late: float
+    """The chance that one does and the small model has two tokens to read first."""
+    unsure: Floats
+    """The chances that 0, 1, ... tokens are written, and then it is unsure."""
+    whole: float
+    """The chance that as many are written as may be."""
+    drafted: float
+    """Tokens written, in the mean."""
+    again: Floats
+    """The chances that 0, 1, ... tokens are kept, the next is taken back, and the large model runs once more."""
+
+
+def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[Start]:
+    """The segments of `segments`, position by position: where the next starts depends on decisions before it alone."""
+    fallback, rollback = law.chances(tokens - 1)
+    mass, late = np.zeros((2, tokens + 2))
+    mass[0] = 1.0
     code = parameters.variant == "code"
     for start in range(tokens):
         most = min(parameters.longest, tokens - 1 - start)
@@ -149,14 +176,49 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Prices
         f, r = fallback[here], rollback[here]
         written = np.concatenate([[1.0], np.cumprod(1 - f)])  # at least so many
         stays = np.concatenate([[1.0], np.cumprod((1 - f) * (1 - r))])
-        sizes = written[:-1] * f  # so many, and then unsure
         back = stays[:-1] * (1 - f) * r  # so many kept, and the next taken back
-        mass = starts[start]
-        each = price.segment[:, 1, :most] @ sizes + price.segment[:, 0, most] * written[-1]
-        totals += mass * (each + (price.again[:, :most] @ back if code else 0.0))
-        passes += mass * (1 + (back.sum() if code else 0.0))
-        drafted += mass * written[1:].sum()
-        starts[start + 1 : start + 1 + most] += mass * stays[:-1] * f
-        starts[start + 1 + code : start + 1 + code + most] += mass * back
-        starts[start + 1 + most] += mass * stays[-1]
-    return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))
+        again = back if code else np.zeros_like(back)
+        yield Start(mass[start], late[start], written[:-1] * f, written[-1], written[1:].sum(), again)
+        mass[start + 1 : start + 1 + most] += mass[start] * stays[:-1] * f
+        mass[start + 1 + code : start + 1 + code + most] += mass[start] * back
+        mass[start + 1 + most] += mass[start] * stays[-1]
+        # It has not read the last token of a whole draft; nor, behind one more token of the large model, that before it.
+        late[start + 1 + most] += mass[start] * stays[-1] * (most > 0)
+        late[start + 2 : start + 2 + most] += mass[start] * again
+
+
+def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
+    """What the passes of both models come to, in the mean; None for records, and where an exit layer makes them one.
+
+    >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).of  # always unsure
+    >>> found["target"].passes, found["draft"].passes  # the last token needs no draft
+    (10.0, 9.0)
+    """
+    if not isinstance(law, Independent) or parameters.exit_layer is not None:
+        return None
+    large, small = np.zeros((2, 5))  # passes, tokens, positions attended to and read; heads
+    for place, each in enumerate(starts(parameters, tokens, law)):
+        most = len(each.unsure)
+        written = np.append(each.unsure, each.whole)
+        drafted = np.arange(most + 1.0)
+        large += each.mass * _wide(place, drafted + 1, written, heads=drafted + 1)
+        kept = np.arange(float(most))
+        large += each.mass * _wide(place, kept + 2, each.again, heads=np.ones(most))
+        runs = np.minimum(drafted + 1, most)
+        seen = place * runs + runs * (runs + 1) / 2
+        small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ runs])
+        small += each.late * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
+    found = {"target": _totals(parameters.layers, large)}
+    return Work(found | {"draft": _totals(parameters.draft_layers, small)} if small[0] else found)
+
+
+def _wide(place: int, width: Floats, chances: Floats, heads: Floats) -> Floats:
+    """Passes over so many tokens from a place on, each with a chance: their number, tokens, what these attend to and read, heads.
+    """
+    attended = place * width + width * (width + 1) / 2
+    return np.array([chances.sum(), chances @ width, chances @ attended, chances @ (place + width), chances @ heads])
+
+
+def _totals(layers: int, sums: Floats) -> Totals:
+    passes, tokens, attended, read, heads = map(float, sums)
+    return Totals(passes, layers * passes, layers * tokens, layers * attended, layers * read, head_runs=passes, heads=heads)

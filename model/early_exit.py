@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.account import Account
+from model.account import Account, Work
 from model.latency import UnitCost
 from model.prediction import Prediction
 
@@ -144,6 +144,13 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
 def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
     """The arithmetic of the layers run, in that of a token in the whole model; heads, and rows filled in, left out."""
     return account.layer_passes / parameters.layers
+
+
+def work(parameters: Parameters, tokens: int, law: Any) -> Work:
+    """What the passes of all batches come to, in the mean."""
+    from model.early_exit_lengths import work as of_columns
+
+    return of_columns(parameters, tokens, law)
 
 
 # --- Time -------------------------------------------------------------------------------------------------------------

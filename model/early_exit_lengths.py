@@ -7,7 +7,7 @@ no variance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
+from model.account import Totals, Work
 from model.algorithms import _batches
 from model.algorithms.early_exit import Parameters
 from model.latency import UnitCost
@@ -115,11 +116,53 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: UnitC
         variance += float(chance @ (times - first) ** 2)
     if parameters.fill == "backfill":
         lengths = [length for batch in _batches.texts(parameters, tokens) for length in batch.values()]
-        return mean + cost.propagation * sum(_fillings(parameters, rising[:length], cost) for length in lengths), float("nan")
+        filling = sum(_fillings(parameters, rising[:length], cost.slowdown) for length in lengths)
+        return mean + cost.propagation * filling, float("nan")
     return mean, variance
 
 
-def _fillings(parameters: Parameters, rising: Floats, cost: UnitCost) -> float:
+def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
+    """What the passes of all batches come to, in the mean.
+
+    >>> found = work(Parameters(4, first_check=2), 100, Depths([0.2, 0.2, 0.3, 0.3])).of["target"]
+    >>> round(found.layer_passes), round(found.filled), round(found.heads)  # layers 2 and 3 are checked, the last projects too
+    (290, 110, 190)
+    """
+    law = _deepest(parameters) if law is None else law
+    _same_depth(parameters, law)
+    layers, fixed = parameters.layers, parameters.exit_layer is not None
+    first = parameters.exit_layer or parameters.first_check
+    depth = np.maximum(np.arange(1.0, layers + 1), first)
+    checked = np.zeros(layers) if fixed else np.minimum(depth, layers - 1) - first + 1
+    early = depth < layers
+    alone = early & (parameters.measure == "state")  # a head without layers
+    projected = (depth > 0) * 1.0 if fixed or parameters.measure == "state" else checked + ~early
+    filling = early & (parameters.fill == "propagate") & (not fixed)
+    passes = (1.0 if fixed else depth - first + 1) + alone + filling
+    each = np.array([passes, depth, projected, filling * (layers - depth)])
+    rising, total = law.cdf(tokens), np.zeros(9)
+    for place, width in _batches.columns(parameters, tokens):
+        chance = np.diff(rising[place] ** width, prepend=0.0)
+        runs, deep, heads, filled = (float(chance @ row) for row in each)
+        attended = deep * width * (place + 1)
+        total += [runs, deep, deep * width, attended, attended, filled, filled * width, heads, heads * width]
+    found = Totals(*map(float, total))
+    if parameters.fill == "backfill":
+        lengths = [length for batch in _batches.texts(parameters, tokens) for length in batch.values()]
+        runs, rows = (sum(_fillings(parameters, rising[:length], price) for length in lengths) for price in (_once, _each))
+        found = found._replace(passes=found.passes + runs, filled_runs=runs, filled=rows)
+    return Work({"target": found})
+
+
+def _once(width: int) -> float:
+    return 1.0
+
+
+def _each(width: int) -> float:
+    return float(width)
+
+
+def _fillings(parameters: Parameters, rising: Floats, price: Callable[[int], float]) -> float:
     """Expected passes that fill in rows over a text, by width: at place t a layer lacks the w rows before it, and not one more."""
     left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # the chance to have left above layer j + 1
     left[:, : parameters.first_check] = 0.0
@@ -127,8 +170,8 @@ def _fillings(parameters: Parameters, rising: Floats, cost: UnitCost) -> float:
     for place in range(1, len(left)):
         lacking = np.cumprod(left[place - 1 :: -1], axis=0)  # at least so many rows
         exactly = lacking - np.concatenate([lacking[1:], np.zeros_like(lacking[:1])])
-        slowdown = np.array([cost.slowdown(width) for width in range(1, place + 1)])
-        found += float((1 - left[place]) @ (slowdown @ exactly))
+        prices = np.array([price(width) for width in range(1, place + 1)])
+        found += float((1 - left[place]) @ (prices @ exactly))
     return found
 
 

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model import checks
 from model.acceptance import Iid, Law, Markov
+from model.account import Totals, Work
 from model.algorithms.ppd import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
@@ -452,6 +453,29 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     plain = n * (cost.span(0, parameters.layers) + cost.final_head)
     values = (latency, variance, busy, ratio, float(parameters.units), plain)
     return Prediction(*(np.asarray(value) for value in values))
+
+
+def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
+    """What the passes of a decoding come to, in the mean; None in the forms that stop processes, or start some behind others.
+
+    A token takes the main process through all layers, or behind a match through those from d - d-bar on, and k others through
+    d - d-bar, one position on. Two heads a token.
+
+    >>> found = work(Parameters(40, 20, 3), 10, Iid(0.5))
+    >>> float(found.of["target"].layer_passes), float(expected_compute(40, 20, 10, 0.5, 3)), found.adopted_rows
+    (910.0, 910.0, 90.0)
+    """
+    if parameters.form not in ("literal", "flat") or 2 * parameters.exit_layer < parameters.layers:
+        return None
+    ahead, places = parameters.layers - parameters.exit_layer, np.arange(tokens)
+    matched = np.append(0.0, np.diff(np.atleast_1d(law.mean(np.arange(tokens))))) if tokens > 1 else np.zeros(1)
+    main, others = parameters.layers - ahead * matched, float(parameters.candidates * ahead)
+    layers = float(main.sum()) + others * tokens
+    attended = float(main @ (places + 1)) + others * float((places + 2).sum())
+    passes = (2 + parameters.candidates) * tokens
+    found = Totals(passes, layers, layers, attended, attended, head_runs=2 * tokens, heads=2 * tokens)
+    matches = float(matched.sum())
+    return Work({"target": found}, matches, ahead * matches)
 
 
 def distribution(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> tuple[Floats, Floats] | None:

@@ -331,7 +331,33 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPri
         return _of_records(draft_length, tokens, law, prices)
     if not isinstance(law, Chain | Rounds):
         raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
+    state, _ = _forward(draft_length, tokens, law, prices)
+    _, mean, square, *rest = state[:, tokens].sum(axis=1).tolist()
+    return Moments(mean, max(square - mean**2, 0.0), *rest)
+
+
+class Starts(NamedTuple):
+    """The chance that a round starts at each position, and that it does so behind a draft of at least one token, all kept."""
+
+    mass: Floats
+    behind_whole: Floats
+
+
+def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
+    """Where the rounds of `fixed` start.
+
+    >>> from model.acceptance import ByPosition
+    >>> [each.tolist() for each in starts(2, 5, ByPosition([1, 1, 0, 0, 1]))]
+    [[1.0, 0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0, 0.0]]
+    """
+    nothing = np.zeros(draft_length + 1)
+    state, whole = _forward(draft_length, tokens, law, RoundPrices(nothing, nothing, nothing))
+    return Starts(state[0, :tokens].sum(axis=1), whole[:tokens])
+
+
+def _forward(draft_length: int, tokens: int, law: Chain | Rounds, prices: RoundPrices) -> tuple[Floats, Floats]:
     low, high = law.draft_chances(tokens, draft_length)
+    whole = np.zeros(tokens + 1)
     # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; position; outcome before.
     state = np.zeros((7, tokens + 1, 2))
     state[0, 0, 0] = 1.0
@@ -354,8 +380,8 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPri
             behind = (high if count or before else low)[start + count, count]
             for outcome, chance in ((0, 1 - behind), (1, behind)):
                 state[:, start + 1 + count, outcome] += spent[:, before] * (survival[-1] * chance)
-    _, mean, square, *rest = state[:, tokens].sum(axis=1).tolist()
-    return Moments(mean, max(square - mean**2, 0.0), *rest)
+            whole[start + 1 + count] += state[0, start, before] * survival[-1] * (count > 0)
+    return state, whole
 
 
 def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.account import Account
+from model.account import Account, Totals, Work
 from model.latency import UnitCost
 from model.prediction import Prediction
 
@@ -155,6 +155,23 @@ def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
     """The arithmetic of the passes, in that of a token in the whole model; heads left out."""
     return account.layer_passes / parameters.layers
+
+
+def work(parameters: Parameters, tokens: int, law: Any) -> Work:
+    """What the passes of all batches come to; `law` is not looked at.
+
+    >>> from model.algorithms.skipdecode import Parameters
+    >>> work(Parameters(24, 8, 16, 60, 160), 100, None).of["target"].layer_passes
+    1204.0
+    """
+    from model.algorithms import _batches, skipdecode
+
+    budgets = skipdecode.schedule(parameters, tokens)
+    rows = [(budgets[place], width, place + 1) for place, width in _batches.columns(parameters, tokens)]
+    layers, widths, seen = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
+    attended = float(layers @ (widths * seen))
+    total = Totals(len(rows), float(layers.sum()), float(layers @ widths), attended, attended)
+    return Work({"target": total._replace(head_runs=len(rows), heads=float(widths.sum()))})
 
 
 # --- Speed ------------------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.account import Account
+from model.acceptance import Chain
+from model.account import Account, Totals, Work
 from model.algorithms.speculative import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, moments, operations_of, round_prices
+from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, starts
 from model.width import CurveLike, as_curve
 
 Floats = NDArray[np.float64]
@@ -55,6 +56,44 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; the `account` is not looked at."""
     return operations_of(rounds, round_prices(cost, parameters.draft_length))
+
+
+def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
+    """What the passes of both models come to, in the mean; None under laws of records.
+
+    A round of the target goes over its drafted tokens and one more. The draft model goes over one token for each that it drafts,
+    and behind a draft that was kept as a whole over one more, the last that it drafted.
+
+    >>> from model.acceptance import Iid
+    >>> found = work(Parameters(40, draft_length=3, draft_layers=2), 128, Iid(0.79)).of
+    >>> round(found["target"].passes, 3), round(found["target"].layer_runs / 40, 3), round(found["draft"].passes, 3)
+    (44.446, 44.446, 131.273)
+    """
+    if not isinstance(law, Chain | Rounds):
+        return None
+    mass, behind_whole = starts(parameters.draft_length, tokens, law)
+    place = np.arange(tokens)
+    count = np.minimum(parameters.draft_length, tokens - 1 - place)
+    width = count + 1
+    attended = place * width + width * (width + 1) / 2
+    target = _totals(parameters.layers, mass, width, attended, place + width)
+    again = behind_whole * (count > 0)
+    reading = place * count + count * (count + 1) / 2
+    draft = Totals(
+        passes=float(mass @ count), layer_runs=float(mass @ count) * parameters.draft_layers,
+        layer_passes=float(mass @ count + again.sum()) * parameters.draft_layers,
+        attended=float(mass @ reading + again @ place) * parameters.draft_layers,
+        rows_read=float(mass @ reading) * parameters.draft_layers, head_runs=float(mass @ count), heads=float(mass @ count),
+    )  # fmt: skip
+    return Work({"target": target, "draft": draft} if parameters.draft_length and tokens > 1 else {"target": target})
+
+
+def _totals(layers: int, mass: Floats, width: Floats, attended: Floats, read: Floats) -> Totals:
+    """Passes of such widths, each with a chance; all positions are projected."""
+    runs = float(mass.sum())
+    tokens = float(mass @ width)
+    seen, rows = float(mass @ attended), float(mass @ read)
+    return Totals(runs, layers * runs, layers * tokens, layers * seen, layers * rows, head_runs=runs, heads=tokens)
 
 
 # --- One round: Eq. 1 and its law -----------------------------------------------------------------------------------

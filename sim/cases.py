@@ -5,6 +5,7 @@ Unknown keys, and parameters that no method takes, are errors.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
@@ -13,6 +14,7 @@ from model import checks, published
 from model.algorithms import _batches
 from model.checks import ParameterError
 from model.latency import OPERATIONS, RATIOS, UnitCost
+from model.shapes import SHAPES, Shape
 from sim import acceptances, lossy, methods, outcomes
 from sim.cluster import Cluster
 from sim.outcomes import Outcome
@@ -22,6 +24,8 @@ VIEWS = ("formula", "paths", "events")
 LAWS = {"match": outcomes.KINDS, "accept": acceptances.KINDS, "medium_accept": acceptances.BY_POSITION,
         "confidence": acceptances.CONFIDENCE, "decision": lossy.DECISIONS, "exit": lossy.EXITS}  # fmt: skip
 """Kinds of laws, by the outcome that methods ask for."""
+SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"}
+"""What says the shape of a model, by its role."""
 MAX_REPLICATIONS = 1_000_000_000
 MAX_TIME = 1e9
 """Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
@@ -67,7 +71,8 @@ def _check_views(views: Any) -> None:
 class Cost:
     """[cost]: the options of `model.latency.UnitCost`, and how long a layer takes where times are wanted in seconds.
 
-    `kind` published takes the cost ratio from the base timings that the speculative-decoding deck prints for a `task`.
+    `kind` published takes the cost ratio from the base timings that the speculative-decoding deck prints for a `task`. `shape`,
+    `draft_shape` and `medium_shape` name the models, so that operations and bytes can be counted (`model.shapes`).
     """
 
     kind: str = "unit"
@@ -88,6 +93,9 @@ class Cost:
     operations_ratio: float | None = None
     medium_operations_ratio: float | None = None
     verify_cost: tuple[tuple[int, float], ...] | None = None
+    shape: str | None = None
+    draft_shape: str | None = None
+    medium_shape: str | None = None
     seconds_per_layer: float | None = None
 
     def __post_init__(self) -> None:
@@ -101,6 +109,9 @@ class Cost:
         for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0, MAX_TIME)
+        for name in SHAPES_OF.values():
+            if getattr(self, name) is not None:
+                checks.one_of(name, getattr(self, name), SHAPES)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -159,6 +170,8 @@ class Case:
     cost: UnitCost
     seconds_per_layer: float | None
     cluster: Cluster
+    shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
+    """Of all its models, by role, or of none."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -246,7 +259,31 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     cluster = machine.cluster(parameters.units)
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
-    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cluster)
+    shapes = _shapes(cost, parameters, name, where["cost"])
+    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cluster, shapes)
+
+
+def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Shape]:
+    """The shapes of a method's models: of all of them, or of none."""
+    others = {role: getattr(parameters, f"{role}_layers", 1) for role in methods.roles_of(parameters)}
+    depths = {"target": parameters.layers} | others
+    found: dict[str, Shape] = {}
+    for role, depth in depths.items():
+        key = SHAPES_OF[role]
+        given = getattr(cost, key)
+        if given is None:
+            continue
+        found[role] = SHAPES[given]
+        layers = "layers" if role == "target" else f"{role}_layers"
+        if found[role].layers != depth:
+            raise ParameterError(
+                f"method.{layers} must be {found[role].layers}, as {where}.{key} {given!r} has, got {depth}; set it, or leave out"
+                " shapes"
+            )
+    missing = [SHAPES_OF[role] for role in depths if role not in found]
+    if found and missing:
+        raise ParameterError(f"{where}.{missing[0]} is required by method {name} beside {where}.{SHAPES_OF[next(iter(found))]}")
+    return found
 
 
 def build(kind: type, table: Any, where: str) -> Any:
@@ -302,8 +339,10 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
         _refuse_unused_cost("method.cost", table.get("cost"), own)
 
 
-COSTS_OF = {"draft": {"cost_ratio", "operations_ratio", "task", "verify_cost"},
-            "medium": {"medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost"}}  # fmt: skip
+COSTS_OF = {
+    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape"},
+    "medium": {"medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape"},
+}
 """What of the cost only methods with a model of this role look at; others say it in their COSTS."""
 OWN_COSTS = {"verify_cost", "propagation", "state_check"}
 

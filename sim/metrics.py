@@ -15,6 +15,11 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
 `operations_per_token`    arithmetic operations per output token, in those of a plain token (Theorem 3.11 of Leviathan et al.); of
                           methods that do not draft, compute_per_token where units are busy with layers alone
+`agreement`               of lossy methods: share of tokens that the target would have put out; `agreement_source` says who knows
+`occupancy`               of methods that decode batches: tokens over places in all steps; the rest is waiting for longer texts
+`flops_per_token`         and `weight_bytes`, `kv_read_bytes`, `kv_written_bytes`, `head_passes`, `transferred_bytes`: where the
+                          shapes of the models are given, arithmetic and traffic, as `model.account` counts them
+`arithmetic_intensity`    operations for each byte of weights and cache that is read or written
 ========================  =========================================================================================
 """
 
@@ -26,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.account import Bill
 from model.intervals import half_width
 from model.prediction import Prediction
 
@@ -36,6 +42,7 @@ ESTIMATES = (
     "mean_units_per_run",
 )  # fmt: skip
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
+WORK = tuple(f"{name}_per_token" for name in Bill._fields)
 BOUNDS = ("low", "high", "input_low", "input_high")
 
 
@@ -63,6 +70,12 @@ def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[s
 def of_prediction(prediction: Prediction, tokens: Any) -> dict[str, Floats]:
     """The estimates that the theory gives."""
     return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens)
+
+
+def worked(bill: Bill, tokens: float) -> dict[str, float]:
+    """Operations and bytes per output token, and their ratio."""
+    each = {name: float(value) / tokens for name, value in zip(WORK, bill, strict=True)}
+    return each | {"arithmetic_intensity": bill.intensity}
 
 
 @dataclass(frozen=True)

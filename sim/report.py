@@ -36,7 +36,10 @@ TITLES = {
     "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
     "operations_per_token": "operations per token",
 }  # fmt: skip
-RATE_WORDS = {"match_rate": "match", "acceptance_rate": "acceptance"}
+RATE_WORDS = {
+    "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
+    "mean_exit_layer": "exit",
+}  # fmt: skip
 VIEWS = ("formula", "paths", "events")
 
 
@@ -149,12 +152,14 @@ def describing(frame: pl.DataFrame) -> list[str]:
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended",
-        "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *estimates, *metrics.PER_ROUND,
+        "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *estimates, *metrics.PER_ROUND, *metrics.WORK,
+        "arithmetic_intensity", "agreement_source",
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
-    rates = [name for name in (*RATES.values(), "published_speedup") if name in frame.columns]
+    more = ("rollback_rate", "agreement", "published_speedup")
+    rates = [name for name in (*RATES.values(), *more) if name in frame.columns and (name in RATES.values() or frame[name].count())]
     telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
     return [*(telling or ["method"]), *rates]
 
@@ -179,6 +184,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
         kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
         lines.append(f"{' and '.join(kinds)} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+    if "agreement_source" in names:
+        lines += _lossy(table)
     lines.append(f"times: {cost_source(tables)}")
     if "published_speedup" in names:
         from model.published import deck_report
@@ -204,6 +211,17 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             "at some points processes may wait for units or links, which only the view events knows; which candidate is right is"
             " assumed there to be any with equal chances"
         )
+    return lines
+
+
+def _lossy(table: pl.LazyFrame) -> list[str]:
+    """Which methods write another text than the target, and what is known of how much it agrees."""
+    lossy = table.filter(~pl.col("exact") & pl.col("agreement_source").is_not_null())
+    found = lossy.select("method", "agreement_source").unique(maintain_order=True).collect()
+    lines = []
+    for (source,), part in found.group_by("agreement_source", maintain_order=True):
+        what = "nobody has measured how far it agrees with the target's" if source == "unknown" else f"agreement is {source}"
+        lines.append(f"not exact, another text than the target's: {', '.join(part['method'].unique(maintain_order=True))}; {what}")
     return lines
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from model.account import Bill
 from sim import methods, metrics, views
 from sim.cases import Case
 from sim.grid import Grid
@@ -21,6 +22,8 @@ MANY_POINTS = 100_000
 
 ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths")
 """What the views say of rounds: sums over replications, and how many rounds accepted 0, 1, 2, ... tokens."""
+BILL = Bill._fields
+"""What the view events counts where shapes are known: sums over replications."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
 
@@ -47,7 +50,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
 def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
     """The table of results, and those of distributions by name, from the rows of all shards in their order."""
     theory = partial.filter(pl.col("view") == "formula")
-    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS) if name in theory.columns])
+    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *BILL) if name in theory.columns])
     by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
     rows: list[dict[str, Any]] = []
     distributions: list[dict[str, Any]] = []
@@ -66,6 +69,8 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
             row |= views.operations_of(case, row["compute_per_token"])
+        if case.shapes and BILL[0] in part.columns and part[BILL[0]].count():
+            row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
         rows.append(row)

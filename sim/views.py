@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from model import acceptance, coins
 from model.acceptance import Outcomes
-from model.account import Account
+from model.account import Account, bill
 from model.checks import ParameterError
 from model.intervals import wilson
 from model.latency import RATIOS, UnitCost
@@ -100,7 +100,17 @@ def formula_row(case: Case) -> Row:
     else:
         found = metrics.per_round(case.settings.tokens, prediction.rounds, prediction.drafted, prediction.operations)
         row |= {name: float(value) for name, value in found.items()}
+    row |= work_of(case)
     return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
+
+
+def work_of(case: Case) -> Row:
+    """Operations and bytes per token by the theory, where shapes are known and it says them."""
+    closed = getattr(methods.theory(case.method), "work", None)
+    if not case.shapes or closed is None:
+        return {}
+    found = closed(case.parameters, case.settings.tokens, _one_or_all({key: each.law for key, each in case.outcomes.items()}))
+    return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs)
 
 
 def operations_of(case: Case, compute_per_token: float) -> Row:
@@ -333,6 +343,8 @@ def events_row(case: Case, start: int, stop: int) -> Row:
         account.include(run.account)
     rounds: Counter[tuple[int, int]] = sum((run.rounds for run in runs), Counter())
     counted = getattr(methods.theory(case.method), "operations", None)  # a method from outside need not count them
+    if case.shapes:
+        row |= account.bill(case.shapes)._asdict()
     if rounds or counted:
         row["operations"] = counted(case.parameters, case.cost, rounds, account) if counted else float("nan")
     if rounds:
