@@ -76,11 +76,8 @@ def _map(axes: Axes, schedule: Schedule, found: Whole) -> None:
 
 def _shares(axes: Axes, found: Whole) -> None:
     layers = np.arange(1, len(found) + 1)
-    start = np.zeros(len(found))
-    for kind in (WARM_UP, TOP):
-        share = (found == kind).mean(axis=1)
-        axes.barh(layers, share, 1.0, left=start, color=_LOOKS[kind][0], label=_LOOKS[kind][1])
-        start = start + share
+    for kind in (WARM_UP, TOP):  # no layer is the one to some tokens and the other to others
+        axes.barh(layers, (found == kind).mean(axis=1), 1.0, color=_LOOKS[kind][0], label=_LOOKS[kind][1])
     axes.set_ylim(0.5, len(found) + 0.5)
     axes.set_xlim(0, 1)
     axes.set_xticks([0.5, 1])

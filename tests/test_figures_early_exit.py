@@ -68,6 +68,7 @@ def test_a_form_is_told_by_its_line_and_a_temperature_by_its_colour() -> None:
         assert figure.axes[0].lines.index(code) > figure.axes[0].lines.index(paper)
         assert code.get_color() != paper.get_color()
     labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert labels[:2] == ["paper:  0.9 λ + 0.1 exp(−τ t / N), at most 1", "code:  λ (0.9 + 0.1 exp(−τ t / N))"]
     assert labels[-3:] == ["τ = 0", "τ = 2", "τ = 8"]
     for label, handle in zip(labels[-3:], figure.legends[1].legend_handles, strict=True):
         assert handle.get_color() == drawn[f"code {label.removeprefix('τ = ')}"].get_color()

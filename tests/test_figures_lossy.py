@@ -71,6 +71,7 @@ def test_each_token_goes_through_the_first_layers_and_the_topmost(schedule: Sche
         # From the bottom up: layers to warm up, skipped ones, top ones, and nothing in another order.
         order = [kind for kind, before in zip(column, [None, *column[:-1]], strict=True) if kind != before]
         assert order == [kind for kind in (WARM_UP, SKIPPED, TOP) if kind in order]
+    assert not np.any((found == WARM_UP).any(axis=1) & (found == TOP).any(axis=1))
     # What a token goes through, all before it went through: none of their keys and values is missing.
     assert np.all(np.diff((found != SKIPPED).astype(int), axis=1) <= 0)
 
