@@ -11,13 +11,17 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from figures.labels import at_right
 from figures.style import COLOURS, GREY, INK, canvas, house, looks
 from model import checks
 from model.skipdecode import exit_layers, mean_layers, spans
 
-_MOST_CURVES = 6
+Whole = NDArray[np.int64]
+
+MOST_SCHEDULES = 6
+"""In one figure."""
 
 
 class Schedule(NamedTuple):
@@ -29,17 +33,48 @@ class Schedule(NamedTuple):
     power: float = 1.0
 
 
-def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: int, warm_up: int = 1, source: str) -> Figure:
-    """Left, layers over the position, a curve a schedule; right, the layers that the first schedule uses at each position.
+SKIPPED, WARM_UP, TOP = range(3)
+"""What a layer is to a token."""
 
-    Rounded half up, as the paper's tables say; dashed, the mean of the generated tokens. `source` says where the schedules are from
-    (published or assumed), and stands in the figure.
+
+def layers_of(schedule: Schedule, *, layers: int, prompt: int, sequence: int, warm_up: int = 1) -> Whole:
+    """What each layer is to each generated token of the longest text, halves rounded up; shape (layers, generated).
+
+    >>> layers_of(Schedule("", 1, 3), layers=4, prompt=2, sequence=5)
+    array([[1, 1, 1],
+           [0, 0, 0],
+           [2, 0, 0],
+           [2, 2, 2]])
     """
-    if not 1 <= len(schedules) <= _MOST_CURVES:
-        raise checks.ParameterError(f"schedules must be 1 to {_MOST_CURVES}, got {len(schedules)}")
+    generated = sequence - prompt
+    budgets = exit_layers(
+        schedule.min_layers, schedule.max_layers, prompt, sequence, generated, rounding="half-up", power=schedule.power
+    ).astype(int)
+    found = np.full((layers, generated), SKIPPED)
+    for token, budget in enumerate(budgets.tolist()):
+        warm = min(warm_up, budget)
+        for first, last in spans(budget, warm, layers):
+            found[first:last, token] = TOP
+        found[:warm, token] = WARM_UP
+    return found
+
+
+def check(schedules: Sequence[Schedule], layers: int) -> None:
+    """Refuse no schedules, too many, and one that uses more layers than there are."""
+    if not 1 <= len(schedules) <= MOST_SCHEDULES:
+        raise checks.ParameterError(f"schedules must be 1 to {MOST_SCHEDULES}, got {len(schedules)}")
     checks.whole("layers", layers, 1, checks.MAX_LAYERS)
     for each in schedules:
         checks.whole("max_layers", each.max_layers, 1, layers, "layers")
+
+
+def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: int, warm_up: int = 1, source: str) -> Figure:
+    """Left, layers over the position, a curve a schedule; right, the layers that the first schedule uses at each position.
+
+    Halves are rounded up; dashed, the mean of the generated tokens. `source` says where the schedules are from
+    (published or assumed), and stands in the figure.
+    """
+    check(schedules, layers)
     with house():
         figure, left = canvas(11.6, 4.9, (0.065, 0.12, 0.34, 0.66))
         right = figure.add_axes((0.61, 0.12, 0.33, 0.66))
@@ -74,14 +109,8 @@ def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int,
 
 
 def _used(axes: Axes, schedule: Schedule, layers: int, prompt: int, sequence: int, warm_up: int) -> None:
-    budgets = exit_layers(
-        schedule.min_layers, schedule.max_layers, prompt, sequence, sequence - prompt, rounding="half-up", power=schedule.power
-    ).astype(int)
-    used = np.zeros((layers, sequence))
-    used[:, :prompt] = 1
-    for position, budget in enumerate(budgets.tolist(), prompt):
-        for first, last in spans(budget, min(warm_up, budget), layers):
-            used[first:last, position] = 1
+    used = np.ones((layers, sequence))
+    used[:, prompt:] = layers_of(schedule, layers=layers, prompt=prompt, sequence=sequence, warm_up=warm_up) != SKIPPED
     axes.imshow(
         used, origin="lower", aspect="auto", interpolation="nearest", extent=(0, sequence, 0.5, layers + 0.5), vmin=0, vmax=1,
         cmap=ListedColormap(["#f0f0f0", COLOURS[0]]),

@@ -230,8 +230,8 @@ def intensity_factor(
     """Arithmetic per weight read over that of the large model alone: `operations_factor` / `memory_factor`; Figure 8's intensity.
 
     Of the variant `paper` it does not depend on the rollback rate: tokens cancel. In `code` it does, by the pass behind a rollback:
-    that is j + 2 tokens wide, so the intensity rises a little; counted for the one token that it is good for, it falls, to 4.85 and
-    4.72 here.
+    that is j + 2 tokens wide, so while rollbacks are rare and drafts long the intensity rises a little; counted for the one token
+    that it is good for, it falls, to 4.85 and 4.72 here.
 
     >>> phi = 25.2 / 402.7
     >>> [[round(float(intensity_factor(0.11, r, 10, phi, phi, variant=v)), 2) for r in (0, 0.01, 0.02)] for v in VARIANTS]

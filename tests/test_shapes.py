@@ -85,6 +85,62 @@ def test_weights_are_the_products_of_a_pass() -> None:
         assert bare == 2 * made.layers * made.layer_weights
 
 
+# What the library that runs these models calls them; nothing where its own defaults are the model.
+LIBRARY: dict[str, tuple[str, str, dict[str, int]]] = {
+    "t5-small": ("T5Config", "T5ForConditionalGeneration", {}),
+    "t5-large": (
+        "T5Config", "T5ForConditionalGeneration", {"d_model": 1024, "d_ff": 4096, "d_kv": 64, "num_layers": 24, "num_heads": 16}
+    ),
+    "mt5-small": ("MT5Config", "MT5ForConditionalGeneration", {}),
+    "mt5-large": (
+        "MT5Config", "MT5ForConditionalGeneration", {"d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_layers": 24, "num_heads": 16}
+    ),
+    "opt-1.3b": (
+        "OPTConfig", "OPTForCausalLM",
+        {"hidden_size": 2048, "ffn_dim": 8192, "num_hidden_layers": 24, "num_attention_heads": 32, "word_embed_proj_dim": 2048},
+    ),
+    "opt-6.7b": (
+        "OPTConfig", "OPTForCausalLM",
+        {"hidden_size": 4096, "ffn_dim": 16384, "num_hidden_layers": 32, "num_attention_heads": 32, "word_embed_proj_dim": 4096},
+    ),
+    "llama-2-13b": (
+        "LlamaConfig", "LlamaForCausalLM",
+        {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40},
+    ),
+    "llama-3-8b": (
+        "LlamaConfig", "LlamaForCausalLM",
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "vocab_size": 128256},
+    ),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
+}  # fmt: skip
+LIBRARY["vicuna-13b"] = LIBRARY["llama-2-13b"]  # fine-tuned from it
+# Where a model keeps its decoder's layers.
+LAYERS_OF = {
+    "T5": "decoder.block", "MT5": "decoder.block", "OPT": "model.decoder.layers", "Llama": "model.layers", "GPT2": "transformer.h"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_weights_are_those_that_the_library_makes(name: str) -> None:
+    """Built from its sizes alone, on a device that holds no numbers: nothing is downloaded."""
+    torch = pytest.importorskip("torch", reason="the library's own models need torch")
+    transformers = pytest.importorskip("transformers", reason="the library's own models need transformers")
+    config, model, sizes = LIBRARY[name]
+    with torch.device("meta"):
+        built = getattr(transformers, model)(getattr(transformers, config)(**sizes))
+    made = shape(name)
+    layers = built.get_submodule(LAYERS_OF[config.removesuffix("Config")])
+    assert len(layers) == made.layers
+    for layer in layers:
+        # A table of relative positions is a matrix too, but looked up, not multiplied.
+        matrices = {key: weight.numel() for key, weight in layer.named_parameters() if weight.dim() == 2 and "relative" not in key}
+        assert sum(matrices.values()) == made.layer_weights, matrices
+        rest = sum(weight.numel() for weight in layer.parameters()) - made.layer_weights
+        assert 0 < rest < 0.01 * made.layer_weights
+    assert built.get_output_embeddings().weight.numel() == made.head_weights
+
+
 BAD: list[tuple[Callable[[], object], str]] = [
     *[(lambda name=name: replace(TINY, **{name: 0}), f"{name} must be at least 1, got 0")  # type: ignore[misc]
       for name in ("layers", "dim", "heads", "head_dim", "kv_heads", "ffn_dim", "vocabulary")],

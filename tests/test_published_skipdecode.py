@@ -1,0 +1,138 @@
+"""What follows from SkipDecode's tables, recomputed in fractions, and what the report says of it."""
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from model import published
+from model.checks import ParameterError
+from model.published import skipdecode_report
+from model.published.skipdecode import LENGTHS, MEDIAN_PROMPTS
+
+SCHEDULES = published.table("skipdecode-table-2")
+RESULTS = published.table("skipdecode-table-4")
+ROUND = {"half-up": lambda value: math.floor(value + Fraction(1, 2)), "half-even": round}  # Python's own goes to even numbers
+FAMILIES = list(itertools.product(LENGTHS, ("opt-1.3b", "opt-6.7b")))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return skipdecode_report.rows()
+
+
+def fitting(row: dict[str, Any], rounding: str, prompt: int) -> list[int]:
+    """Response lengths whose mean rounds to what is printed, position by position in fractions."""
+    bounds = SCHEDULES.lookup(model=row["model"], target_speedup=row["target_speedup"])
+    budget = LENGTHS[row["data_set"]][1] - prompt
+    printed, total, found = Fraction(str(row["mean_layers"])), 0, []
+    for generated in range(1, budget + 1):
+        t = Fraction(generated - 1, budget)
+        total += ROUND[rounding]((1 - t) * bounds["max_layers"] + t * bounds["min_layers"])
+        if abs(Fraction(total, generated) - printed) <= Fraction(1, 20):
+            found.append(generated)
+    return found
+
+
+def test_every_row_is_there_once_and_in_order(rows: list[dict[str, Any]]) -> None:
+    keys = [(row["data_set"], row["model"], row["target_speedup"]) for row in rows]
+    assert keys == [(*family, label) for family in FAMILIES for label in (2, 3, 4, 5)]
+    assert [row["source"] for row in skipdecode_report.schedule_rows()] == [SCHEDULES.cite(row) for row in SCHEDULES.rows]
+
+
+@pytest.mark.parametrize("rounding", skipdecode_report.COMPARED)
+def test_lengths_are_those_of_the_schedule_in_fractions(rows: list[dict[str, Any]], rounding: str) -> None:
+    for row in rows:
+        data_set = row["data_set"]
+        for column, prompt in (("lengths", LENGTHS[data_set][0]), ("lengths_median", MEDIAN_PROMPTS[data_set])):
+            found = fitting(row, rounding, prompt)
+            assert row[column][rounding] == (found[0], found[-1])
+            # "in between fit too", so the two ends say all
+            assert found == list(range(found[0], found[-1] + 1))
+        assert row["at_limit"] is (row["most"] in fitting(row, "half-up", LENGTHS[data_set][0]))
+
+
+@pytest.mark.parametrize(("data_set", "model"), FAMILIES)
+def test_common_lengths_are_in_every_row(rows: list[dict[str, Any]], data_set: str, model: str) -> None:
+    own = [row for row in rows if (row["data_set"], row["model"]) == (data_set, model)]
+    for rounding, prompt in itertools.product(skipdecode_report.COMPARED, (LENGTHS[data_set][0], MEDIAN_PROMPTS[data_set])):
+        expected = set.intersection(*(set(fitting(row, rounding, prompt)) for row in own))
+        assert set(skipdecode_report.common_lengths(data_set, model, rounding, prompt)) == expected
+    assert skipdecode_report.common_lengths(data_set, model) == skipdecode_report.common_lengths(
+        data_set, model, "half-up", LENGTHS[data_set][0]
+    )
+
+
+def test_rounding_is_only_told_apart_behind_the_longest_prompt() -> None:
+    """Section 1.12 of what is known of the tables, S5: 34 tokens; behind the median prompt 40 or 41, rounded either way."""
+    found = {
+        (rounding, prompt): skipdecode_report.common_lengths("e2e", "opt-1.3b", rounding, prompt)
+        for rounding, prompt in itertools.product(("half-up", "half-even"), (60, 38))
+    }
+    assert found == {("half-up", 60): (34,), ("half-even", 60): (), ("half-up", 38): (40, 41), ("half-even", 38): (40, 41)}
+    for rounding, prompt in itertools.product(("floor", "ceil"), (60, 38)):
+        assert not skipdecode_report.common_lengths("e2e", "opt-1.3b", rounding, prompt)
+
+
+def test_what_a_label_stands_for(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        base = RESULTS.lookup(data_set=row["data_set"], model=row["model"], target_speedup=1)
+        assert row["ratio"] == base["mean_layers"] / row["target_layers"]
+        assert row["realised"] == pytest.approx(base["mean_layers"] / row["mean_layers"])
+        # Layers fall towards the least, so the mean of a part of the text lies above that of the whole, the target.
+        assert row["realised"] <= row["ratio"] <= row["target_speedup"]
+        assert row["lost"] == pytest.approx(base["rouge_l"] - row["rouge_l"])
+        assert (f"counts from {row['base_layers']:g}" in row["remark"]) is (row["model"] == "opt-6.7b")
+        assert ("ran to the longest" in row["remark"]) is row["at_limit"]
+    for row in skipdecode_report.schedule_rows():
+        assert row["middle"] == (row["min_layers"] + row["max_layers"]) / 2
+        assert row["labelled"] is (row["ratio"] == row["target_speedup"])
+        clean = row["centred"] and row["labelled"] and row["counted"] == row["layers"]
+        assert (row["remark"] == "") is clean
+    assert any(row["remark"] == "" for row in skipdecode_report.schedule_rows())
+
+
+def test_the_words_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
+    text = " ".join(skipdecode_report.sentences(rows))
+    for label in (2, 3, 4, 5):
+        values = [row["realised"] for row in rows if row["target_speedup"] == label]
+        assert f"{min(values):.2f} to {max(values):.2f} at {label}x" in text
+    for row in rows:
+        if row["data_set"] != "e2e":
+            first, last = row["lengths"]["half-up"]
+            assert f"{first} to {last} at {row['target_speedup']}x" in text
+    for data_set, name in (("e2e", "E2E"), ("reddit", "Reddit"), ("cnn_dm", "CNN/DailyMail")):
+        own = [row for row in rows if row["data_set"] == data_set]
+        assert f"ROUGE-L on {name} falls by up to {max(row['lost'] for row in own):.1f}" in text
+    assert "all rows of OPT-1.3B on E2E: behind a prompt of 60, 34 with halves up and none with halves to even numbers;" in text
+    assert "behind a prompt of 38, 40 or 41, halves rounded either way." in text
+    assert "5x of OPT-1.3B on Reddit and 5x of OPT-6.7B on Reddit" in text
+    assert "68.2 where Table 4 has 68.1 (E2E, 3x) and 19.3 where Table 4 has 19.6 (Reddit, 5x)" in text
+
+
+def test_fewer_rows_say_less(rows: list[dict[str, Any]]) -> None:
+    text = " ".join(skipdecode_report.sentences([row for row in rows if row["data_set"] == "e2e"]))
+    assert "Reddit needs" not in text
+    assert "ran to the longest" not in text
+    assert "ROUGE-L on E2E" in text
+    assert "ROUGE-L on Reddit" not in text
+    # Of 4x and 5x on CNN/DailyMail some lengths are in both; of 2x none that is in another.
+    late = [row for row in rows if (row["data_set"], row["model"]) == ("cnn_dm", "opt-6.7b")]
+    assert "no length is in all" not in " ".join(skipdecode_report.sentences(late[1:]))
+    assert "no length is in all" in " ".join(skipdecode_report.sentences(late))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("xsum", "opt-1.3b"), "unknown data_set 'xsum'"),
+        (("e2e", "opt-13b"), "unknown model 'opt-13b'; did you mean opt-1.3b"),
+        (("e2e", "opt-1.3b", "up"), "unknown rounding 'up'"),
+        (("e2e", "opt-1.3b", "floor", 160), "prompt must be between 0 and sequence-1=159, got 160"),
+    ],
+)
+def test_bad_input_names_the_value_and_its_bound(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{message}"):
+        skipdecode_report.common_lengths(*arguments)
