@@ -29,7 +29,7 @@ ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
-"""How a whole number of layers is made of the schedule, which is real; the paper does not say. Table 4 speaks for `half-up`."""
+"""How a whole number of layers is made of the schedule, to nine digits; the paper does not say. Table 4 speaks for `half-up`."""
 
 
 # --- The schedule -----------------------------------------------------------------------------------------------------
