@@ -112,13 +112,12 @@ COIN = st.floats(0, 1)
 def test_a_synthetic_record_coin_by_coin(coins: list[tuple[float, float, float]], sureness: float) -> None:
     """A coin of its own for what the small model says, for whether it is right, and for what the large model gives."""
     log = synthetic(len(coins), np.transpose(coins), sureness=sureness)
-    for (said, right, gives), *found in zip(coins, log.confidence, log.agrees, log.distance, strict=True):
-        confidence = said ** (1 / sureness)
+    for (said, right, gives), confidence, agrees, distance in zip(coins, log.confidence, log.agrees, log.distance, strict=True):
+        assert confidence == pytest.approx(said ** (1 / sureness), rel=1e-14)
+        assert agrees == (right < confidence)
         rest = (1 - confidence) * gives
-        likely = 1 - rest if right < confidence else rest
-        assert found[0] == pytest.approx(confidence, rel=1e-15)
-        assert found[1] == (right < confidence)
-        assert found[2] == pytest.approx(-math.log(max(likely, 2.0**-1022)), rel=1e-12, abs=1e-15)
+        likely = 1 - rest if agrees else rest
+        assert distance == pytest.approx(-math.log(max(likely, 2.0**-1022)), rel=1e-14, abs=1e-15)
 
 
 def test_a_synthetic_record_says_what_it_is() -> None:
