@@ -87,7 +87,7 @@ class Decisions:
         low = checks.array("fallback_threshold", fallback_threshold, 0)
         high = checks.array("rollback_threshold", rollback_threshold, 0)
         low, high = np.broadcast_arrays(low, high)
-        found = np.array([self._rates(*pair, variant) for pair in zip(low.ravel(), high.ravel(), strict=True)]).reshape(-1, 3)
+        found = np.array([self._rates(*pair, variant) for pair in zip(low.ravel(), high.ravel(), strict=True)]).reshape(low.size, 3)
         return Rates(*(column.reshape(low.shape) for column in found.T))
 
     def _rates(self, low: float, high: float, variant: str) -> tuple[float, float, float]:
@@ -226,7 +226,7 @@ def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisio
     confidence = luck[0] ** (1 / sureness) if sureness else np.zeros(count)
     agrees = luck[1] < confidence
     rest = (1 - confidence) * luck[2]
-    likely = np.where(agrees, 1 - rest, np.maximum(rest, np.finfo(np.float64).tiny))
+    likely = np.maximum(np.where(agrees, 1 - rest, rest), np.finfo(np.float64).tiny)
     return Decisions(confidence, -np.log(likely), agrees, "assumed: a small model that knows how often it is right")
 
 

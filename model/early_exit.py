@@ -44,7 +44,7 @@ def decayed_threshold(
     """The confidence that the token at `position` needs: early tokens more, as their errors go on.
 
     paper: clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), [Schuster2022]; code: lambda (0.9 + 0.1 exp(-tau t / N)), [t5x].
-    They are the same at lambda = 1 alone; the paper's starts above lambda, the code's at it.
+    They are the same at lambda = 1 alone; the paper's starts above lambda, the code's at it. There is nothing to clip.
 
     >>> [round(float(decayed_threshold(0.8, t, 100, 4, form=form)), 3) for form in FORMS for t in (0, 50, 100)]
     [0.82, 0.734, 0.722, 0.8, 0.731, 0.721]
@@ -55,7 +55,7 @@ def decayed_threshold(
     falling = 0.1 * np.exp(-checks.array("temperature", temperature, 0) * place / most)
     if form == "code":
         return np.asarray(level * (0.9 + falling))
-    return np.asarray(np.clip(0.9 * level + falling, 0.0, 1.0))
+    return np.asarray(0.9 * level + falling)
 
 
 def exits(confidences: ArrayLike, thresholds: ArrayLike, *, first: int = 1, strict: bool = False) -> Whole:
@@ -114,7 +114,7 @@ def backfilled_rows(hazards: ArrayLike, tokens: int) -> Floats:
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     missing = 1 - _arriving(hazards)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # 0 / 0
         last = np.where(missing < 1, (1 - missing**tokens) / (1 - missing), float(tokens))
     return np.asarray((missing * (tokens - last)).sum(axis=-1))
 

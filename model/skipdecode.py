@@ -36,7 +36,7 @@ ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
-"""How a whole number of layers is made of the schedule, which is real; the paper does not say. Table 4 speaks for
+"""How a whole number of layers is made of the schedule, to nine digits; the paper does not say. Table 4 speaks for
 `half-up` if the decay starts behind 60 tokens, the longest prompt of E2E, and behind 38, the median, as much for `half-even`."""
 
 

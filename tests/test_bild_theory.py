@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model import bild
@@ -76,7 +76,8 @@ def test_ratios_of_many_segments(variant: str, fallback: float, rollback: float,
 
 
 @VARIANTS
-@given(RATES, RATES, DRAFTS, st.floats(0, 2))
+@given(RATES, RATES, st.integers(1, 15), st.floats(0, 2))
+@example(0.1, 0.2, 15, 0.5)  # the widest pass is the last that was measured
 def test_a_measured_verification_by_enumeration(variant: str, fallback: float, rollback: float, most: int, ratio: float) -> None:
     exact, code = (Fraction(fallback), Fraction(rollback), most), variant == "code"
     times = [Fraction(float(time)) / 8 for time in np.interp(np.arange(17), *zip(*CURVE, strict=True))]
@@ -175,6 +176,7 @@ def test_the_cost_of_a_speed_up_is_found_again(variant: str, fallback: float, ro
     speed = bild.speedup(fallback, rollback, most, ratio, variant=variant)
     found = float(bild.effective_cost_ratio(speed * (1 - 1e-12), fallback, rollback, most, variant=variant))
     assert found == pytest.approx(ratio, abs=1e-8)
+    assert float(bild.effective_cost_ratio(1, 1, rollback, most, variant=variant)) == 0  # nothing to spare, but enough
     most_of_all = bild.speedup(fallback, rollback, most, 0, variant=variant)
     assert np.isnan(bild.effective_cost_ratio(most_of_all * 1.001, fallback, rollback, most, variant=variant))
 
@@ -202,7 +204,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: bild.speedup(0.1, 0.1, 10, 0.2, variant="papr"), "unknown variant 'papr'; did you mean paper"),
     (lambda: bild.speedup(0.1, 0.1, 10, 0.2, verify_cost=[(1, 1.0), (10, 2.0)]), "width must be at most 10, .* got 11"),
     (lambda: bild.effective_cost_ratio(0, 0.1, 0.1, 10), "speed must be above 0, got 0"),
-    (lambda: bild.early_exit_speedup(0.1, 0.1, 10, [1, 9], 8), "exit_layer must be between 1 and layers=8, got 9"),
+    (lambda: bild.early_exit_speedup(0.1, 0.1, 10, [1, 8, 9, 10], 8), "exit_layer must be between 1 and layers=8, got 9"),
     (lambda: bild.early_exit_speedup(0.1, 0.1, 10, 3, [8, 2]), "exit_layer must be between 1 and layers=2, got 3"),
 ]  # fmt: skip
 
@@ -218,3 +220,11 @@ def test_grids_of_variants() -> None:
         grid = bild.speedup([0.1, 0.3], [[0.0], [0.2]], 10, 0.2, variant=variant, verify_cost=curve)
         for (row, rollback), (column, fallback) in itertools.product(enumerate((0.0, 0.2)), enumerate((0.1, 0.3))):
             assert near(grid[row, column], bild.speedup(fallback, rollback, 10, 0.2, variant=variant, verify_cost=curve))
+
+
+@VARIANTS
+def test_no_segments_are_no_error(variant: str) -> None:
+    """Nor do they need a pass that was not measured."""
+    for curve in (None, [(1, 8.0)]):
+        assert bild.speedup(0.1, [], np.zeros((3, 0)), 0.2, variant=variant, verify_cost=curve).shape == (3, 0)
+    assert bild.extra_large_inputs([], 0.1, []).shape == (0,)

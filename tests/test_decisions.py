@@ -105,9 +105,32 @@ def test_a_synthetic_small_model_knows_how_often_it_is_right(sureness: float) ->
     assert np.all(likely[~log.agrees] <= 1 - log.confidence[~log.agrees] + 1e-12)
 
 
+COIN = st.floats(0, 1)
+
+
+@given(st.lists(st.tuples(COIN, COIN, COIN), min_size=1, max_size=6), st.floats(0.5, 8))
+def test_a_synthetic_record_coin_by_coin(coins: list[tuple[float, float, float]], sureness: float) -> None:
+    """A coin of its own for what the small model says, for whether it is right, and for what the large model gives."""
+    log = synthetic(len(coins), np.transpose(coins), sureness=sureness)
+    for (said, right, gives), confidence, agrees, distance in zip(coins, log.confidence, log.agrees, log.distance, strict=True):
+        assert confidence == pytest.approx(said ** (1 / sureness), rel=1e-14)
+        assert agrees == (right < confidence)
+        rest = (1 - confidence) * gives
+        likely = 1 - rest if agrees else rest
+        assert distance == pytest.approx(-math.log(max(likely, 2.0**-1022)), rel=1e-14, abs=1e-15)
+
+
+def test_a_synthetic_record_says_what_it_is() -> None:
+    """Unless it is said otherwise its confidence is Beta(3, 1)."""
+    log = synthetic(2, [[0.125, 1.0], [0.9, 0.9], [0.5, 0.5]])
+    assert log.confidence.tolist() == pytest.approx([0.5, 1.0])
+    assert log.source == "assumed: a small model that knows how often it is right"
+
+
 def test_a_synthetic_record_at_the_ends_of_its_coins() -> None:
-    log = synthetic(2, [[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]], sureness=1.0)
+    log = synthetic(3, [[0.0, 1.0, 1e-20], [0.0, 0.0, 0.0], [0.0, 1.0, 1.0]], sureness=1.0)
     assert np.isfinite(log.distance).all()
+    assert log.agrees.tolist() == [False, True, True]  # a chance of nothing is never, whatever the coin
     assert synthetic(1, [[0.3], [0.3], [0.3]], sureness=0.0).confidence.tolist() == [0.0]
 
 

@@ -104,6 +104,14 @@ def test_who_never_leaves_goes_through_the_whole_model() -> None:
     assert float(early_exit.backfilled_rows(hazards, 9)) == 0
 
 
+@given(HAZARDS)
+def test_what_is_not_said_costs_nothing(hazards: list[float]) -> None:
+    """Neither comparing states nor the rows that are owed; and tokens leave from the first layer on."""
+    for measure in early_exit.MEASURES:
+        said = early_exit.expected_time(hazards, measure=measure, head=2.0, check=0.0, propagation=0.0, first=1)
+        assert early_exit.expected_time(hazards, measure=measure, head=2.0) == said
+
+
 def test_laws_stand_along_the_last_axis() -> None:
     rows = [[0.2, 0.3, 0.5, 1.0], [0.0, 0.9, 0.1, 0.0], [1.0, 0.5, 0.5, 0.5]]
     functions: list[Callable[[Any], Any]] = [
@@ -152,10 +160,25 @@ def test_exits_one_token_after_another(rows: list[list[float]], data: st.DataObj
     assert np.all(higher >= found)
 
 
+def test_who_is_just_sure_enough_leaves_behind_any_layer() -> None:
+    """Unless it is said otherwise: at the threshold, as [t5x], and from the first layer on; of whatever shape."""
+    one, two = [0.9, 0.3, 1.0], [0.2, 0.9, 0.0]
+    assert int(early_exit.exits(one, 0.9)) == 1
+    assert early_exit.exits([one, two], [0.9, 0.9]).tolist() == [1, 2]
+    assert early_exit.exits([[one, two], [two, one]], np.full((2, 2), 0.9)).tolist() == [[1, 2], [2, 1]]
+
+
+def test_no_tokens_and_no_laws() -> None:
+    """None is no error, as long as there are layers."""
+    assert early_exit.exits(np.zeros((0, 3)), np.zeros(0)).shape == (0,)
+    assert early_exit.expected_layers(np.zeros((0, 3))).shape == (0,)
+
+
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: early_exit.expected_layers([0.5, 1.2]), r"hazards\[1\] must be between 0 and 1, got 1\.2"),
     (lambda: early_exit.expected_layers([0.5, -0.2]), r"hazards\[1\] must be between 0 and 1, got -0\.2"),
     (lambda: early_exit.expected_layers([]), "hazards must have a chance for each layer"),
+    (lambda: early_exit.expected_layers([[], []]), r"hazards must have a chance for each layer, got \[\[\], \[\]\]"),
     (lambda: early_exit.expected_layers(0.5), r"hazards must have a chance for each layer, got 0\.5"),
     (lambda: early_exit.expected_layers([0.5], 0), "batch must be at least 1, got 0"),
     (lambda: early_exit.backfilled_rows([0.5], 0), "tokens must be between 1 and 1000000, got 0"),
@@ -167,9 +190,11 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: early_exit.expected_time([0.5, 1], measure="state", head=1.0, first=3), "first must be between 1 and layers=2, got 3"),
     (lambda: early_exit.expected_time([0.5, 1], measure="state", head=1.0, first=0), "first must be between 1 and layers=2, got 0"),
     (lambda: early_exit.expected_time([0.5, 1], measure="state", head=1.0, first=2), "hazards must be 0 at .* before first=2"),
+    (lambda: early_exit.expected_time([[0.0, 0.5], [0.5, 0.5]], measure="state", head=1.0, first=2), "hazards must be 0 at"),
     (lambda: early_exit.exits([0.5, 1.5], 0.5), r"confidences\[1\] must be between 0 and 1, got 1\.5"),
     (lambda: early_exit.exits([-0.5, 0.5], 0.5), r"confidences\[0\] must be between 0 and 1, got -0\.5"),
     (lambda: early_exit.exits([], 0.5), "confidences must have a number for each layer"),
+    (lambda: early_exit.exits([[], []], [0.5, 0.5]), r"confidences must have a number for each layer, got \[\[\], \[\]\]"),
     (lambda: early_exit.exits(0.5, 0.5), "confidences must have a number for each layer"),
     (lambda: early_exit.exits([0.5, 0.5], 1.5), r"thresholds must be between 0 and 1, got 1\.5"),
     (lambda: early_exit.exits([0.5, 0.5], -0.5), r"thresholds must be between 0 and 1, got -0\.5"),

@@ -49,6 +49,34 @@ def test_names_say_the_size(name: str, billions: float) -> None:
     assert total / 1e9 == pytest.approx(billions, rel=0.02)
 
 
+CHECKPOINTS = {
+    "t5-small": 60_506_624, "t5-large": 737_668_096, "mt5-small": 300_176_768, "mt5-large": 1_229_581_312,
+    "opt-1.3b": 1_315_758_080, "opt-6.7b": 6_658_473_984, "llama-2-13b": 13_015_864_320, "vicuna-13b": 13_015_864_320,
+    "llama-3-8b": 8_030_261_248, "gpt2": 124_439_808,
+}  # fmt: skip
+"""Parameters of the checkpoints that were released."""
+
+
+def with_what_is_left_out(name: str) -> int:
+    """A shape's weights, and norms, biases, positions and encoder besides: all parameters of the checkpoint."""
+    made = shape(name)
+    tied = name.startswith(("t5", "opt", "gpt2"))
+    weights = made.layers * made.layer_weights + (1 if tied else 2) * made.head_weights
+    if made.cross:  # T5: norms of a factor alone, no biases, one table of 32 buckets for each stack
+        encoder = made.layers * (made.layer_weights - 4 * made.dim * made.heads * made.head_dim)
+        norms = (3 * made.layers + 1) * made.dim + (2 * made.layers + 1) * made.dim
+        return weights + encoder + norms + 2 * 32 * made.heads
+    if name.startswith(("opt", "gpt2")):  # norms of two vectors, a bias for each output, learnt positions
+        biases = 4 * made.dim + made.ffn_dim + made.dim
+        positions = 1024 if name == "gpt2" else 2048 + 2
+        return weights + made.layers * (biases + 4 * made.dim) + 2 * made.dim + positions * made.dim
+    return weights + (2 * made.layers + 1) * made.dim
+
+
+def test_parameters_of_checkpoints_to_the_last_one() -> None:
+    assert {name: with_what_is_left_out(name) for name in SHAPES} == CHECKPOINTS
+
+
 @given(st.integers(1, 6), st.integers(0, 9), st.integers(0, 3))
 def test_arithmetic_matrix_by_matrix(width: int, context: int, layers: int) -> None:
     """A product of (m, k) and (k, n) takes 2 m k n operations."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model import skipdecode
@@ -72,6 +72,22 @@ def test_a_higher_power_falls_sooner(choice: tuple[int, int, int, int, int]) -> 
     assert means[2] == pytest.approx(skipdecode.mean_layers(*choice), rel=1e-14)
 
 
+@given(schedules(), st.integers(0, 4))
+def test_whole_powers_in_fractions(choice: tuple[int, int, int, int, int], power: int) -> None:
+    least, most, *_ = choice
+    exact = [least + (most - least) * Fraction(value - least, most - least) ** power if most > least else Fraction(least)
+             for value in exactly(*choice)]  # fmt: skip
+    assert skipdecode.exit_layers(*choice, power=power).tolist() == pytest.approx([float(value) for value in exact], rel=1e-14)
+    assert skipdecode.mean_layers(*choice, power=power) == pytest.approx(float(sum(exact) / len(exact)), rel=1e-13)
+
+
+def test_a_half_is_one_to_nine_digits() -> None:
+    """Of two layers, behind half of the budget: 1 + 2^-power of them, which nears 1.5 from below as the power nears 1."""
+    for below, layers in ((0.0, 2), (1e-12, 2), (4e-10, 2), (6e-10, 1), (1e-8, 1)):
+        found = skipdecode.exit_layers(1, 2, 0, 2, 2, rounding="half-up", power=-math.log2(0.5 - below))
+        assert found.tolist() == [2, layers]
+
+
 @given(schedules())
 def test_the_whole_budget(choice: tuple[int, int, int, int, int]) -> None:
     least, most, prompt, sequence, _ = choice
@@ -90,6 +106,9 @@ def test_layers_are_the_first_and_the_topmost_and_nested(one: int, two: int, thr
     warm_up, budget, layers = sorted((one, two, three))
     if warm_up == 0 and budget == 0:
         return
+    found = skipdecode.spans(budget, warm_up, layers)
+    assert all(first < last for first, last in found)  # none is empty, and none goes on where one before it ends
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
 
     def used(budget: int) -> list[int]:
         return [layer for first, last in skipdecode.spans(budget, warm_up, layers) for layer in range(first, last)]
@@ -114,6 +133,22 @@ def lengths(model: str, rounding: str | None) -> list[set[int]]:
         set(skipdecode.generated_of_mean(mean, least, most, PROMPT, SEQUENCE, rounding=rounding))
         for least, most, _, mean in ROWS[model]
     ]
+
+
+@given(schedules(), st.sampled_from([None, *ROUNDED]), st.integers(10, 400), st.integers(1, 5))
+@example((1, 2, 0, 40, 1), None, 15, 5)  # 37 tokens have a mean of 1.55, which in floats is more than .05 from 1.5
+@example((8, 16, 60, 160, 1), "half-up", 160, 0)  # as long as the layers have not fallen: no more and no less
+def test_response_lengths_of_a_printed_mean(
+    choice: tuple[int, int, int, int, int], rounding: str | None, mean: int, within: int
+) -> None:
+    """In fractions, bounds included: a mean in the middle of two printed ones may have been printed as either."""
+    least, most, prompt, sequence, _ = choice
+    layers = exactly(least, most, prompt, sequence, sequence - prompt)
+    whole = [layer if rounding is None else Fraction(ROUNDED[rounding](layer)) for layer in layers]
+    means = [total / n for n, total in enumerate(itertools.accumulate(whole), 1)]
+    exact = tuple(n for n, value in enumerate(means, 1) if abs(value - Fraction(mean, 10)) <= Fraction(within, 100))
+    found = skipdecode.generated_of_mean(mean / 10, least, most, prompt, sequence, rounding=rounding, within=within / 100)
+    assert found == exact
 
 
 def test_one_response_length_explains_all_rows_of_the_small_model_if_halves_are_rounded_up() -> None:
@@ -183,7 +218,9 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: skipdecode.spans(1, 1, 0), "layers must be between 1 and 10000, got 0"),
     (lambda: skipdecode.layer_speedup(24, 0), "mean must be above 0"),
     (lambda: skipdecode.layer_speedup(24, [3, 0]), "mean must be above 0"),
+    (lambda: skipdecode.layer_speedup(24, -0.5), r"mean must be at least 0, got -0\.5"),
     (lambda: skipdecode.layer_speedup(-1, 3), "layers must be at least 0, got -1"),
+    (lambda: skipdecode.time_speedup(24, [3, 0], 0), "mean must be above 0"),
     (lambda: skipdecode.time_speedup(24, 12, -1), "fixed must be at least 0, got -1"),
     (lambda: skipdecode.time_speedup(24, -0.5, 1), r"mean must be at least 0, got -0\.5"),
     (lambda: skipdecode.time_speedup(-0.5, 1, 1), r"layers must be at least 0, got -0\.5"),
