@@ -85,7 +85,8 @@ class Decisions:
         """The rates at these thresholds; in the variant `code` a rollback needs that the two disagree besides."""
         checks.one_of("variant", variant, VARIANTS)
         low = checks.array("fallback_threshold", fallback_threshold, 0)
-        high = checks.array("rollback_threshold", rollback_threshold, 0)
+        # None is far enough for a threshold of infinity, which is as good as the largest number.
+        high = checks.array("rollback_threshold", np.minimum(rollback_threshold, np.finfo(np.float64).max), 0)
         low, high = np.broadcast_arrays(low, high)
         found = np.array([self._rates(*pair, variant) for pair in zip(low.ravel(), high.ravel(), strict=True)]).reshape(low.size, 3)
         return Rates(*(column.reshape(low.shape) for column in found.T))

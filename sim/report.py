@@ -158,6 +158,10 @@ def describing(frame: pl.DataFrame) -> list[str]:
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
+    if frame["exact"].n_unique() > 1:
+        aside -= {"exact"}
+    if "occupancy" in frame.columns and not frame.select((pl.col("occupancy") < 1).any()).item():
+        aside |= {"occupancy"}
     more = ("rollback_rate", "agreement", "published_speedup")
     rates = [name for name in (*RATES.values(), *more) if name in frame.columns and (name in RATES.values() or frame[name].count())]
     telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
@@ -165,6 +169,8 @@ def describing(frame: pl.DataFrame) -> list[str]:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "" if value is None else f"{value + 0.0:.4f}" if isinstance(value, float) else escape(str(value))
 
 
