@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import checks, coins, decisions
-from model.decisions import Decisions, Independent, Recorded
+from model.decisions import Decisions, Digits, Independent, Recorded
 from model.early_exit import exit_pmf, exits
 from model.early_exit_lengths import Depths
 from model.intervals import wilson
+from model.world import UNLIKELY
 from sim.outcomes import Outcome, check_provenance, json_of, text_of
 
 Floats = NDArray[np.float64]
@@ -155,7 +156,7 @@ class Replay:
         return _texts_of(self.file, _columns_of(self.file), self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point; the agreement is that of the tokens of all texts."""
+        """The law for one point; the rates are those of all tokens, the agreement that of the texts as they are played."""
         low, high = _thresholds(parameters)
         texts = self.texts()
         lengths = sorted({text.confidence.size for text in texts})
@@ -164,13 +165,26 @@ class Replay:
                 f"texts must have decisions for tokens-1={tokens - 1} positions, got {lengths[0]} in the shortest; decode fewer"
                 " tokens, or leave out short texts"
             )
-        law = Recorded([text.decided(low, high, variant=parameters.variant)[: lengths[0]] for text in texts])
+        decided = [text.decided(low, high, variant=parameters.variant)[: lengths[0]] for text in texts]
         whole = _joined(texts, self.source)
         found = whole.rates(low, high, variant=parameters.variant)
-        agreement = float(whole.agreement(low, high, parameters.maximum_draft, variant=parameters.variant))
+        agreement = 1 - float(np.mean([_foreign(parameters, *pair, tokens) for pair in zip(decided, texts, strict=True)])) / tokens
         also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
-        outcome = Outcome(law, float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size))
+        outcome = Outcome(Recorded(decided), float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size))
         return _agreeing(outcome, agreement, self.source)
+
+
+def _foreign(parameters: Any, decided: Digits, record: Decisions, tokens: int) -> int:
+    """How many tokens of a recorded text stay that the large model would not have written."""
+    start = foreign = 0
+    while start < tokens:
+        drafted = slice(start, min(start + parameters.maximum_draft, tokens - 1))
+        stops = np.flatnonzero(decided[drafted])
+        kept = int(stops[0]) if stops.size else len(decided[drafted])
+        foreign += int(np.count_nonzero(~record.agrees[start : start + kept]))
+        again = stops.size > 0 and decided[start + kept] == UNLIKELY and parameters.variant == "code"
+        start += kept + 1 + again
+    return foreign
 
 
 def _independent(fallback: float, rollback: float, trials: int | None, source: str) -> Outcome:
@@ -183,8 +197,8 @@ def _independent(fallback: float, rollback: float, trials: int | None, source: s
     return Outcome(law, fallback, source, Independent(low, back_low), Independent(high, back_high), low, high, trials, also=also)
 
 
-def _agreeing(outcome: Outcome, agreement: float, source: str) -> Outcome:
-    return replace(outcome, agreement=agreement, agreement_source=f"{source}: share of tokens that are the large model's own")
+def _agreeing(outcome: Outcome, agreement: float, source: str, whose: str = "large model") -> Outcome:
+    return replace(outcome, agreement=agreement, agreement_source=f"{source}: share of tokens that the {whose} would have written")
 
 
 def _thresholds(parameters: Any) -> tuple[float, float]:
@@ -382,7 +396,7 @@ class Confidences:
             return outcome
         picked = {level: float(record["agrees"][np.arange(count), found - 1].mean()) for level, found in depths.items()}
         agreement = float(np.mean([picked[level] for level in levels]))
-        return _agreeing(outcome, agreement, f"{self.source}: {self.file}")
+        return _agreeing(outcome, agreement, f"{self.source}: {self.file}", "last layer")
 
 
 def _check_agrees(agrees: Floats, shape: tuple[int, ...]) -> None:
