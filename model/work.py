@@ -133,6 +133,8 @@ class Cache:
 
 def _one_by_one(step: Forward) -> Iterator[tuple[int, Forward]]:
     """The pass of each text in one over a batch."""
+    if len(step.texts) == 1:
+        return iter([(step.texts[0], step._replace(texts=()))])
     if len(step.texts) != len(step.tokens) or len({*step.texts}) < len(step.texts):
         raise CacheError(f"{step.role}: a pass over a batch has one token of each text, got {len(step.tokens)} of {step.texts}")
     return ((text, step._replace(tokens=(token,), texts=())) for text, token in zip(step.texts, step.tokens, strict=True))

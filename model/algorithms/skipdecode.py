@@ -102,7 +102,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
             texts = tuple(text for text, length in batch.items() if length > column)
             out = yield Forward(
                 "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
-                texts=texts if parameters.batch > 1 else (), gaps=gaps[column],
+                texts=texts if parameters.texts > 1 else (), gaps=gaps[column],
             )  # fmt: skip
             for index, text in enumerate(texts):
                 last[text] = yield Read("next", out, index - len(texts))
