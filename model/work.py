@@ -64,16 +64,20 @@ class Cache:
 
     def _require_spans(self, step: Forward) -> None:
         """The same of a model that skips layers: each layer that is run must hold all rows before this pass."""
-        held = [*self.rows.get(step.role, ()), *[0] * step.last]
-        bounds = [step.first, *[bound for gap in step.gaps for bound in gap], step.last]
-        if bounds != sorted(bounds) or step.gaps[:1] == ((step.first, step.last),):
-            through = f"[{step.first}, {step.last})"
-            raise CacheError(f"{step.role}: layers {list(step.gaps)} cannot be skipped in a pass through {through}")
-        for layer in (layer for span in step.spans for layer in range(*span)):
-            if held[layer] < step.at:
-                raise CacheError(f"{step.role}: layer {layer} at position {step.at}, but it holds only {held[layer]} positions")
-        if step.first and held[step.first - 1] < step.end:
-            raise CacheError(f"{step.role}: layer {step.first} goes on from one that holds only {held[step.first - 1]} positions")
+        role, _, at, first, last, *_ = step
+        held = self.rows.get(role, [])
+        if len(held) < last:
+            held = held + [0] * (last - len(held))
+        low = first
+        for start, stop in (*step.gaps, (last, last)):
+            if not low <= start <= stop <= last or (start, stop) == (first, last) != (last, last):
+                through = f"[{first}, {last})"
+                raise CacheError(f"{role}: layers {list(step.gaps)} cannot be skipped in a pass through {through}")
+            if low < start and min(held[low:start]) < at:
+                raise CacheError(f"{role}: layers [{low}, {start}) at position {at}, but they hold {held[low:start]}")
+            low = stop
+        if first and held[first - 1] < step.end:
+            raise CacheError(f"{role}: layer {first} goes on from one that holds only {held[first - 1]} positions")
 
     def _require_tree(self, step: Forward) -> None:
         """Refuse hypotheses that follow what is not there."""
@@ -109,12 +113,18 @@ class Cache:
 
     def _write_spans(self, step: Forward) -> None:
         """The same of a model that skips layers."""
-        self.skipping |= {step.role}
-        held = self.rows[step.role]
-        held += [0] * (step.last - len(held))
-        held[step.first :] = [min(rows, step.at) for rows in held[step.first :]]
-        for first, last in step.spans:
-            held[first:last] = [step.end] * (last - first)
+        role, tokens, at, first, last, *_ = step
+        if role not in self.skipping:
+            self.skipping |= {role}
+        held, end = self.rows[role], step.end if step.after else at + len(tokens)
+        if len(held) < last:
+            held += [0] * (last - len(held))
+        if max(held) > at:
+            held[first:] = [min(rows, at) for rows in held[first:]]
+        low = first
+        for start, stop in (*step.gaps, (last, last)):
+            held[low:start] = [end] * (start - low)
+            low = stop
 
     def _spread(self, step: Forward) -> None:
         """Remember how many tokens of a pass stand at each position."""
