@@ -21,7 +21,7 @@ class Cache:
 
     A pass is announced when it is asked for, and whoever follows it does so layer by layer. It cuts its layers at its position, and
     those below them too: what they hold of later positions was computed from what is being replaced. A layer that a pass skips
-    lacks that row from then on, and every later one: whoever comes to it again must fill them in first.
+    lacks that row from then on, and every later one: whoever comes to it again must fill them in first. Filling in replaces nothing.
     """
 
     __slots__ = ("breadths", "rows", "skipping", "texts")
@@ -94,7 +94,7 @@ class Cache:
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, tokens, at, first, last, _, _, _, after, texts, gaps, _, _ = step
+        role, tokens, at, first, last, _, _, _, after, texts, gaps, rows_only, _ = step
         if texts:
             for text, one in _one_by_one(step):
                 if text not in self.texts:
@@ -106,7 +106,7 @@ class Cache:
             self._write_spans(step)
             return
         held[first:last] = [step.end if after else at + len(tokens)] * (last - first)
-        if last < len(held) and held[last] > at:
+        if last < len(held) and held[last] > at and not rows_only:
             held[last:] = [min(rows, at) for rows in held[last:]]
         if after or (self.breadths and role in self.breadths):
             self._spread(step)
@@ -119,7 +119,7 @@ class Cache:
         held, end = self.rows[role], step.end if step.after else at + len(tokens)
         if len(held) < last:
             held += [0] * (last - len(held))
-        if max(held) > at:
+        if max(held) > at and not step.rows_only:
             held[first:] = [min(rows, at) for rows in held[first:]]
         low = first
         for start, stop in (*step.gaps, (last, last)):
