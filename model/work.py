@@ -21,7 +21,7 @@ class Cache:
 
     A pass is announced when it is asked for, and whoever follows it does so layer by layer. It cuts its layers at its position, and
     those below them too: what they hold of later positions was computed from what is being replaced. A layer that a pass skips
-    lacks that row from then on, and every later one: whoever comes to it again must fill them in first. Filling in replaces nothing.
+    lacks that row from then on, and every later one: whoever comes to it again must fill them in first, which replaces nothing.
     """
 
     __slots__ = ("breadths", "rows", "skipping", "texts")
