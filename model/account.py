@@ -33,7 +33,7 @@ def context_of(step: Forward) -> tuple[int, int]:
     (21, 8)
     """
     width = len(step.tokens)
-    if step.after or step.texts:
+    if step.after or len(step.texts) > 1:
         attended = sum(position + 1 for position in step.positions)
         return attended, attended if step.texts else step.at + width
     return step.at * width + width * (width + 1) // 2, step.at + width

@@ -25,7 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from model import bild_lengths, checks
 from model.account import Account, Work
-from model.algorithms.bild import VARIANTS, Parameters
+from model.algorithms.bild import VARIANTS as VARIANTS
+from model.algorithms.bild import Parameters
 from model.bild_lengths import moments, prices
 from model.decisions import DecisionLaw
 from model.latency import UnitCost

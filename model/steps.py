@@ -27,8 +27,9 @@ class Forward(NamedTuple):
     `after` makes it a pass over several hypotheses, a tree: token i follows token `after[i]` of this pass, or where that is -1-j
     the j-th token that the cache holds at position at - 1. Without it each follows the one before it, and the first the 0-th there.
 
-    `texts` makes it a pass over a batch: token i is of the text with number `texts[i]`, and all stand at position `at` of theirs.
-    Each text has a cache of its own; those that have ended are no longer named.
+    `texts` makes it a pass over a batch: token i is of the text with number `texts[i]`, and all stand at position `at` of theirs;
+    one number alone is that of the text that all tokens are of. Each text has a cache of its own; those that have ended are no
+    longer named.
 
     Layers of `gaps`, half-open ranges between `first` and `last`, are not run: the state goes past them as it is, and they get no
     row. With `rows_only` the layers make keys and values of the state and no more: it does not change. `state` may be the outputs
@@ -67,7 +68,7 @@ class Forward(NamedTuple):
         >>> Forward("target", (7, 8, 9, 6), 5, 0, 4, after=(-1, -2, 0, 2)).positions
         [5, 5, 6, 7]
         """
-        if self.texts:
+        if len(self.texts) > 1:
             return [self.at] * len(self.tokens)
         if not self.after:
             return range(self.at, self.at + len(self.tokens))
@@ -79,7 +80,7 @@ class Forward(NamedTuple):
     @property
     def end(self) -> int:
         """The position behind its last token: of a tree, behind its longest hypothesis."""
-        if self.texts:
+        if len(self.texts) > 1:
             return self.at + 1
         return max(self.positions) + 1 if self.after else self.at + len(self.tokens)
 

@@ -21,7 +21,7 @@ class Cache:
 
     A pass is announced when it is asked for, and whoever follows it does so layer by layer. It cuts its layers at its position, and
     those below them too: what they hold of later positions was computed from what is being replaced. A layer that a pass skips
-    lacks that row from then on, and every later one: whoever comes to it again must fill them in first.
+    lacks that row from then on, and every later one: whoever comes to it again must fill them in first, which replaces nothing.
     """
 
     __slots__ = ("breadths", "rows", "skipping", "texts")
@@ -64,16 +64,20 @@ class Cache:
 
     def _require_spans(self, step: Forward) -> None:
         """The same of a model that skips layers: each layer that is run must hold all rows before this pass."""
-        held = [*self.rows.get(step.role, ()), *[0] * step.last]
-        bounds = [step.first, *[bound for gap in step.gaps for bound in gap], step.last]
-        if bounds != sorted(bounds) or step.gaps[:1] == ((step.first, step.last),):
-            through = f"[{step.first}, {step.last})"
-            raise CacheError(f"{step.role}: layers {list(step.gaps)} cannot be skipped in a pass through {through}")
-        for layer in (layer for span in step.spans for layer in range(*span)):
-            if held[layer] < step.at:
-                raise CacheError(f"{step.role}: layer {layer} at position {step.at}, but it holds only {held[layer]} positions")
-        if step.first and held[step.first - 1] < step.end:
-            raise CacheError(f"{step.role}: layer {step.first} goes on from one that holds only {held[step.first - 1]} positions")
+        role, _, at, first, last, *_ = step
+        held = self.rows.get(role, [])
+        if len(held) < last:
+            held = held + [0] * (last - len(held))
+        low = first
+        for start, stop in (*step.gaps, (last, last)):
+            if not low <= start <= stop <= last or (start, stop) == (first, last) != (last, last):
+                through = f"[{first}, {last})"
+                raise CacheError(f"{role}: layers {list(step.gaps)} cannot be skipped in a pass through {through}")
+            if low < start and min(held[low:start]) < at:
+                raise CacheError(f"{role}: layers [{low}, {start}) at position {at}, but they hold {held[low:start]}")
+            low = stop
+        if first and held[first - 1] < step.end:
+            raise CacheError(f"{role}: layer {first} goes on from one that holds only {held[first - 1]} positions")
 
     def _require_tree(self, step: Forward) -> None:
         """Refuse hypotheses that follow what is not there."""
@@ -90,7 +94,7 @@ class Cache:
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, tokens, at, first, last, _, _, _, after, texts, gaps, _, _ = step
+        role, tokens, at, first, last, _, _, _, after, texts, gaps, rows_only, _ = step
         if texts:
             for text, one in _one_by_one(step):
                 if text not in self.texts:
@@ -102,19 +106,25 @@ class Cache:
             self._write_spans(step)
             return
         held[first:last] = [step.end if after else at + len(tokens)] * (last - first)
-        if last < len(held) and held[last] > at:
+        if last < len(held) and held[last] > at and not rows_only:
             held[last:] = [min(rows, at) for rows in held[last:]]
         if after or (self.breadths and role in self.breadths):
             self._spread(step)
 
     def _write_spans(self, step: Forward) -> None:
         """The same of a model that skips layers."""
-        self.skipping |= {step.role}
-        held = self.rows[step.role]
-        held += [0] * (step.last - len(held))
-        held[step.first :] = [min(rows, step.at) for rows in held[step.first :]]
-        for first, last in step.spans:
-            held[first:last] = [step.end] * (last - first)
+        role, tokens, at, first, last, *_ = step
+        if role not in self.skipping:
+            self.skipping |= {role}
+        held, end = self.rows[role], step.end if step.after else at + len(tokens)
+        if len(held) < last:
+            held += [0] * (last - len(held))
+        if max(held) > at and not step.rows_only:
+            held[first:] = [min(rows, at) for rows in held[first:]]
+        low = first
+        for start, stop in (*step.gaps, (last, last)):
+            held[low:start] = [end] * (start - low)
+            low = stop
 
     def _spread(self, step: Forward) -> None:
         """Remember how many tokens of a pass stand at each position."""
@@ -133,6 +143,8 @@ class Cache:
 
 def _one_by_one(step: Forward) -> Iterator[tuple[int, Forward]]:
     """The pass of each text in one over a batch."""
+    if len(step.texts) == 1:
+        return iter([(step.texts[0], step._replace(texts=()))])
     if len(step.texts) != len(step.tokens) or len({*step.texts}) < len(step.texts):
         raise CacheError(f"{step.role}: a pass over a batch has one token of each text, got {len(step.tokens)} of {step.texts}")
     return ((text, step._replace(tokens=(token,), texts=())) for text, token in zip(step.texts, step.tokens, strict=True))

@@ -139,7 +139,7 @@ class Lossy(World):
         place = after - self.prompt
         if not self.decisions:
             if step.kind == "confidence":
-                text = output.texts[step.offset] if output.texts else 0
+                text = output.texts[step.offset if len(output.texts) > 1 else 0] if output.texts else 0
                 return float(output.last >= self.depths[text][place])
             return after if right else -after
         decision = STAYS if whole else self.decisions[place]

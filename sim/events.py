@@ -18,7 +18,7 @@ from simpy import Environment
 from simpy.core import EmptySchedule
 from simpy.events import Event, Timeout
 
-from model.account import Account, Kind, context_of
+from model.account import Account, Kind, context_of, kind_of
 from model.latency import UnitCost
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps
 from model.work import Cache
@@ -117,7 +117,8 @@ class _Engine:
         self.per_layer, self.record = per_layer, record
         self.dispatching = cache(cost.dispatching)
         # Times of passes, or of their layers, by their kind: asked for often, few.
-        self.known: dict[Kind, float] = {}
+        # And how many there were, with the positions that they attended to and read, as in an account.
+        self.known: dict[Kind, tuple[float, list[int]]] = {}
         self.known_layers: dict[Kind, list[float]] = {}
         self.env = Environment()
         self.holders: list[_Process | None] = [None] * cluster.units
@@ -126,7 +127,6 @@ class _Engine:
         self.changed = self.done = False
         self.active = self.peak = 0
         self.account = Account()
-        self.counts = self.account.passes_by_kind
         self.busy = self.link_free = 0.0
         self.result = Run()
         self.records: list[tuple[Interval, _Process | None]] = []
@@ -152,6 +152,7 @@ class _Engine:
                 holder.release("cancelled")
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
+        self.account.passes_by_kind = {kind: counts for kind, (_, counts) in self.known.items() if counts[0]}
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -168,22 +169,6 @@ class _Engine:
         if step.drafted is not None:
             result.rounds[len(tokens) - step.back - 1, step.drafted] += 1
         self.done = len(result.tokens) >= self.wanted
-
-    def count(self, step: Forward, kind: Kind) -> None:
-        """Enter a pass in the account: `Account.add`, where its kind is known."""
-        try:
-            found = self.counts[kind]
-        except KeyError:
-            found = self.counts[kind] = [0, 0, 0]
-        found[0] += 1
-        if step.after or step.texts:
-            attended, read = context_of(step)
-        else:
-            width = kind[1]
-            read = step.at + width
-            attended = step.at * width + width * (width + 1) // 2
-        found[1] += attended
-        found[2] += read
 
     def number(self, process: _Process) -> int:
         return self.numbers.setdefault(process, len(self.numbers))
@@ -256,7 +241,7 @@ class _Process:
     seconds: float
     since: float
     layer_times: list[float]
-    kind: Kind
+    counts: list[int]  # of passes of its kind
 
     def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
         self.engine, self.body, self.parent = engine, body, parent
@@ -292,11 +277,11 @@ class _Process:
         engine = self.engine
         role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared = step
         self.step, self.layer = step, first
-        self.kind = kind = (role, len(tokens), first, last, heads, gaps, rows_only, compared)
+        kind = role, len(tokens), first, last, heads, gaps, rows_only, compared
         try:
-            self.seconds = engine.known[kind]
+            self.seconds, self.counts = engine.known[kind]
         except KeyError:
-            self.seconds = engine.known[kind] = engine.cost.forward(step)
+            self.seconds, self.counts = engine.known[kind] = engine.cost.forward(step), [0, 0, 0]
         if unit is not None and unit != self.place:
             self._move(unit)
         else:
@@ -419,9 +404,10 @@ class _Process:
         step = self.step
         if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
             self.layer = step.first
-            if self.kind not in engine.known_layers:
-                engine.known_layers[self.kind] = engine.cost.layer_times_of(step)
-            self.layer_times = engine.known_layers[self.kind]
+            kind = kind_of(step)
+            if kind not in engine.known_layers:
+                engine.known_layers[kind] = engine.cost.layer_times_of(step)
+            self.layer_times = engine.known_layers[kind]
             self._tick()
         else:
             Timeout(env, self.seconds).callbacks.append(self._passed)
@@ -455,8 +441,13 @@ class _Process:
         self.release("kept")
         step = self.step
         if isinstance(step, Forward):
-            engine = self.engine
-            engine.count(step, self.kind)
+            engine, counts, end = self.engine, self.counts, step.at + 1
+            if len(step.tokens) == 1:  # as `count` does, without a call
+                counts[0] += 1
+                counts[1] += end
+                counts[2] += end
+            else:
+                self.count(step)
             if engine.per_layer:
                 self.layer += 1  # all of them have run, the last included
             if step is self.body:
@@ -467,12 +458,19 @@ class _Process:
             self.engine.send_out(step)
             self.advance(step)
 
+    def count(self, step: Forward) -> None:
+        """Enter a pass in the account: `Account.add`, where its kind is known."""
+        attended, read = context_of(step)
+        self.counts[0] += 1
+        self.counts[1] += attended
+        self.counts[2] += read
+
     def release(self, fate: str) -> None:
         engine, unit = self.engine, self.unit
         now = engine.env.now
         engine.busy += now - self.since
         if fate == "cancelled" and isinstance(self.step, Forward):  # one that ends is counted where it ends
-            engine.count(self.step, self.kind)
+            self.count(self.step)
         if engine.record:
             self._record(fate, now)
         self.unit = -1

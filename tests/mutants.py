@@ -45,11 +45,19 @@ TESTS = {
     "model.policies": ADAPTIVE,
     "model.algorithms.beam": BEAM,
     "model.beam": (ARGUMENTS, *BEAM),
-    "model.bild": (ARGUMENTS, "test_bild_theory.py"),
-    "model.decisions": ("test_decisions.py",),
+    "model.bild": (ARGUMENTS, "test_bild_theory.py", "test_bild.py"),
+    "model.bild_lengths": ("test_bild.py",),
+    "model.algorithms.bild": ("test_bild.py",),
+    "model.decisions": ("test_decisions.py", "test_bild.py"),
     "model.shapes": ("test_shapes.py",),
-    "model.skipdecode": ("test_skipdecode_theory.py",),
-    "model.early_exit": ("test_early_exit_theory.py",),
+    "model.skipdecode": ("test_skipdecode_theory.py", "test_skipping.py"),
+    "model.algorithms.skipdecode": ("test_skipping.py",),
+    "model.early_exit": ("test_early_exit_theory.py", "test_skipping.py"),
+    "model.early_exit_lengths": ("test_skipping.py",),
+    "model.algorithms.early_exit": ("test_skipping.py",),
+    "model.algorithms._batches": ("test_skipping.py",),
+    "model.account": ("test_account.py", "test_work.py"),
+    "model.pearl": (ARGUMENTS, "test_theorems_lossy.py"),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from model import adaptive, beam, bild, hierarchical, ppd
+from model import adaptive, beam, bild, hierarchical, pearl, ppd
 from model import speculative as sd
 from model import speculative_laws as laws
 from model.checks import ParameterError
@@ -89,6 +89,8 @@ ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] 
     (bild.effective_cost_ratio, {"speed": POSITIVE, **SEGMENT}, {}),
     (bild.early_exit_speedup, {**SEGMENT, "exit_layer": COUNT}, {"layers": 8}),
     (bild.early_exit_speedup, {**SEGMENT, "layers": COUNT}, {"exit_layer": 1}),
+    (pearl.expected_tokens, {"acceptance_rate": RATE, "draft_length": COUNT}, {}),
+    (pearl.speedup, {"acceptance_rate": RATE, "draft_length": COUNT, "cost_ratio": RATIO}, {}),
     (ppd.expected_runs, {"tokens": COUNT, "match_rate": RATE}, {}),
     (ppd.normalized_latency, {"match_rate": RATE}, {}),
     (ppd.mean_units, {"match_rate": RATE, "candidates": COUNT}, {}),

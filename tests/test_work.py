@@ -270,3 +270,100 @@ def test_stopping_what_has_ended_changes_nothing_in_the_simulator() -> None:
 
 def test_stopping_what_has_ended_changes_nothing_in_the_counter() -> None:
     assert count(finished(stops_twice()), World(1, 4, []), 1).tokens == [1]
+
+
+# --- Layers skipped, rows alone, batches ---
+
+
+def test_a_layer_that_is_skipped_lacks_the_row_and_all_later_ones() -> None:
+    cache = Cache()
+    cache.write(Forward("target", (0, 1), 0, 0, 4))
+    cache.write(Forward("target", (2,), 2, 0, 4, gaps=((1, 3),)))
+    assert cache.rows["target"] == [3, 2, 2, 3]
+    with pytest.raises(CacheError, match=r"target: layers \[0, 4\) at position 3, but they hold \[3, 2, 2, 3\]"):
+        cache.require(Forward("target", (3,), 3, 0, 4))
+    with pytest.raises(CacheError, match=r"layers \[2, 4\) at position 3, but they hold \[2, 3\]"):
+        cache.require(Forward("target", (3,), 3, 0, 4, gaps=((1, 2),)))
+    cache.write(Forward("target", (3,), 3, 0, 4, gaps=((1, 3),)))
+    assert cache.rows["target"] == [4, 2, 2, 4]
+    # What is filled in goes on from the layer before, and covers all that is lacking.
+    with pytest.raises(CacheError, match="layer 2 goes on from one that holds only 2 positions"):
+        cache.require(Forward("target", (2, 3), 2, 2, 3, rows_only=True))
+    cache.write(Forward("target", (2, 3), 2, 1, 2, rows_only=True))
+    cache.write(Forward("target", (2, 3), 2, 2, 3, rows_only=True))
+    cache.write(Forward("target", (4,), 4, 0, 4))
+    assert cache.rows["target"] == [5, 5, 5, 5]
+
+
+def test_a_pass_that_skips_cuts_what_lies_behind_it() -> None:
+    cache = Cache()
+    cache.write(Forward("target", (0, 1, 2), 0, 0, 5))
+    cache.write(Forward("target", (1,), 1, 0, 4, gaps=((1, 2),)))
+    assert cache.rows["target"] == [2, 1, 2, 2, 1]
+    cache.write(Forward("target", (1,), 1, 0, 2, gaps=((0, 1),)))
+    assert cache.rows["target"] == [1, 2, 1, 1, 1]
+    early = Cache()
+    early.write(Forward("target", (0,), 0, 0, 4, gaps=((1, 3),)))
+    early.write(Forward("target", (0,), 0, 1, 3, gaps=((1, 2),)))
+    assert early.rows["target"] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("gaps", [((0, 4),), ((3, 2),), ((1, 5),), ((2, 3), (1, 2)), ((1, 3), (2, 4)), ((-1, 1),)])
+def test_layers_that_cannot_be_skipped(gaps: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(CacheError, match="cannot be skipped in a pass through"):
+        Cache().require(Forward("target", (0,), 0, 0, 4, gaps=gaps))
+
+
+def test_several_gaps_are_skipped_in_one_pass() -> None:
+    cache, step = Cache(), Forward("target", (0,), 0, 0, 6, gaps=((0, 1), (2, 3), (3, 5)))
+    cache.write(step)
+    assert cache.rows["target"] == [0, 1, 0, 0, 0, 1]
+    assert step.spans == [(1, 2), (5, 6)]
+
+
+def test_each_text_of_a_batch_has_a_cache_of_its_own() -> None:
+    cache = Cache()
+    cache.write(Forward("target", (0, 1), 0, 0, 2))  # what they all go on from
+    cache.write(Forward("target", (5, 6), 2, 0, 2, texts=(0, 1)))
+    cache.write(Forward("target", (6,), 3, 0, 2, texts=(1,)))
+    assert {text: each.rows["target"] for text, each in cache.texts.items()} == {0: [3, 3], 1: [4, 4]}
+    with pytest.raises(CacheError, match="at position 4"):
+        cache.require(Forward("target", (5, 6), 4, 0, 2, texts=(0, 1)))
+    cache.require(Forward("target", (7,), 2, 0, 2, texts=(2,)))  # one that joins where the batch began
+    with pytest.raises(CacheError, match="at position 3"):
+        cache.require(Forward("target", (7,), 3, 0, 2, texts=(2,)))
+    cache.write(Forward("target", (8, 8, 8), 2, 0, 2, texts=(2,)))
+    assert cache.texts[2].rows["target"] == [5, 5]
+    twin = cache.copy()
+    twin.write(Forward("target", (9,), 5, 0, 2, texts=(2,)))
+    assert (cache.texts[2].rows["target"], twin.texts[2].rows["target"]) == ([5, 5], [6, 6])
+    assert cache.rows["target"] == [2, 2]
+
+
+@pytest.mark.parametrize("texts", [(0, 0), (0, 1, 2), (0, 1, 1)])
+def test_a_batch_has_one_token_of_each_text(texts: tuple[int, ...]) -> None:
+    with pytest.raises(CacheError, match="a pass over a batch has one token of each text, got 2 of"):
+        Cache().require(Forward("target", (5, 6), 0, 0, 2, texts=texts))
+
+
+def test_a_copy_knows_what_was_skipped() -> None:
+    cache = Cache()
+    cache.write(Forward("target", (0,), 0, 0, 4, gaps=((1, 3),)))
+    with pytest.raises(CacheError):
+        cache.copy().require(Forward("target", (1,), 1, 0, 4))
+    cache.copy().write(Forward("target", (1,), 1, 0, 4, gaps=((1, 3),)))
+    assert cache.rows["target"] == [1, 0, 0, 1]
+
+
+def test_times_of_a_pass_that_skips() -> None:
+    cost = UnitCost(4, layer_times=(1.0, 2.0, 4.0, 8.0), early_head=0.25, final_head=0.5, propagation=0.125, state_check=0.75)
+    skipping = Forward("target", (0,), 0, 0, 4, heads=1, gaps=((1, 3),))
+    assert (cost.forward(skipping), cost.layer_times_of(skipping)) == (9.5, [1.0, 0.0, 0.0, 8.5])
+    rows = Forward("target", (0, 1), 0, 1, 4, gaps=((1, 2),), rows_only=True)
+    assert (cost.forward(rows), cost.layer_times_of(rows)) == (0.25, [0.0, 0.125, 0.125])
+    compared = Forward("target", (0,), 0, 0, 2, compared=1)
+    assert (cost.forward(compared), cost.layer_times_of(compared)) == (3.75, [1.0, 2.75])
+    assert cost.forward(Forward("target", (0,), 0, 2, 2, heads=1)) == 0.25
+    assert not UnitCost(4, propagation=0.5).only_layers
+    assert not UnitCost(4, state_check=0.5).only_layers
+    assert UnitCost(4, propagation=0.5, state_check=0.5).plain  # nothing to methods that leave nothing out

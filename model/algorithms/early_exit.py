@@ -149,12 +149,14 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
         yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
     for batch in _batches.texts(parameters, tokens):
         last = dict.fromkeys(batch, prompt[-1])
-        owed = Owed(parameters.layers, start) if parameters.fill == "backfill" else None
+        owed = None
+        if parameters.fill == "backfill":
+            owed = Owed(parameters.layers, start, tuple(batch) if parameters.texts > 1 else ())
         for column in range(max(batch.values())):
             texts = tuple(text for text, length in batch.items() if length > column)
             step = Forward(
                 "target", tuple(last[text] for text in texts), start + column, 0, 0, heads=len(texts),
-                texts=texts if parameters.batch > 1 else (),
+                texts=texts if parameters.texts > 1 else (),
             )  # fmt: skip
             if parameters.exit_layer is not None:
                 out = yield step._replace(last=parameters.exit_layer)
@@ -168,7 +170,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
 class Owed:
     """Rows that were skipped: of each layer how many it holds, and of all positions the tokens and the states they left with."""
 
-    def __init__(self, layers: int, start: int) -> None:
+    def __init__(self, layers: int, start: int, text: tuple[int, ...]) -> None:
+        self.text = text
         self.held = [start] * layers
         self.start = start
         self.tokens: list[int] = []
@@ -217,5 +220,5 @@ def _backfill(owed: Owed, at: int, first: int, last: int) -> Steps:
         tokens = tuple(owed.tokens[lacking:])
         if tokens:
             states = tuple(owed.states[lacking:])
-            yield Forward("target", tokens, owed.held[layer], layer, layer + 1, states, rows_only=True)
+            yield Forward("target", tokens, owed.held[layer], layer, layer + 1, states, texts=owed.text, rows_only=True)
             owed.held[layer] = at

@@ -93,20 +93,23 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one."""
     parameters.check_tokens(tokens)
     gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
-    start = len(prompt) - 1
+    layers, start = parameters.layers, len(prompt) - 1
     if start:
-        yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
+        yield Forward("target", tuple(prompt[:-1]), 0, 0, layers)
     for batch in _batches.texts(parameters, tokens):
-        last = dict.fromkeys(batch, prompt[-1])
+        texts, words = tuple(batch), (prompt[-1],) * len(batch)
         for column in range(max(batch.values())):
-            texts = tuple(text for text, length in batch.items() if length > column)
-            out = yield Forward(
-                "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
-                texts=texts if parameters.batch > 1 else (), gaps=gaps[column],
-            )  # fmt: skip
-            for index, text in enumerate(texts):
-                last[text] = yield Read("next", out, index - len(texts))
-            yield Commit("column", tuple(last[text] for text in texts))
+            if column in batch.values():  # texts that have ended
+                live = [index for index, text in enumerate(texts) if batch[text] > column]
+                texts, words = tuple([texts[index] for index in live]), tuple([words[index] for index in live])
+            width = len(texts)
+            numbers = texts if parameters.texts > 1 else ()
+            out = yield Forward("target", words, start + column, 0, layers, None, width, None, (), numbers, gaps[column])
+            read = []
+            for offset in range(-width, 0):
+                read.append((yield Read("next", out, offset)))
+            words = tuple(read)
+            yield Commit("column", words)
 
 
 def schedule(parameters: Parameters, tokens: int) -> list[int]:

@@ -15,7 +15,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from model import checks
-from sim.theorems import adaptive, beam, engine, hierarchical, ppd, ppd_laws, speculative, speculative_engine, speculative_laws
+from sim.theorems import (
+    adaptive,
+    beam,
+    bild,
+    engine,
+    hierarchical,
+    ppd,
+    ppd_laws,
+    skipping,
+    speculative,
+    speculative_engine,
+    speculative_laws,
+)
 from sim.theorems.statement import Example, Theorem
 
 if TYPE_CHECKING:
@@ -31,6 +43,8 @@ THEOREMS = (
     *adaptive.THEOREMS,
     *hierarchical.THEOREMS,
     *beam.THEOREMS,
+    *bild.THEOREMS,
+    *skipping.THEOREMS,
 )
 
 

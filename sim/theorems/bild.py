@@ -1,0 +1,421 @@
+"""The theorems on Big Little Decoder, 18 and 19, with those of every method, 28 and 29; and 20, the law of PEARL's rounds.
+
+An example has `maximum_draft`, a `variant` or an `exit_layer`, and what becomes of the small model's token at each output position,
+`decisions`: 0 stays, 1 it is unsure, 2 taken back; or the rates, in twentieths, for all luck. Costs are in quarters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model import bild as formulas
+from model import pearl, speculative, work
+from model.algorithms import bild
+from model.algorithms import speculative as drafting
+from model.coins import BLOCK
+from model.decisions import Decisions, Independent
+from model.latency import UnitCost
+from model.world import UNLIKELY, UNSURE, Lossy
+from sim.cluster import Cluster
+from sim.events import Run, simulate
+from sim.paths import bild as sampler
+from sim.theorems import draws
+from sim.theorems.drafts import accepted, digits, drafted, rounds
+from sim.theorems.draws import CLOSE, rates, whole
+from sim.theorems.statement import Example, Theorem, at_most, equal
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+
+# --- 18: tokens and time ---
+
+
+def mean_over_all_luck(x: Example) -> None:
+    n = x["tokens"]
+    prediction = formulas.predict(choice(x), n, Independent(x["fallback_rate"], x["rollback_rate"]), cost(x))
+    every = [*_all_runs(x, n)]
+    for what in ("latency", "busy"):
+        mean = math.fsum(chance * getattr(run, what) for chance, run in every)
+        equal(f"mean {what}", float(getattr(prediction, what)), mean, CLOSE)
+    for what, count in (("rounds", rounds), ("drafted", drafted)):
+        mean = math.fsum(chance * count(run) for chance, run in every)
+        equal(f"mean {what}", float(np.asarray(getattr(prediction, what))), mean, CLOSE)
+
+
+def segments_of_eq_1(x: Example) -> None:
+    stays = (1 - x["fallback_rate"]) * (1 - x["rollback_rate"])
+    mean = math.fsum(chance * rounds(run) for chance, run in _all_runs(x, x["tokens"]))
+    equal("mean segments", float(speculative.target_runs(x["tokens"], stays, x["maximum_draft"])), mean, CLOSE)
+
+
+def one_segment(x: Example) -> None:
+    """The first segment of a decoding that goes on beyond it, all luck of it."""
+    f, r, most = x["fallback_rate"], x["rollback_rate"], x["maximum_draft"]
+    tokens, smalls, back, wide = [], [], [], []
+    for chance, run in _all_runs(x, most + 3):
+        kinds = [kind for _, kind, _ in run.commits]
+        segment = 1 + (kinds[1] == "again")
+        tokens.append(chance * sum(count for *_, count in run.commits[:segment]))
+        passes = [row for row in run.intervals if row.what == "forward"]
+        first = next(index for index, row in enumerate(passes) if row.role == "target")
+        smalls.append(chance * first)  # the small model's runs before it
+        wide.append(chance * passes[first].width)
+        back.append(chance * (kinds[0] == "rollback"))
+    equal("tokens of a segment", float(formulas.expected_tokens(f, r, most, variant=x["variant"])), math.fsum(tokens), CLOSE)
+    equal("runs of the small model", float(formulas.small_runs(f, most)), math.fsum(smalls), CLOSE)
+    equal("tokens that the large model reads", float(formulas.large_inputs(f, most)), math.fsum(wide), CLOSE)
+    equal("chance of a rollback", float(formulas.rollback_probability(f, r, most)), math.fsum(back), CLOSE)
+
+
+def sure_is_a_fixed_window(x: Example) -> None:
+    decisions = [decision * (decision == UNLIKELY) for decision in x["decisions"]]
+    run = play(x, decisions=decisions)
+    other = draws.play({
+        "layers": 4, "draft_length": x["maximum_draft"], "accept": [not decision for decision in decisions],
+        "placement": x["placement"], "cost": {"cost_ratio": x["cost_ratio"], "link": x["link"], "final_head": x["head"]},
+    })  # fmt: skip
+    equal("times and numbers of tokens", [(time, count) for time, _, count in run.commits],
+          [(time, count) for time, _, count in other.commits])  # fmt: skip
+
+
+def never_sure_is_a_wasted_run(x: Example) -> None:
+    n = len(x["decisions"])
+    run = play(x, decisions=[UNSURE] * n, placement="together")
+    one = cost(x).target_pass
+    equal("latency", run.latency, n * one + (n - 1) * one * x["cost_ratio"])
+    equal("its limit", float(formulas.speedup(1, 0, x["maximum_draft"], x["cost_ratio"])), 1 / (1 + x["cost_ratio"]), CLOSE)
+
+
+def nothing_taken_back(x: Example) -> None:
+    record = Decisions([0.5] * len(x["distances"]), x["distances"], [False] * len(x["distances"]), "assumed: an example")
+    decisions = record.decided(0.0, float("inf")).tolist()
+    run = play({**x, "variant": "paper"}, decisions=decisions)
+    equal("commits of a rollback", [kind for _, kind, _ in run.commits if kind == "rollback"], [])
+
+
+# --- 19: the released code, and intensity ---
+
+
+def code_gives_more_by_rollbacks(x: Example) -> None:
+    given = x["fallback_rate"], x["rollback_rate"], x["maximum_draft"]
+    more = formulas.expected_tokens(*given, variant="code") - formulas.expected_tokens(*given)
+    equal("tokens of a segment more", float(more), float(formulas.rollback_probability(*given)), 1e-9)
+    each = {name: [*_all_runs({**x, "variant": name}, x["maximum_draft"] + 3)] for name in bild.VARIANTS}
+    found = {
+        name: math.fsum(chance * (1 + (run.commits[1][1] == "again")) for chance, run in runs) for name, runs in each.items()
+    }
+    equal("large runs of a segment more", found["code"] - found["paper"], float(formulas.rollback_probability(*given)), 1e-9)
+
+
+def intensity_knows_no_rollbacks(x: Example) -> None:
+    given = x["fallback_rate"], np.array([0.0, x["rollback_rate"]]), x["maximum_draft"], x["operations_ratio"], x["memory_ratio"]
+    none, some = formulas.intensity_factor(*given, variant=x["variant"])
+    equal("intensity with rollbacks", float(some), float(none), CLOSE)
+
+
+# --- 20: PEARL ---
+
+
+def rounds_of_pearl(x: Example) -> None:
+    """The chain of its two kinds of rounds, with every outcome of a whole draft tried."""
+    alpha, gamma = x["acceptance_rate"], x["draft_length"]
+    tokens = stay = 0.0
+    for outcome in itertools.product((True, False), repeat=gamma):
+        chance = math.prod(alpha if kept else 1 - alpha for kept in outcome)
+        kept = len(list(itertools.takewhile(bool, outcome)))
+        tokens += chance * min(kept + 1, gamma)
+        stay += chance * (kept == gamma)
+    # Rounds of the two kinds in the long run: to whole drafts with alpha, back from them with 1 - stay.
+    share = alpha / (alpha + 1 - stay) if alpha else 0.0
+    equal("tokens of a round", float(pearl.expected_tokens(alpha, gamma)), 1 - share + share * tokens, 1e-11)
+
+
+def pearl_at_its_best(x: Example) -> None:
+    gamma, c = x["draft_length"], x["cost_ratio"]
+    best = gamma / max(gamma * c, 1)
+    equal("speed where all is accepted", float(pearl.speedup(1, gamma, c)), best, CLOSE)
+    at_most("speed", float(pearl.speedup(x["acceptance_rate"], gamma, c)), best, CLOSE)
+
+
+def pearl_beats_drafting(x: Example) -> None:
+    given = x["acceptance_rate"], x["draft_length"], x["cost_ratio"]
+    at_most("speed of drafting first", float(speculative.speedup(*given)), float(pearl.speedup(*given)), CLOSE)
+
+
+# --- 28: conservation, and agreement of the views ---
+
+
+def events_are_paths(x: Example) -> None:
+    run, n = play(x), len(x["decisions"])
+    row = np.array(x["decisions"][:-1], dtype=np.uint8)
+    tiles = (np.repeat(row[start : start + 3, None], BLOCK, axis=1) for start in range(0, len(row), 3))
+    tally = sampler.walk(choice(x), n, cost(x), tiles)
+    equal("latency", float(tally.time[0]), run.latency)
+    equal("compute", float(tally.busy[0]), run.busy)
+    equal("segments and drafted tokens", (float(tally.rounds[0]), float(tally.drafted[0])), (rounds(run), drafted(run)))
+    lengths = [sum(times for (kept, _), times in run.rounds.items() if kept == length) for length in range(len(tally.accepted))]
+    equal("accepted tokens", (tally.accepted / BLOCK).tolist(), lengths)
+    if x["exit_layer"] is None:
+        counted = formulas.operations(choice(x), cost(x), run.rounds, run.account)
+        equal("operations", float(tally.operations[0]), counted, CLOSE)
+
+
+def work_is_the_closed_form(x: Example) -> None:
+    n, decisions = len(x["decisions"]), np.array(x["decisions"])
+    found = work.count(bild.decode(choice(x), [0], n), _world(x), n).account.totals()
+    want = formulas.work(choice(x), n, Independent(decisions == UNSURE, decisions == UNLIKELY))
+    assert want is not None
+    equal("models at work", sorted(found.of), sorted(want.of))
+    for role, totals in found.of.items():
+        for name, got, sum_ in zip(totals._fields, totals, want.of[role], strict=True):
+            equal(f"{name} of the {role} model", float(got), sum_, CLOSE)
+    equal("passes by the clock", play(x).account.totals(), found)
+
+
+def tokens_and_segments(x: Example) -> None:
+    run = play(x)
+    equal("tokens", accepted(run) + rounds(run), len(x["decisions"]))
+    equal("text", run.tokens, [*range(1, len(x["decisions"]) + 1)])
+
+
+# --- 29: luck by position, and thresholds ---
+
+
+def one_rollback_less(x: Example) -> None:
+    at = x["at"] % len(x["decisions"])
+    stays = [*x["decisions"][:at], 0, *x["decisions"][at + 1 :]]
+    at_most("segments with one token more that stays", rounds(play(x, decisions=stays)), rounds(play(x)))
+
+
+def higher_rollback_threshold(x: Example) -> None:
+    low, high = (_replayed(x, rollback=threshold) for threshold in sorted(x["rollback_thresholds"]))
+    at_most("segments at the higher rollback threshold", rounds(high), rounds(low))
+
+
+def lower_fallback_threshold(x: Example) -> None:
+    low, high = (_replayed(x, fallback=threshold) for threshold in sorted(x["fallback_thresholds"]))
+    at_most("segments at the lower fallback threshold, nothing taken back", rounds(low), rounds(high))
+    at_most("latency at the lower fallback threshold, nothing taken back", low.latency, high.latency)
+
+
+def lower_fallback_threshold_is_no_slower(x: Example) -> None:
+    low, high = (_replayed(x, fallback=threshold, rollback=2.0) for threshold in sorted(x["fallback_thresholds"]))
+    at_most("latency at the lower fallback threshold", low.latency, high.latency)
+
+
+# --- Playing an example ---
+
+
+def choice(x: Example) -> bild.Parameters:
+    """The parameters of an example's decoding."""
+    if x.get("exit_layer") is not None:
+        return bild.Parameters(4, x["maximum_draft"], exit_layer=x["exit_layer"])
+    return bild.Parameters(
+        4, x["maximum_draft"], variant=x.get("variant", "paper"), placement=x.get("placement", "together"), draft_layers=2
+    )
+
+
+def cost(x: Example) -> UnitCost:
+    """Ratios and times in quarters, so that they add up exactly."""
+    curve = x.get("verify_cost")
+    return UnitCost(
+        4, cost_ratio=x.get("cost_ratio", 0.25), operations_ratio=0.5, link=x.get("link", 0.0), early_head=x.get("head", 0.0),
+        final_head=x.get("head", 0.0), verify_cost=curve and tuple(enumerate(itertools.accumulate(curve, initial=4), 1)),
+    )  # fmt: skip
+
+
+def play(x: Example, **changes: Any) -> Run:
+    """Simulate an example's decoding, with some of its fields changed."""
+    x = {**x, **changes}
+    n, parameters = len(x["decisions"]), choice(x)
+    return simulate(bild.decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), _world(x), record=True)
+
+
+def _world(x: Example) -> Lossy:
+    return Lossy(1, 4, x["decisions"])
+
+
+def _replayed(x: Example, fallback: float = 0.0, rollback: float = 20.0) -> Run:
+    wrong = [False] * len(x["distances"])
+    record = Decisions([value / 8 for value in x["confidences"]], x["distances"], wrong, "assumed: an example")
+    return play(x, decisions=record.decided(fallback / 8, rollback).tolist())
+
+
+def _all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
+    f, r = x["fallback_rate"], x["rollback_rate"]
+    mass = ((1 - f) * (1 - r), f, (1 - f) * r)
+    for decisions in itertools.product(range(3), repeat=tokens - 1):
+        chance = math.prod(mass[decision] for decision in decisions)
+        if chance:
+            yield chance, play(x, decisions=[*decisions, 0])
+
+
+# --- What they are tried on ---
+
+
+def _forms(forms: tuple[str, ...]) -> SearchStrategy[Example]:
+    """A variant of two models, or the early-exit form."""
+    from hypothesis import strategies as st
+
+    quarters = whole(0, 6).map(lambda number: number / 4)
+
+    @st.composite
+    def form(draw: DrawFn) -> Example:
+        name = draw(st.sampled_from(forms))
+        early = name == "early"
+        return {
+            "variant": "paper" if early else name, "exit_layer": draw(whole(1, 3)) if early else None,
+            "placement": "together" if early else draw(st.sampled_from(drafting.PLACEMENTS)), "cost_ratio": draw(quarters),
+            "link": draw(whole(0, 2)) / 4, "maximum_draft": draw(whole(1, 4)), "head": draw(whole(0, 2)),
+        }  # fmt: skip
+
+    return form()
+
+
+def _decodings(forms: tuple[str, ...] = ("paper", "code", "early"), curve: bool = False, **more: Any) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def decoding(draw: DrawFn) -> Example:
+        example = {"decisions": digits(draw, draw(whole(1, 8)), 2), **draw(_forms(forms))}
+        if curve and draw(st.booleans()):
+            example["verify_cost"] = digits(draw, 4, 3)
+        return example | {name: draw(strategy) for name, strategy in more.items()}
+
+    return decoding()
+
+
+def _rated(tokens: int, forms: tuple[str, ...] = ("paper", "code"), most: int = 3) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def rated(draw: DrawFn) -> Example:
+        example = {**draw(_forms(forms)), "fallback_rate": draw(rates()), "rollback_rate": draw(rates())}
+        return example | {"maximum_draft": draw(whole(1, most)), "tokens": draw(whole(1, tokens))}
+
+    return rated()
+
+
+def _intensities(variant: str) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    some = whole(1, 20).map(lambda twentieths: twentieths / 20)
+    return st.fixed_dictionaries({
+        "fallback_rate": rates(), "rollback_rate": rates(), "maximum_draft": whole(1, 20), "operations_ratio": some,
+        "memory_ratio": some, "variant": st.just(variant),
+    })  # fmt: skip
+
+
+def _records(**more: Any) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def records(draw: DrawFn) -> Example:
+        tokens = draw(whole(1, 8))
+        example = {**draw(_forms(("paper",))), "distances": digits(draw, tokens, 7), "confidences": digits(draw, tokens, 8)}
+        return example | {name: draw(strategy) for name, strategy in more.items()}
+
+    return records()
+
+
+def _thresholds(most: int) -> SearchStrategy[list[int]]:
+    from hypothesis import strategies as st
+
+    return st.lists(whole(0, most), min_size=2, max_size=2)
+
+
+def _pearls() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    quarters = whole(0, 8).map(lambda number: number / 4)
+    return st.fixed_dictionaries({"acceptance_rate": rates(), "draft_length": whole(1, 8), "cost_ratio": quarters})
+
+
+_theorem = partial(Theorem, method="bild")
+_of_pearl = partial(Theorem, method="pearl", source="[Liu2024], Section 3", given=_pearls)
+
+THEOREMS = (
+    _theorem(
+        "18a", "Mean segments of l tokens are the rounds of speculative decoding with alpha = (1 - f)(1 - r) and gamma = G.",
+        source="[Kim2023], Algorithm 1; [Leviathan2023], Eq. 1", given=lambda: _rated(5, ("paper", "early")),
+        holds=segments_of_eq_1,
+    ),
+    _theorem(
+        "18b", "Mean latency, compute, segments and drafted tokens are those over all luck, in every form.",
+        source="where a segment starts depends on decisions before it alone", given=lambda: _rated(5, ("paper", "code", "early")),
+        holds=mean_over_all_luck,
+    ),
+    _theorem(
+        "18c", "A segment has the mean tokens, runs of the small model and inputs of the large one, and the chance of a rollback.",
+        source="[Kim2023], Section 3", given=lambda: _rated(1, most=2), holds=one_segment,
+    ),
+    _theorem(
+        "18d", "A small model that is never unsure (f = 0) is speculative decoding with gamma = G, token for token, time for time.",
+        source="a fixed window", given=lambda: _decodings(("paper",)), holds=sure_is_a_fixed_window,
+    ),
+    _theorem(
+        "18e", "One that always is (f = 1) costs a run for each token but the last: speed 1 / (1 + c).",
+        source="Algorithm 1: it runs before it is asked", given=lambda: _decodings(("paper", "code")),
+        holds=never_sure_is_a_wasted_run,
+    ),
+    _theorem(
+        "18f", "A rollback threshold of infinity takes nothing back.", source="[Kim2023], Eq. 3", given=_records,
+        holds=nothing_taken_back,
+    ),
+    _theorem(
+        "19a", "The released code gives as many tokens and large runs a segment more as there are rollbacks.",
+        source="after a rollback it runs the large model again", given=lambda: _rated(1, most=2),
+        holds=code_gives_more_by_rollbacks,
+    ),
+    _theorem(
+        "19b", "Arithmetic intensity does not depend on the rollback rate in Algorithm 1.", source="[Kim2023], Figure 8",
+        given=lambda: _intensities("paper"), holds=intensity_knows_no_rollbacks,
+    ),
+    _theorem(
+        "19c", "Nor in the released code.", source="false: the pass behind a rollback is j + 2 tokens wide",
+        given=lambda: _intensities("code"), holds=intensity_knows_no_rollbacks, expect="fails",
+    ),
+    _theorem(
+        "28a", "Simulator and paths agree on every path, exactly, in every form, together and apart.", source="one algorithm",
+        given=lambda: _decodings(curve=True), holds=events_are_paths,
+    ),
+    _theorem(
+        "28b", "Passes, layers, rows read and written, heads of both models are the closed form's, by counter and by clock.",
+        source="conservation of work", given=lambda: _decodings(("paper", "code")), holds=work_is_the_closed_form,
+    ),
+    _theorem(
+        "28c", "Accepted tokens and runs of the large model add up to l.", source="each gives one token more",
+        given=_decodings, holds=tokens_and_segments,
+    ),
+    _theorem(
+        "29a", "A token that stays in place of one taken back, or of one not written, never makes more segments.",
+        source="the next start is monotone in the start and in the luck",
+        given=lambda: _decodings(("paper",), at=whole(0, 7)), holds=one_rollback_less,
+    ),
+    _theorem(
+        "29b", "On a replayed record a higher rollback threshold never makes more segments.", source="fewer are taken back",
+        given=lambda: _records(rollback_thresholds=_thresholds(7)), holds=higher_rollback_threshold,
+    ),
+    _theorem(
+        "29c", "On a record of which nothing is taken back, a lower fallback threshold never takes more segments, nor longer.",
+        source="a run that gives a token costs what a wasted one does",
+        given=lambda: _records(fallback_thresholds=_thresholds(8)), holds=lower_fallback_threshold,
+    ),
+    _theorem(
+        "29d", "Nor is it ever slower where some are taken back.", source="false: what is written behind them is in vain",
+        given=lambda: _records(fallback_thresholds=_thresholds(8)), holds=lower_fallback_threshold_is_no_slower, expect="fails",
+    ),
+    _of_pearl("20a", "A round gives the mean tokens that the chain of its two kinds of rounds has.", holds=rounds_of_pearl),
+    _of_pearl("20b", "Where all is accepted the speed is gamma / max(gamma c, 1), and never higher.", holds=pearl_at_its_best),
+    Theorem(
+        "20c", "It is never slower than drafting first and verifying then.", method="pearl",
+        source="false: the first token of a draft is verified alone", given=_pearls, holds=pearl_beats_drafting, expect="fails",
+    ),
+)  # fmt: skip

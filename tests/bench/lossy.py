@@ -1,0 +1,120 @@
+"""Big Little Decoder and SkipDecode against SimPy by hand, and against drawing coins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+
+from model import coins, rounds
+from model.algorithms import bild, skipdecode
+from model.decisions import Digits, Independent
+from model.latency import UnitCost
+from model.world import UNLIKELY, UNSURE, Lossy
+from sim import events
+from sim.cluster import Cluster
+from sim.paths import bild as paths
+from sim.paths import skipdecode as skip_paths
+from tests.bench.measure import Benchmark, rate
+
+LAYERS, DRAFT, COST_RATIO = 24, 10, 0.25
+CHOICE, COST, LAW = bild.Parameters(LAYERS, DRAFT), UnitCost(LAYERS, cost_ratio=COST_RATIO), Independent(0.11, 0.01)
+SKIPPING = skipdecode.Parameters(LAYERS, 8, 16, 60, 188)
+
+Decisions = Sequence[int]
+Body = Generator[simpy.Event, Any, None]
+
+
+def ours(decisions: Decisions) -> float:
+    """Makespan of Big Little Decoder by our simulator."""
+    tokens = len(decisions)
+    return events.simulate(bild.decode(CHOICE, [0], tokens), tokens, Cluster(1), COST, Lossy(1, LAYERS, decisions)).latency
+
+
+def by_hand(decisions: Decisions) -> float:
+    """The same by a program that asks for the unit for every pass: no text, no cache."""
+    env, tokens = simpy.Environment(), len(decisions)
+    unit = simpy.Resource(env)
+
+    def decoder() -> Body:
+        at = 0
+        while at < tokens:
+            room, written, unsure = min(DRAFT, tokens - at - 1), 0, False
+            while written < room and not unsure:
+                yield from _held(env, unit, COST_RATIO * LAYERS)
+                unsure = decisions[at + written] == UNSURE
+                written += not unsure
+            yield from _held(env, unit, LAYERS)
+            kept = 0
+            while kept < written and decisions[at + kept] != UNLIKELY:
+                kept += 1
+            at += kept + 1
+
+    env.run(env.process(decoder()))
+    return env.now
+
+
+def skipping(tokens: int) -> float:
+    """Makespan of SkipDecode by our simulator."""
+    return events.simulate(skipdecode.decode(SKIPPING, [0], tokens), tokens, Cluster(1), UnitCost(LAYERS), Lossy(1, LAYERS)).latency
+
+
+def skipping_by_hand(tokens: int) -> float:
+    """The same by a program that asks for the unit for every pass."""
+    env = simpy.Environment()
+    unit = simpy.Resource(env)
+
+    def decoder() -> Body:
+        for place in range(tokens):
+            yield from _held(env, unit, int(16 - 8 * place / 128 + 0.5))
+
+    env.run(env.process(decoder()))
+    return env.now
+
+
+def _held(env: simpy.Environment, unit: simpy.Resource, seconds: float) -> Body:
+    with unit.request() as held:
+        yield held
+        yield env.timeout(seconds)
+
+
+def _tiles(tokens: int, block: int) -> Iterator[Digits]:
+    return LAW.sample(coins.tiles(0, "decision", block, tokens - 1))
+
+
+def walk(tokens: int, block: int) -> rounds.Tally:
+    """One block of sequences."""
+    return paths.walk(CHOICE, tokens, COST, _tiles(tokens, block))
+
+
+def draw(tokens: int, block: int) -> None:
+    """The same coins, drawn and dropped."""
+    for _ in coins.tiles(0, "decision", block, tokens - 1):
+        pass
+
+
+def benchmarks(tiny: bool = False) -> list[Benchmark]:
+    """Rates that make the paper's intensity, 128 tokens."""
+    sequences, tokens, blocks = (2, 8, 1) if tiny else (40, 128, 20)
+    decisions = np.concatenate([*_tiles(tokens + 1, 0)])[:, :sequences].T.tolist()
+
+    def decodings(decode_one: Callable[[Decisions], float]) -> Callable[[], float]:
+        return lambda: rate(sequences, lambda: [decode_one(each) for each in decisions])
+
+    def texts(decode_one: Callable[[int], float]) -> Callable[[], float]:
+        return lambda: rate(sequences, lambda: [decode_one(tokens) for _ in range(sequences)])
+
+    def tokens_of(do: Callable[[int], object]) -> Callable[[], float]:
+        return lambda: rate(blocks * coins.BLOCK * tokens, lambda: [do(block) for block in range(blocks)])
+
+    walked = tokens_of(lambda block: walk(tokens, block))
+    skipped = tokens_of(lambda block: skip_paths.walk(SKIPPING, tokens, UnitCost(LAYERS), iter(())))
+    return [
+        Benchmark("bild-events", "sequences/s", decodings(ours), decodings(by_hand), "SimPy by hand, one resource", 0.5),
+        Benchmark("bild-paths", "tokens/s", walked, lambda: 1e7, "10 million tokens a second", 1),
+        Benchmark("bild-paths-coins", "tokens/s", walked, tokens_of(lambda block: draw(tokens, block)), "drawing the coins", 0.1),
+        Benchmark("skipdecode-events", "sequences/s", texts(skipping), texts(skipping_by_hand), "SimPy by hand, one resource", 0.5),
+        Benchmark("skipdecode-paths", "tokens/s", skipped, lambda: 1e7, "10 million tokens a second", 1),
+    ]  # fmt: skip
