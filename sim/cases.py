@@ -69,10 +69,18 @@ def _check_views(views: Any) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """[cost]: the options of `model.latency.UnitCost`, and how long a layer takes where times are wanted in seconds.
+    """[cost]: the options of `model.latency.UnitCost`, and what else there is to say of times and models.
 
-    `kind` published takes the cost ratio from the base timings that the speculative-decoding deck prints for a `task`. `shape`,
-    `draft_shape` and `medium_shape` name the models, so that operations and bytes can be counted (`model.shapes`).
+    Parameters
+    ----------
+    kind, task
+        `published` takes the cost ratio from the base timings that the speculative-decoding deck prints for a task; else `unit`.
+    allow_slow_medium
+        Whether the medium model of a hierarchy may be slower than the large one.
+    shape, draft_shape, medium_shape
+        Names of the models (`sim ls shapes`), of all that a method has or of none, so that operations and bytes are counted.
+    seconds_per_layer
+        How long a layer takes, where times are wanted in seconds [s].
     """
 
     kind: str = "unit"
@@ -343,7 +351,7 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
     for each in chosen:
         if each.get("outcomes") is not None and each not in asking:
             raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which asks for none; leave it out")
-    used = [_costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
+    used = [costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
     sharing = [each for each, table in zip(used, chosen, strict=True) if "cost" not in table]
     _refuse_unused_cost("cost", tables.get("cost"), {key for each in sharing for key in each})
     for own, table in zip(used, chosen, strict=True):
@@ -358,7 +366,7 @@ COSTS_OF = {
 OWN_COSTS = {"verify_cost", "propagation", "state_check"}
 
 
-def _costs(kind: Any, table: Mapping[str, Any]) -> set[str]:
+def costs(kind: Any, table: Mapping[str, Any]) -> set[str]:
     """The costs that not every method has, and this one has."""
     return {*getattr(kind, "COSTS", ())}.union(*(COSTS_OF[role] for role in methods.roles(kind, table)))
 

@@ -36,7 +36,7 @@ ASSUMED = 100_000
 class Rates:
     """The small model hands over with chance `fallback_rate`; what it writes is taken back with chance `rollback_rate`.
 
-    `trials` says on how many of the small model's runs the rates rest.
+    `trials` says on how many of the small model's runs the rates rest. The method has no thresholds then.
     """
 
     fallback_rate: float
@@ -96,8 +96,10 @@ class RatesByPosition:
 class Thresholds:
     """The rates that the method's thresholds come to on a decision record, and the agreement that the record tells of.
 
-    The record is a `file`: JSON (an object of lists) or CSV, with columns confidence, distance and agrees; or it is drawn from the
-    law of `model.decisions.synthetic`, which nobody measured, with this `sureness`.
+    The record is a `file`: JSON (an object of lists) or CSV, with a row for each token that the small model proposes: its largest
+    probability (`confidence`), the large model's cross-entropy of that token (`distance` [nats]), and whether it is the large
+    model's likeliest too (`agrees`). Or it is drawn from the law of `model.decisions.synthetic`, which nobody measured, with this
+    `sureness`: the confidence is Beta(sureness, 1), and right as often as it says. The method has both of its thresholds then.
     """
 
     file: str | None = None
@@ -140,6 +142,8 @@ class Thresholds:
 @dataclass(frozen=True)
 class Replay:
     """The decisions of recorded texts at the method's thresholds: a JSON `file` as for `thresholds`, in each column lists of texts.
+
+    Every decoding is one of the texts, drawn with equal chances, of which each covers all tokens but the last.
     """
 
     file: str
@@ -300,7 +304,10 @@ DECISIONS: dict[str, type[Rates | RatesByPosition | Thresholds | Replay]] = {
 
 @dataclass(frozen=True)
 class Hazards:
-    """A token that has come to layer j leaves behind it with chance `hazards[j - 1]`; behind the last all do."""
+    """A token that has come to layer j leaves behind it with chance `hazards[j - 1]`; behind the last all do.
+
+    There are as many as the method has layers, 0 before its `first_check`; it has no threshold.
+    """
 
     hazards: tuple[float, ...]
     source: str = "assumed"
@@ -335,7 +342,7 @@ class Confidences:
     """How sure each layer was of recorded tokens: a JSON `file` with `confidence`, a list for each token of one number a layer.
 
     `agrees`, of the same shape, may say whether that layer's token is the last one's. Places draw their tokens from all recorded;
-    the method's threshold, which may fall with the place, says how deep each must go.
+    the method's `threshold`, which may fall with the place, says how deep each must go.
     """
 
     file: str

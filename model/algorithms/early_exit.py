@@ -30,8 +30,9 @@ class Parameters:
     """A choice of early exit.
 
     `measure`: the largest probability behind a layer (`softmax`), for which the state is projected onto the vocabulary there, or
-    how little the state has changed in it (`state`). `threshold` (lambda), `temperature` (tau), `decay` and `longest` (N) say how
-    sure is sure; where outcomes are given as rates there are none. `batch` and `lengths` are as in SkipDecode.
+    how little the state has changed in it (`state`). `threshold` (lambda), `temperature` (tau), `decay` (`paper` or `code`) and
+    `longest` (N) say how sure is sure; where outcomes are given as hazards there are none. `fill` is `propagate` or `backfill`.
+    `batch` texts are decoded together; `lengths` are those of all texts, the longest of as many tokens as the scenario says.
     """
 
     layers: int
