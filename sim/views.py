@@ -95,7 +95,9 @@ def formula_row(case: Case) -> Row:
     """The theory's estimates of one point."""
     estimates, bounds, prediction = formula_of(case)
     row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
-    if prediction.rounds is None:
+    if prediction.rounds is None and hasattr(case.parameters, "steps_of"):
+        row["operations_per_token"] = _layers_worked(case) / case.parameters.layers / case.outputs
+    elif prediction.rounds is None:
         row |= operations_of(case, row["compute_per_token"])
     else:
         found = metrics.per_round(case.settings.tokens, prediction.rounds, prediction.drafted, prediction.operations)
@@ -111,6 +113,13 @@ def work_of(case: Case) -> Row:
         return {}
     found = closed(case.parameters, case.settings.tokens, _one_or_all({key: each.law for key, each in case.outcomes.items()}))
     return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs)
+
+
+def _layers_worked(case: Case) -> float:
+    """Layers run, once for each token, by a method that leaves some out."""
+    law = next((outcome.law for outcome in case.outcomes.values()), None)
+    found = methods.theory(case.method).work(case.parameters, case.settings.tokens, law)
+    return float(found.of["target"].layer_passes)
 
 
 def operations_of(case: Case, compute_per_token: float) -> Row:

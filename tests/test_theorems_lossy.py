@@ -146,8 +146,8 @@ def never_when_sure(right: Any, *args: Any) -> Steps:
     return not (yield from right(*args))
 
 
-def last_text_alone(right: Any, out: Any, width: int, threshold: float) -> Steps:
-    return (yield from right(out, 1, threshold))
+def last_text_alone(right: Any, out: Any, measure: str, width: int, threshold: float) -> Steps:
+    return (yield from right(out, measure, 1, threshold))
 
 
 def filled_for_nothing(right: Any, owed: Any, at: int, first: int, last: int) -> Steps:
