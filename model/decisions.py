@@ -63,7 +63,10 @@ class Decisions:
         sizes = {name: values.size for name, values in found.items()}
         if len(set(sizes.values())) > 1 or not sizes["confidence"]:
             listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            raise checks.ParameterError(f"columns must have one value for each token, at least one, got {listed}")
+            name, size = min(sizes.items(), key=lambda item: item[1])
+            raise checks.ParameterError(
+                f"columns must have one value for each token, at least one, got {listed}; {name} has none in row {size + 1}"
+            )
         halves = np.flatnonzero((found["agrees"] != 0) & (found["agrees"] != 1))
         if halves.size:
             raise checks.ParameterError(f"agrees must be true or false, got {found['agrees'][halves[0]]:g} in row {halves[0] + 1}")
@@ -75,10 +78,12 @@ class Decisions:
         """From a table's columns; others than these are an error."""
         missing = [name for name in COLUMNS if name not in columns]
         if missing:
-            raise checks.ParameterError(f"column {missing[0]} is missing; a decision record has {', '.join(COLUMNS)}")
+            raise checks.ParameterError(
+                f"column {missing[0]} is missing; a decision record has {', '.join(COLUMNS)}, got {checks.shown([*columns])}"
+            )
         unknown = [name for name in columns if name not in COLUMNS]
         if unknown:
-            raise checks.ParameterError(f"unknown column {unknown[0]}; {checks.nearest(unknown[0], COLUMNS)}")
+            raise checks.unknown("column", unknown[0], COLUMNS)
         return cls(**columns, source=source)
 
     def rates(self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, *, variant: str = "paper") -> Rates:
@@ -232,6 +237,11 @@ def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisio
 
 
 def _column(name: str, values: ArrayLike, low: float, high: float) -> Floats:
+    if isinstance(values, list | tuple):
+        for row, value in enumerate(values, start=1):
+            # Words are none, though they may read as numbers, nor is true where it is no answer.
+            if not isinstance(value, int | float | np.number | np.bool_) or (isinstance(value, bool) and name != "agrees"):
+                raise checks.ParameterError(f"{name} must be a list of numbers, got {checks.shown(value)} in row {row}")
     try:
         column = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -32,7 +32,7 @@ class UnitCost:
         One time per layer, where layers are uneven.
     early_head, final_head
         Projection onto the vocabulary at the exit layer and at the last layer [layer-times].
-    dispatch, dispatch_per_process
+    dispatch, dispatch_per_process, dispatch_law
         Starting sub-processes holds the main process's unit for dispatch + dispatch_per_process * k (`linear`), or
         dispatch + dispatch_per_process * log2(k + 1) (`tree`) [layer-times].
     link

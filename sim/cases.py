@@ -69,10 +69,18 @@ def _check_views(views: Any) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """[cost]: the options of `model.latency.UnitCost`, and how long a layer takes where times are wanted in seconds.
+    """[cost]: the options of `model.latency.UnitCost`, and what else there is to say of times and models.
 
-    `kind` published takes the cost ratio from the base timings that the speculative-decoding deck prints for a `task`. `shape`,
-    `draft_shape` and `medium_shape` name the models, so that operations and bytes can be counted (`model.shapes`).
+    Parameters
+    ----------
+    kind, task
+        `published` takes the cost ratio from the base timings that the speculative-decoding deck prints for a task; else `unit`.
+    allow_slow_medium
+        Whether the medium model of a hierarchy may be slower than the large one.
+    shape, draft_shape, medium_shape
+        Names of the models (`sim ls shapes`), of all that a method has or of none, so that operations and bytes are counted.
+    seconds_per_layer
+        How long a layer takes, where times are wanted in seconds [s].
     """
 
     kind: str = "unit"
@@ -247,11 +255,13 @@ def resolve(tables: Tables, index: int = 0) -> Case:
             f"{where['cost']}.{unknown[0]} is required by method {name} beside the other: the arithmetic of a token in that model"
             " over that of one in the target; or leave out both, and operations are not counted"
         )
-    widest = getattr(parameters, "widest", 1)
+    widest = parameters.widest_of(settings.tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
     if model.curve is not None and model.curve.last < widest:
+        batch = getattr(parameters, "batch", None)
+        less = "draft less" if batch is None else "take a smaller batch" if batch == widest else "decode fewer tokens"
         raise ParameterError(
             f"{where['cost']}.verify_cost must reach width {widest}, the widest pass of method {name}, got {model.curve.last};"
-            " measure wider passes or draft less"
+            f" measure wider passes or {less}"
         )
     machine = build(Machine, tables.get("cluster", {}), "cluster")
     laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
@@ -282,7 +292,10 @@ def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Sha
             )
     missing = [SHAPES_OF[role] for role in depths if role not in found]
     if found and missing:
-        raise ParameterError(f"{where}.{missing[0]} is required by method {name} beside {where}.{SHAPES_OF[next(iter(found))]}")
+        raise ParameterError(
+            f"{where}.{missing[0]} is required by method {name} beside {where}.{SHAPES_OF[next(iter(found))]}; name all"
+            " shapes, or none"
+        )
     return found
 
 
@@ -332,7 +345,13 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
         for name in table:
             if name in LAWS and name not in wanted:
                 raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
-    used = [_costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
+    asking = [table for kind, table in zip(kinds, chosen, strict=True) if _asked(kind, table)]
+    if table is not None and not asking:
+        raise ParameterError("[outcomes] is used by no method of this scenario; leave it out")
+    for each in chosen:
+        if each.get("outcomes") is not None and each not in asking:
+            raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which asks for none; leave it out")
+    used = [costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
     sharing = [each for each, table in zip(used, chosen, strict=True) if "cost" not in table]
     _refuse_unused_cost("cost", tables.get("cost"), {key for each in sharing for key in each})
     for own, table in zip(used, chosen, strict=True):
@@ -347,7 +366,7 @@ COSTS_OF = {
 OWN_COSTS = {"verify_cost", "propagation", "state_check"}
 
 
-def _costs(kind: Any, table: Mapping[str, Any]) -> set[str]:
+def costs(kind: Any, table: Mapping[str, Any]) -> set[str]:
     """The costs that not every method has, and this one has."""
     return {*getattr(kind, "COSTS", ())}.union(*(COSTS_OF[role] for role in methods.roles(kind, table)))
 
@@ -364,7 +383,10 @@ def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -
     wanted = _asked(type(parameters), vars(parameters))
     if table is None:
         if wanted:
-            raise ParameterError(f"method {name} needs [outcomes] ({', '.join(wanted)}), and the scenario has none")
+            raise ParameterError(
+                f"method {name} needs [outcomes] ({', '.join(wanted)}), and the scenario has none; `sim ls outcomes` lists"
+                " their kinds"
+            )
         return {}
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {table!r}")

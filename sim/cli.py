@@ -336,39 +336,27 @@ def lint(scenario: Annotated[str, typer.Argument(help="A TOML file or the name o
 @app.command("ls")
 @guarded
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, outcomes, scenarios or published.")] = "scenarios",
+    what: Annotated[str, typer.Argument(help="methods, outcomes, costs, shapes, scenarios or published.")] = "scenarios",
+    name: Annotated[str | None, typer.Argument(help="One of them, to be told all about it; of a scenario, its file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List what there is.
+    """List what there is, or say all about one of them.
 
     sim ls methods
 
-    sim ls outcomes
+    sim ls methods bild
+
+    sim ls outcomes thresholds
+
+    sim ls scenarios bild > mine.toml
     """
-    from model import checks, published
-    from sim import cases, methods, scenario
+    from sim import listing
 
-    if what == "methods":
-        from dataclasses import fields
-
-        found = {name: methods.algorithm(name) for name in methods.names()}
-        rows = {
-            name: f"{(module.__doc__ or '').splitlines()[0]} ({', '.join(field.name for field in fields(module.Parameters))})"
-            for name, module in found.items()
-        }
-    elif what == "scenarios":
-        rows = {name: scenario.load(name)["scenario"].get("description", "") for name in scenario.names()}
-    elif what == "outcomes":
-        laws: dict[str, Any] = {f"{name}: {kind}": law for name, kinds in cases.LAWS.items() for kind, law in kinds.items()}
-        rows = {
-            name: f"{(law.__doc__ or '').splitlines()[0]} ({', '.join(law.__dataclass_fields__)})" for name, law in laws.items()
-        }
-    elif what == "published":
-        rows = {name: published.table(name).title for name in published.names()}
-    else:
-        raise checks.unknown("list", what, ("methods", "outcomes", "scenarios", "published"))
+    rows = listing.lines(what) if name is None else listing.details(what, name)
     if as_json:
         print(json.dumps(rows, indent=2))
+    elif name is not None:
+        print("\n\n".join(rows.values()))
     else:
         width = max(map(len, rows))
         print("\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))

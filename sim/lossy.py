@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,13 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import checks, coins, decisions
-from model.decisions import Decisions, Independent, Recorded
+from model.decisions import Decisions, Digits, Independent, Recorded
 from model.early_exit import exit_pmf, exits
 from model.early_exit_lengths import Depths
 from model.intervals import wilson
-from sim.outcomes import Outcome, check_provenance, text_of
+from model.world import UNLIKELY
+from sim.outcomes import Outcome, check_provenance, json_of, text_of
 
 Floats = NDArray[np.float64]
+Columns = Mapping[str, list[Any]]
 
 ASSUMED = 100_000
 """Tokens of a record that is drawn from an assumed law."""
@@ -35,7 +36,7 @@ ASSUMED = 100_000
 class Rates:
     """The small model hands over with chance `fallback_rate`; what it writes is taken back with chance `rollback_rate`.
 
-    `trials` says on how many of the small model's runs the rates rest.
+    `trials` says on how many of the small model's runs the rates rest. The method has no thresholds then.
     """
 
     fallback_rate: float
@@ -95,8 +96,10 @@ class RatesByPosition:
 class Thresholds:
     """The rates that the method's thresholds come to on a decision record, and the agreement that the record tells of.
 
-    The record is a `file`: JSON (an object of lists) or CSV, with columns confidence, distance and agrees; or it is drawn from the
-    law of `model.decisions.synthetic`, which nobody measured, with this `sureness`.
+    The record is a `file`: JSON (an object of lists) or CSV, with a row for each token that the small model proposes: its largest
+    probability (`confidence`), the large model's cross-entropy of that token (`distance` [nats]), and whether it is the large
+    model's likeliest too (`agrees`). Or it is drawn from the law of `model.decisions.synthetic`, which nobody measured, with this
+    `sureness`: the confidence is Beta(sureness, 1), and right as often as it says. The method has both of its thresholds then.
     """
 
     file: str | None = None
@@ -139,6 +142,8 @@ class Thresholds:
 @dataclass(frozen=True)
 class Replay:
     """The decisions of recorded texts at the method's thresholds: a JSON `file` as for `thresholds`, in each column lists of texts.
+
+    Every decoding is one of the texts, drawn with equal chances, of which each covers all tokens but the last.
     """
 
     file: str
@@ -152,39 +157,38 @@ class Replay:
 
     def texts(self) -> list[Decisions]:
         """The record of each text."""
-        columns = _columns_of(self.file)
-        nested = {name: values for name, values in columns.items() if values and isinstance(values[0], list)}
-        if set(nested) != set(columns):
-            raise checks.ParameterError(f"file {self.file!r} must have lists of texts, one list for each text, in every column")
-        if len({len(values) for values in columns.values()}) > 1:
-            raise checks.ParameterError(f"file {self.file!r} must have as many texts in every column")
-        count = len(next(iter(columns.values())))
-        found = []
-        for text in range(count):
-            try:
-                found.append(Decisions.of_columns({name: values[text] for name, values in columns.items()}, self.source))
-            except checks.ParameterError as error:
-                raise checks.ParameterError(f"{error} of text {text + 1} in {self.file!r}") from None
-        return found
+        return _texts_of(self.file, _columns_of(self.file), self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point; the agreement is that of the tokens of all texts."""
+        """The law for one point; the rates are those of all tokens, the agreement that of the texts as they are played."""
         low, high = _thresholds(parameters)
         texts = self.texts()
         lengths = sorted({text.confidence.size for text in texts})
         if lengths[0] < tokens - 1:
             raise checks.ParameterError(
                 f"texts must have decisions for tokens-1={tokens - 1} positions, got {lengths[0]} in the shortest; decode fewer"
-                " tokens"
+                " tokens, or leave out short texts"
             )
-        law = Recorded([text.decided(low, high, variant=parameters.variant)[: lengths[0]] for text in texts])
-        columns = {name: np.concatenate([getattr(text, name) for text in texts]) for name in decisions.COLUMNS}
-        whole = Decisions.of_columns(columns, self.source)
+        decided = [text.decided(low, high, variant=parameters.variant)[: lengths[0]] for text in texts]
+        whole = _joined(texts, self.source)
         found = whole.rates(low, high, variant=parameters.variant)
-        agreement = float(whole.agreement(low, high, parameters.maximum_draft, variant=parameters.variant))
+        agreement = 1 - float(np.mean([_foreign(parameters, *pair, tokens) for pair in zip(decided, texts, strict=True)])) / tokens
         also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
-        outcome = Outcome(law, float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size))
+        outcome = Outcome(Recorded(decided), float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size))
         return _agreeing(outcome, agreement, self.source)
+
+
+def _foreign(parameters: Any, decided: Digits, record: Decisions, tokens: int) -> int:
+    """How many tokens of a recorded text stay that the large model would not have written."""
+    start = foreign = 0
+    while start < tokens:
+        drafted = slice(start, min(start + parameters.maximum_draft, tokens - 1))
+        stops = np.flatnonzero(decided[drafted])
+        kept = int(stops[0]) if stops.size else len(decided[drafted])
+        foreign += int(np.count_nonzero(~record.agrees[start : start + kept]))
+        again = stops.size > 0 and decided[start + kept] == UNLIKELY and parameters.variant == "code"
+        start += kept + 1 + again
+    return foreign
 
 
 def _independent(fallback: float, rollback: float, trials: int | None, source: str) -> Outcome:
@@ -197,8 +201,8 @@ def _independent(fallback: float, rollback: float, trials: int | None, source: s
     return Outcome(law, fallback, source, Independent(low, back_low), Independent(high, back_high), low, high, trials, also=also)
 
 
-def _agreeing(outcome: Outcome, agreement: float, source: str) -> Outcome:
-    return replace(outcome, agreement=agreement, agreement_source=f"{source}: share of tokens that are the large model's own")
+def _agreeing(outcome: Outcome, agreement: float, source: str, whose: str = "large model") -> Outcome:
+    return replace(outcome, agreement=agreement, agreement_source=f"{source}: share of tokens that the {whose} would have written")
 
 
 def _thresholds(parameters: Any) -> tuple[float, float]:
@@ -217,41 +221,76 @@ def _refuse_thresholds(parameters: Any, kind: str, names: tuple[str, ...]) -> No
 
 
 def _record_of(file: str, source: str) -> Decisions:
-    columns = {
-        name: [each for text in values for each in text] if values and isinstance(values[0], list) else values
-        for name, values in _columns_of(file).items()
-    }
+    columns = _columns_of(file)
+    if any(isinstance(value, list) for values in columns.values() for value in values[:1]):
+        return _joined(_texts_of(file, columns, source), f"{source}: {file}")
     try:
         return Decisions.of_columns(columns, f"{source}: {file}")
     except checks.ParameterError as error:
         raise checks.ParameterError(f"{error} (of the decision record {file!r})") from None
 
 
-def _columns_of(file: str) -> Mapping[str, list[Any]]:
-    text = text_of(file, "decisions")
-    if file.endswith(".csv"):
-        rows = [*csv.reader(io.StringIO(text))]
-        if not rows:
-            columns = ", ".join(decisions.COLUMNS)
-            raise checks.ParameterError(f"file {file!r} cannot be read: it is empty; its columns are {columns}")
-        for number, row in enumerate(rows[1:], start=1):
-            if len(row) != len(rows[0]):
-                form = f"{len(rows[0])} values in each row"
-                raise checks.ParameterError(f"file {file!r} must have {form}, got {len(row)} in row {number}")
-        values = {name: [_value(row[index]) for row in rows[1:]] for index, name in enumerate(rows[0])}
-        return values
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise checks.ParameterError(f"file {file!r} cannot be read: it is not JSON: {error}; name a JSON or CSV file") from None
+def _texts_of(file: str, columns: Columns, source: str) -> list[Decisions]:
+    """The record of each text of a file that has a list for each in every column."""
+    flat = [name for name, values in columns.items() if not values or not all(isinstance(value, list) for value in values)]
+    if flat or not columns:
+        form = f"a list for each text in every column ({', '.join(decisions.COLUMNS)})"
+        got = f"none in {flat[0]}; without texts, where no column has any, it suits kind 'thresholds'" if flat else "no column"
+        raise checks.ParameterError(f"file {file!r} must have {form}, got {got}")
+    counts = {name: len(values) for name, values in columns.items()}
+    if len({*counts.values()}) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise checks.ParameterError(f"file {file!r} must have as many texts in every column, got {listed}")
+    found = []
+    for text in range(next(iter(counts.values()))):
+        try:
+            found.append(Decisions.of_columns({name: values[text] for name, values in columns.items()}, source))
+        except checks.ParameterError as error:
+            raise checks.ParameterError(f"{error} (of text {text + 1} of the decision record {file!r})") from None
+    return found
+
+
+def _joined(texts: list[Decisions], source: str) -> Decisions:
+    columns = {name: np.concatenate([getattr(text, name) for text in texts]) for name in decisions.COLUMNS}
+    return Decisions.of_columns(columns, source)
+
+
+def _columns_of(file: str) -> Columns:
+    if file.lower().endswith(".csv"):
+        return _columns_of_csv(file)
+    found = json_of(file, "decisions", "JSON or CSV")
     if not isinstance(found, dict) or not all(isinstance(values, list) for values in found.values()):
         raise checks.ParameterError(f"file {file!r} must hold an object of lists, with {', '.join(decisions.COLUMNS)}")
     return found
 
 
+def _columns_of_csv(file: str) -> Columns:
+    text = text_of(file, "decisions", "JSON or CSV")
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    except csv.Error as error:
+        raise checks.ParameterError(f"file {file!r} cannot be read: it is not CSV: {error}") from None
+    if not rows:
+        columns = ", ".join(decisions.COLUMNS)
+        raise checks.ParameterError(f"file {file!r} cannot be read: it is empty; its columns are {columns}")
+    names = [name.strip() for name in rows[0]]
+    twice = [name for index, name in enumerate(names) if name in names[:index]]
+    if twice:
+        raise checks.ParameterError(f"file {file!r} must have each column once, got {checks.shown(twice[0])} a second time")
+    for number, row in enumerate(rows[1:], start=1):
+        if len(row) != len(names):
+            form = f"{len(names)} values in each row"
+            raise checks.ParameterError(f"file {file!r} must have {form}, got {len(row)} in row {number}")
+    return {name: [_value(row[index]) for row in rows[1:]] for index, name in enumerate(names)}
+
+
 def _value(cell: str) -> Any:
-    words = {"true": 1.0, "false": 0.0}
-    return words.get(cell.strip().lower(), cell)
+    """What a cell says: true, false, or a number; anything else is left to who checks columns."""
+    words = {"true": True, "false": False}
+    try:
+        return words[cell.strip().lower()] if cell.strip().lower() in words else float(cell)
+    except ValueError:
+        return cell
 
 
 DECISIONS: dict[str, type[Rates | RatesByPosition | Thresholds | Replay]] = {
@@ -265,7 +304,10 @@ DECISIONS: dict[str, type[Rates | RatesByPosition | Thresholds | Replay]] = {
 
 @dataclass(frozen=True)
 class Hazards:
-    """A token that has come to layer j leaves behind it with chance `hazards[j - 1]`; behind the last all do."""
+    """A token that has come to layer j leaves behind it with chance `hazards[j - 1]`; behind the last all do.
+
+    There are as many as the method has layers, 0 before its `first_check`; it has no threshold.
+    """
 
     hazards: tuple[float, ...]
     source: str = "assumed"
@@ -300,7 +342,7 @@ class Confidences:
     """How sure each layer was of recorded tokens: a JSON `file` with `confidence`, a list for each token of one number a layer.
 
     `agrees`, of the same shape, may say whether that layer's token is the last one's. Places draw their tokens from all recorded;
-    the method's threshold, which may fall with the place, says how deep each must go.
+    the method's `threshold`, which may fall with the place, says how deep each must go.
     """
 
     file: str
@@ -314,18 +356,20 @@ class Confidences:
 
     def record(self) -> dict[str, Floats]:
         """Arrays of shape (tokens, layers)."""
-        text = text_of(self.file, "confidences")
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise checks.ParameterError(f"file {self.file!r} cannot be read: it is not JSON: {error}") from None
+        found = json_of(self.file, "confidences")
         if not isinstance(found, dict) or "confidence" not in found:
-            about = "a record has confidence, and may have agrees"
+            about = "a record is an object that has confidence, and may have agrees"
             raise checks.ParameterError(f"column confidence is missing in {self.file!r}; {about}")
         unknown = [name for name in found if name not in ("confidence", "agrees")]
         if unknown:
-            raise checks.ParameterError(f"unknown column {unknown[0]}; {checks.nearest(unknown[0], ('confidence', 'agrees'))}")
-        return {name: self._table(name, rows) for name, rows in found.items()}
+            raise checks.ParameterError(f"{checks.unknown('column', unknown[0], ('confidence', 'agrees'))} (of {self.file!r})")
+        try:
+            tables = {name: self._table(name, rows) for name, rows in found.items()}
+            if "agrees" in tables:
+                _check_agrees(tables["agrees"], tables["confidence"].shape)
+        except checks.ParameterError as error:
+            raise checks.ParameterError(f"{error} (of the record {self.file!r})") from None
+        return tables
 
     def _table(self, name: str, rows: Any) -> Floats:
         form = "a list for each token of one number for each layer"
@@ -335,7 +379,8 @@ class Confidences:
             if len(row) != len(rows[0]):
                 raise checks.ParameterError(f"{name} must be {form}, {len(rows[0])} of them, got {len(row)} in row {number}")
             for value in row:
-                if not isinstance(value, int | float) or not 0 <= value <= 1:
+                fits = isinstance(value, int | float) and (name == "agrees" or not isinstance(value, bool))
+                if not fits or not 0 <= value <= 1:
                     raise checks.ParameterError(f"{name} must be between 0 and 1, got {checks.shown(value)} in row {number}")
         return np.array(rows, dtype=np.float64)
 
@@ -358,7 +403,23 @@ class Confidences:
             return outcome
         picked = {level: float(record["agrees"][np.arange(count), found - 1].mean()) for level, found in depths.items()}
         agreement = float(np.mean([picked[level] for level in levels]))
-        return _agreeing(outcome, agreement, f"{self.source}: {self.file}")
+        return _agreeing(outcome, agreement, f"{self.source}: {self.file}", "last layer")
+
+
+def _check_agrees(agrees: Floats, shape: tuple[int, ...]) -> None:
+    """Refuse answers that do not go with the confidences, or of which one is neither yes nor no."""
+    if agrees.shape != shape:
+        given = " by ".join(map(str, agrees.shape))
+        raise checks.ParameterError(f"agrees must have a value for each of confidence, {shape[0]} by {shape[1]}, got {given}")
+    halves = np.argwhere((agrees != 0) & (agrees != 1))
+    if halves.size:
+        row, layer = halves[0]
+        raise checks.ParameterError(f"agrees must be true or false, got {agrees[row, layer]:g} in row {row + 1}")
+    wrong = np.flatnonzero(agrees[:, -1] == 0)
+    if wrong.size:
+        raise checks.ParameterError(
+            f"agrees must be true at the last layer, whose token it is compared with, got false in row {wrong[0] + 1}"
+        )
 
 
 EXITS: dict[str, type[Hazards | Confidences]] = {"hazards": Hazards, "confidences": Confidences}

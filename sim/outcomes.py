@@ -160,23 +160,30 @@ class Replay:
     def _read(self) -> Any:
         if self.file is None:
             return self.records
-        text = text_of(self.file, "records")
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            reason = f"it is not JSON: {error}"
-            raise checks.ParameterError(f"file {self.file!r} cannot be read: {reason}; name a JSON file of records") from None
+        return json_of(self.file, "records")
 
 
-def text_of(file: str, what: str) -> str:
-    """What a file of outcomes holds."""
+def json_of(file: str, what: str, form: str = "JSON") -> Any:
+    """What a JSON file of outcomes holds."""
+    text = text_of(file, what, form)
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return json.loads(text)
+    except RecursionError:
+        reason = "brackets nested too deeply"
+    except ValueError as error:  # a number of thousands of digits is one too
+        reason = str(error) if isinstance(error, json.JSONDecodeError) else "a number has too many digits"
+    raise checks.ParameterError(f"file {file!r} cannot be read: it is not JSON: {reason}; name a {form} file of {what}")
+
+
+def text_of(file: str, what: str, form: str = "JSON") -> str:
+    """What a file of outcomes holds; editors and spreadsheets may put a byte-order mark in front."""
+    try:
+        return Path(file).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         reason = "it is no text in UTF-8"
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    raise checks.ParameterError(f"file {file!r} cannot be read: {reason}; name a JSON file of {what}")
+    raise checks.ParameterError(f"file {file!r} cannot be read: {reason}; name a {form} file of {what}")
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
         kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
-        lines.append(f"{' and '.join(kinds)} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+        of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+        lines.append(f"{of} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
     if "agreement_source" in names:
         lines += _lossy(table)
     lines.append(f"times: {cost_source(tables)}")

@@ -41,7 +41,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
     if isinstance(source, Mapping):
         return copy.deepcopy(dict(source))
     label = DEFAULT if source is None else str(source)
-    if source is None or (label in names() and not Path(label).exists()):
+    if source is None or (label in names() and not Path(label).is_file()):
         text = resources.files("sim.scenarios").joinpath(f"{label}.toml").read_text(encoding="utf-8")
     else:
         try:

@@ -136,7 +136,10 @@ def _forget_provenance(tables: Tables, given: list[str]) -> None:
                     table.pop(other, None)
 
 
-_RATES = ("match_rate", "match_rates", "acceptance_rate", "acceptance_rates", "rate", "length")
+_RATES = (
+    "match_rate", "match_rates", "acceptance_rate", "acceptance_rates", "rate", "length",
+    "fallback_rate", "fallback_rates", "rollback_rate", "rollback_rates", "hazards",
+)  # fmt: skip
 
 
 def _tables_at(tables: Tables, path: str) -> list[Tables]:

@@ -13,6 +13,7 @@ from typing import Any
 from model import checks
 from model.checks import ParameterError
 from sim import views
+from sim.cases import Case
 from sim.events import Interval, Run
 from sim.grid import Grid
 from sim.sweep import resolve
@@ -41,10 +42,18 @@ def record(
     case = grid.case(point)
     if tokens is not None:
         checks.whole("tokens", tokens, 1)
-        case = replace(case, settings=replace(case.settings, tokens=min(tokens, case.settings.tokens)))
+        case = _shortened(case, min(tokens, case.settings.tokens))
     [world] = views.worlds(case, replication, replication + 1)
     run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
     return run
+
+
+def _shortened(case: Case, tokens: int) -> Case:
+    """The case with so many tokens, and no text longer than that."""
+    lengths, parameters = getattr(case.parameters, "lengths", None), case.parameters
+    if lengths is not None:
+        parameters = replace(parameters, lengths=tuple(min(length, tokens) for length in lengths))
+    return replace(case, parameters=parameters, settings=replace(case.settings, tokens=tokens))
 
 
 def chrome_trace(intervals: Sequence[Interval], commits: Sequence[tuple[float, str, int]], name: str) -> dict[str, Any]:

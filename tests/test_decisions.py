@@ -166,7 +166,7 @@ def test_columns_of_a_table() -> None:
     for name in COLUMNS:
         with pytest.raises(ParameterError, match=rf"^column {name} is missing; a decision record has confidence, distance, agrees"):
             Decisions.of_columns({key: value for key, value in columns.items() if key != name}, "measured")
-    with pytest.raises(ParameterError, match=r"^unknown column confidense; did you mean confidence"):
+    with pytest.raises(ParameterError, match=r"^unknown column 'confidense'; did you mean confidence"):
         Decisions.of_columns({**columns, "confidense": [1]}, "measured")
 
 

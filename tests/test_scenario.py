@@ -54,9 +54,10 @@ def test_tables_given_are_not_changed() -> None:
 @pytest.mark.parametrize("name", scenario.names())
 def test_embedded_scenarios_load_at_every_point(name: str) -> None:
     grid = Grid(scenario.load(name))
-    assert scenario.load(name)["scenario"]["name"] == name
+    own = scenario.load(name)["scenario"]
+    assert own["name"] == name
     for point in range(grid.points):
-        assert grid.case(point).settings.tokens == 128
+        assert grid.case(point).settings.tokens == own["tokens"]
 
 
 # --- overriding --------------------------------------------------------------------------------------------------------

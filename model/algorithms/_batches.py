@@ -27,7 +27,8 @@ def check_longest(parameters: Any, tokens: int) -> None:
     """Refuse lengths of which none is the number of tokens that is asked for."""
     if parameters.lengths is not None and max(parameters.lengths) != tokens:
         raise checks.ParameterError(
-            f"lengths must be at most tokens={tokens}, and one of them that, got {max(parameters.lengths)} as the longest"
+            f"lengths must be at most tokens={tokens}, and one of them that, got {max(parameters.lengths)} as the longest;"
+            " set tokens to that"
         )
 
 

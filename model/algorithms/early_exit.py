@@ -30,8 +30,9 @@ class Parameters:
     """A choice of early exit.
 
     `measure`: the largest probability behind a layer (`softmax`), for which the state is projected onto the vocabulary there, or
-    how little the state has changed in it (`state`). `threshold` (lambda), `temperature` (tau), `decay` and `longest` (N) say how
-    sure is sure; where outcomes are given as rates there are none. `batch` and `lengths` are as in SkipDecode.
+    how little the state has changed in it (`state`). `threshold` (lambda), `temperature` (tau), `decay` (`paper` or `code`) and
+    `longest` (N) say how sure is sure; where outcomes are given as hazards there are none. `fill` is `propagate` or `backfill`.
+    `batch` texts are decoded together; `lengths` are those of all texts, the longest of as many tokens as the scenario says.
     """
 
     layers: int
@@ -67,7 +68,8 @@ class Parameters:
 
     def _check_fixed(self) -> None:
         checks.whole("exit_layer", self.exit_layer, 1, self.layers, "layers")
-        for name, plain in (("measure", "softmax"), ("first_check", 1), ("threshold", None), ("fill", "propagate")):
+        plain_choice = {"measure": "softmax", "first_check": 1, "threshold": None, "fill": "propagate"}
+        for name, plain in (plain_choice | dict.fromkeys(("temperature", "decay", "longest"))).items():
             if getattr(self, name) != plain:
                 raise checks.ParameterError(
                     f"{name} has no bearing with an exit_layer, where all tokens leave, got {checks.shown(getattr(self, name))};"
@@ -89,7 +91,9 @@ class Parameters:
         if given and self.threshold is None:
             raise checks.ParameterError(f"threshold is required with {given[0]}, which says how it falls")
         if given and missing:
-            raise checks.ParameterError(f"{missing[0]} is required with {given[0]}: thresholds fall by all of {', '.join(falling)}")
+            raise checks.ParameterError(
+                f"{missing[0]} is required with {given[0]}: thresholds fall by all of {', '.join(falling)}; give all three, or none"
+            )
 
     @classmethod
     def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -111,6 +115,10 @@ class Parameters:
         if self.longest is not None and tokens > self.longest:
             raise checks.ParameterError(f"longest must be at least tokens={tokens}, over which thresholds fall, got {self.longest}")
         _batches.check_longest(self, tokens)
+
+    def widest_of(self, tokens: int) -> int:
+        """The most tokens of one pass, whatever it runs: `backfill` may have to make the rows of all places before at once."""
+        return max(self.widest, tokens - 1) if self.fill == "backfill" else self.widest
 
     def steps_of(self, tokens: int) -> int:
         """How many columns all batches take."""

@@ -25,8 +25,9 @@ class Parameters:
     """A choice of SkipDecode: the least and the most layers of a token, and between which positions they fall.
 
     `prompt` and `sequence` are the positions where the schedule begins and ends: the longest prompt, and the longest text with it.
-    `warm_up` layers are the first ones of every token. `power` 1 is the linear schedule, `rounding` makes whole layers of it.
-    `batch` texts are decoded together; `lengths` are those of all texts, in the order that they come, if not all of one length.
+    `warm_up` layers are the first ones of every token. `power` 1 is the linear schedule, `rounding` makes whole layers of it
+    (`half-up`, `half-even`, `floor` or `ceil`). `batch` texts are decoded together; `lengths` are those of all texts, in the order
+    that they come, if not all of one length: the longest of as many tokens as the scenario says, at most sequence - prompt.
     """
 
     layers: int

@@ -1,0 +1,114 @@
+"""What there is, for `sim ls`: a line of each, or all that there is to say of one."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields
+from importlib import resources
+from typing import Any
+
+from model import checks, published
+from model.latency import RATIOS, UnitCost
+from model.shapes import SHAPES
+from sim import cases, methods, outcomes, scenario
+
+LISTS = ("costs", "methods", "outcomes", "published", "scenarios", "shapes")
+
+
+def lines(what: str) -> dict[str, str]:
+    """A line of each, by its name."""
+    checks.one_of("list", what, LISTS)
+    if what == "costs":
+        said = _documented(UnitCost) | _documented(cases.Cost)
+        return {name: said[name] for name in _given(cases.Cost)}
+    if what == "methods":
+        modules = {name: methods.algorithm(name) for name in methods.names()}
+        return {name: f"{_first(module)} ({', '.join(_given(module.Parameters))})" for name, module in modules.items()}
+    if what == "scenarios":
+        return {name: scenario.load(name)["scenario"].get("description", "") for name in scenario.names()}
+    if what == "outcomes":
+        return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in _laws().items()}
+    if what == "shapes":
+        return {name: f"{each.layers} layers of width {each.dim}, vocabulary {each.vocabulary}" for name, each in SHAPES.items()}
+    return {name: published.table(name).title for name in published.names()}
+
+
+def details(what: str, name: str) -> dict[str, str]:
+    """All that there is to say of a method, kinds of outcomes, a cost, a shape or a table; of a scenario its file.
+
+    Outcomes are named by what they are of (`decision`), by their kind (`thresholds`), or by both (`decision: thresholds`).
+    """
+    checks.one_of("list", what, LISTS)
+    if what == "outcomes":
+        found = {key: law for key, law in _laws().items() if name in (key, *key.split(": "))}
+        if not found:
+            raise checks.unknown("outcomes", name, {part for key in _laws() for part in key.split(": ")})
+        return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
+    if name not in lines(what):
+        raise checks.unknown(what.removesuffix("s"), name, lines(what))
+    if what == "methods":
+        return {name: _method(name)}
+    if what == "scenarios":
+        return {name: resources.files("sim.scenarios").joinpath(f"{name}.toml").read_text(encoding="utf-8").rstrip()}
+    if what == "shapes":
+        shape = SHAPES[name]
+        return {name: "\n".join(f"{field.name:12}  {getattr(shape, field.name)}" for field in fields(shape))}
+    if what == "costs":
+        return {name: lines(what)[name]}
+    table = published.table(name)
+    return {name: f"{table.title}\n\nasked by {', '.join(table.keys)}; {len(table.rows)} rows"}
+
+
+def _method(name: str) -> str:
+    module = methods.algorithm(name)
+    kind = module.Parameters
+    parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}']
+    laws = {outcome: f"{outcomes.RATES[outcome]}; kinds {', '.join(sorted(cases.LAWS[outcome]))}" for outcome in kind.OUTCOMES}
+    perhaps = ", where its parameters ask for it" if hasattr(kind, "asked") else ""
+    asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
+    parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
+    required = [RATIOS[role] for role in methods.roles(kind, {})]
+    gated = cases.OWN_COSTS.union(*cases.COSTS_OF.values())
+    also = sorted(cases.costs(kind, {}) - {*required})
+    every = [key for key in _given(cases.Cost) if key not in gated]
+    unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""
+    costs = [f"{key}  required{unless}" for key in required]
+    its = [f"its own: {', '.join(also)}"] if also else []
+    parts.append("\n".join(["[cost] (`sim ls costs`)", *costs, *its, f"as every method: {', '.join(every)}"]))
+    used = [each for each in scenario.names() if name in {table["name"] for table in scenario.method_tables(scenario.load(each))}]
+    parts.append(f"scenarios: {', '.join(used)} (`sim ls scenarios NAME` shows one)" if used else "no scenario of it is embedded")
+    return "\n\n".join(parts)
+
+
+def _laws() -> dict[str, Any]:
+    return {f"{name}: {kind}": law for name, kinds in cases.LAWS.items() for kind, law in kinds.items()}
+
+
+def _fields(kind: Any) -> str:
+    width = max(map(len, _given(kind)))
+    rows = ((field.name, field.default) for field in fields(kind))
+    return "\n".join(f"{name:{width}}  {_default(default)}" for name, default in rows)
+
+
+def _default(value: Any) -> str:
+    return "required" if value is MISSING else "none" if value is None else f"{checks.shown(value)} where left out"
+
+
+def _given(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _documented(kind: Any) -> dict[str, str]:
+    """What a docstring says of each parameter."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in (inspect.getdoc(kind) or "").partition("----------\n")[2].splitlines():
+        if line.startswith(" "):
+            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
+        else:
+            names = line.split(", ")
+    return found
+
+
+def _first(documented: Any) -> str:
+    return next(iter((documented.__doc__ or "").splitlines()), "")

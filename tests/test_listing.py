@@ -1,0 +1,121 @@
+"""What `sim ls` tells: enough to write a scenario of any method, and nothing that is not so."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import MISSING, fields
+
+import pytest
+from typer.testing import CliRunner
+
+from model.checks import ParameterError
+from model.shapes import SHAPES
+from sim import cases, listing, methods, scenario
+from sim.cli import app
+from sim.grid import Grid
+
+
+def said(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["ls", *arguments])
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize("what", listing.LISTS)
+def test_there_is_a_line_of_each(what: str) -> None:
+    rows = listing.lines(what)
+    assert rows
+    assert all(rows.values())
+    assert json.loads(said(what, "--json")) == rows
+    for name, line in zip(rows, said(what).splitlines(), strict=True):
+        assert line == f"{name:{max(map(len, rows))}}  {rows[name]}"
+
+
+@pytest.mark.parametrize("what", listing.LISTS)
+def test_each_of_a_line_has_details(what: str) -> None:
+    for name in listing.lines(what):
+        [text] = listing.details(what, name).values()
+        assert said(what, name) == f"{text}\n"
+        assert json.loads(said(what, name, "--json")) == {name: text}
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_a_method_is_told_with_all_that_its_scenario_needs(name: str) -> None:
+    text = said("methods", name)
+    kind = methods.algorithm(name).Parameters
+    parameters = text.partition("[[method]]")[2].partition("[outcomes]")[0]
+    table = dict(line.split(maxsplit=1) for line in parameters.splitlines() if " " in line)
+    for field in fields(kind):
+        assert (table[field.name] == "required") == (field.default is MISSING)
+    for outcome in kind.OUTCOMES:
+        assert f"sim ls outcomes {outcome}" in text
+        for law in cases.LAWS[outcome]:
+            assert law in text.partition("[outcomes]")[2]
+    costs = text.partition("[cost]")[2]
+    assert ("cost_ratio  required" in costs) == ("draft" in methods.roles(kind, {}))
+    for key in ("propagation", "state_check"):
+        assert (key in costs) == (name == "early_exit")
+    for each in scenario.names():
+        used = name in {table["name"] for table in scenario.method_tables(scenario.load(each))}
+        assert (each in text.rpartition("scenarios: ")[2].partition(" (")[0].split(", ")) == used
+
+
+@pytest.mark.parametrize("outcome", ["decision", "exit"])
+def test_outcomes_are_named_in_three_ways(outcome: str) -> None:
+    of_all = listing.details("outcomes", outcome)
+    assert [*of_all] == [f"{outcome}: {kind}" for kind in cases.LAWS[outcome]]
+    for kind, law in cases.LAWS[outcome].items():
+        text = of_all[f"{outcome}: {kind}"]
+        assert listing.details("outcomes", f"{outcome}: {kind}") == {f"{outcome}: {kind}": text}
+        assert listing.details("outcomes", kind)[f"{outcome}: {kind}"] == text
+        assert all(f"\n{field.name} " in text for field in fields(law))
+
+
+def test_the_columns_of_records_are_told() -> None:
+    for column in ("confidence", "distance", "agrees"):
+        assert f"`{column}`" in said("outcomes", "thresholds")
+    for column in ("confidence", "agrees"):
+        assert f"`{column}`" in said("outcomes", "confidences")
+
+
+def test_every_cost_is_explained() -> None:
+    rows = listing.lines("costs")
+    assert [*rows] == [field.name for field in fields(cases.Cost)]
+    assert rows["state_check"].endswith("[layer-times].")
+    assert rows["cost_ratio"] == rows["medium_cost_ratio"]
+    assert "sim ls shapes" in rows["draft_shape"]
+    assert rows["layer_times"] == "One time per layer, where layers are uneven."
+
+
+def test_shapes_are_those_that_costs_take() -> None:
+    assert {*listing.lines("shapes")} == {*SHAPES}
+    assert f"layers        {SHAPES['t5-large'].layers}" in said("shapes", "t5-large")
+
+
+def test_the_file_of_a_scenario_is_one_to_begin_with() -> None:
+    for name in scenario.names():
+        tables = tomllib.loads(said("scenarios", name))
+        assert tables == scenario.load(name)
+        Grid(tables)
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "message"),
+    [
+        ("methods", "bidl", "unknown method 'bidl'; did you mean bild?"),
+        ("outcomes", "treshold", "unknown outcomes 'treshold'; did you mean thresholds?"),
+        ("scenarios", "skip-decode", "unknown scenario 'skip-decode'; did you mean skipdecode?"),
+        ("costs", "propagatoin", "unknown cost 'propagatoin'; did you mean propagation?"),
+        ("shapes", "t5-larg", "unknown shape 't5-larg'; did you mean t5-large?"),
+        ("published", "ppd-table-9", "unknown published 'ppd-table-9'; did you mean ppd-table-"),
+        ("method", "bild", "unknown list 'method'; did you mean methods?"),
+    ],
+)
+def test_what_there_is_not(what: str, name: str, message: str) -> None:
+    done = CliRunner().invoke(app, ["ls", what, name])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}")
+    assert len(done.stderr.splitlines()) == 1
+    with pytest.raises(ParameterError):
+        listing.details(what, name)
