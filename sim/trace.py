@@ -41,10 +41,17 @@ def record(
     case = grid.case(point)
     if tokens is not None:
         checks.whole("tokens", tokens, 1)
-        case = replace(case, settings=replace(case.settings, tokens=min(tokens, case.settings.tokens)))
+        most = min(tokens, case.settings.tokens)
+        case = replace(case, settings=replace(case.settings, tokens=most), parameters=_shortened(case.parameters, most))
     [world] = views.worlds(case, replication, replication + 1)
     run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
     return run
+
+
+def _shortened(parameters: Any, tokens: int) -> Any:
+    """A choice with texts of no more tokens, where it says how long each is."""
+    lengths = getattr(parameters, "lengths", None)
+    return parameters if lengths is None else replace(parameters, lengths=tuple(min(length, tokens) for length in lengths))
 
 
 def chrome_trace(intervals: Sequence[Interval], commits: Sequence[tuple[float, str, int]], name: str) -> dict[str, Any]:
