@@ -84,6 +84,8 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
         paths += _of_drafting(drafting, target)
         if rows["method"].n_unique() > 1:
             paths += save(methods.draw(rows), target / "methods")
+    if lossy.height and few:
+        paths += _of_lossy(rows, target)
     if (spread := folder / "distribution.parquet").exists():
         latencies = pl.read_parquet(spread, glob=False)
         # The first point whose latency has a distribution at all: none has where every decoding takes as long.
@@ -108,6 +110,24 @@ def _of_drafting(drafting: pl.DataFrame, target: Path) -> list[Path]:
         for x in speedup.swept(drafting) or ["acceptance_rate"]:
             paths += save(speedup.draw(drafting, x), target / f"speedup_{x}")
     return paths + _of_hierarchies(drafting, target) + _of_the_deck(drafting, target)
+
+
+def _of_lossy(rows: pl.DataFrame, target: Path) -> list[Path]:
+    """What each choice gains and works, where there are few; Big Little Decoder's rates and thresholds; SkipDecode's layers."""
+    from figures import bild, bild_rates, exit_schedule, layer_map, work
+
+    paths = []
+    if rows["point"].n_unique() <= work.MOST_POINTS and rows["speedup"].count():
+        paths += save(work.draw(rows), target / "choices")
+    if bild_rates.fits(rates := bild_rates.of_run(rows)):
+        paths += save(bild_rates.draw(rates), target / "bild_rates")
+    if bild.fits(thresholds := bild.of_run(rows)):
+        paths += save(bild.draw(thresholds), target / "bild_thresholds")
+    if found := exit_schedule.of_run(rows):
+        schedules, bounds = found
+        draw = layer_map.draw if len(schedules) > 1 else exit_schedule.draw
+        paths += save(draw(schedules, **bounds), target / "skipdecode_layers")
+    return paths
 
 
 def _of_hierarchies(drafting: pl.DataFrame, target: Path) -> list[Path]:

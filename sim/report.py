@@ -153,7 +153,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended",
         "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *estimates, *metrics.PER_ROUND, *metrics.WORK,
-        "arithmetic_intensity", "agreement_source",
+        "arithmetic_intensity", "agreement_source", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
