@@ -16,9 +16,11 @@ from model import published, skipdecode
 from model.account import Account
 from model.checks import ParameterError
 from model.decisions import synthetic
+from model.published import skipdecode_report
 from model.shapes import shape
 from model.steps import Forward
-from sim import trace
+from sim import report, trace
+from sim.sweep import resolve
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import coordinates, lines
 
@@ -99,8 +101,8 @@ def test_a_run_without_a_method_that_drafts_has_a_comparison_and_no_trade_off(tm
 
 def test_accepted_lengths_say_which_choice_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch, accepted)
-    sim.run("bild", **FEW, views=["paths"], out=tmp_path / "rates")
-    sim.run("bild-thresholds", **FEW, views=["paths"], out=tmp_path / "thresholds")
+    sim.run("bild", **FEW, views=["events"], out=tmp_path / "rates")
+    sim.run("bild-thresholds", **FEW, views=["events"], out=tmp_path / "thresholds")
     for folder in ("rates", "thresholds"):
         of_run(tmp_path / folder)
     (_, rates), (_, thresholds) = seen.of["accepted"]
@@ -383,3 +385,15 @@ def test_a_traced_batch_of_unequal_texts_is_shortened_text_by_text() -> None:
     run = trace.record("skipdecode", point=4, tokens=6)
     whole = [34, 12, 20, 27, 34, 5, 30, 18]
     assert len(run.tokens) == sum(min(length, 6) for length in whole)
+
+
+def notes(name: str, **overrides: Any) -> str:
+    table = sim.run(name, views=["formula"], **overrides)
+    return " ".join(report.notes(table.lazy(), resolve(name, views=["formula"], **overrides)))
+
+
+def test_a_run_of_the_published_settings_says_what_the_tables_say_of_them() -> None:
+    told = notes("skipdecode")
+    assert all(sentence in told for sentence in skipdecode_report.sentences_on("e2e", "opt-1.3b"))
+    for other in ("compare-lossy", "early-exit"):
+        assert "Table 2" not in notes(other)
