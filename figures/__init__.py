@@ -58,7 +58,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     """
     import polars as pl
 
-    from figures import distribution, tradeoff
+    from figures import distribution, methods, tradeoff
 
     folder = Path(folder)
     stored = folder / "results.parquet"
@@ -74,37 +74,60 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     # Some of them choose the length on the way, and have no draft_length of their own; an acceptance rate they all have.
     told = [pl.col(name).is_not_null() for name in ("draft_length", "acceptance_rate") if name in rows.columns]
     others = rows.filter(~pl.any_horizontal(told).any().over("point")) if told else rows
-    if "exit_layer" in rows.columns and few and others.height:
+    # Nor have those that write another text than the target, though some of them leave at an exit_layer too.
+    lossy = rows.filter(~pl.col("exact")) if "exact" in rows.columns else rows.clear()
+    others = others.join(lossy, "point", how="anti", maintain_order="left")
+    if "exit_layer" in rows.columns and few and others["exit_layer"].count():
         for x in tradeoff.AXES:
             paths += save(tradeoff.draw(others, x=x), target / f"tradeoff_{x}")
-    if drafting.height and few:
-        paths += _of_drafting(rows, drafting, target)
+    if (drafting.height or lossy.height) and few:
+        paths += _of_drafting(drafting, target)
+        if rows["method"].n_unique() > 1:
+            paths += save(methods.draw(rows), target / "methods")
+    if lossy.height and few:
+        paths += _of_lossy(rows, target)
     if (spread := folder / "distribution.parquet").exists():
         latencies = pl.read_parquet(spread, glob=False)
-        # The first point whose latency has a distribution at all.
-        several = latencies.filter(pl.col("latency_layers").n_unique().over("point") > 1)
-        points = several if several.height else latencies
-        first = points.filter(pl.col("point") == points["point"].min())
+        # The first point whose latency has a distribution at all: none has where every decoding takes as long.
+        points = latencies.filter(pl.col("latency_layers").n_unique().over("point") > 1)
+        first = points.filter(pl.col("point").eq_missing(points["point"].min()))
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them
-        paths += save(distribution.draw(first), target / f"distribution_point_{first['point'][0]}")
+        if first.height:
+            paths += save(distribution.draw(first), target / f"distribution_point_{first['point'][0]}")
     if (lengths := folder / "accepted.parquet").exists():
-        paths += _of_accepted(pl.read_parquet(lengths, glob=False), drafting, target)
+        paths += _of_accepted(pl.read_parquet(lengths, glob=False), drafting, lossy, target)
     return paths
 
 
-def _of_drafting(rows: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> list[Path]:
-    """Speed-ups over every axis that was swept, the comparison where there are several methods, and what some rows ask for."""
-    from figures import methods, speedup
+def _of_drafting(drafting: pl.DataFrame, target: Path) -> list[Path]:
+    """Speed-ups over every axis that was swept, and what some rows ask for."""
+    from figures import speedup
 
     paths = []
     known = [name for name in speedup.AXES if name in drafting.columns and drafting[name].drop_nulls().len()]
     if len(known) == len(speedup.AXES):
         for x in speedup.swept(drafting) or ["acceptance_rate"]:
             paths += save(speedup.draw(drafting, x), target / f"speedup_{x}")
-    if rows["method"].n_unique() > 1:
-        paths += save(methods.draw(rows), target / "methods")
     return paths + _of_hierarchies(drafting, target) + _of_the_deck(drafting, target)
+
+
+def _of_lossy(rows: pl.DataFrame, target: Path) -> list[Path]:
+    """What each choice gains and works, where there are few; Big Little Decoder's rates and thresholds; SkipDecode's layers."""
+    from figures import bild, bild_rates, exit_schedule, layer_map, work
+
+    paths = []
+    if rows["point"].n_unique() <= work.MOST_POINTS and rows["speedup"].count():
+        paths += save(work.draw(rows), target / "choices")
+    if bild_rates.fits(rates := bild_rates.of_run(rows)):
+        paths += save(bild_rates.draw(rates), target / "bild_rates")
+    if bild.fits(thresholds := bild.of_run(rows)):
+        paths += save(bild.draw(thresholds), target / "bild_thresholds")
+    if found := exit_schedule.of_run(rows):
+        schedules, bounds = found
+        draw = layer_map.draw if len(schedules) > 1 else exit_schedule.draw
+        paths += save(draw(schedules, **bounds), target / "skipdecode_layers")
+    return paths
 
 
 def _of_hierarchies(drafting: pl.DataFrame, target: Path) -> list[Path]:
@@ -136,7 +159,7 @@ def _of_the_deck(drafting: pl.DataFrame, target: Path) -> list[Path]:
     return save(deck.draw(deck_report.rows()), target / "deck") if printed.height else []
 
 
-def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, target: Path) -> list[Path]:
+def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFrame, target: Path) -> list[Path]:
     """The first points' accepted lengths; the law is that of independent acceptances of fixed drafts."""
     import numpy as np
     import polars as pl
@@ -151,5 +174,9 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, target: Path) ->
         runs = speculative.target_runs(*(plain[name].to_numpy() for name in wanted))
         plain = plain.filter(np.isclose(plain["tokens_per_round"].to_numpy(), plain["tokens"].to_numpy() / runs, rtol=1e-6))
         lengths = lengths.join(plain.select("point", *wanted), on="point", how="left", maintain_order="left")
+    telling = [name for name in accepted.LOSSY if name in lossy.columns and lossy[name].n_unique() > 1]
+    if "fallback_threshold" in telling or "rollback_threshold" in telling:  # which the rates follow from
+        telling = [name for name in telling if not name.endswith("_rate")]
+    lengths = lengths.join(lossy.unique("point").select("point", *telling), on="point", how="left", maintain_order="left")
     first = lengths["point"].unique().sort().head(accepted.MOST_POINTS)
     return save(accepted.draw(lengths.filter(pl.col("point").is_in(first.implode()))), target / "accepted") if len(first) else []

@@ -20,7 +20,13 @@ Floats = NDArray[np.float64]
 
 MOST_POINTS = 12
 _TOP = 1.5  # for the heading and the legend [inches]
-_KEYS = {"acceptance_rate": "α = {:.3g}", "draft_length": "γ = {}", "tokens": "{} tokens"}
+_KEYS = {
+    "acceptance_rate": "α = {:.3g}", "draft_length": "γ = {}", "tokens": "{} tokens", "variant": "{}", "exit_layer": "exit {}",
+    "fallback_threshold": "fallback below {:g}", "rollback_threshold": "rollback above {:g}", "fallback_rate": "f = {:.3g}",
+    "rollback_rate": "r = {:.3g}",
+}  # fmt: skip
+LOSSY = tuple(_KEYS)[3:]
+"""What tells points apart whose large model lets stand what it would not have written itself."""
 _EQ_1, _CUT = "law behind Eq. 1: whole drafts", "exact: the last drafts are cut short"
 
 

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from figures.style import COLOURS, GREY, INK, LINES, MARKERS, Look, canvas, demand, house, looks
+from figures.style import COLOURS, GREY, INK, LINES, MARKERS, NAMES, VIEWS, Look, canvas, demand, house, looks
 from model import bild, checks
 from model.decisions import Decisions
 from model.width import CurveLike
@@ -38,6 +38,12 @@ _NEEDED = (
     "name", "source", "cost_source", "variant", "policy", "fallback_threshold", "rollback_threshold", "maximum_draft", "cost_ratio",
     "latency", "agreement",
 )  # fmt: skip
+_RECORDS = {
+    "outcomes_source": "record", "variant": "variant", "exit_layer": "exit layer", "maximum_draft": "drafts to",
+    "placement": "placed", "draft_layers": "draft layers", "cost_ratio": "c", "tokens": "tokens",
+}  # fmt: skip
+"""What makes a run's points those of another record: all but the thresholds."""
+_ORDER = {view: index for index, view in enumerate(VIEWS)}
 _ALONE = {LARGE: ("X", 10.0), SMALL: ("P", 9.0)}
 
 
@@ -96,6 +102,44 @@ def points(
     return pl.DataFrame([{**shared, "cost_ratio": float(cost_ratio), **row} for row in rows], infer_schema_length=None)
 
 
+def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFrame:
+    """The points of a run whose outcomes are thresholds on a record, as `points` has them; `rows` is its table of results.
+
+    Times are those of a text of so many tokens, by the first view there is. A fallback threshold of 0 is no fallback, an infinite
+    rollback threshold no rollback. What the small model alone would write, no row says. Empty where no row has both thresholds.
+    """
+    needed = ("method", "fallback_threshold", "rollback_threshold", "agreement", "normalized_latency", "view")
+    if any(name not in rows.columns for name in needed):
+        return pl.DataFrame()
+    own = rows.filter(method="bild").drop_nulls(needed)
+    own = own.sort(pl.col("view").replace_strict(_ORDER, return_dtype=pl.Int8), maintain_order=True)
+    own = own.unique("point", keep="first", maintain_order=True).sort("point")
+    if not own.height:
+        return pl.DataFrame()
+    never = pl.col("rollback_threshold").is_infinite()
+    policy = pl.when(never).then(pl.lit(NO_ROLLBACK)).when(pl.col("fallback_threshold") == 0).then(pl.lit(NO_FALLBACK))
+    telling = [name for name in _RECORDS if name in own.columns and own[name].n_unique() > 1]
+    words = [pl.lit(f"{_RECORDS[name]} ") + pl.col(name).cast(pl.String).fill_null("-") for name in telling]
+    alone = {"policy": LARGE, "latency": 1.0, "agreement": 1.0}
+    own = own.select(
+        "fallback_threshold", "rollback_threshold", "maximum_draft", "fallback_rate", "rollback_rate", "variant", "agreement",
+        "view", "tokens", "cost_ratio", name=pl.concat_str(words, separator=", ") if telling else pl.lit("record"),
+        source="outcomes_source", cost_source=pl.lit(cost_source),
+        policy=policy.otherwise(pl.lit(BOTH)), latency="normalized_latency",
+    )  # fmt: skip
+    kept = ("name", "source", "cost_source", "variant", "view", "tokens", "cost_ratio")
+    whole = [part.head(1).select(kept).with_columns(**{key: pl.lit(value) for key, value in alone.items()})
+             for part in own.partition_by("name", maintain_order=True)]  # fmt: skip
+    return pl.concat([own, *whole], how="diagonal")
+
+
+def fits(rows: pl.DataFrame) -> bool:
+    """Whether there is anything to draw in these rows (of `of_run`), and room for all of it."""
+    if not rows.height or rows.filter(pl.col("policy") != LARGE).height < 2:
+        return False
+    return rows["name"].n_unique() <= MOST_RECORDS and _pairs(rows)["rollback_threshold"].n_unique() <= MOST_CURVES
+
+
 def frontier(rows: pl.DataFrame) -> pl.DataFrame:
     """Those rows that none other beats, by latency: what is no slower and agrees more, or agrees no less and is faster.
 
@@ -112,16 +156,16 @@ def frontier(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A row of two panels a record, of rows as `points` makes them.
+    """A row of two panels a record, of rows as `points` makes them, or `of_run`.
 
     Left, a curve for each rollback threshold along the fallback thresholds (Figure 9 of the paper); right, the best that both
     policies together reach, and each alone (Figure 5), and the same of both on the other records (Figure 4).
     """
-    table = demand(rows, "the figure of thresholds", _NEEDED)
+    table = demand(rows, "the figure of thresholds", _NEEDED, ("view", "tokens"))
     records = table.partition_by("name", maintain_order=True)
     if len(records) > MOST_RECORDS:
         raise checks.ParameterError(f"rows must be of at most {MOST_RECORDS} records, got {len(records)}")
-    count = table.filter(policy=BOTH)["rollback_threshold"].n_unique()
+    count = _pairs(table)["rollback_threshold"].n_unique()
     if not 1 <= count <= MOST_CURVES:
         raise checks.ParameterError(f"rows must have 1 to {MOST_CURVES} rollback thresholds, got {count}")
     with house():
@@ -145,10 +189,18 @@ def draw(rows: pl.DataFrame) -> Figure:
     return figure
 
 
+def _pairs(record: pl.DataFrame) -> pl.DataFrame:
+    """The rows that have both thresholds."""
+    return record.drop_nulls(["fallback_threshold", "rollback_threshold"])
+
+
 def _told(record: pl.DataFrame) -> str:
     name, source, cost, variant, ratio = record.select("name", "source", "cost_source", "variant", "cost_ratio").row(0)
-    drafts = record.filter(policy=BOTH)["maximum_draft"][0]
-    return f"{name} ({source}); c = {ratio:.3g} ({cost}); drafts of at most {drafts}, variant {variant}"
+    view, tokens = record.select("view", "tokens").row(0)
+    drafts = _pairs(record)["maximum_draft"][0]
+    told = f"{name} ({source}); " + (f"c = {ratio:.3g} ({cost}); " if ratio is not None else "")
+    played = f"; {NAMES[view]}, {tokens} tokens" if view is not None else ""
+    return f"{told}drafts of at most {drafts}, variant {variant}{played}"
 
 
 def _ends(values: pl.Series) -> tuple[float, float]:
@@ -157,12 +209,12 @@ def _ends(values: pl.Series) -> tuple[float, float]:
 
 
 def _thresholds(axes: Axes, record: pl.DataFrame) -> None:
-    own = record.filter(policy=BOTH)
+    own = _pairs(record)
     values = own["rollback_threshold"].unique().sort()
     handles = []
     for value, look in zip(values, looks(len(values)), strict=True):
         curve = own.filter(rollback_threshold=value).sort("fallback_threshold")
-        name = f"{value:g}"
+        name, told = f"{value:g}", "never" if np.isinf(value) else f"{value:g}"
         at, shares = curve["latency"], curve["agreement"]
         axes.plot(at, shares, color=look.colour, linestyle=look.line, linewidth=1.3, label=f"rollback {name}")
         axes.scatter(
@@ -170,7 +222,7 @@ def _thresholds(axes: Axes, record: pl.DataFrame) -> None:
             edgecolor="white", linewidth=0.5, zorder=2.5, label=f"fallback {name}",
         )  # fmt: skip
         handles.append(
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.3, label=name)
+            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.3, label=told)
         )
     _alone(axes, record)
     low, high = _ends(own["fallback_threshold"])
@@ -228,15 +280,20 @@ def _frame(axes: Axes, table: pl.DataFrame) -> None:
 
 
 def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:
-    short, long = _ends(table.filter(policy=NO_FALLBACK)["maximum_draft"])
-    words = {BOTH: BOTH, NO_ROLLBACK: NO_ROLLBACK, NO_FALLBACK: f"{NO_FALLBACK}: windows of {short:g} to {long:g}"}
+    present = set(table["policy"])
+    words = {BOTH: BOTH, NO_ROLLBACK: NO_ROLLBACK}
+    if NO_FALLBACK in present:
+        short, long = _ends(table.filter(policy=NO_FALLBACK)["maximum_draft"])
+        words[NO_FALLBACK] = f"{NO_FALLBACK}: windows of {short:g}" + (f" to {long:g}" if long > short else "")
     handles = [
         Line2D([], [], linestyle="none", marker=marker, markersize=size, color=INK, markeredgecolor="white", label=f"{name} alone")
         for name, (marker, size) in _ALONE.items()
+        if name in present
     ]
     handles += [
         Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=4.5, label=words[policy])
         for policy, look in _LOOKS.items()
+        if policy in present
     ]
     if table["name"].n_unique() > 1:
         handles.append(Line2D([], [], color=GREY, linewidth=1.2, linestyle=LINES[2], label="both policies, other record"))

@@ -16,6 +16,7 @@ from matplotlib.patheffects import withStroke
 
 from figures.style import COLOURS, GREY, INK, canvas, demand, house
 from model import bild, checks, shapes
+from model.algorithms.bild import VARIANTS
 
 PANELS = {
     "operations_factor": "arithmetic (FLOPs)",
@@ -82,7 +83,7 @@ def factors(
     }  # fmt: skip
     rows = []
     for rate in rollback_rates:
-        for variant in bild.VARIANTS:
+        for variant in VARIANTS:
             choice = fallback_rate, rate, maximum_draft
             found = {
                 "operations_factor": bild.operations_factor(*choice, operations_ratio, variant=variant),

@@ -12,13 +12,16 @@ from model import checks
 from model.checks import ParameterError
 
 _MOST_POINTS = 12
+MOST_BARS = 80
+"""Of more latencies than so many each bar is a range: single ones would be thinner than can be seen."""
 _NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller the axis ends
 
 
 def draw(rows: pl.DataFrame) -> Figure:
     """Relative frequencies of simulated latencies (`paths` as bars, `events` as crosses) and the pmf (`formula`, hollow circles).
 
-    `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has its own panel.
+    `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has its own panel. Where
+    there are more than `MOST_BARS` latencies, none of them of a formula, each bar is that of a range.
     """
     table = demand(rows, "the distribution", ("point", "view", "latency_layers", "probability"))
     for view in table["view"].unique().sort():
@@ -30,7 +33,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     down = -(-len(points) // across)
     with house():
         width, height = max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.8)
-        figure, only = canvas(width, height, (0.1, 0.14, 0.86, 0.68))
+        figure, only = canvas(width, height, (0.12, 0.14, 0.84, 0.68))
         panels = [only]
         if len(points) > 1:
             only.remove()
@@ -53,6 +56,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
 
 def _panel(axes: Axes, rows: pl.DataFrame) -> None:
+    rows = _in_ranges(rows)
     values = np.unique(rows["latency_layers"].to_numpy())
     step = float(np.diff(values).min()) if len(values) > 1 else 1.0
     axes.grid(True, axis="y")
@@ -74,3 +78,15 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
     if len(seen):
         axes.set_xlim(seen.min() - 1.5 * step, seen.max() + 1.5 * step)
     axes.set_ylim(0, 1.08 * top if top > 0 else 1)
+
+
+def _in_ranges(rows: pl.DataFrame) -> pl.DataFrame:
+    """The same probabilities at the middles of ranges of one width, where single latencies are too many to be seen."""
+    values = rows["latency_layers"]
+    if values.n_unique() <= MOST_BARS or "formula" in rows["view"]:
+        return rows
+    low, high = (float(end) for end in (values.min(), values.max()))  # type: ignore[arg-type]
+    width = (high - low) / MOST_BARS
+    index = ((pl.col("latency_layers") - low) / width).floor().clip(0, MOST_BARS - 1)
+    ranges = rows.with_columns(latency_layers=low + (index + 0.5) * width)
+    return ranges.group_by("view", "latency_layers", maintain_order=True).agg(pl.col("probability").sum())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from figures.labels import at_right
 from figures.style import COLOURS, GREY, INK, canvas, house, looks
-from model import checks
+from model import checks, published
 from model.skipdecode import exit_layers, mean_layers, spans
 
 Whole = NDArray[np.int64]
@@ -57,6 +58,36 @@ def layers_of(schedule: Schedule, *, layers: int, prompt: int, sequence: int, wa
             found[first:last, token] = TOP
         found[:warm, token] = WARM_UP
     return found
+
+
+def of_run(rows: pl.DataFrame) -> tuple[list[Schedule], dict[str, Any]] | None:
+    """The schedules of a run, from its table of results, and the rest that `draw` takes; none where there are no such rows.
+
+    Of several models, prompts, texts or warm-ups those that most points have; halves rounded up, and no more than find room.
+    """
+    bounds = ("layers", "prompt", "sequence", "warm_up")
+    needed = ("method", "min_layers", "max_layers", "power", "rounding", *bounds)
+    if any(name not in rows.columns for name in needed):
+        return None
+    own = rows.filter(method="skipdecode", rounding="half-up")
+    own = own.unique(["min_layers", "max_layers", "power", *bounds], keep="first", maintain_order=True)
+    if not own.height:
+        return None
+    most = max(own.partition_by(bounds, maintain_order=True), key=lambda part: part.height).head(MOST_SCHEDULES)
+    found = [
+        Schedule(f"{high} to {low} layers" + (f", power {power:g}" if power != 1 else ""), low, high, power)
+        for low, high, power in most.select("min_layers", "max_layers", "power").iter_rows()
+    ]
+    return found, {**most.select(bounds).row(0, named=True), "source": _source(found, most["layers"][0], most["warm_up"][0])}
+
+
+def _source(schedules: Sequence[Schedule], layers: int, warm_up: int) -> str:
+    table = published.table("skipdecode-table-2").rows
+    printed = {
+        (row["min_layers"], row["max_layers"], 1.0) for row in table if (row["layers"], row["warm_up"]) == (layers, warm_up)
+    }
+    known = {each[1:] for each in schedules} <= printed
+    return "settings published (Table 2)" if known else "settings assumed"
 
 
 def check(schedules: Sequence[Schedule], layers: int) -> None:

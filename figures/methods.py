@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,19 +20,26 @@ AXES = {
 }
 _Y = "speedup"
 _PLAIN = "autoregressive"
-_LABELS = {"acceptance_rate": "α = {:.3g}", "draft_length": "γ = {}", "match_rate": "p = {:.3g}", "candidates": "k = {}",
-           "tokens": "{} tokens"}  # fmt: skip
+_LABELS = {
+    "acceptance_rate": "α = {:.3g}", "draft_length": "γ = {}", "match_rate": "p = {:.3g}", "candidates": "k = {}",
+    "fallback_rate": "f = {:.3g}", "rollback_rate": "r = {:.3g}", "max_layers": "{} layers at first", "min_layers": "{} at last",
+    "mean_exit_layer": "{:.3g} layers in the mean", "exit_layer": "exit layer {}", "batch": "batch of {}", "tokens": "{} tokens",
+}  # fmt: skip
 _MOST_LABELS = 16
-_WORDS = {"ppd": "Predictive Pipelined Decoding", "speculative": "speculative decoding"}
+_WORDS = {
+    "ppd": "Predictive Pipelined Decoding", "speculative": "speculative decoding", "bild": "Big Little Decoder",
+    "skipdecode": "SkipDecode", "early_exit": "early exit",
+}  # fmt: skip
 
 
 def draw(rows: pl.DataFrame) -> Figure:
     """Three panels, one for each price in `AXES`; one colour and marker for each method, plain decoding a star at (1, 1).
 
     `rows` is a results table of several methods. The last view of a point is drawn: events know of waiting, formulas do not.
+    Where `exact` says that a method writes another text than the target, its marks are hollow.
     """
     bounds = [f"{metric}_{end}" for metric in (_Y, *AXES) for end in ("low", "high")]
-    table = demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES), bounds)
+    table = demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES), ("exact", *bounds))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
@@ -52,16 +61,23 @@ def draw(rows: pl.DataFrame) -> Figure:
         lines = [line for line in drawn(first) if len(line) == 1]  # a text may cross the lines of what is even
         left_out = place(first, _labels(table), lines)
         told = "each point is one choice of a method's parameters; up is faster, left is cheaper"
+        told += "; hollow: another text than the target's (lossy)" if _lossy(table) else ""
         told += f"; labels left out for want of room: {left_out}" if left_out else ""
         figure.text(0.055, 0.892, told, fontsize=9.5, color=GREY, va="center")
-        _legend(figure, styles)
+        _legend(figure, styles, _lossy(table))
     return figure
+
+
+def _lossy(table: pl.DataFrame) -> set[str]:
+    """The methods that write another text than the target."""
+    return set(table.filter(pl.col("exact").eq_missing(False))["method"])
 
 
 def _panel(axes: Axes, table: pl.DataFrame, x: str, styles: dict[str, Look]) -> None:
     axes.grid(True)
     axes.axhline(1, color=INK, linewidth=1.0, zorder=1.5, label="plain speed")
     axes.plot([1], [1], linestyle="none", marker="*", markersize=13, color=INK, zorder=2.5, label="plain decoding")
+    lossy = _lossy(table)
     for method, look in styles.items():
         rows = table.filter(pl.col("method") == method).drop_nulls([x])
         for whole, lines, across in (
@@ -71,9 +87,8 @@ def _panel(axes: Axes, table: pl.DataFrame, x: str, styles: dict[str, Look]) -> 
             metric, other = (x, _Y) if across else (_Y, x)
             lines(whole[other], whole[f"{metric}_low"], whole[f"{metric}_high"], colors=look.colour, linewidth=1.2, label=metric)
         axes.plot(
-            rows[x], rows[_Y], linestyle="none", marker=look.marker, markersize=7, color=look.colour, markeredgecolor="white",
-            markeredgewidth=0.6, zorder=3, label=method,
-        )  # fmt: skip
+            rows[x], rows[_Y], linestyle="none", markersize=7, zorder=3, label=method, **_mark(look, hollow=method in lossy)
+        )
     axes.margins(0.08)
     axes.autoscale_view()
     left, right = axes.get_xlim()
@@ -83,6 +98,12 @@ def _panel(axes: Axes, table: pl.DataFrame, x: str, styles: dict[str, Look]) -> 
     else:
         axes.axvline(1, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="plain compute")
     axes.set_xlabel(AXES[x])
+
+
+def _mark(look: Look, *, hollow: bool) -> dict[str, Any]:
+    if hollow:
+        return {"marker": look.marker, "color": look.colour, "markerfacecolor": "#ffffff", "markeredgewidth": 1.7}
+    return {"marker": look.marker, "color": look.colour, "markeredgecolor": "white", "markeredgewidth": 0.6}
 
 
 def _fair(axes: Axes) -> None:
@@ -101,20 +122,25 @@ def _labels(table: pl.DataFrame) -> list[tuple[float, float, str]]:
     keys = [key for key in _LABELS if key in table.columns and (key != "tokens" or table[key].n_unique() > 1)]
     texts = []
     for row in table.filter(pl.col("method") != _PLAIN).iter_rows(named=True):
-        words = [_LABELS[key].format(row[key]) for key in keys if row[key] is not None]
+        plain = {"batch": 1} | ({} if row["exact"] is False else {"exit_layer": row.get("exit_layer")})  # goes without saying
+        words = [_LABELS[key].format(row[key]) for key in keys if row[key] not in (None, plain.get(key))]
         texts.append((row["held_units"], row[_Y], ", ".join(words)))
     return [text for text in texts if text[2] and text[0] is not None]
 
 
-def _legend(figure: Figure, styles: dict[str, Look]) -> None:
+def _legend(figure: Figure, styles: dict[str, Look], lossy: set[str]) -> None:
     handles = [Line2D([], [], linestyle="none", marker="*", markersize=12, color=INK, label="plain decoding")]
     handles += [
-        Line2D([], [], linestyle="none", marker=look.marker, markersize=7, color=look.colour, label=_WORDS.get(method, method))
+        Line2D([], [], linestyle="none", markersize=7, label=_named(method, lossy), **_mark(look, hollow=method in lossy))
         for method, look in styles.items()
     ]
     even = "as many tokens per unit-time as plain decoding"
     handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label=even))
     figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.055, 0.865), ncols=6, borderaxespad=0, borderpad=0, handlelength=1.6,
+        handles=handles, loc="upper left", bbox_to_anchor=(0.055, 0.865), ncols=4, borderaxespad=0, borderpad=0, handlelength=1.6,
         columnspacing=1.5,
     )  # fmt: skip
+
+
+def _named(method: str, lossy: set[str]) -> str:
+    return _WORDS.get(method, method) + (" (lossy)" if method in lossy else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,10 @@ _COLUMNS = ("unit", "start", "end", "what", "process", "position", "first", "las
 _KINDS: dict[str, tuple[str, str, str]] = {
     "kept": ("#0072b2", "", "pass, kept"),
     "draft": ("#56b4e9", "", "pass of a draft model"),
+    "unsure": ("#cfe8f7", "..", "pass of a draft model,\nunsure: hands over"),
+    "taken back": ("#f0b48a", "\\\\", "pass of a draft model,\nits token taken back"),
+    "again": ("#cc79a7", "||", "pass once more,\nbehind a rollback"),
+    "rows": ("#009e73", "--", "keys and values of\nskipped layers"),
     "discarded": ("#f3d9a4", "//", "pass, ended and not used"),
     "cancelled": ("#ffffff", "xx", "pass, stopped"),
     "dispatch": ("#3a3a3a", "", "dispatch of sub-processes"),
@@ -31,6 +35,10 @@ _KINDS: dict[str, tuple[str, str, str]] = {
     "promotion": ("#d8d8d8", "..", "on a link: state taken over"),
 }
 _FATES = ("kept", "discarded", "cancelled")
+_LINKS = ("dispatch", "link", "promotion")
+_DASHED = ("miss", "rollback")
+_SEGMENTS = ("rollback", "fallback", "cap")
+"""Commits of Big Little Decoder: what a small model wrote is looked at, and goes on or is taken back."""
 _MOST_UNITS = 200
 _BAR = 0.39  # half the height of a unit's bar; rows are 1 apart
 _INCHES = (10.0, 1.15, 0.65, 0.75)  # width, left, bottom, top around the axes
@@ -42,29 +50,34 @@ def draw(
     """A bar for every interval, in its unit's row: by fate, with its token's position and its layers where there is room.
 
     `intervals` has the columns of `Interval` in `sim.events`: unit (-1 is a link), start, end, what, process, position, first,
-    last, fate. `commits`, where given, has time, kind and tokens; each is a vertical line, dashed after a miss.
+    last, fate. `commits`, where given, has time, kind and tokens; each is a vertical line, dashed after a miss and a rollback. A
+    unit on which several models run has a row for each. What a small model wrote in vain is told apart by the commits.
     """
     rows = demand(intervals, "the timeline", _COLUMNS)
     for fate in rows["fate"].unique().sort():
         checks.one_of("fate", fate, _FATES)
     for what in rows["what"].unique().sort():
-        checks.one_of("interval", what, ("forward", *list(_KINDS)[4:]))
-    more = {"role": "target", "width": 1, "depth": 0}
+        checks.one_of("interval", what, ("forward", *_LINKS))
+    more = {"role": "target", "width": 1, "depth": 0, "rows_only": False}
     missing = [pl.lit(value).alias(name) for name, value in more.items() if name not in rows.columns]
     rows = rows.with_columns(*missing, lane=pl.lit(0), lanes=pl.lit(1))
-    drafted = (pl.col("role") != "target") & (pl.col("fate") == "kept")
-    fate_or_draft = pl.when(drafted).then(pl.lit("draft")).otherwise("fate")
-    rows = rows.with_columns(kind=pl.when(pl.col("what") == "forward").then(fate_or_draft).otherwise("what"))
-    units = int(rows["unit"].max()) + 1  # type: ignore[arg-type]
-    if units > _MOST_UNITS:
-        raise ParameterError(f"the timeline has room for at most {_MOST_UNITS} units, got {units}; draw fewer, or export a trace")
+    kinds = [_kind(row) for row in rows.iter_rows(named=True)]
+    if commits is not None:
+        kinds = _in_vain(rows, kinds, commits)
+    rows = rows.with_columns(kind=pl.Series(kinds, dtype=pl.String))
+    count = int(rows["unit"].max()) + 1  # type: ignore[arg-type]
+    if count > _MOST_UNITS:
+        raise ParameterError(f"the timeline has room for at most {_MOST_UNITS} units, got {count}; draw fewer, or export a trace")
+    rows, names = _rows(rows, count)
+    units = len(names)
     on_units, on_links = rows.filter(pl.col("unit") >= 0), _lanes(rows.filter(pl.col("unit") < 0))
     bars = on_units.iter_rows(named=True), on_links.iter_rows(named=True)
     boxes = [_box(row, units) for part in bars for row in part]
     links = on_links.height > 0
     with house():
         width, left, bottom, top = _INCHES
-        inner = min(max(0.46 * (units + links), 1.6), 14.0)
+        told = 0.19 * (5 + sum(1 + _KINDS[kind][2].count("\n") for kind in set(rows["kind"])))  # the legend
+        inner = min(max(0.46 * (units + links), 1.6, told - bottom), 14.0)
         height = bottom + inner + top
         figure, axes = canvas(width, height, (left / width, bottom / height, (width - left - 2.75) / width, inner / height))
         axes.set_ylim(units - 0.5 + links, -0.5)
@@ -76,19 +89,79 @@ def draw(
         _texts(axes, on_units, units)
         if commits is not None:
             _commits(axes, commits)
-        axes.set_yticks([*range(units)][:: -(-units // 40)], [_name(on_units, unit) for unit in range(0, units, -(-units // 40))])
+        step = -(-units // 40)
+        axes.set_yticks([*range(units)][::step], names[::step])
         if links:
             axes.set_yticks([*axes.get_yticks(), units + 0.1], [*(label.get_text() for label in axes.get_yticklabels()), "links"])
         axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
         axes.set_xlabel(f"time  [{time_unit}]")
         figure.text(left / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
-        _legend(figure, present, bool(commits is not None and commits.height), 1 - top / height)
+        put_out = bool(commits is not None and commits.height)
+        _legend(figure, present, put_out, 1 - top / height, several=bool((rows["depth"] > 0).any()))
     return figure
+
+
+def _kind(row: dict[str, Any]) -> str:
+    """What is drawn of an interval, as far as it alone can tell."""
+    if row["what"] != "forward":
+        return str(row["what"])
+    if row["fate"] != "kept":
+        return str(row["fate"])
+    return "draft" if row["role"] != "target" else "rows" if row["rows_only"] else "kept"
+
+
+def _in_vain(rows: pl.DataFrame, kinds: list[str], commits: pl.DataFrame) -> list[str]:
+    """The kinds, with a small model's passes told apart whose token was not kept, and a pass that a rollback made necessary.
+
+    A segment ends with a pass of the large model over all that was written, and a commit, the last token of which is its own. A
+    small model's pass that has read the text up to a position wrote the token behind it. Where the small model is the first layers
+    of the large one, they are its passes.
+    """
+    commits = demand(commits, "the timeline's commits", ("time", "kind", "tokens"))
+    if not commits["kind"].is_in(_SEGMENTS).any():
+        return kinds
+    deepest = rows["last"].max()
+    found = ["draft" if kind == "kept" and row["first"] == 0 and row["last"] < deepest and row["role"] == "target" else kind
+             for kind, row in zip(kinds, rows.iter_rows(named=True), strict=True)]  # fmt: skip
+    out, since = 0, -np.inf
+    start: int | None = None  # where the text ended before anything was written
+    for time, commit, tokens in commits.select("time", "kind", "tokens").iter_rows():
+        own = rows.with_row_index().filter(pl.col("start") >= since, pl.col("end") <= time, pl.col("what") == "forward")
+        drafts = [(index, at) for index, at in own.select("index", "position").iter_rows() if found[index] == "draft"]
+        [*_, (last, end)] = [pair for pair in own.select("index", "position").iter_rows() if pair not in drafts] or [(-1, 0)]
+        if start is None:
+            start = drafts[0][1] if drafts else end
+        for index, at in drafts:
+            if commit == "rollback" and at + 1 > start + out + tokens - 1:
+                found[index] = "unsure" if at >= end and rows["role"][index] != "target" else "taken back"
+            elif commit == "fallback" and at >= end:
+                found[index] = "unsure"
+        if commit == "again" and last >= 0:
+            found[last] = "again"
+        out, since = out + tokens, time
+    return found
+
+
+def _rows(rows: pl.DataFrame, units: int) -> tuple[pl.DataFrame, list[str]]:
+    """The intervals with the row that each is drawn in for its unit, and what the rows are called."""
+    used = rows.filter(pl.col("unit") >= 0, pl.col("what") == "forward")
+    places: dict[tuple[int, str], int] = {}
+    names: list[str] = []
+    for unit in range(units):
+        roles = used.filter(unit=unit)["role"].unique(maintain_order=True).to_list()
+        roles.sort(key=lambda role: role != "target")
+        for role in roles or ["target"]:
+            places[unit, role] = len(names)
+            told = "large" if role == "target" else role
+            names.append(_name(used, unit) if role == "target" and len(roles) == 1 else f"unit {unit}\n{told} model")
+    at = [places.get((unit, role), next((place for (each, _), place in places.items() if each == unit), unit))
+          for unit, role in rows.select("unit", "role").iter_rows()]  # fmt: skip
+    return rows.with_columns(unit=pl.Series(at, dtype=pl.Int64)), names
 
 
 def _name(on_units: pl.DataFrame, unit: int) -> str:
     """Unit 0 is the main process's where every token is verified on it; nested, promoted processes stay where they are."""
-    passes = on_units.filter(pl.col("kind") == "kept")
+    passes = on_units.filter(pl.col("kind").is_in(["kept", "again"]))
     home = set(passes.filter(pl.col("last") == pl.col("last").max())["unit"]) == {0}
     return f"unit {unit} (main)" if unit == 0 and home else f"unit {unit}"
 
@@ -130,13 +203,18 @@ def _texts(axes: Axes, rows: pl.DataFrame, units: int) -> None:
     size = 7.5
     letter = 0.62 * size * figure.dpi / 72
     for row in rows.filter((pl.col("what") == "forward") & (pl.col("end") > pl.col("start"))).iter_rows(named=True):
-        layers, number = f"{row['first']}–{row['last']}", f"{row['position']}"
-        places = row["depth"] or row["width"]  # of several hypotheses there are more tokens than positions
+        layers, number = _layers(row), f"{row['position']}"
+        places = row["depth"] or row["width"]  # of several hypotheses or texts there are more tokens than positions
         if places > 1:
             number = f"{row['position'] - places + 1}–{number}"
         choices = [f"token{'s' if places > 1 else ''} {number}", number]
+        if row["depth"]:  # so many tokens in all
+            choices = [f"{choices[0]}, {row['width']} in all", f"{number} ×{row['width']}", number]
         if tall:
-            choices = [f"{choices[0]}\nlayers {layers}", f"{number}\n{layers}", *choices]
+            whole = f"layers {layers}" if layers != _HEAD else layers
+            folded = layers.replace(", ", ",\n")
+            both = [f"{each}\n{told}" for told in (layers, folded) for each in choices[1:]]
+            choices = [f"{choices[0]}\n{whole}", *both, *choices]
         room = (row["end"] - row["start"]) * pixels - 6
         text = next((text for text in choices if max(map(len, text.split("\n"))) * letter <= room), "")
         if text:
@@ -149,6 +227,16 @@ def _texts(axes: Axes, rows: pl.DataFrame, units: int) -> None:
             )  # fmt: skip
 
 
+_HEAD = "head"
+
+
+def _layers(row: dict[str, Any]) -> str:
+    """The layers that a pass ran, those of gaps left out."""
+    edges = [row["first"], *(edge for gap in row.get("gaps") or () for edge in gap), row["last"]]
+    spans = [f"{low}–{high}" for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+    return ", ".join(spans) or _HEAD
+
+
 def _commits(axes: Axes, commits: pl.DataFrame) -> None:
     commits = demand(commits, "the timeline's commits", ("time", "kind", "tokens"))
     last = -np.inf
@@ -158,7 +246,7 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
     axes.set_xlim(start, max(end, float(commits["time"].max())))  # type: ignore[arg-type]
     for time, kind, tokens in commits.select("time", "kind", "tokens").iter_rows():
         total += tokens
-        axes.axvline(time, color=INK, linewidth=1.3, linestyle="--" if kind == "miss" else "-", zorder=3, label=f"commit {kind}")
+        axes.axvline(time, color=INK, linewidth=1.3, linestyle="--" if kind in _DASHED else "-", zorder=3, label=f"commit {kind}")
         for text in (f"{total} out, {kind}", f"{total}"):
             half = 0.31 * 8 * axes.figure.dpi / 72 * len(text)
             if time * pixels - half > last:
@@ -167,13 +255,13 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
                 break
 
 
-def _legend(figure: Figure, present: Iterable[str], commits: bool, top: float) -> None:
+def _legend(figure: Figure, present: Sequence[str], commits: bool, top: float, *, several: bool) -> None:
     handles: list[Any] = []
     for kind in present:
         face, hatch, words = _KINDS[kind]
         handles.append(Patch(facecolor=face, edgecolor=INK, linewidth=0.6, hatch=2 * hatch, label=words))
-    title = "in a bar: its token's position,\nthe layers run"
+    title = "in a bar: its token's position,\nthe layers run" + ("\n×: of so many texts, or hypotheses" if several else "")
     if commits:
-        title += "\nlines: tokens put out so far\n(dashed: after a miss)"
+        title += "\nlines: tokens put out so far\n(dashed: after a miss" + (", a rollback)" if "taken back" in present else ")")
     place: dict[str, Any] = {"loc": "upper left", "alignment": "left", "borderaxespad": 0}
     figure.legend(handles=handles, title=title, bbox_to_anchor=(0.735, top + 0.01), **place)

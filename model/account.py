@@ -7,6 +7,7 @@ memory is what a decoding waits for. A pass that is cut off is counted whole.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -160,6 +161,16 @@ class Totals(NamedTuple):
     """Passes that projected any position onto the vocabulary: the projection is read once for all of them."""
     heads: float = 0.0
     """Positions projected onto the vocabulary."""
+
+
+def of_passes(layers: int, passes: float, tokens: float = math.nan, heads: float = math.nan) -> Totals:
+    """Passes through so many layers, each with a head, over so many tokens and projecting so many; where they stand is not said.
+
+    >>> found = of_passes(4, 3, 7)
+    >>> found.layer_runs, found.layer_passes, found.head_runs, found.heads
+    (12, 28, 3, nan)
+    """
+    return Totals(passes, layers * passes, layers * tokens, math.nan, math.nan, head_runs=passes, heads=heads)
 
 
 class Work(NamedTuple):

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model import checks
 from model.acceptance import Chain, Replay, TwoClass
-from model.account import Account
+from model.account import Account, Work, of_passes
 from model.algorithms.adaptive import Parameters
 from model.latency import UnitCost
 from model.policies import RISE, Heuristic, thresholds
@@ -64,6 +64,16 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
     rounds = (found.rounds, found.drafted, found.operations) if known else ()
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*values, *rounds)))
+
+
+def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
+    """What the passes of both models come to, in the mean; nan where it matters where they stand, None where `predict` is."""
+    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=0.0))
+    if found.rounds is None or found.drafted is None:
+        return None
+    rounds, drafted = float(found.rounds), float(found.drafted)
+    both = {"target": of_passes(parameters.layers, rounds, rounds + drafted, heads=rounds + drafted)}
+    return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted, heads=drafted)} if drafted else {}))
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:

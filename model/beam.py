@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.account import Account
+from model.account import Account, Work, of_passes
 from model.algorithms.beam import ARRANGEMENTS, Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
@@ -66,6 +66,22 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
+
+
+def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:
+    """What the passes of both models come to, in the mean; nan where it matters where they stand, and how many are projected.
+
+    >>> from model.acceptance import Iid
+    >>> found = work(Parameters(40, draft_length=3, beams=4), 128, Iid(0.79)).of  # one pass for all beams
+    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
+    (44.446, 131.273)
+    """
+    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=0.0, operations_ratio=0.0))
+    assert found.rounds is not None and found.drafted is not None and found.operations is not None  # noqa: PT018
+    apart = 1 if parameters.arrangement == "batched" else parameters.beams
+    rounds, drafted = apart * float(found.rounds), apart * float(found.drafted)
+    both = {"target": of_passes(parameters.layers, rounds, float(found.operations))}
+    return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted)} if drafted else {}))
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:

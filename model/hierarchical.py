@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks, hierarchical_lengths
-from model.account import Account
+from model.account import Account, Work, of_passes
 from model.algorithms.hierarchical import READINGS, Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
@@ -62,6 +62,27 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
+
+
+def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
+    """What the passes of the three models come to, in the mean; nan where it matters where they stand, and how wide they are.
+
+    Passes of a model are what one more unit of time for each of its passes adds to the time.
+
+    >>> from model.acceptance import Iid
+    >>> found = work(Parameters(40, draft_length=3), 128, {"accept": Iid(0.79), "medium_accept": Iid(0.9)}).of
+    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
+    (44.446, 131.273)
+    """
+    unpaid, small, medium = (
+        predict(parameters, tokens, laws, UnitCost(1, cost_ratio=c, medium_cost_ratio=m)) for c, m in ((0, 0), (1, 0), (0, 1))
+    )
+    assert unpaid.rounds is not None and unpaid.drafted is not None  # noqa: PT018
+    rounds, offered = float(unpaid.rounds), float(unpaid.drafted)
+    passes = {"medium": float(medium.busy - unpaid.busy), "draft": float(small.busy - unpaid.busy)}
+    depths = {"medium": parameters.medium_layers, "draft": parameters.draft_layers}
+    found = {"target": of_passes(parameters.layers, rounds, rounds + offered, heads=rounds + offered)}
+    return Work(found | {role: of_passes(depths[role], count) for role, count in passes.items() if count})
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:

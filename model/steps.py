@@ -92,13 +92,14 @@ class Read(NamedTuple):
     * `sample`: a token drawn from the law; `chance`: the probability of `token` under it.
     * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
     * `confidence`: how sure the output is of `token`, or without one of its likeliest, a number in [0, 1].
+    * `saturation`: how little the state has changed in the pass's last layer, a number in [0, 1]; of a pass that `compared` them.
     * `distance`: how far the law is from `token`, its cross-entropy [nats].
     * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at `against_offset`.
     * `beams`: the `width` likeliest of all continuations of `hypotheses`, best first, as `Continuation`s. A hypothesis is a token
       of the pass, by its index, and the logarithm of the probability of all that leads to it.
     """
 
-    kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence", "distance", "beams"]
+    kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence", "saturation", "distance", "beams"]
     output: Any
     offset: int = -1
     width: int = 1

@@ -138,7 +138,7 @@ class Lossy(World):
         whole = output.role == "target" and output.last == self.layers
         place = after - self.prompt
         if not self.decisions:
-            if step.kind == "confidence":
+            if step.kind in ("confidence", "saturation"):
                 text = output.texts[step.offset if len(output.texts) > 1 else 0] if output.texts else 0
                 return float(output.last >= self.depths[text][place])
             return after if right else -after

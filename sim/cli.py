@@ -239,7 +239,7 @@ def trace(
         import figures
         from figures import timeline
 
-        rows = pl.DataFrame([row._asdict() for row in result.intervals])
+        rows = pl.DataFrame([row._asdict() for row in result.intervals], infer_schema_length=None)
         commits = pl.DataFrame(result.commits, schema=["time", "kind", "tokens"], orient="row")
         figure = timeline.draw(rows, commits, title=name)
         figures.save(figure, out.with_suffix(""), formats=(out.suffix.removeprefix("."),))

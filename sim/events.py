@@ -39,12 +39,20 @@ class Interval(NamedTuple):
     fate: str  # kept, discarded (ended, not used), cancelled (stopped)
     role: str = "target"  # whose pass it is
     width: int = 1  # of how many tokens
-    depth: int = 0  # at how many positions, of several hypotheses; 0: at as many as there are tokens
+    depth: int = 0  # at how many positions, of several hypotheses or texts; 0: at as many as there are tokens
+    gaps: tuple[tuple[int, int], ...] = ()  # layers in between that were not run
+    rows_only: bool = False  # keys and values alone were made
 
     @property
     def earliest(self) -> int:
         """The position of the first token of a pass."""
         return self.position - (self.depth or self.width) + 1
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The layers that were run, as half-open ranges: between `first` and `last` all but the gaps."""
+        edges = [self.first, *(edge for gap in self.gaps for edge in gap), self.last]
+        return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
 
 
 @dataclass
@@ -484,8 +492,9 @@ class _Process:
         if isinstance(step, Forward):
             role, tokens, _, first, last, *_ = step
             position, width = step.end - 1, len(tokens)
-            depth = step.end - step.at if step.after else 0
-            row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, role, width, depth)
+            depth = step.end - step.at if step.after or step.texts else 0
+            more = role, width, depth, step.gaps, step.rows_only
+            row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, *more)
         else:
             row = Interval(self.unit, self.since, now, "dispatch", number, -1, -1, -1, fate)
         self.engine.records.append((row, self))

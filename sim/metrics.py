@@ -20,6 +20,8 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `flops_per_token`         and `weight_bytes`, `kv_read_bytes`, `kv_written_bytes`, `head_passes`, `transferred_bytes`: where the
                           shapes of the models are given, arithmetic and traffic, as `model.account` counts them
 `arithmetic_intensity`    operations for each byte of weights and cache that is read or written
+`plain_flops_per_token`   and `plain_weight_bytes_per_token`, `plain_arithmetic_intensity`: plain decoding's, of the same tokens in
+                          the same batches
 ========================  =========================================================================================
 """
 
@@ -43,6 +45,8 @@ ESTIMATES = (
 )  # fmt: skip
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
 WORK = tuple(f"{name}_per_token" for name in Bill._fields)
+PLAIN_WORK = ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity")
+"""What is said of plain decoding's work too, in columns `plain_*`."""
 BOUNDS = ("low", "high", "input_low", "input_high")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended",
         "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *estimates, *metrics.PER_ROUND, *metrics.WORK,
-        "arithmetic_intensity", "agreement_source",
+        "arithmetic_intensity", "agreement_source", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
@@ -202,6 +202,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         # Of the deck as a whole, so only where its table is replayed as a whole.
         if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
             lines += deck_report.sentences(rows)
+    lines += _of_schedules(table, names)
     lines.append("intervals: 95 %, from sampling")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
@@ -230,6 +231,17 @@ def _lossy(table: pl.LazyFrame) -> list[str]:
         what = "nobody has measured how far it agrees with the target's" if source == "unknown" else f"agreement is {source}"
         lines.append(f"not exact, another text than the target's: {', '.join(part['method'].unique(maintain_order=True))}; {what}")
     return lines
+
+
+def _of_schedules(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """What SkipDecode's tables say of its published settings, where all of a model's are among the points."""
+    from model.published import skipdecode_report
+
+    keys = ["layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence", "power"]
+    if not {"method", *keys} <= {*names}:
+        return []
+    own = table.filter(pl.col("method") == "skipdecode").select(keys).unique().collect(engine="streaming")
+    return [sentence for found in skipdecode_report.replayed(own.to_dicts()) for sentence in skipdecode_report.sentences_on(*found)]
 
 
 def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:

@@ -121,8 +121,10 @@ def _complete(track: int, row: Interval) -> dict[str, Any]:
     label = row.what
     if row.what == "forward":
         at = f"tokens {row.earliest}–{row.position}" if row.earliest < row.position else f"token {row.position}"
-        # Of several hypotheses there are more tokens than positions.
-        label = f"{at}{f' ({row.width} in all)' if row.depth else ''} · layers {row.first}–{row.last}"
+        # Of several hypotheses or texts there are more tokens than positions.
+        done = f"layers {', '.join(f'{low}–{high}' for low, high in row.spans)}" if row.spans else "head"
+        done = f"keys and values of {done}" if row.rows_only else done
+        label = f"{at}{f' ({row.width} in all)' if row.depth else ''} · {done}"
         label = label if row.role == "target" else f"{row.role}: {label}"
         args |= {"position": row.position, "layers": f"[{row.first}, {row.last})", "role": row.role, "tokens": row.width}
     return {

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from model import acceptance, coins
 from model.acceptance import Outcomes
 from model.account import Account, bill
+from model.algorithms import autoregressive, skipdecode
 from model.checks import ParameterError
 from model.intervals import wilson
 from model.latency import RATIOS, UnitCost
@@ -95,7 +96,9 @@ def formula_row(case: Case) -> Row:
     """The theory's estimates of one point."""
     estimates, bounds, prediction = formula_of(case)
     row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
-    if prediction.rounds is None:
+    if prediction.rounds is None and hasattr(case.parameters, "steps_of"):
+        row["operations_per_token"] = _layers_worked(case) / case.parameters.layers / case.outputs
+    elif prediction.rounds is None:
         row |= operations_of(case, row["compute_per_token"])
     else:
         found = metrics.per_round(case.settings.tokens, prediction.rounds, prediction.drafted, prediction.operations)
@@ -111,6 +114,28 @@ def work_of(case: Case) -> Row:
         return {}
     found = closed(case.parameters, case.settings.tokens, _one_or_all({key: each.law for key, each in case.outcomes.items()}))
     return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs)
+
+
+def _layers_worked(case: Case) -> float:
+    """Layers run, once for each token, by a method that leaves some out."""
+    law = next((outcome.law for outcome in case.outcomes.values()), None)
+    found = methods.theory(case.method).work(case.parameters, case.settings.tokens, law)
+    return float(found.of["target"].layer_passes)
+
+
+def plain_work_of(case: Case) -> Row:
+    """The same of plain decoding of the same tokens, in the same batches."""
+    if not case.shapes:
+        return {}
+    tokens, layers = case.settings.tokens, case.parameters.layers
+    if hasattr(case.parameters, "steps_of"):  # a schedule that leaves nothing out
+        batches = {"batch": case.parameters.batch, "lengths": case.parameters.lengths}
+        whole = skipdecode.Parameters(layers, layers, layers, prompt=0, sequence=tokens, **batches)
+        found = methods.theory("skipdecode").work(whole, tokens, None)
+    else:
+        found = methods.theory("autoregressive").work(autoregressive.Parameters(layers), tokens, None)
+    worked = metrics.worked(bill(found, case.shapes), case.outputs)
+    return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
 
 
 def operations_of(case: Case, compute_per_token: float) -> Row:
@@ -193,6 +218,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         }  # fmt: skip
     if hasattr(case.parameters, "steps_of"):
         row["occupancy"] = case.outputs / (case.steps * case.parameters.batch)
+    row |= plain_work_of(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     # An axis that none of these columns shows has its own, under its path.
     rest = {path: value for path, value in grid.values(point).items() if not _shown(row, path, value)}

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import autoregressive, ppd, speculative
+from model import adaptive, autoregressive, beam, hierarchical, ppd, speculative
 from model.acceptance import ByPosition, Iid, Replay
 from model.account import Account, Bill, Totals, Work, bill, context_of, kind_of
+from model.algorithms import adaptive as policies
 from model.algorithms import autoregressive as plain
+from model.algorithms import beam as search
+from model.algorithms import hierarchical as nested
 from model.algorithms import ppd as pipelined
 from model.algorithms import speculative as drafting
 from model.checks import ParameterError
@@ -172,3 +175,50 @@ def test_work_goes_with_the_chances_of_a_law() -> None:
 def test_an_empty_account_is_nothing(stop: Any) -> None:
     assert stop.fget(Account()) == 0
     assert Account().totals() == Work({})
+
+
+def same_where_known(found: Work, want: Work) -> None:
+    assert found.of.keys() == want.of.keys()
+    for role, totals in found.of.items():
+        known = [name for name, value in zip(Totals._fields, want.of[role], strict=True) if not np.isnan(value)]
+        assert {"passes", "layer_runs", "head_runs"} <= {*known}
+        for name in known:
+            assert near(getattr(totals, name), getattr(want.of[role], name)), (role, name)
+
+
+def world_of(module: Any, parameters: Any, layers: int, luck: dict[str, list[bool]]) -> World:
+    lengths = {
+        name: ByPosition(np.array(row, float)).survivors(iter([np.full((len(row), 1), 0.5)]), parameters.longest)[:, 0].tolist()
+        for name, row in luck.items()
+    }
+    return World(1, layers, drafts={role: Draft(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
+
+
+@given(BITS, st.sampled_from((1, 3)))
+def test_drafts_that_grow_and_shrink(accept: list[bool], first: int) -> None:
+    parameters, tokens = policies.Parameters(3, "heuristic", 5, first, draft_layers=2), len(accept)
+    found = count(policies.decode(parameters, [0], tokens), world_of(policies, parameters, 3, {"accept": accept}), tokens)
+    want = adaptive.work(parameters, tokens, ByPosition(np.array(accept, float)))
+    assert want is not None
+    same_where_known(found.account.totals(), want)
+    assert adaptive.work(policies.Parameters(3, "optimum", believed_cost_ratio=0.1), 4, Iid(0.5)) is None
+
+
+@given(BITS, st.integers(0, 2**20 - 1), st.sampled_from(("literal", "reuse", "bonus", "recursive")), st.integers(1, 3))
+def test_three_models(accept: list[bool], bits: int, reading: str, draft_length: int) -> None:
+    tokens, medium = len(accept), [bool(bits >> place & 1) for place in range(len(accept))]
+    inner = 1 if reading == "recursive" else None
+    parameters = nested.Parameters(3, draft_length, reading, inner, draft_layers=2, medium_layers=2)
+    world = world_of(nested, parameters, 3, {"accept": accept, "medium_accept": medium})
+    found = count(nested.decode(parameters, [0], tokens), world, tokens)
+    laws = {"accept": ByPosition(np.array(accept, float)), "medium_accept": ByPosition(np.array(medium, float))}
+    same_where_known(found.account.totals(), hierarchical.work(parameters, tokens, laws))
+
+
+@given(BITS, st.sampled_from(("sequential", "parallel", "batched")), st.integers(1, 3))
+def test_searches_with_beams(accept: list[bool], arrangement: str, draft_length: int) -> None:
+    tokens = len(accept)
+    parameters = search.Parameters(3, draft_length, beams=2, rule="per-beam", arrangement=arrangement, draft_layers=2)
+    world = world_of(search, parameters, 3, {"accept": accept})
+    found = count(search.decode(parameters, [0], tokens), world, 10**6)  # it ends by itself
+    same_where_known(found.account.totals(), beam.work(parameters, tokens, ByPosition(np.array(accept, float))))

@@ -124,6 +124,34 @@ def test_fewer_rows_say_less(rows: list[dict[str, Any]]) -> None:
     assert "no length is in all" in " ".join(skipdecode_report.sentences(late))
 
 
+def test_settings_are_replayed_where_all_of_a_model_are_there() -> None:
+    table = [row for row in skipdecode_report.schedule_rows() if row["model"] == "opt-6.7b"]
+    settings = [row | {"prompt": prompt, "sequence": sequence, "power": 1.0} for row in table
+                for prompt, sequence in (LENGTHS["reddit"], LENGTHS["cnn_dm"])]  # fmt: skip
+    other = settings[0] | {"min_layers": 3}
+    assert skipdecode_report.replayed([*settings, other]) == [("reddit", "opt-6.7b"), ("cnn_dm", "opt-6.7b")]
+    assert skipdecode_report.replayed(settings[1:]) == [("cnn_dm", "opt-6.7b")]
+    for key, value in (("power", 2.0), ("warm_up", 2), ("prompt", 61), ("sequence", 161), ("layers", 33), ("max_layers", 23)):
+        assert skipdecode_report.replayed([row | {key: value} for row in settings]) == []
+    assert skipdecode_report.replayed([]) == []
+
+
+def test_what_is_said_of_a_model_on_a_data_set_is_of_its_rows(rows: list[dict[str, Any]]) -> None:
+    text = " ".join(skipdecode_report.sentences_on("e2e", "opt-1.3b"))
+    for row in rows:
+        if (row["data_set"], row["model"]) == ("e2e", "opt-1.3b"):
+            assert f"{row['realised']:.2f} at {row['target_speedup']}x" in text
+    assert "publishes for OPT-1.3B, with the lengths of E2E" in text
+    assert "5x of OPT-1.3B is 4.80." in text
+    assert "34 with halves up" in text
+    assert not any(name in text for name in ("OPT-6.7B", "Reddit", "CNN"))
+    limit = " ".join(skipdecode_report.sentences_on("reddit", "opt-6.7b"))
+    assert "Texts ran to the longest length, or close to it, at 5x of OPT-6.7B on Reddit" in limit
+    assert "counts OPT-6.7B from 30 layers" in limit
+    with pytest.raises(ParameterError, match="unknown model 'opt-13b'"):
+        skipdecode_report.sentences_on("e2e", "opt-13b")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -449,7 +449,22 @@ def test_a_threshold_falls_over_all_tokens() -> None:
 def test_a_model_that_says_numbers_is_compared_with_the_threshold(sure: float, depth: int) -> None:
     class Told(Lossy):
         def read(self, step: Any) -> Any:
-            return sure if step.kind == "confidence" else super().read(step)
+            return sure if step.kind in ("confidence", "saturation") else super().read(step)
 
-    found = count(early_exit.decode(leave(threshold=0.5), [0], 2), Told(1, 4, depths=[[4, 4]]), 2)
-    assert found.layer_passes == 2 * depth
+    for measure in leaving.MEASURES:
+        choice = leave(threshold=0.5, measure=measure)
+        found = count(early_exit.decode(choice, [0], 2), Told(1, 4, depths=[[4, 4]]), 2)
+        assert found.layer_passes == 2 * depth
+
+
+@pytest.mark.parametrize(("measure", "kind"), [("softmax", "confidence"), ("state", "saturation")])
+def test_each_measure_is_asked_by_its_name(measure: str, kind: str) -> None:
+    asked = set()
+
+    class Told(Lossy):
+        def read(self, step: Any) -> Any:
+            asked.add(step.kind)
+            return super().read(step)
+
+    count(early_exit.decode(leave(measure=measure), [0], 2), Told(1, 4, depths=[[4, 2]]), 2)
+    assert asked == {kind, "next"}

@@ -105,6 +105,17 @@ def read_once_more(right: Any, *args: Any) -> Steps:
     return max(read - 1, 0)
 
 
+def keeps_the_first(right: Any, parameters: Any, *args: Any) -> Steps:
+    """Whatever the threshold, likely enough is enough."""
+    return (yield from right(replace(parameters, rollback_threshold=1.0), *args))
+
+
+def read_too_much(steps: Steps) -> Steps:
+    """The small model goes on from what it had written, though it was taken back."""
+    read = yield from steps
+    return read + 1
+
+
 def decisions_swapped(right: Any, world: Any, prompt: int, layers: int, decisions: Any = (), depths: Any = ()) -> None:
     right(world, prompt, layers, [(2 - decision) % 3 for decision in decisions], depths)
 
@@ -146,8 +157,8 @@ def never_when_sure(right: Any, *args: Any) -> Steps:
     return not (yield from right(*args))
 
 
-def last_text_alone(right: Any, out: Any, width: int, threshold: float) -> Steps:
-    return (yield from right(out, 1, threshold))
+def last_text_alone(right: Any, out: Any, measure: str, width: int, threshold: float) -> Steps:
+    return (yield from right(out, measure, 1, threshold))
 
 
 def filled_for_nothing(right: Any, owed: Any, at: int, first: int, last: int) -> Steps:
@@ -169,6 +180,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("bild 18d", "shorter drafts", after(shorter_drafts, bild, "write")),
     ("bild 18e", "shorter drafts", after(shorter_drafts, bild, "write")),
     ("bild 18f", "infinity is three", after(infinity_is_three, Decisions, "decided")),
+    ("bild 18g", "kept by chance", after(keeps_the_first, bild, "_decide")),
+    ("bild 18g", "read too much", after(lambda right, *args: read_too_much(right(*args)), bild, "_decide")),
+    ("bild 18i", "shorter drafts", after(shorter_drafts, bild, "write")),
     ("bild 19a", "one more", after(one_more, bild_formulas, "rollback_probability")),
     ("bild 19b", "memory knows no rollbacks", after(no_rollbacks, bild_formulas, "memory_factor")),
     ("bild 28a", "unsure is unlikely", after(unsure_is_unlikely, bild_paths, "segments")),

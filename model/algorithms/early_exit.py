@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from model import checks
 from model.algorithms import _batches
@@ -192,7 +192,7 @@ def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: 
         compared = 0 if softmax or behind == layers else width
         out = yield step._replace(first=depth, last=behind, state=out, heads=heads, compared=compared)
         depth = behind
-        if depth < layers and (yield from _sure(out, width, threshold)):
+        if depth < layers and (yield from _sure(out, "confidence" if softmax else "saturation", width, threshold)):
             break
     if depth < layers and not softmax:
         state, out = out, (yield step._replace(first=depth, last=depth, state=out))
@@ -207,9 +207,9 @@ def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: 
     return out
 
 
-def _sure(out: Any, width: int, threshold: float) -> Generator[Step, Any, bool]:
+def _sure(out: Any, measure: Literal["confidence", "saturation"], width: int, threshold: float) -> Generator[Step, Any, bool]:
     for index in range(width):
-        if (yield Read("confidence", out, index - width)) < threshold:
+        if (yield Read(measure, out, index - width)) < threshold:
             return False
     return True
 

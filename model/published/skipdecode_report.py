@@ -132,6 +132,32 @@ def _ends(lengths: Sequence[int]) -> tuple[int, int] | None:
     return (lengths[0], lengths[-1]) if lengths else None
 
 
+def replayed(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Of which data sets and models these settings are all of Table 2's: layers, min_layers, max_layers, prompt, sequence, warm_up,
+    power; other settings beside them do not matter.
+
+    >>> table = [row for row in schedule_rows() if row["model"] == "opt-1.3b"]
+    >>> replayed([row | {"prompt": 60, "sequence": 160, "power": 1.0} for row in table])
+    [('e2e', 'opt-1.3b')]
+    """
+    keys = ("layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence", "power")
+    given = {tuple(each[key] for key in keys) for each in settings}
+    found = []
+    for model, table in _by_model().items():
+        for data_set, (prompt, sequence) in LENGTHS.items():
+            wanted = {(*(row[key] for key in keys[:4]), prompt, sequence, 1.0) for row in table}
+            if wanted <= given:
+                found.append((data_set, model))
+    return found
+
+
+def _by_model() -> dict[str, list[dict[str, Any]]]:
+    table: dict[str, list[dict[str, Any]]] = {}
+    for row in schedule_rows():
+        table.setdefault(row["model"], []).append(row)
+    return table
+
+
 # --- In words ---------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +174,24 @@ def sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*parts, *_growth_sentences(rows, families), *_quality_sentences(rows), _other_values_sentence()]
 
 
+def sentences_on(data_set: str, model: str) -> list[str]:
+    """The report in a few words: on one model's rows of Table 2, and of Table 4 on one data set.
+
+    >>> for sentence in sentences_on("e2e", "opt-1.3b")[:2]:
+    ...     print(sentence)
+    The settings are those that SkipDecode's Table 2 publishes for OPT-1.3B, with the lengths of E2E; its tables say of them:
+    (min + max) / 2 is the target in 4 of 4 rows of Table 2.
+    """
+    checks.one_of("data_set", data_set, LENGTHS)
+    checks.one_of("model", model, _by_model())
+    found = [row for row in rows() if (row["data_set"], row["model"]) == (data_set, model)]
+    where = f"for {_NAMES[model]}, with the lengths of {_NAMES[data_set]}"
+    lead = f"The settings are those that SkipDecode's Table 2 publishes {where};"
+    family = {(data_set, model): None}
+    parts = [f"{lead} its tables say of them:", *_schedule_sentences(_by_model()[model]), _realised_sentence(found)]
+    return [*parts, *_common_sentences(family), *_growth_sentences(found, family), *_quality_sentences(found)]
+
+
 def _schedule_sentences(table: Sequence[Mapping[str, Any]]) -> list[str]:
     off = [row for row in table if not row["centred"]]
     named = "".join(f"; of {_named(row)} it is {row['middle']:g}, the target {row['target_layers']:g}" for row in off)
@@ -156,7 +200,8 @@ def _schedule_sentences(table: Sequence[Mapping[str, Any]]) -> list[str]:
     other = [row for row in moved if row["counted_target"] != row["target_layers"]]
     lines = [
         f"(min + max) / 2 is the target in {len(table) - len(off)} of {len(table)} rows of Table 2{named}.",
-        f"Layers over target layers are the label in {len(table) - len(wrong)} of {len(table)} rows; {', '.join(wrong)}.",
+        f"Layers over target layers are the label in {len(table) - len(wrong)} of {len(table)} rows"
+        f"{'; ' if wrong else ''}{', '.join(wrong)}.",
     ]
     if moved:
         told = "".join(f", with a target of {row['counted_target']:g} at {row['target_speedup']:g}x"
@@ -170,7 +215,8 @@ def _realised_sentence(found: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for label in dict.fromkeys(row["target_speedup"] for row in found):
         values = [row["realised"] for row in found if row["target_speedup"] == label]
-        parts.append(f"{min(values):.2f} to {max(values):.2f} at {label:g}x")
+        ends = dict.fromkeys(f"{end:.2f}" for end in (min(values), max(values)))
+        parts.append(f"{' to '.join(ends)} at {label:g}x")
     return f"Generated tokens went through fewer layers by factors of {', '.join(parts)}; no time is given, at any label."
 
 

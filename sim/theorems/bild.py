@@ -26,8 +26,9 @@ from sim.cluster import Cluster
 from sim.events import Run, simulate
 from sim.paths import bild as sampler
 from sim.theorems import draws
-from sim.theorems.drafts import accepted, digits, drafted, rounds
+from sim.theorems.drafts import PROMPT, accepted, digits, drafted, model, rounds
 from sim.theorems.draws import CLOSE, rates, whole
+from sim.theorems.exactness import law_of_text, likeliest_text
 from sim.theorems.statement import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
@@ -98,6 +99,25 @@ def nothing_taken_back(x: Example) -> None:
     decisions = record.decided(0.0, float("inf")).tolist()
     run = play({**x, "variant": "paper"}, decisions=decisions)
     equal("commits of a rollback", [kind for _, kind, _ in run.commits if kind == "rollback"], [])
+
+
+def on_disagreement(x: Example) -> None:
+    """Nothing stays that the large model would not have written: the text is its own."""
+    text, own = _texts({**x, "rollback_threshold": 0.0})
+    equal("text", text, own)
+
+
+def at_any_threshold(x: Example) -> None:
+    text, own = _texts(x)
+    equal("text", text, own)
+
+
+def nothing_but_the_small_models_own(x: Example) -> None:
+    """Never unsure, and nothing taken back: a window of the small model's tokens, and one of the large model's."""
+    x = {**x, "fallback_threshold": 0.0, "rollback_threshold": float("inf"), "tokens": 1 + x["maximum_draft"]}
+    text, _ = _texts(x)
+    small = likeliest_text(model(x["draft"]), PROMPT, x["maximum_draft"])
+    equal("text of a window", text[:-1], small)
 
 
 # --- 19: the released code, and intensity ---
@@ -257,6 +277,15 @@ def _all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
             yield chance, play(x, decisions=[*decisions, 0])
 
 
+def _texts(x: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What two models put out together, and the large one alone; each model reads what has been put out, or it is an error."""
+    parameters = bild.Parameters(1, x["maximum_draft"], x["fallback_threshold"], x["rollback_threshold"], x["variant"])
+    models = {role: model(x[role]) for role in ("target", "draft")}
+    law = law_of_text(lambda: bild.decode(parameters, PROMPT, x["tokens"]), models, PROMPT, x["tokens"])
+    (text,) = law
+    return text, likeliest_text(models["target"], PROMPT, x["tokens"])
+
+
 # --- What they are tried on ---
 
 
@@ -325,6 +354,22 @@ def _records(**more: Any) -> SearchStrategy[Example]:
     return records()
 
 
+def _models() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def models(draw: DrawFn) -> Example:
+        words = draw(whole(2, 3))
+        example: Example = {role: [digits(draw, words, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
+                            for role in ("target", "draft")}  # fmt: skip
+        return example | {
+            "maximum_draft": draw(whole(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(whole(1, 7)),
+            "fallback_threshold": draw(rates()), "rollback_threshold": draw(whole(0, 8)) / 4,
+        }  # fmt: skip
+
+    return models()
+
+
 def _thresholds(most: int) -> SearchStrategy[list[int]]:
     from hypothesis import strategies as st
 
@@ -368,6 +413,18 @@ THEOREMS = (
     _theorem(
         "18f", "A rollback threshold of infinity takes nothing back.", source="[Kim2023], Eq. 3", given=_records,
         holds=nothing_taken_back,
+    ),
+    _theorem(
+        "18g", "A rollback threshold of 0 takes back what the large model would not have written: the text is its own.",
+        source="[Kim2023], Eq. 3: a cross-entropy of 0 is certainty", given=_models, holds=on_disagreement,
+    ),
+    _theorem(
+        "18h", "Any threshold does.", source="false: what is likely enough stays", given=_models, holds=at_any_threshold,
+        expect="fails",
+    ),
+    _theorem(
+        "18i", "Never unsure and with nothing taken back, a window is the small model's own text.", source="a fixed window",
+        given=_models, holds=nothing_but_the_small_models_own,
     ),
     _theorem(
         "19a", "The released code gives as many tokens and large runs a segment more as there are rollbacks.",

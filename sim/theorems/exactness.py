@@ -7,6 +7,7 @@ with a number is a choice too, and leaves the part of [0, 1) that fits. A number
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -200,6 +201,9 @@ class _Reader:
             case "chance":
                 assert step.token is not None
                 return law[step.token]
+            case "distance":
+                assert step.token is not None
+                return -math.log(law[step.token]) if law[step.token] else math.inf
             case "uniform":
                 return Uniform(self.luck)
 
