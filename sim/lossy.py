@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,7 +127,8 @@ class Thresholds:
             luck = np.concatenate([*coins.tiles(0, "record", 0, 3 * -(-ASSUMED // coins.BLOCK))], axis=None)
             return decisions.synthetic(ASSUMED, luck[: 3 * ASSUMED].reshape(3, ASSUMED), sureness=self.sureness)
         assert self.file is not None
-        return _record_of(self.file, self.source or "measured")
+        found: Decisions = _read_once(_record_of, self.file, self.source or "measured", _stamp(self.file))
+        return found
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point: independent, with the record's rates; the interval is what so many tokens leave open."""
@@ -157,7 +160,8 @@ class Replay:
 
     def texts(self) -> list[Decisions]:
         """The record of each text."""
-        return _texts_of(self.file, _columns_of(self.file), self.source)
+        found: list[Decisions] = _read_once(_texts_in, self.file, self.source, _stamp(self.file))
+        return found
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point; the rates are those of all tokens, the agreement that of the texts as they are played."""
@@ -218,6 +222,25 @@ def _refuse_thresholds(parameters: Any, kind: str, names: tuple[str, ...]) -> No
             raise checks.ParameterError(
                 f"{name} has no bearing on outcomes.kind {kind!r}, which states what it comes to; leave it out, or give a record"
             )
+
+
+@lru_cache(maxsize=8)
+def _read_once(read: Callable[[str, str], Any], file: str, source: str, stamp: object) -> Any:
+    """What a file holds; every point of a grid asks for it anew, and a long one takes seconds."""
+    return read(file, source)
+
+
+def _stamp(file: str) -> object:
+    """What is another once a file has changed; of a file that cannot be read whoever reads it will tell."""
+    try:
+        found = Path(file).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _texts_in(file: str, source: str) -> list[Decisions]:
+    return _texts_of(file, _columns_of(file), source)
 
 
 def _record_of(file: str, source: str) -> Decisions:

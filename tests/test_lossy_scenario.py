@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import sim
 from model.checks import ParameterError
+from sim import outcomes, scenario, sweep, trace
 from sim import report as reports
-from sim import scenario, sweep, trace
 from sim.cli import app
 from sim.grid import Grid
 from sim.schema import of_scenarios
@@ -544,6 +544,20 @@ def test_a_record_that_changes_is_another_run(tmp_path: Path, record: str) -> No
     Path(record).write_text(json.dumps({**RECORD, "distance": [0.0] * 6}))
     with pytest.raises(ParameterError, match="holds the run of another scenario"):
         sim.run(given, out=tmp_path / "run", views=["formula"], resume=True)
+    assert sim.run(given, views=["formula"])["rollback_rate"].to_list() == [0.0]  # and what was read before is read again
+
+
+def test_a_record_is_read_once_for_all_points(record: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def json_of(file: str, *more: str) -> Any:
+        read.append(file)
+        return outcomes.json_of(file, *more)
+
+    monkeypatch.setattr("sim.lossy.json_of", json_of)
+    given = tables("bild", method=[{**BILD, **AT}], outcomes={"kind": "thresholds", "file": record})
+    sim.run(given, sweep={"method.fallback_threshold": [0.1, 0.5, 0.9]}, replications=4)
+    assert read == [record]
 
 
 @pytest.mark.parametrize("kind", ["thresholds", "replay", "confidences"])
