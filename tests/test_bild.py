@@ -108,6 +108,7 @@ def test_the_process_is_the_algorithm(decisions: list[int], maximum_draft: int, 
     assert [(kind, size) for _, kind, size in run.commits] == kinds
     assert run.tokens == [*range(1, tokens + 1)]
     assert run.latency == run.busy == sum(time_of(segment, form) for segment in want)
+    assert {row.unit for row in run.intervals if row.what == "forward"} == {0}
     widths = [row.width for row in run.intervals if row.last == 8]
     assert widths == [width for each in want for width in (each.written + 1, each.again) if width]
     runs = sum(each.written + each.unsure for each in want)
@@ -157,13 +158,16 @@ def read_by(steps: Steps, world: Lossy) -> Iterator[tuple[Forward, list[int]]]:
             return
         answer = None
         if isinstance(step, Forward):
+            assert 0 <= step.first < step.last
+            assert not step.unit  # there is one alone
             for layer in range(step.first, step.last):
                 held = known.setdefault((step.role, layer), [])
-                assert step.at <= len(held)
+                assert 0 <= step.at <= len(held)
                 held[step.at :] = step.tokens
             yield step, known[step.role, step.last - 1]
             answer = step
         elif isinstance(step, Read):
+            assert step.kind in ("next", "confidence", "distance")
             answer = world.read(step)
         elif isinstance(step, Commit):
             world.written = [*world.written, *step.tokens]
@@ -184,6 +188,7 @@ def test_what_a_model_has_read_is_the_text(decisions: list[int], maximum_draft: 
             assert read[: len(text)] == text
             right = list(itertools.takewhile(lambda pair: pair[0] == pair[1], enumerate(read)))
             assert all(token < 0 for token in read[len(right) :])
+    assert world.written == [*range(prompt, prompt + tokens)]  # and then it ends by itself
 
 
 def test_the_stop_token_ends_the_text() -> None:
@@ -214,12 +219,12 @@ def test_thresholds_decide_where_a_model_says_numbers() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"layers": 0}, "layers must be between 1 and"), ({"maximum_draft": 0}, "maximum_draft must be between 1 and 250, got 0"),
+        ({"layers": 0}, "^layers must be between 1 and"), ({"maximum_draft": 0}, "maximum_draft must be between 1 and 250, got 0"),
         ({"maximum_draft": 251}, "maximum_draft must be between 1 and 250, got 251"),
         ({"fallback_threshold": 1.1}, "fallback_threshold must be between 0 and 1, got 1.1"),
         ({"rollback_threshold": -1}, "rollback_threshold must be at least 0, got -1"),
         ({"rollback_threshold": float("nan")}, "rollback_threshold"), ({"variant": "cod"}, "unknown variant 'cod'"),
-        ({"placement": "away"}, "unknown placement"), ({"draft_layers": 0}, "draft_layers must be between 1 and"),
+        ({"placement": "away"}, "unknown placement 'away'"), ({"draft_layers": 0}, "draft_layers must be between 1 and"),
         ({"exit_layer": 8}, "exit_layer must be between 1 and layers-1=7, got 8"), ({"exit_layer": 0}, "exit_layer"),
         ({"exit_layer": 2, "variant": "code"}, "variant must be 'paper' with an exit_layer"),
         ({"exit_layer": 2, "placement": "apart"}, "placement must be 'together' with an exit_layer"),
@@ -237,6 +242,7 @@ def test_what_it_reserves() -> None:
     assert Parameters.roles({}) == ("draft",)
     assert Parameters.roles({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
+    assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost",))
 
 
 # --- Path by path ---
