@@ -21,7 +21,6 @@ from model.algorithms.bild import Parameters
 from model.decisions import DecisionLaw, Digits, Independent, Recorded
 from model.latency import UnitCost
 from model.rounds import Tally
-from model.steps import Forward
 from model.world import UNLIKELY, UNSURE
 
 Floats = NDArray[np.float64]
@@ -56,10 +55,9 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
         operations = 1 + written + np.where(runs > 0, runs * cost.operations("draft"), 0.0)
     else:
         first, layers = parameters.exit_layer, parameters.layers
-        little = Forward("target", (0,), 0, 0, first, heads=1)
-        asked, unasked = cost.forward(little), cost.forward(little._replace(heads=0))
+        little = cost.span(0, first)
         deep = (cost.span(first, layers) + cost.final_head) * slowdown
-        busy = runs * asked + np.array([[unasked], [0.0]]) + deep
+        busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
         moved, operations = 0.0, np.broadcast_to(1 + written, runs.shape)
     again = cost.target_pass * np.append(slowdown[1:], np.nan)
     return Prices(np.array([busy + moved, busy, operations]), np.array([again, again, written + 2]))
@@ -116,7 +114,7 @@ def _looking_ahead(tiles: Iterator[Digits], longest: int, tokens: int, replicati
         ready = len(rows) if ended else len(rows) - longest
         clear = np.zeros_like(rows)
         after = clear[0]
-        for row in range(len(rows) - 1, -1, -1):
+        for row in reversed(range(len(rows))):
             after = np.minimum(after + 1, longest).astype(np.uint8) * (rows[row] != UNSURE)
             clear[row] = after
         yield from zip(rows[:ready], clear[:ready], strict=True)
@@ -136,8 +134,8 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Prices
     """
     if isinstance(law, Recorded):
         law.cover(tokens - 1)
-        decisions = iter([np.ascontiguousarray(law.records[:, : tokens - 1].T)] if tokens > 1 else [])
-        return rounds.mean_of(segments(parameters, tokens, decisions, price, len(law.records)))
+        decisions = np.ascontiguousarray(law.records[:, : tokens - 1].T)
+        return rounds.mean_of(segments(parameters, tokens, iter([decisions]), price, len(law.records)))
     totals, passes, drafted = np.zeros(3), 0.0, 0.0
     for each in starts(parameters, tokens, law):
         most = len(each.unsure)
@@ -167,7 +165,7 @@ class Start(NamedTuple):
 def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[Start]:
     """The segments of `segments`, position by position: where the next starts depends on decisions before it alone."""
     fallback, rollback = law.chances(tokens - 1)
-    mass, late = np.zeros((2, tokens + 2))
+    mass, late = np.zeros((2, tokens + 1))
     mass[0] = 1.0
     code = parameters.variant == "code"
     for start in range(tokens):
@@ -183,7 +181,7 @@ def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[St
         mass[start + 1 + code : start + 1 + code + most] += mass[start] * back
         mass[start + 1 + most] += mass[start] * stays[-1]
         # It has not read the last token of a whole draft; nor, behind one more token of the large model, that before it.
-        late[start + 1 + most] += mass[start] * stays[-1] * (most > 0)
+        late[start + 1 + most] += mass[start] * stays[-1]
         late[start + 2 : start + 2 + most] += mass[start] * again
 
 
@@ -209,7 +207,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
         small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ runs])
         small += each.late * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
     found = {"target": _totals(parameters.layers, large)}
-    return Work(found | {"draft": _totals(parameters.draft_layers, small)} if small[0] else found)
+    return Work(found | {"draft": _totals(parameters.draft_layers, small)} if tokens > 1 else found)
 
 
 def _wide(place: int, width: Floats, chances: Floats, heads: Floats) -> Floats:

@@ -57,7 +57,7 @@ TESTS = {
     "model.algorithms.early_exit": ("test_skipping.py",),
     "model.algorithms._batches": ("test_skipping.py",),
     "model.account": ("test_account.py", "test_work.py"),
-    "model.pearl": (ARGUMENTS, "test_theorems_lossy.py"),
+    "model.pearl": (ARGUMENTS, "test_pearl.py"),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

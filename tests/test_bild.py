@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model import bild as formulas
@@ -108,6 +108,7 @@ def test_the_process_is_the_algorithm(decisions: list[int], maximum_draft: int, 
     assert [(kind, size) for _, kind, size in run.commits] == kinds
     assert run.tokens == [*range(1, tokens + 1)]
     assert run.latency == run.busy == sum(time_of(segment, form) for segment in want)
+    assert {row.unit for row in run.intervals if row.what == "forward"} == {0}
     widths = [row.width for row in run.intervals if row.last == 8]
     assert widths == [width for each in want for width in (each.written + 1, each.again) if width]
     runs = sum(each.written + each.unsure for each in want)
@@ -116,6 +117,22 @@ def test_the_process_is_the_algorithm(decisions: list[int], maximum_draft: int, 
     again = sum((each.again > 0) for each in want)
     assert sum(run.rounds.values()) == len(want) + again
     assert sum(drafted * times for (_, drafted), times in run.rounds.items()) == sum(each.written for each in want)
+
+
+@example([0, 2, 0, 0, 1, 0, 0], 3, "code", 2)
+@given(DECISIONS, st.integers(1, 6), st.sampled_from(("paper", "code")), st.integers(1, 3))
+def test_apart_each_model_has_a_unit(decisions: list[int], maximum_draft: int, form: str, prompt: int) -> None:
+    """What was written is sent to the large model, and its answer back: two links wherever the small one ran."""
+    tokens, cost = len(decisions), UnitCost(8, cost_ratio=0.25, link=0.5)
+    parameters = choice(form, maximum_draft, placement="apart")
+    steps, world = decode(parameters, [*range(prompt)], tokens), Lossy(prompt, 8, decisions)
+    run = simulate(steps, tokens, Cluster(2), cost, world, record=True)
+    want = reference(decisions, maximum_draft, form)
+    sent = sum(segment.written + segment.unsure > 0 for segment in want)
+    # The small model reads the prompt where it will run: there and back only if it never does.
+    prefill = (8 + 2 + (tokens == 1)) * (prompt > 1)
+    assert run.latency == sum(time_of(segment, form, cost) for segment in want) + sent + prefill
+    assert {(row.unit, row.last) for row in run.intervals if row.what == "forward"} <= {(0, 8), (1, 2)}
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
@@ -141,13 +158,16 @@ def read_by(steps: Steps, world: Lossy) -> Iterator[tuple[Forward, list[int]]]:
             return
         answer = None
         if isinstance(step, Forward):
+            assert 0 <= step.first < step.last
+            assert not step.unit  # there is one alone
             for layer in range(step.first, step.last):
                 held = known.setdefault((step.role, layer), [])
-                assert step.at <= len(held)
+                assert 0 <= step.at <= len(held)
                 held[step.at :] = step.tokens
             yield step, known[step.role, step.last - 1]
             answer = step
         elif isinstance(step, Read):
+            assert step.kind in ("next", "confidence", "distance")
             answer = world.read(step)
         elif isinstance(step, Commit):
             world.written = [*world.written, *step.tokens]
@@ -168,6 +188,7 @@ def test_what_a_model_has_read_is_the_text(decisions: list[int], maximum_draft: 
             assert read[: len(text)] == text
             right = list(itertools.takewhile(lambda pair: pair[0] == pair[1], enumerate(read)))
             assert all(token < 0 for token in read[len(right) :])
+    assert world.written == [*range(prompt, prompt + tokens)]  # and then it ends by itself
 
 
 def test_the_stop_token_ends_the_text() -> None:
@@ -198,12 +219,12 @@ def test_thresholds_decide_where_a_model_says_numbers() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"layers": 0}, "layers must be between 1 and"), ({"maximum_draft": 0}, "maximum_draft must be between 1 and 250, got 0"),
+        ({"layers": 0}, "^layers must be between 1 and"), ({"maximum_draft": 0}, "maximum_draft must be between 1 and 250, got 0"),
         ({"maximum_draft": 251}, "maximum_draft must be between 1 and 250, got 251"),
         ({"fallback_threshold": 1.1}, "fallback_threshold must be between 0 and 1, got 1.1"),
         ({"rollback_threshold": -1}, "rollback_threshold must be at least 0, got -1"),
         ({"rollback_threshold": float("nan")}, "rollback_threshold"), ({"variant": "cod"}, "unknown variant 'cod'"),
-        ({"placement": "away"}, "unknown placement"), ({"draft_layers": 0}, "draft_layers must be between 1 and"),
+        ({"placement": "away"}, "unknown placement 'away'"), ({"draft_layers": 0}, "draft_layers must be between 1 and"),
         ({"exit_layer": 8}, "exit_layer must be between 1 and layers-1=7, got 8"), ({"exit_layer": 0}, "exit_layer"),
         ({"exit_layer": 2, "variant": "code"}, "variant must be 'paper' with an exit_layer"),
         ({"exit_layer": 2, "placement": "apart"}, "placement must be 'together' with an exit_layer"),
@@ -221,11 +242,14 @@ def test_what_it_reserves() -> None:
     assert Parameters.roles({}) == ("draft",)
     assert Parameters.roles({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
+    assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost",))
 
 
 # --- Path by path ---
 
 
+@example([[0, 2, 0, 0, 1, 0], [1, 0, 0, 2, 0, 0], [2, 2, 2, 2, 2, 0]], 3, "code")
+@example([[0, 2, 0, 0, 1, 0], [1, 0, 0, 2, 0, 0], [2, 2, 2, 2, 2, 0]], 3, "paper")
 @given(st.lists(DECISIONS, min_size=1, max_size=3), st.integers(1, 6), st.sampled_from(FORMS))
 def test_paths_of_many_are_each_its_own(each: list[list[int]], maximum_draft: int, form: str) -> None:
     tokens = min(map(len, each))
@@ -247,6 +271,7 @@ def test_paths_of_many_are_each_its_own(each: list[list[int]], maximum_draft: in
             lengths[segment.kept] += 1
         lengths[0] += again
     assert tally.accepted.tolist() == lengths.tolist()
+    assert tally.accepted.dtype == np.int64  # they are counted
 
 
 @pytest.mark.parametrize("maximum_draft", [1, 10, 250])
@@ -274,6 +299,9 @@ def test_a_price_for_every_width_and_a_link_both_ways() -> None:
     early = prices(choice("early", 2), UnitCost(8, early_head=0.5, final_head=1.0))
     assert early.segment[0].tolist() == [[9, 12.5, 16], [9.5, 13, 16.5]]
     assert early.segment[2].tolist() == [[1, 2, 3], [1, 2, 3]]
+    # Five of eight layers are run at the width of the pass, 4, 5 or 7 quarters; the first three token by token.
+    wide = prices(choice("early", 2), UnitCost(8, early_head=0.5, verify_cost=((1, 4.0), (2, 5.0), (3, 7.0))))
+    assert wide.segment[0].tolist() == [[8, 3.5 + 3 + 6.25, 7 + 3 + 8.75], [3.5 + 5, 7 + 6.25, 10.5 + 8.75]]
 
 
 # --- In the mean ---
@@ -297,13 +325,18 @@ def test_means_are_those_over_all_luck(rates: list[tuple[int, int]], maximum_dra
     assert near([found.time, found.busy, found.operations, found.rounds, found.drafted], want, 1e-12)
 
 
+@example([[0, 2, 0, 0, 1], [0, 0, 0, 0, 2]], "code")
 @given(st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=3), st.sampled_from(FORMS))
 def test_of_records_each_is_played_once(records: list[list[int]], form: str) -> None:
+    """As far as is asked for; of one token nothing is decided."""
     parameters = choice(form, 3)
-    found = formulas.predict(parameters, 6, Recorded(records), COST)
-    times = [sum(time_of(segment, form) for segment in reference([*row, 0], 3, form)) for row in records]
-    assert near(found.latency, np.mean(times))
-    assert near(found.latency_variance, np.var(times), atol=1e-9)
+    for tokens in range(1, 7):
+        found = formulas.predict(parameters, tokens, Recorded(records), COST)
+        every = [reference([*row[: tokens - 1], 0], 3, form) for row in records]
+        times = [sum(time_of(segment, form) for segment in segments_) for segments_ in every]
+        assert near(found.latency, np.mean(times))
+        assert near(found.latency_variance, np.var(times), atol=1e-9)
+        assert near(found.rounds, np.mean([sum(1 + (segment.again > 0) for segment in segments_) for segments_ in every]))
     with pytest.raises(ParameterError, match="records must cover 6 output positions, got 5"):
         formulas.predict(parameters, 7, Recorded(records), COST)
 

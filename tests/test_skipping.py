@@ -17,7 +17,7 @@ from model.algorithms import _batches, early_exit, skipdecode
 from model.checks import ParameterError
 from model.early_exit_lengths import Depths, column_times, decodings, moments, work
 from model.latency import UnitCost
-from model.steps import Forward, Steps
+from model.steps import Commit, Forward, Read, Steps
 from model.work import count
 from model.world import Lossy
 from sim.cluster import Cluster
@@ -42,13 +42,17 @@ def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
             return found
         answer = None
         if isinstance(step, Forward):
+            assert step.role == "target"
             more = [f"gaps {step.gaps}"] * bool(step.gaps) + ["rows"] * step.rows_only + [f"compared {step.compared}"] * bool(
                 step.compared
-            )
+            ) + [f"texts {step.texts}"] * bool(step.texts)
             found.append((step.at, step.first, step.last, step.heads, *more))
             answer = step
-        elif type(step).__name__ == "Read":
+        elif isinstance(step, Read):
+            assert step.kind in ("next", "confidence")
             answer = world.read(step)
+        else:
+            assert (type(step), step.kind) == (Commit, "column")
 
 
 # --- Batches ---
@@ -87,6 +91,23 @@ def test_the_longest_text_has_as_many_tokens_as_are_asked_for() -> None:
     for tokens in (4, 6):
         with pytest.raises(ParameterError, match=f"lengths must be at most tokens={tokens}, and one of them that, got 5"):
             _batches.check_longest(Batch(1, (2, 5)), tokens)
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 3])
+def test_a_prompt_is_read_but_for_its_last_token(prompt: int) -> None:
+    """In one pass through all layers; the last token begins the text."""
+    choices = skip(), leave(), leave(fill="backfill"), leave(exit_layer=2)
+    for algorithm, choice in zip((skipdecode, early_exit, early_exit, early_exit), choices, strict=True):
+        steps: Steps = algorithm.decode(choice, [*range(prompt)], 2)
+        first = next(steps)
+        assert isinstance(first, Forward)
+        if prompt > 1:
+            assert first == Forward("target", (*range(prompt - 1),), 0, 0, 4)
+            first = next(steps)
+        assert isinstance(first, Forward)
+        assert first[:4] == ("target", (prompt - 1,), prompt - 1, 0)
+        made = count(algorithm.decode(choice, [*range(prompt)], 2), Lossy(prompt, 4, depths=[[1, 2]]), 2)
+        assert made.tokens == [prompt, prompt + 1]
 
 
 # --- SkipDecode ---
@@ -166,7 +187,7 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"layers": 0}, "layers must be between 1 and"), ({"max_layers": 5}, "max_layers must be between 1 and layers=4, got 5"),
+        ({"layers": 0}, "^layers must be between 1 and"), ({"max_layers": 5}, "max_layers must be between 1 and layers=4, got 5"),
         ({"min_layers": 4, "max_layers": 3}, "min_layers must be between 1 and max_layers=3, got 4"),
         ({"min_layers": 0}, "min_layers must be between 1 and"),
         ({"warm_up": 3}, "warm_up must be between 0 and min_layers=2, got 3"),
@@ -181,6 +202,8 @@ def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
 
 
 def test_a_schedule_has_positions_for_all_tokens() -> None:
+    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+        skip(lengths=(2,)).check_tokens(3)
     message = "tokens must be at most sequence-prompt=4, which the schedule has positions for, got 5"
     for refused in (lambda: skip().check_tokens(5), lambda: next(skipdecode.decode(skip(), [0], 5)),
                     lambda: skipping.predict(skip(), 5, None, COST)):  # fmt: skip
@@ -188,6 +211,7 @@ def test_a_schedule_has_positions_for_all_tokens() -> None:
             refused()
     assert (skip().units, skip(batch=3).widest, skip().warm_up, skip().rounding, skip().power) == (1, 3, 1, "half-up", 1.0)
     assert (skip().batch, skip(batch=3).texts, skip().EXACT) == (1, 3, False)
+    assert (skip().OUTCOMES, skip().COSTS) == ((), ("verify_cost",))
 
 
 # --- Early exit ---
@@ -317,7 +341,9 @@ def test_nothing_is_left_to_luck_where_all_leave_at_one_layer() -> None:
     assert moments(choice, 5, None, WIDE) == (want, 0.0)
     time, busy = exit_paths.walk(choice, 5, WIDE, iter(()))
     assert set(time) == set(busy) == {want}
-    assert column_times(leave(exit_layer=4), WIDE, 1)[1:].tolist() == [5.0] * 4
+    times = column_times(leave(exit_layer=4), WIDE, 1)
+    assert times[1:].tolist() == [5.0] * 4
+    assert np.isnan([times[0], column_times(leave(), WIDE, 1)[0]]).all()  # nobody leaves above the first
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=2), st.integers(1, 3), exits())
@@ -379,6 +405,8 @@ def test_a_coin_goes_as_deep_as_its_law(weights: list[int]) -> None:
     assert near(np.bincount(tile[0], minlength=len(weights) + 1)[1:] / 1000, law.pmf, rtol=0, atol=2e-3)
     assert near(law.mean(7), law.pmf @ np.arange(1, len(weights) + 1))
     assert law.layers == len(weights)
+    (edges,) = Depths([0.0, 0.5, 0.5]).sample(iter([np.array([[0.0, 0.5]])]))
+    assert edges.tolist() == [[2, 3]]  # what has no chance never is
     top = next(iter(law.sample(iter([np.array([[1 - 2**-53]])]))))
     assert top[0, 0] <= len(weights)
 
@@ -388,9 +416,15 @@ def test_places_have_laws_of_their_own_for_all_texts() -> None:
     first, second = law.sample(iter([np.full((3, 1), 0.5), np.full((3, 1), 0.5)]))
     assert [*first[:, 0], *second[:, 0]] == [1, 1, 3, 3, 2, 2]
     assert near(law.mean(2), 2.0)
+    (alone,) = Depths(np.eye(3)[[0, 2, 1]]).sample(iter([np.full((3, 1), 0.5)]))
+    assert alone[:, 0].tolist() == [1, 3, 2]
     with pytest.raises(ParameterError, match="pmf must have a row for each of 4 places, got 3"):
         law.cdf(4)
-    for bad in ([], [[[1.0]]], [0.5, 0.4], [[1.0], [0.5]]):
+    for index, worse in enumerate(([-0.5, 0.5, 1.0], [0.0, 1.5])):
+        with pytest.raises(ParameterError, match=rf"^pmf\[{index}\] must be between 0 and 1, got {worse[index]}"):
+            Depths(worse)
+    assert Depths([0.5, 0.5 + 5e-10]).layers == 2  # rounding is no mistake
+    for bad in ([], [[[1.0]]], [0.5, 0.4], [0.5, 0.5 + 5e-9], [[1.0], [0.5]]):
         with pytest.raises(ParameterError, match="pmf must be chances of the layers that add up to 1"):
             Depths(bad)
     with pytest.raises(ParameterError, match="outcomes must be known for each of layers=4, got 3"):
@@ -405,7 +439,7 @@ def test_places_have_laws_of_their_own_for_all_texts() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"layers": 0}, "layers must be between 1 and"), ({"measure": "mood"}, "unknown measure 'mood'"),
+        ({"layers": 0}, "^layers must be between 1 and"), ({"measure": "mood"}, "unknown measure 'mood'"),
         ({"first_check": 0}, "first_check must be between 1 and layers=4, got 0"), ({"first_check": 5}, "first_check"),
         ({"fill": "never"}, "unknown fill 'never'"),
         ({"batch": 2, "fill": "backfill"}, "batch must be 1 with fill='backfill', got 2"),
@@ -443,6 +477,7 @@ def test_a_threshold_falls_over_all_tokens() -> None:
     assert (leave().units, leave(batch=3).widest, leave(batch=3).texts, leave(lengths=(1, 2)).texts) == (1, 3, 3, 2)
     assert (leave().measure, leave().first_check, leave().fill, leave().batch) == ("softmax", 1, "propagate", 1)
     assert not leave().EXACT
+    assert (leave().OUTCOMES, leave().COSTS) == (("exit",), ("verify_cost", "propagation", "state_check"))
 
 
 @pytest.mark.parametrize(("sure", "depth"), [(0.5, 1), (0.49, 4)])

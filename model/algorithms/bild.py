@@ -104,19 +104,20 @@ class Draft(NamedTuple):
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
     """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
     text, end = list(prompt), len(prompt) + tokens
-    small, large = Model("target", parameters.exit_layer or 0, 0), Model("target", parameters.layers, 0)
+    large = Model("target", parameters.layers, 0)
     if parameters.exit_layer is None:
         small = yield from start(parameters, text)
-    elif text[:-1]:
-        yield Forward("target", tuple(text[:-1]), 0, 0, parameters.layers)
-    small.rows = len(text) - 1
+    else:
+        small = Model("target", parameters.exit_layer, 0, len(text) - 1)
+        if small.rows:
+            yield Forward("target", tuple(text[:-1]), 0, 0, parameters.layers)
     while len(text) < end and (len(text) == len(prompt) or text[-1] != stop):
         written = yield from write(parameters, small, text, min(parameters.maximum_draft, end - len(text) - 1))
         if parameters.exit_layer is None:
             out = yield look(large, text, written.guesses)
         else:
             out = yield from _look_deeper(parameters, small, text, written.guesses)
-        read = yield from _decide(parameters, large, text, written, out, stop, end)
+        read = yield from _decide(parameters, large, text, written, out, stop)
         small.rows = min(small.rows, read)
 
 
@@ -142,12 +143,12 @@ def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], gues
     states = [guess.output for guess in guesses]
     if model.rows < len(text) + len(guesses):
         states.append((yield Forward("target", new[-1:], model.rows, 0, model.layers)))
-        model.rows += 1
+        model.rows = len(text) + len(guesses)
     return (yield Forward("target", new, len(text) - 1, model.layers, parameters.layers, tuple(states), len(new)))
 
 
 def _decide(
-    parameters: Parameters, large: Model, text: list[int], written: Draft, out: Any, stop: int | None, end: int
+    parameters: Parameters, large: Model, text: list[int], written: Draft, out: Any, stop: int | None
 ) -> Generator[Step, Any, int]:
     """What of the tokens written stays; the large model's own token behind it; in the released code one more after a rollback.
 
@@ -168,7 +169,8 @@ def _decide(
     text += new
     read = len(text) - 1
     yield Commit("rollback" if back else "fallback" if written.unsure else "cap", tuple(new), len(guesses))
-    if back and parameters.variant == "code" and len(text) < end and text[-1] != stop:
+    # What was taken back had room behind it for the large model's token: so has one more.
+    if back and parameters.variant == "code" and text[-1] != stop:
         unread = kept + 2
         out = yield Forward("target", tuple(text[-unread:]), len(text) - unread, 0, large.layers, None, 1, large.unit)
         text.append((yield Read("next", out)))
