@@ -123,6 +123,11 @@ def test_many_latencies_stand_in_ranges_that_lose_none() -> None:
     middles = (edges[:-1] + edges[1:]) / 2
     expected = [(middle, count / 1000) for middle, count in zip(middles, counts, strict=True) if count]
     assert np.array(sorted(bars)) == pytest.approx(np.array(expected))
+    # The last latency is in the last range, not behind it.
+    whole = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": np.arange(2.0 * distribution.MOST_BARS + 1)})
+    even = distribution.draw(whole.with_columns(probability=pl.lit(1.0) / whole.height)).axes[0].patches
+    heights = [bar.get_height() * whole.height for bar in even]  # type: ignore[attr-defined]
+    assert heights == pytest.approx([2.0] * (distribution.MOST_BARS - 1) + [3.0])
     few = spread.head(distribution.MOST_BARS)  # each for itself
     assert len(distribution.draw(few).axes[0].patches) == distribution.MOST_BARS
     with_theory = pl.concat([spread, spread.with_columns(view=pl.lit("formula"))])
