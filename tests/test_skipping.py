@@ -193,7 +193,7 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
         ({"warm_up": 3}, "warm_up must be between 0 and min_layers=2, got 3"),
         ({"warm_up": -1}, "warm_up must be between 0 and"), ({"prompt": 7}, "prompt must be between 0 and sequence-1=6, got 7"),
         ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence": 0}, "sequence must be between 1 and"),
-        ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"), ({"batch": 0}, "batch"),
+        ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"), ({"batch": 0}, "^batch"),
     ],
 )  # fmt: skip
 def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
@@ -394,6 +394,24 @@ def test_work_by_hand() -> None:
     assert work(leave(first_check=4), 1, Depths([0, 0, 0, 1])).of["target"] == Totals(1, 4, 4, 4, 4, 0, 0, 1, 1)
 
 
+def test_without_outcomes_all_go_as_deep_as_they_may() -> None:
+    """Four layers, three of them checked, and the last with its head; or the layer at which all leave."""
+    assert moments(leave(), 5, None, COST) == (5 * (4 + 3 * 0.5 + 1), 0)
+    assert work(leave(), 1, None).of["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
+    for layer in range(1, 5):
+        found = work(leave(exit_layer=layer), 2, None).of["target"]
+        assert found == Totals(2, 2 * layer, 2 * layer, 3 * layer, 3 * layer, 0, 0, 2, 2)
+
+
+def test_a_curve_need_not_be_wider_than_what_is_filled_in() -> None:
+    """Four tokens leave behind layer 1: the fifth fills in four rows of each other layer, and nothing is ever wider."""
+    cost = UnitCost(4, propagation=0.25, verify_cost=((1, 4.0), (2, 5.0), (4, 6.0)))
+    depths = [[1, 1, 1, 1, 4]]
+    assert decodings(leave(fill="backfill"), 5, tiles(depths), cost, 1) == [8 + 3 * 0.25 * 1.5]
+    with pytest.raises(ParameterError, match="width"):
+        cost.slowdown(5)
+
+
 # --- How deep ---
 
 
@@ -441,7 +459,7 @@ def test_places_have_laws_of_their_own_for_all_texts() -> None:
     [
         ({"layers": 0}, "^layers must be between 1 and"), ({"measure": "mood"}, "unknown measure 'mood'"),
         ({"first_check": 0}, "first_check must be between 1 and layers=4, got 0"), ({"first_check": 5}, "first_check"),
-        ({"fill": "never"}, "unknown fill 'never'"),
+        ({"fill": "never"}, "unknown fill 'never'"), ({"batch": 0}, "^batch must be between 1 and 4096, got 0"),
         ({"batch": 2, "fill": "backfill"}, "batch must be 1 with fill='backfill', got 2"),
         ({"exit_layer": 5}, "exit_layer must be between 1 and layers=4, got 5"), ({"exit_layer": 0}, "exit_layer"),
         ({"exit_layer": 2, "measure": "state"}, "measure has no bearing with an exit_layer"),
@@ -476,6 +494,7 @@ def test_a_threshold_falls_over_all_tokens() -> None:
         leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST)
     assert (leave().units, leave(batch=3).widest, leave(batch=3).texts, leave(lengths=(1, 2)).texts) == (1, 3, 3, 2)
     assert (leave().measure, leave().first_check, leave().fill, leave().batch) == ("softmax", 1, "propagate", 1)
+    assert leave(batch=2, lengths=(3, 1, 2)).steps_of(3) == 3 + 2
     assert not leave().EXACT
     assert (leave().OUTCOMES, leave().COSTS) == (("exit",), ("verify_cost", "propagation", "state_check"))
 
