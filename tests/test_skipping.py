@@ -193,7 +193,8 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
         ({"warm_up": 3}, "warm_up must be between 0 and min_layers=2, got 3"),
         ({"warm_up": -1}, "warm_up must be between 0 and"), ({"prompt": 7}, "prompt must be between 0 and sequence-1=6, got 7"),
         ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence": 0}, "sequence must be between 1 and"),
-        ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"), ({"batch": 0}, "^batch"),
+        ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"),
+        ({"batch": 0}, "^batch"),
     ],
 )  # fmt: skip
 def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
@@ -490,8 +491,10 @@ def test_a_threshold_falls_over_all_tokens() -> None:
         falling.check_tokens(11)
     with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
         leave(lengths=(2,)).check_tokens(3)
-    with pytest.raises(ParameterError, match="longest must be at least tokens=11"):
-        leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST)
+    for refused in (lambda: leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST),
+                    lambda: next(early_exit.decode(falling, [0], 11))):  # fmt: skip
+        with pytest.raises(ParameterError, match="longest must be at least tokens=11"):
+            refused()
     assert (leave().units, leave(batch=3).widest, leave(batch=3).texts, leave(lengths=(1, 2)).texts) == (1, 3, 3, 2)
     assert (leave().measure, leave().first_check, leave().fill, leave().batch) == ("softmax", 1, "propagate", 1)
     assert leave(batch=2, lengths=(3, 1, 2)).steps_of(3) == 3 + 2

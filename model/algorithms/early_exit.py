@@ -148,7 +148,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
         for column in range(max(batch.values())):
             texts = tuple(text for text, length in batch.items() if length > column)
             step = Forward(
-                "target", tuple(last[text] for text in texts), start + column, 0, 0, heads=len(texts),
+                "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
                 texts=texts if parameters.texts > 1 else (),
             )  # fmt: skip
             if parameters.exit_layer is not None:
