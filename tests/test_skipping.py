@@ -31,6 +31,18 @@ CURVE = ((1, 4.0), (2, 5.0), (3, 6.0), (4, 8.0), (8, 8.0))
 WIDE = UnitCost(4, early_head=0.5, final_head=1.0, propagation=0.25, state_check=0.125, verify_cost=CURVE)
 
 
+def goes_on_from_where_it_has_come(step: Forward) -> None:
+    """Each token of a pass from its own state, behind the layer before; rows of one that has left may be made later."""
+    if not step.first:
+        assert step.state is None
+        return
+    states = (step.state,) if isinstance(step.state, Forward) else step.state
+    assert len(states) == len(step.tokens)
+    for index, state in enumerate(states):
+        assert (state.tokens, state.at) == (step.tokens[index : index + 1], step.at + index)
+        assert state.first < state.last == step.first or (step.rows_only and state.last < step.first)
+
+
 def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
     """Position, first and last layer, heads, and what else there is, of every pass."""
     found: list[tuple[Any, ...]] = []
@@ -43,13 +55,14 @@ def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
         answer = None
         if isinstance(step, Forward):
             assert step.role == "target"
+            goes_on_from_where_it_has_come(step)
             more = [f"gaps {step.gaps}"] * bool(step.gaps) + ["rows"] * step.rows_only + [f"compared {step.compared}"] * bool(
                 step.compared
             ) + [f"texts {step.texts}"] * bool(step.texts)
             found.append((step.at, step.first, step.last, step.heads, *more))
             answer = step
         elif isinstance(step, Read):
-            assert step.kind in ("next", "confidence")
+            assert step.kind == "next" or (step.kind == "confidence" and step.output.last < world.layers)
             answer = world.read(step)
         else:
             assert (type(step), step.kind) == (Commit, "column")
@@ -253,6 +266,8 @@ def test_what_fills_in_goes_over_all_that_is_lacking() -> None:
     made = count(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]), 3)
     found = made.account.totals().of["target"]
     assert (found.filled_runs, found.filled, found.layer_passes) == (3, 6, 1 + 1 + 4)
+    last = passes(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]))[2:]
+    assert last == [(2, 0, 1, 1), *[row for n in (1, 2, 3) for row in ((0, n, n + 1, 0, "rows"), (2, n, n + 1, 1))]]
 
 
 def reference(depths: list[list[int]], parameters: early_exit.Parameters, cost: UnitCost) -> float:

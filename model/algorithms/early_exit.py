@@ -192,7 +192,7 @@ def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: 
         state = out
     if owed is not None:
         owed.held[:depth] = [step.at + 1] * depth
-        owed.tokens.append(step.tokens[0])
+        owed.tokens += step.tokens
         owed.states.append(state)
     elif depth < layers:
         yield step._replace(first=depth, last=layers, state=state, heads=0, rows_only=True)
