@@ -136,7 +136,7 @@ def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
     checked = np.zeros(layers) if fixed else np.minimum(depth, layers - 1) - first + 1
     early = depth < layers
     alone = early & (parameters.measure == "state")  # a head without layers
-    projected = (depth > 0) * 1.0 if fixed or parameters.measure == "state" else checked + ~early
+    projected = np.ones(layers) if fixed or parameters.measure == "state" else checked + ~early
     filling = early & (parameters.fill == "propagate") & (not fixed)
     passes = (1.0 if fixed else depth - first + 1) + alone + filling
     each = np.array([passes, depth, projected, filling * (layers - depth)])
@@ -200,12 +200,11 @@ def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost
 def _filled(owed: NDArray[np.int64], depth: Depth, cost: UnitCost) -> Floats:
     """The passes that fill in what a token needs, each by its width; and what it leaves behind."""
     reached = np.arange(len(owed))[:, None] < depth
-    filling = reached & (owed > 0)
     if cost.curve is None:
-        found = np.asarray(filling.sum(axis=0), dtype=np.float64)
+        found = np.asarray((reached & (owed > 0)).sum(axis=0), dtype=np.float64)
     else:
         slowdown = np.array([0.0, *(cost.slowdown(width) for width in range(1, int(owed.max()) + 1))])
-        found = np.asarray((slowdown[owed] * filling).sum(axis=0))
+        found = np.asarray((slowdown[owed] * reached).sum(axis=0))
     owed += 1
     owed[reached] = 0
     return found

@@ -102,6 +102,8 @@ def test_operations_of_a_pass_are_those_of_its_shape() -> None:
     account, model = Account(), shape("opt-1.3b")
     account.add(Forward("target", (7, 8, 9), 5, 0, 24, heads=2))
     assert account.bill({"target": model}).flops == model.operations(3, 5, heads=2)
+    for more in ({}, {"bytes_each": 1}):
+        assert account.bill({"target": model}, **more) == bill(account.totals(), {"target": model}, **more)
 
 
 def test_a_shape_for_every_model() -> None:
@@ -113,6 +115,8 @@ def test_a_shape_for_every_model() -> None:
         account.bill({})
     with pytest.raises(ParameterError, match="bytes_each must be"):
         account.bill({"draft": shape("t5-small")}, bytes_each=0)
+    with pytest.raises(ParameterError, match="bytes_each must be at least 1, got 0"):
+        bill(Work({}), {}, bytes_each=0)
 
 
 # --- Closed forms ---
@@ -175,6 +179,7 @@ def test_work_goes_with_the_chances_of_a_law() -> None:
 def test_an_empty_account_is_nothing(stop: Any) -> None:
     assert stop.fget(Account()) == 0
     assert Account().totals() == Work({})
+    assert set(Totals()) == {0}
 
 
 def same_where_known(found: Work, want: Work) -> None:

@@ -31,6 +31,18 @@ CURVE = ((1, 4.0), (2, 5.0), (3, 6.0), (4, 8.0), (8, 8.0))
 WIDE = UnitCost(4, early_head=0.5, final_head=1.0, propagation=0.25, state_check=0.125, verify_cost=CURVE)
 
 
+def goes_on_from_where_it_has_come(step: Forward) -> None:
+    """Each token of a pass from its own state, behind the layer before; rows of one that has left may be made later."""
+    if not step.first:
+        assert step.state is None
+        return
+    states = (step.state,) if isinstance(step.state, Forward) else step.state
+    assert len(states) == len(step.tokens)
+    for index, state in enumerate(states):
+        assert (state.tokens, state.at) == (step.tokens[index : index + 1], step.at + index)
+        assert state.first < state.last == step.first or (step.rows_only and state.last < step.first)
+
+
 def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
     """Position, first and last layer, heads, and what else there is, of every pass."""
     found: list[tuple[Any, ...]] = []
@@ -43,13 +55,15 @@ def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
         answer = None
         if isinstance(step, Forward):
             assert step.role == "target"
+            goes_on_from_where_it_has_come(step)
             more = [f"gaps {step.gaps}"] * bool(step.gaps) + ["rows"] * step.rows_only + [f"compared {step.compared}"] * bool(
                 step.compared
             ) + [f"texts {step.texts}"] * bool(step.texts)
             found.append((step.at, step.first, step.last, step.heads, *more))
             answer = step
         elif isinstance(step, Read):
-            assert step.kind in ("next", "confidence")
+            measured = step.kind == ("saturation" if step.output.compared else "confidence")
+            assert step.kind == "next" or (measured and step.output.last < world.layers)
             answer = world.read(step)
         else:
             assert (type(step), step.kind) == (Commit, "column")
@@ -193,7 +207,8 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
         ({"warm_up": 3}, "warm_up must be between 0 and min_layers=2, got 3"),
         ({"warm_up": -1}, "warm_up must be between 0 and"), ({"prompt": 7}, "prompt must be between 0 and sequence-1=6, got 7"),
         ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence": 0}, "sequence must be between 1 and"),
-        ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"), ({"batch": 0}, "batch"),
+        ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"),
+        ({"batch": 0}, "^batch"),
     ],
 )  # fmt: skip
 def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
@@ -252,6 +267,8 @@ def test_what_fills_in_goes_over_all_that_is_lacking() -> None:
     made = count(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]), 3)
     found = made.account.totals().of["target"]
     assert (found.filled_runs, found.filled, found.layer_passes) == (3, 6, 1 + 1 + 4)
+    last = passes(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]))[2:]
+    assert last == [(2, 0, 1, 1), *[row for n in (1, 2, 3) for row in ((0, n, n + 1, 0, "rows"), (2, n, n + 1, 1))]]
 
 
 def reference(depths: list[list[int]], parameters: early_exit.Parameters, cost: UnitCost) -> float:
@@ -394,6 +411,24 @@ def test_work_by_hand() -> None:
     assert work(leave(first_check=4), 1, Depths([0, 0, 0, 1])).of["target"] == Totals(1, 4, 4, 4, 4, 0, 0, 1, 1)
 
 
+def test_without_outcomes_all_go_as_deep_as_they_may() -> None:
+    """Four layers, three of them checked, and the last with its head; or the layer at which all leave."""
+    assert moments(leave(), 5, None, COST) == (5 * (4 + 3 * 0.5 + 1), 0)
+    assert work(leave(), 1, None).of["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
+    for layer in range(1, 5):
+        found = work(leave(exit_layer=layer), 2, None).of["target"]
+        assert found == Totals(2, 2 * layer, 2 * layer, 3 * layer, 3 * layer, 0, 0, 2, 2)
+
+
+def test_a_curve_need_not_be_wider_than_what_is_filled_in() -> None:
+    """Four tokens leave behind layer 1: the fifth fills in four rows of each other layer, and nothing is ever wider."""
+    cost = UnitCost(4, propagation=0.25, verify_cost=((1, 4.0), (2, 5.0), (4, 6.0)))
+    depths = [[1, 1, 1, 1, 4]]
+    assert decodings(leave(fill="backfill"), 5, tiles(depths), cost, 1) == [8 + 3 * 0.25 * 1.5]
+    with pytest.raises(ParameterError, match="width"):
+        cost.slowdown(5)
+
+
 # --- How deep ---
 
 
@@ -441,7 +476,7 @@ def test_places_have_laws_of_their_own_for_all_texts() -> None:
     [
         ({"layers": 0}, "^layers must be between 1 and"), ({"measure": "mood"}, "unknown measure 'mood'"),
         ({"first_check": 0}, "first_check must be between 1 and layers=4, got 0"), ({"first_check": 5}, "first_check"),
-        ({"fill": "never"}, "unknown fill 'never'"),
+        ({"fill": "never"}, "unknown fill 'never'"), ({"batch": 0}, "^batch must be between 1 and 4096, got 0"),
         ({"batch": 2, "fill": "backfill"}, "batch must be 1 with fill='backfill', got 2"),
         ({"exit_layer": 5}, "exit_layer must be between 1 and layers=4, got 5"), ({"exit_layer": 0}, "exit_layer"),
         ({"exit_layer": 2, "measure": "state"}, "measure has no bearing with an exit_layer"),
@@ -472,10 +507,13 @@ def test_a_threshold_falls_over_all_tokens() -> None:
         falling.check_tokens(11)
     with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
         leave(lengths=(2,)).check_tokens(3)
-    with pytest.raises(ParameterError, match="longest must be at least tokens=11"):
-        leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST)
+    for refused in (lambda: leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST),
+                    lambda: next(early_exit.decode(falling, [0], 11))):  # fmt: skip
+        with pytest.raises(ParameterError, match="longest must be at least tokens=11"):
+            refused()
     assert (leave().units, leave(batch=3).widest, leave(batch=3).texts, leave(lengths=(1, 2)).texts) == (1, 3, 3, 2)
     assert (leave().measure, leave().first_check, leave().fill, leave().batch) == ("softmax", 1, "propagate", 1)
+    assert leave(batch=2, lengths=(3, 1, 2)).steps_of(3) == 3 + 2
     assert not leave().EXACT
     assert (leave().OUTCOMES, leave().COSTS) == (("exit",), ("verify_cost", "propagation", "state_check"))
 

@@ -156,7 +156,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
         for column in range(max(batch.values())):
             texts = tuple(text for text, length in batch.items() if length > column)
             step = Forward(
-                "target", tuple(last[text] for text in texts), start + column, 0, 0, heads=len(texts),
+                "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
                 texts=texts if parameters.texts > 1 else (),
             )  # fmt: skip
             if parameters.exit_layer is not None:
@@ -200,7 +200,7 @@ def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: 
         state = out
     if owed is not None:
         owed.held[:depth] = [step.at + 1] * depth
-        owed.tokens.append(step.tokens[0])
+        owed.tokens += step.tokens
         owed.states.append(state)
     elif depth < layers:
         yield step._replace(first=depth, last=layers, state=state, heads=0, rows_only=True)
