@@ -64,7 +64,7 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
 
 
 def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
-    """What the passes of both models come to, in the mean; None for records, and where an exit layer makes them one."""
+    """What the passes of both models come to, in the mean; None for records."""
     return bild_lengths.work(parameters, tokens, law)
 
 

@@ -186,14 +186,17 @@ def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[St
 
 
 def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
-    """What the passes of both models come to, in the mean; None for records, and where an exit layer makes them one.
+    """What the passes of both models come to, in the mean; None for records.
+
+    With an exit layer all passes are the target's: one token at a time through the first layers, together through the others.
 
     >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).of  # always unsure
     >>> found["target"].passes, found["draft"].passes  # the last token needs no draft
     (10.0, 9.0)
     """
-    if not isinstance(law, Independent) or parameters.exit_layer is not None:
+    if not isinstance(law, Independent):
         return None
+    early = parameters.exit_layer
     large, small = np.zeros((2, 5))  # passes, tokens, positions attended to and read; heads
     for place, each in enumerate(starts(parameters, tokens, law)):
         most = len(each.unsure)
@@ -202,10 +205,15 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
         large += each.mass * _wide(place, drafted + 1, written, heads=drafted + 1)
         kept = np.arange(float(most))
         large += each.mass * _wide(place, kept + 2, each.again, heads=np.ones(most))
-        runs = np.minimum(drafted + 1, most)
+        asked = np.minimum(drafted + 1, most)
+        runs = asked if early is None else drafted + 1  # the last token of a whole draft goes through the first layers too
         seen = place * runs + runs * (runs + 1) / 2
-        small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ runs])
-        small += each.late * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
+        small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ asked])
+        if early is None:
+            small += each.late * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
+    if early is not None:
+        first, others = _totals(early, small)._replace(head_runs=float(small[4])), _totals(parameters.layers - early, large)
+        return Work({"target": Totals(*(one + other for one, other in zip(first, others, strict=True)))})
     found = {"target": _totals(parameters.layers, large)}
     return Work(found | {"draft": _totals(parameters.draft_layers, small)} if tokens > 1 else found)
 

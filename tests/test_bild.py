@@ -406,7 +406,7 @@ def test_a_recorded_text_is_drawn_by_its_first_coin() -> None:
 # --- Its work ---
 
 
-@given(DECISIONS, st.integers(1, 6), st.sampled_from(("paper", "code")))
+@given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
 def test_work_is_what_the_counter_counts(decisions: list[int], maximum_draft: int, form: str) -> None:
     tokens, parameters, luck = len(decisions), choice(form, maximum_draft), np.array(decisions)
     found = count(decode(parameters, [0], tokens), Lossy(1, 8, decisions), tokens).account.totals()
@@ -428,7 +428,10 @@ def test_a_stretch_of_work_by_hand() -> None:
     alone = work(choice("paper", 1), 1, Independent(1.0, 0.0))
     assert alone is not None
     assert list(alone.of) == ["target"]
-    assert work(choice("early", 3), 9, Independent(0.5, 0.5)) is None
+    early = work(choice("early", 3), 2, Independent(0.0, 0.0))
+    # Two tokens through three layers one by one, the second unasked, then both through five: 1 + 2 positions in each of eight.
+    assert early is not None
+    assert early.of == {"target": Totals(3, 3 * 2 + 5, 8 * 2, 8 * 3, 3 * 3 + 5 * 2, 0, 0, 2, 3)}
     assert work(choice("paper", 3), 2, Recorded([[0, 1]])) is None
 
 

@@ -445,7 +445,7 @@ THEOREMS = (
     ),
     _theorem(
         "28b", "Passes, layers, rows read and written, heads of both models are the closed form's, by counter and by clock.",
-        source="conservation of work", given=lambda: _decodings(("paper", "code")), holds=work_is_the_closed_form,
+        source="conservation of work", given=_decodings, holds=work_is_the_closed_form,
     ),
     _theorem(
         "28c", "Accepted tokens and runs of the large model add up to l.", source="each gives one token more",
