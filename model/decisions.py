@@ -117,6 +117,7 @@ class Decisions:
         >>> record.decided(0.5, 2.0).tolist()
         [0, 1, 2]
         """
+        checks.one_of("variant", variant, VARIANTS)
         unsure = self.confidence < fallback_threshold
         back = self.distance > rollback_threshold
         if variant == "code":

@@ -114,6 +114,8 @@ def test_the_process_is_the_algorithm(decisions: list[int], maximum_draft: int, 
     runs = sum(each.written + each.unsure for each in want)
     if form != "early":
         assert run.passes_of["draft"] == runs
+    read = sum(each.written + 1 + each.again for each in want)
+    assert formulas.operations(parameters, COST, run.rounds, run.account) == read + 0.5 * runs * (form != "early")
     again = sum((each.again > 0) for each in want)
     assert sum(run.rounds.values()) == len(want) + again
     assert sum(drafted * times for (_, drafted), times in run.rounds.items()) == sum(each.written for each in want)
@@ -245,6 +247,11 @@ def test_what_it_reserves() -> None:
     assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost",))
 
 
+def test_one_token_asks_no_small_model_what_it_counts() -> None:
+    run = simulate(decode(choice("paper", 3), [0], 1), 1, Cluster(1), UnitCost(8, cost_ratio=0.25), Lossy(1, 8, [0]))
+    assert formulas.operations(choice("paper", 3), UnitCost(8, cost_ratio=0.25), run.rounds, run.account) == 1
+
+
 # --- Path by path ---
 
 
@@ -345,6 +352,7 @@ def test_a_prediction_is_complete() -> None:
     cost = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, link=1.0, final_head=1.0)
     apart = formulas.predict(choice("paper", 3, placement="apart"), 10, Independent(0.2, 0.1), cost)
     assert (float(apart.units), float(apart.plain_latency)) == (2, 90)
+    assert {value.dtype for value in vars(apart).values()} == {np.dtype(np.float64)}
     assert np.isnan(apart.units_ratio)
     assert float(apart.latency) > float(apart.busy)
     together = formulas.predict(choice("paper", 3), 10, Independent(0.2, 0.1), cost)

@@ -40,6 +40,25 @@ def test_rates_by_counting(variant: str, tokens: list[tuple[float, float, bool]]
     assert [float(value) for value in found] == pytest.approx(expected, nan_ok=True)
 
 
+@VARIANTS
+@given(TOKENS, LEVELS, DISTANCES)
+def test_what_is_decided_of_each_token(variant: str, tokens: list[tuple[float, float, bool]], low: float, high: float) -> None:
+    """On the thresholds a token is sure enough, and likely enough."""
+    found = record(tokens).decided(low, high, variant=variant)
+    assert found.dtype == np.uint8
+    for (confidence, distance, agrees), decision in zip(tokens, found.tolist(), strict=True):
+        back = distance > high and (variant == "paper" or not agrees)
+        assert decision == (1 if confidence < low else 2 if back else 0)
+    assert record(tokens).decided(low, high).tolist() == record(tokens).decided(low, high, variant="paper").tolist()
+
+
+@VARIANTS
+def test_a_rollback_threshold_of_infinity_takes_nothing_back(variant: str) -> None:
+    log = record([(0.5, 1e300, False), (0.9, 0.1, True)])
+    assert log.rates(0.2, math.inf, variant=variant).rollback_rate == 0
+    assert log.decided(0.2, math.inf, variant=variant).tolist() == [0, 0]
+
+
 @given(TOKENS, LEVELS, LEVELS, DISTANCES, DISTANCES)
 def test_thresholds_move_rates_one_way(
     tokens: list[tuple[float, float, bool]], one: float, other: float, near: float, far: float
@@ -175,6 +194,7 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: LOG.rates(-0.1, 1), r"fallback_threshold must be at least 0, got -0\.1"),
     (lambda: LOG.rates(0.1, -1), "rollback_threshold must be at least 0, got -1"),
     (lambda: LOG.rates(0.1, 1, variant="papers"), "unknown variant 'papers'"),
+    (lambda: LOG.decided(0.1, 1, variant="papers"), "unknown variant 'papers'"),
     (lambda: LOG.agreement(0.1, 1, 0), "maximum_draft must be at least 1, got 0"),
     (lambda: synthetic(0, np.zeros((3, 0))), "count must be at least 1, got 0"),
     (lambda: synthetic(2, np.zeros((2, 2))), r"coins must have the shape \[3, 2\], got \[2, 2\]"),

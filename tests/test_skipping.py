@@ -181,6 +181,7 @@ def test_batches_of_texts_take_what_their_columns_take(
     assert near([prediction.latency, prediction.busy, skip_paths.walk(parameters, tokens, cost, iter(()))[0][7]], time)
     assert near(prediction.plain_latency, sum(5.0 * cost.slowdown(width) for width in sizes))
     assert (float(prediction.latency_variance), float(prediction.units_ratio), float(prediction.units)) == (0, 1, 1)
+    assert {value.dtype for value in vars(prediction).values() if value is not None} == {np.dtype(np.float64)}
     totals = count(skipdecode.decode(parameters, [0], tokens), Lossy(1, 4), sum(lengths)).account.totals().of["target"]
     assert near(totals, skipping.work(parameters, tokens, None).of["target"])
     operations = skipping.operations(parameters, cost, {}, run.account)
@@ -387,6 +388,7 @@ def test_means_are_those_over_all_luck(
     prediction = leaving.predict(choice, tokens, law, cost)
     assert near([prediction.latency, prediction.busy, prediction.units_ratio, prediction.units], [found[0], found[0], 1, 1])
     assert near(prediction.plain_latency, tokens * 4 * cost.slowdown(batch))
+    assert {value.dtype for value in vars(prediction).values() if value is not None} == {np.dtype(np.float64)}
 
 
 @given(exits())
