@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PPD = ("test_stages.py", "test_ppd.py", "test_work.py", "test_events.py")
+ACCOUNT = "test_account.py"
+PPD = ("test_stages.py", "test_ppd.py", "test_work.py", "test_events.py", ACCOUNT)
 ARGUMENTS = "test_arguments.py"
 HIERARCHICAL = ("test_hierarchical.py", "test_hierarchical_exact.py")
 ADAPTIVE = ("test_adaptive.py",)
@@ -32,19 +33,19 @@ TESTS = {
     "model.algorithms.ppd": PPD,
     "model.stages": PPD,
     "model.algorithms.speculative": ("test_speculative_algorithm.py", "test_exactness.py"),
-    "model.rounds": ("test_rounds.py", "test_speculative_algorithm.py", *ADAPTIVE),
-    "model.speculative": (ARGUMENTS, "test_speculative_theory.py"),
+    "model.rounds": ("test_rounds.py", "test_speculative_algorithm.py", *ADAPTIVE, ACCOUNT),
+    "model.speculative": (ARGUMENTS, "test_speculative_theory.py", ACCOUNT),
     "model.speculative_laws": (ARGUMENTS, "test_speculative_laws.py"),
     "model.speculative_batches": ("test_speculative_batches.py",),
     "model.width": ("test_width.py",),
     "model.algorithms.hierarchical": HIERARCHICAL,
-    "model.hierarchical": (ARGUMENTS, *HIERARCHICAL),
+    "model.hierarchical": (ARGUMENTS, *HIERARCHICAL, ACCOUNT),
     "model.hierarchical_lengths": HIERARCHICAL,
     "model.algorithms.adaptive": ADAPTIVE,
-    "model.adaptive": (ARGUMENTS, *ADAPTIVE),
+    "model.adaptive": (ARGUMENTS, *ADAPTIVE, ACCOUNT),
     "model.policies": ADAPTIVE,
     "model.algorithms.beam": BEAM,
-    "model.beam": (ARGUMENTS, *BEAM),
+    "model.beam": (ARGUMENTS, *BEAM, ACCOUNT),
     "model.bild": (ARGUMENTS, "test_bild_theory.py", "test_bild.py"),
     "model.bild_lengths": ("test_bild.py",),
     "model.algorithms.bild": ("test_bild.py",),
