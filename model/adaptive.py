@@ -68,10 +68,10 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     """What the passes of both models come to, in the mean; nan where it matters where they stand, None where `predict` is."""
-    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=0.0))
-    if found.rounds is None or found.drafted is None:
+    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=1.0))  # whatever a pass costs
+    if found.rounds is None:
         return None
-    rounds, drafted = float(found.rounds), float(found.drafted)
+    rounds, drafted = float(found.rounds), float(np.asarray(found.drafted))
     both = {"target": of_passes(parameters.layers, rounds, rounds + drafted, heads=rounds + drafted)}
     return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted, heads=drafted)} if drafted else {}))
 

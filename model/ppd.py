@@ -468,7 +468,7 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     if parameters.form not in ("literal", "flat") or 2 * parameters.exit_layer < parameters.layers:
         return None
     ahead, places = parameters.layers - parameters.exit_layer, np.arange(tokens)
-    matched = np.append(0.0, np.diff(np.atleast_1d(law.mean(np.arange(tokens))))) if tokens > 1 else np.zeros(1)
+    matched = np.append(0.0, np.diff(law.mean(places)))
     main, others = parameters.layers - ahead * matched, float(parameters.candidates * ahead)
     layers = float(main.sum()) + others * tokens
     attended = float(main @ (places + 1)) + others * float((places + 2).sum())

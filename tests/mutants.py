@@ -111,7 +111,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST | None]:
             yield ast.Name(SWAPS[name])
         case ast.Attribute(attr=name) if name in SWAPS:
             yield ast.Attribute(node.value, SWAPS[name])
-        case ast.Return(value=value) if value is not None:
+        case ast.Return(value=value) if value is not None and ast.unparse(value) != "None":
             yield ast.Return(None)
         case ast.keyword():
             yield None

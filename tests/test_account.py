@@ -173,6 +173,7 @@ def test_work_goes_with_the_chances_of_a_law() -> None:
     rounds = starts(2, 6, Rounds([0.5, 0.25]))
     assert near(rounds.mass[:4], [1, 0.5, 0.25 + 0.25, 0.25 + 0.5 * 0.25 + 0.5 * 0.5])
     assert near(rounds.behind_whole[:4], [0, 0, 0, 0.25])
+    assert not starts(0, 4, Iid(0.5)).behind_whole.any()  # rounds without a draft are behind none
 
 
 @pytest.mark.parametrize("stop", [Account.passes, Account.layer_passes, Account.heads])
@@ -182,8 +183,11 @@ def test_an_empty_account_is_nothing(stop: Any) -> None:
     assert set(Totals()) == {0}
 
 
-def same_where_known(found: Work, want: Work) -> None:
+def same_where_known(found: Work, want: Work, heads: tuple[str, ...] = ()) -> None:
+    """All that is said is so; of every model its passes and layers, of some what they read and project."""
     assert found.of.keys() == want.of.keys()
+    assert all(not np.isnan(want.of[role].heads) for role in heads if role in want.of)
+    assert not np.isnan(want.of["target"].layer_passes)
     for role, totals in found.of.items():
         known = [name for name, value in zip(Totals._fields, want.of[role], strict=True) if not np.isnan(value)]
         assert {"passes", "layer_runs", "head_runs"} <= {*known}
@@ -205,7 +209,7 @@ def test_drafts_that_grow_and_shrink(accept: list[bool], first: int) -> None:
     found = count(policies.decode(parameters, [0], tokens), world_of(policies, parameters, 3, {"accept": accept}), tokens)
     want = adaptive.work(parameters, tokens, ByPosition(np.array(accept, float)))
     assert want is not None
-    same_where_known(found.account.totals(), want)
+    same_where_known(found.account.totals(), want, ("target", "draft"))
     assert adaptive.work(policies.Parameters(3, "optimum", believed_cost_ratio=0.1), 4, Iid(0.5)) is None
 
 
@@ -217,7 +221,7 @@ def test_three_models(accept: list[bool], bits: int, reading: str, draft_length:
     world = world_of(nested, parameters, 3, {"accept": accept, "medium_accept": medium})
     found = count(nested.decode(parameters, [0], tokens), world, tokens)
     laws = {"accept": ByPosition(np.array(accept, float)), "medium_accept": ByPosition(np.array(medium, float))}
-    same_where_known(found.account.totals(), hierarchical.work(parameters, tokens, laws))
+    same_where_known(found.account.totals(), hierarchical.work(parameters, tokens, laws), ("target",))
 
 
 @given(BITS, st.sampled_from(("sequential", "parallel", "batched")), st.integers(1, 3))
