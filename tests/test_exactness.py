@@ -22,7 +22,7 @@ from sim.theorems.exactness import (
     residual,
 )
 from tests import spoiled
-from tests.test_theorems import after
+from tests.trying import after
 
 PROMPT = [1, 0]
 HALF, THIRD = Fraction(1, 2), Fraction(1, 3)

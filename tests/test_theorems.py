@@ -23,18 +23,13 @@ from model.steps import Join, Steps, Stop
 from model.world import World
 from sim import events
 from sim.paths import ppd as sampler
-from sim.theorems import THEOREMS, Verdict, check, replay, select
+from sim.theorems import THEOREMS, check, replay, select
 from sim.theorems.statement import Theorem
+from tests.trying import FEW, MANY, Fault, after, comes_out, fails_small, is_refuted, one_more, survives_json
 
 OWN = select("ppd")
 EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
 FALSE = [theorem for theorem in OWN if theorem.expect == "fails"]
-Fault = Callable[[pytest.MonkeyPatch], None]
-
-
-def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
-    (verdict,) = check(theorem.method, only=[theorem.number], **options)
-    return verdict
 
 
 # --- Holding and failing ---
@@ -42,27 +37,18 @@ def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=60)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
-    assert verdict.tried == 60 or not verdict.holds
+    comes_out(theorem, examples=FEW)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
 def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=1000, seed=1)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
+    comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", [pytest.param(theorem, id=theorem.number) for theorem in FALSE])
 def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=1000)
-    assert not verdict.holds
-    assert verdict.error
-    assert verdict.counterexample is not None
-    assert verdict.counterexample["layers"] <= 3
-    again = replay(theorem.number, verdict.counterexample, "ppd")
-    assert (again.holds, again.error, again.expected) == (False, verdict.error, True)
+    assert fails_small(theorem)["layers"] <= 3
 
 
 def test_the_paper_s_own_example_refutes_its_compute_below_half() -> None:
@@ -77,26 +63,12 @@ def test_the_paper_s_own_example_refutes_its_compute_below_half() -> None:
 # --- Every theorem can fail ---
 
 
-def after(fault: Callable[..., Any], what: Any, name: str) -> Fault:
-    """A fault that replaces `what.name` by `fault`, which is given the right one first."""
-
-    def spoil(patch: pytest.MonkeyPatch) -> None:
-        right = getattr(what, name)
-        patch.setattr(what, name, lambda *args, **kwargs: fault(right, *args, **kwargs))
-
-    return spoil
-
-
 def match_of_the_last_token(right: Any, d: Any, exit_at: Any, n: Any, p: Any) -> Any:
     return right(d, exit_at, n, p) - (np.asarray(d) - exit_at) * p
 
 
 def rate_ignored(right: Any, d: Any, exit_at: Any, n: Any, p: Any) -> Any:
     return right(d, exit_at, n, np.zeros_like(p))
-
-
-def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
-    return right(*args, **kwargs) + 1
 
 
 def first_one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
@@ -264,16 +236,7 @@ def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
 
 @pytest.mark.parametrize("number", FAULTS)
 def test_a_fault_refutes_the_theorem(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        FAULTS[number](patch)
-        (verdict,) = check("ppd", only=[number], examples=1000)
-        assert not verdict.holds, f"{verdict.tried} examples did not show the fault"
-        assert verdict.counterexample is not None
-        assert len(json.dumps(verdict.counterexample)) < 400, "the counterexample is not a small one"
-        again = replay(number, verdict.counterexample, "ppd")
-        assert (again.holds, again.error) == (False, verdict.error)
-    mended = replay(number, verdict.counterexample, "ppd")
-    assert (mended.holds, mended.error, mended.counterexample) == (True, "", None)
+    is_refuted("ppd", number, FAULTS[number], monkeypatch)
 
 
 def test_a_counterexample_is_made_as_small_as_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,14 +259,7 @@ def test_code_that_breaks_down_is_a_refutation_too(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("sim.theorems.THEOREMS", (replace(theorem, holds=lambda example: seen.append(example)),))
-    list(check(examples=20))
-    assert seen
-    for example in seen:
-        again = json.loads(json.dumps(example))
-        assert again == example
-        assert theorem.error(again) == theorem.error(example)
+    survives_json(theorem, monkeypatch)
 
 
 def test_reproduce_is_a_command_that_carries_the_example() -> None:

@@ -1,6 +1,5 @@
 """The theorems on methods that write another text: they hold where they should, fail where they should, are refuted by faults."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,9 +19,9 @@ from model.world import Lossy
 from sim.paths import bild as bild_paths
 from sim.paths import early_exit as exit_paths
 from sim.paths import skipdecode as skip_paths
-from sim.theorems import check, replay, select
+from sim.theorems import select
 from sim.theorems.statement import Theorem
-from tests.test_theorems import Fault, after, one_more, verdict_on
+from tests.trying import FEW, MANY, Fault, after, comes_out, fails_small, is_refuted, one_more, survives_json
 
 METHODS = ("bild", "pearl", "skipdecode", "early_exit")
 OWN = [theorem for method in METHODS for theorem in select(method)]
@@ -41,26 +40,18 @@ FALSE = [pytest.param(theorem, id=named(theorem)) for theorem in OWN if theorem.
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=60 if theorem.expect == "holds" else 1000)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
-    assert verdict.tried == 60 or not verdict.holds
+    comes_out(theorem, examples=FEW if theorem.expect == "holds" else MANY)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
 def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=1000, seed=1)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
+    comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", FALSE)
 def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=1000)
-    assert not verdict.holds
-    assert verdict.counterexample is not None
-    assert len(json.dumps(verdict.counterexample)) < 300
-    again = replay(theorem.number, verdict.counterexample, theorem.method)
-    assert (again.holds, again.error, again.expected) == (False, verdict.error, True)
+    fails_small(theorem)
 
 
 def test_a_schedule_that_rises_by_hand() -> None:
@@ -223,16 +214,7 @@ def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
 @pytest.mark.parametrize(("name", "fault"), [pytest.param(n, fault, id=f"{n} {what}") for n, what, fault in FAULTS])
 def test_a_fault_refutes_the_theorem(name: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     method, number = name.split()
-    with monkeypatch.context() as patch:
-        fault(patch)
-        (verdict,) = check(method, only=[number], examples=1000)
-        assert not verdict.holds, f"{verdict.tried} examples did not show the fault"
-        assert verdict.counterexample is not None
-        assert len(json.dumps(verdict.counterexample)) < 400, "the counterexample is not a small one"
-        again = replay(number, verdict.counterexample, method)
-        assert (again.holds, again.error) == (False, verdict.error)
-    mended = replay(number, verdict.counterexample, method)
-    assert (mended.holds, mended.error, mended.counterexample) == (True, "", None)
+    is_refuted(method, number, fault, monkeypatch)
 
 
 # --- Examples ---
@@ -240,11 +222,4 @@ def test_a_fault_refutes_the_theorem(name: str, fault: Fault, monkeypatch: pytes
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("sim.theorems.THEOREMS", (replace(theorem, holds=lambda example: seen.append(example)),))
-    list(check(examples=20))
-    assert seen
-    for example in seen:
-        again = json.loads(json.dumps(example))
-        assert again == example
-        assert theorem.error(again) == theorem.error(example)
+    survives_json(theorem, monkeypatch)

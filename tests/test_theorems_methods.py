@@ -13,7 +13,8 @@ from model.latency import UnitCost
 from sim.theorems import replay, select
 from sim.theorems.statement import Theorem
 from tests import spoiled
-from tests.test_theorems import PASSES_IN_HALF_THE_TIME, Fault, after, one_more, verdict_on
+from tests.test_theorems import PASSES_IN_HALF_THE_TIME
+from tests.trying import MANY, Fault, after, comes_out, one_more, verdict_on
 
 OWN = [theorem for method in ("adaptive", "hierarchical", "beam") for theorem in select(method)]
 EVERY = [pytest.param(theorem, id=f"{theorem.method}-{theorem.number}") for theorem in OWN]
@@ -22,16 +23,13 @@ FALSE = [pytest.param(theorem, id=f"{theorem.method}-{theorem.number}") for theo
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=40 if theorem.expect == "holds" else 300)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
-    assert verdict.tried == 40 or not verdict.holds
+    comes_out(theorem, examples=40 if theorem.expect == "holds" else 300)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
 def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=1000, seed=1)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
+    comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", FALSE)

@@ -1,6 +1,5 @@
 """The theorems on speculative decoding hold where they should, fail where they should, and are refuted by faults."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +16,11 @@ from model.latency import UnitCost
 from model.world import Draft, World
 from sim import events
 from sim.paths import speculative as sampler
-from sim.theorems import check, drafts, replay, select
+from sim.theorems import drafts, replay, select
 from sim.theorems.statement import Theorem
 from tests import spoiled
-from tests.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME, Fault, after, one_more, verdict_on
+from tests.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
+from tests.trying import FEW, MANY, Fault, after, comes_out, fails_small, is_refuted, one_more, survives_json
 
 OWN = select("speculative")
 EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
@@ -32,26 +32,18 @@ FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=60 if theorem.expect == "holds" else 1000)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
-    assert verdict.tried == 60 or not verdict.holds
+    comes_out(theorem, examples=FEW if theorem.expect == "holds" else MANY)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
 def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=1000, seed=1)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
+    comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", FALSE)
 def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
-    verdict = verdict_on(theorem, examples=1000)
-    assert not verdict.holds
-    assert verdict.counterexample is not None
-    assert len(json.dumps(verdict.counterexample)) < 300
-    again = replay(theorem.number, verdict.counterexample, "speculative")
-    assert (again.holds, again.error, again.expected) == (False, verdict.error, True)
+    fails_small(theorem)
 
 
 def test_a_finite_text_may_be_faster_than_an_endless_one_by_hand() -> None:
@@ -241,16 +233,7 @@ def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
 
 @pytest.mark.parametrize(("number", "fault"), [pytest.param(n, fault, id=f"{n} {name}") for n, name, fault in FAULTS])
 def test_a_fault_refutes_the_theorem(number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        fault(patch)
-        (verdict,) = check("speculative", only=[number], examples=1000)
-        assert not verdict.holds, f"{verdict.tried} examples did not show the fault"
-        assert verdict.counterexample is not None
-        assert len(json.dumps(verdict.counterexample)) < 400, "the counterexample is not a small one"
-        again = replay(number, verdict.counterexample, "speculative")
-        assert (again.holds, again.error) == (False, verdict.error)
-    mended = replay(number, verdict.counterexample, "speculative")
-    assert (mended.holds, mended.error, mended.counterexample) == (True, "", None)
+    is_refuted("speculative", number, fault, monkeypatch)
 
 
 # --- Examples ---
@@ -258,14 +241,7 @@ def test_a_fault_refutes_the_theorem(number: str, fault: Fault, monkeypatch: pyt
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("sim.theorems.THEOREMS", (replace(theorem, holds=lambda example: seen.append(example)),))
-    list(check(examples=20))
-    assert seen
-    for example in seen:
-        again = json.loads(json.dumps(example))
-        assert again == example
-        assert theorem.error(again) == theorem.error(example)
+    survives_json(theorem, monkeypatch)
 
 
 def test_each_word_of_a_text_leads_to_another_state() -> None:

@@ -1,0 +1,78 @@
+"""How theorems are tried in tests: they come out as the theory says, fail small, are refuted by faults, can be written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sim.theorems import Verdict, check, replay
+from sim.theorems.statement import Theorem
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+FEW, MANY = 60, 1000
+
+
+def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
+    (verdict,) = check(theorem.method, only=[theorem.number], **options)
+    return verdict
+
+
+def comes_out(theorem: Theorem, *, examples: int, seed: int = 0) -> None:
+    verdict = verdict_on(theorem, examples=examples, seed=seed)
+    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
+    assert verdict.tried == examples or not verdict.holds
+
+
+def fails_small(theorem: Theorem) -> dict[str, Any]:
+    """What must not hold fails on an example of a few words, and again when that is tried alone."""
+    verdict = verdict_on(theorem, examples=MANY)
+    assert not verdict.holds
+    assert verdict.error
+    assert verdict.counterexample is not None
+    assert len(json.dumps(verdict.counterexample)) < 300
+    again = replay(theorem.number, verdict.counterexample, theorem.method)
+    assert (again.holds, again.error, again.expected) == (False, verdict.error, True)
+    return verdict.counterexample
+
+
+def is_refuted(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault shows on a small example, which is none once it is mended."""
+    with monkeypatch.context() as patch:
+        fault(patch)
+        (verdict,) = check(method, only=[number], examples=MANY)
+        assert not verdict.holds, f"{verdict.tried} examples did not show the fault"
+        assert verdict.counterexample is not None
+        assert len(json.dumps(verdict.counterexample)) < 400, "the counterexample is not a small one"
+        again = replay(number, verdict.counterexample, method)
+        assert (again.holds, again.error) == (False, verdict.error)
+    mended = replay(number, verdict.counterexample, method)
+    assert (mended.holds, mended.error, mended.counterexample) == (True, "", None)
+
+
+def survives_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("sim.theorems.THEOREMS", (replace(theorem, holds=lambda example: seen.append(example)),))
+    list(check(examples=20))
+    assert seen
+    for example in seen:
+        again = json.loads(json.dumps(example))
+        assert again == example
+        assert theorem.error(again) == theorem.error(example)
+
+
+def after(fault: Callable[..., Any], what: Any, name: str) -> Fault:
+    """A fault that replaces `what.name` by `fault`, which is given the right one first."""
+
+    def spoil(patch: pytest.MonkeyPatch) -> None:
+        right = getattr(what, name)
+        patch.setattr(what, name, lambda *args, **kwargs: fault(right, *args, **kwargs))
+
+    return spoil
+
+
+def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
+    return right(*args, **kwargs) + 1
