@@ -19,11 +19,13 @@ from sim.theorems import (
     adaptive,
     beam,
     bild,
+    early_exit,
     engine,
     hierarchical,
+    pearl,
     ppd,
     ppd_laws,
-    skipping,
+    skipdecode,
     speculative,
     speculative_engine,
     speculative_laws,
@@ -44,7 +46,9 @@ THEOREMS = (
     *hierarchical.THEOREMS,
     *beam.THEOREMS,
     *bild.THEOREMS,
-    *skipping.THEOREMS,
+    *pearl.THEOREMS,
+    *skipdecode.THEOREMS,
+    *early_exit.THEOREMS,
 )
 
 

@@ -1,4 +1,4 @@
-"""The theorems on Big Little Decoder, 18 and 19, with those of every method, 28 and 29; and 20, the law of PEARL's rounds.
+"""The theorems on Big Little Decoder, 18 and 19, with those of every method, 28 and 29.
 
 An example has `maximum_draft`, a `variant` or an `exit_layer`, and what becomes of the small model's token at each output position,
 `decisions`: 0 stays, 1 it is unsure, 2 taken back; or the rates, in twentieths, for all luck. Costs are in quarters.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model import bild as formulas
-from model import pearl, speculative, work
+from model import speculative, work
 from model.algorithms import bild
 from model.algorithms import speculative as drafting
 from model.coins import BLOCK
@@ -138,35 +138,6 @@ def intensity_knows_no_rollbacks(x: Example) -> None:
     given = x["fallback_rate"], np.array([0.0, x["rollback_rate"]]), x["maximum_draft"], x["operations_ratio"], x["memory_ratio"]
     none, some = formulas.intensity_factor(*given, variant=x["variant"])
     equal("intensity with rollbacks", float(some), float(none), CLOSE)
-
-
-# --- 20: PEARL ---
-
-
-def rounds_of_pearl(x: Example) -> None:
-    """The chain of its two kinds of rounds, with every outcome of a whole draft tried."""
-    alpha, gamma = x["acceptance_rate"], x["draft_length"]
-    tokens = stay = 0.0
-    for outcome in itertools.product((True, False), repeat=gamma):
-        chance = math.prod(alpha if kept else 1 - alpha for kept in outcome)
-        kept = len(list(itertools.takewhile(bool, outcome)))
-        tokens += chance * min(kept + 1, gamma)
-        stay += chance * (kept == gamma)
-    # Rounds of the two kinds in the long run: to whole drafts with alpha, back from them with 1 - stay.
-    share = alpha / (alpha + 1 - stay) if alpha else 0.0
-    equal("tokens of a round", float(pearl.expected_tokens(alpha, gamma)), 1 - share + share * tokens, 1e-11)
-
-
-def pearl_at_its_best(x: Example) -> None:
-    gamma, c = x["draft_length"], x["cost_ratio"]
-    best = gamma / max(gamma * c, 1)
-    equal("speed where all is accepted", float(pearl.speedup(1, gamma, c)), best, CLOSE)
-    at_most("speed", float(pearl.speedup(x["acceptance_rate"], gamma, c)), best, CLOSE)
-
-
-def pearl_beats_drafting(x: Example) -> None:
-    given = x["acceptance_rate"], x["draft_length"], x["cost_ratio"]
-    at_most("speed of drafting first", float(speculative.speedup(*given)), float(pearl.speedup(*given)), CLOSE)
 
 
 # --- 28: conservation, and agreement of the views ---
@@ -376,15 +347,7 @@ def _thresholds(most: int) -> SearchStrategy[list[int]]:
     return st.lists(whole(0, most), min_size=2, max_size=2)
 
 
-def _pearls() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    quarters = whole(0, 8).map(lambda number: number / 4)
-    return st.fixed_dictionaries({"acceptance_rate": rates(), "draft_length": whole(1, 8), "cost_ratio": quarters})
-
-
 _theorem = partial(Theorem, method="bild")
-_of_pearl = partial(Theorem, method="pearl", source="[Liu2024], Section 3", given=_pearls)
 
 THEOREMS = (
     _theorem(
@@ -468,11 +431,5 @@ THEOREMS = (
     _theorem(
         "29d", "Nor is it ever slower where some are taken back.", source="false: what is written behind them is in vain",
         given=lambda: _records(fallback_thresholds=_thresholds(8)), holds=lower_fallback_threshold_is_no_slower, expect="fails",
-    ),
-    _of_pearl("20a", "A round gives the mean tokens that the chain of its two kinds of rounds has.", holds=rounds_of_pearl),
-    _of_pearl("20b", "Where all is accepted the speed is gamma / max(gamma c, 1), and never higher.", holds=pearl_at_its_best),
-    Theorem(
-        "20c", "It is never slower than drafting first and verifying then.", method="pearl",
-        source="false: the first token of a draft is verified alone", given=_pearls, holds=pearl_beats_drafting, expect="fails",
     ),
 )  # fmt: skip

@@ -62,6 +62,11 @@ def cost(example: Example) -> UnitCost:
     return UnitCost(choice(example).layers, **given)
 
 
+def in_quarters(x: Example) -> UnitCost:
+    """The cost model of an example whose times are in quarters, so that they add up exactly; a pass costs the same however wide."""
+    return UnitCost(x["layers"], **{name: quarters / 4 for name, quarters in x["cost"].items()})
+
+
 def size(example: Example) -> int:
     """How many tokens an example decodes."""
     return len(next(example[luck] for luck in ("accept", "survive", "matches") if luck in example))
@@ -238,6 +243,14 @@ def overheads(kind: str = "whole") -> SearchStrategy[Example]:
     from hypothesis import strategies as st
 
     return st.fixed_dictionaries(dict.fromkeys(OVERHEADS, amounts(kind)))
+
+
+def quarters() -> SearchStrategy[Example]:
+    """Heads, rows filled in and comparisons of states, in quarters of layer-times."""
+    from hypothesis import strategies as st
+
+    head = whole(0, 6)
+    return st.fixed_dictionaries({"early_head": head, "final_head": head, "propagation": whole(0, 4), "state_check": whole(0, 2)})
 
 
 def rates() -> SearchStrategy[float]:

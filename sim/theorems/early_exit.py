@@ -1,0 +1,279 @@
+"""The theorems on early exit, 30 and 28: thresholds, depths, what is filled in, batches that wait for their deepest token.
+
+An example has `depths`, the layer that each token needs at each place, for every text, `measure`, `first_check`, `fill`, `batch`;
+or `hazards`, in twentieths, for all luck. Costs are in quarters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model import early_exit as formulas
+from model import work
+from model.algorithms import early_exit
+from model.coins import BLOCK
+from model.early_exit_lengths import Depths
+from model.world import Lossy
+from sim.cluster import Cluster
+from sim.events import Run, simulate
+from sim.paths import early_exit as sampler
+from sim.theorems.drafts import digits
+from sim.theorems.draws import CLOSE, in_quarters, quarters, whole
+from sim.theorems.statement import Example, Theorem, at_most, equal
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+
+# --- 30: thresholds, and how deep tokens go ---
+
+
+def thresholds_fall(x: Example) -> None:
+    level, longest = x["threshold"] / 20, x["longest"]
+    given = np.arange(longest + 1), longest, x["temperature"] / 4
+    falling = formulas.decayed_threshold(level, *given, form=x["form"])
+    for sooner, later in pairwise(falling.tolist()):
+        at_most("threshold of a later token", later, sooner, CLOSE)
+    low, high = (0.9 * level, level) if x["form"] == "code" else (0.9 * level, min(0.9 * level + 0.1, 1.0))
+    at_most("least threshold", low, float(falling.min()), CLOSE)
+    at_most("greatest threshold", float(falling.max()), high, CLOSE)
+
+
+def forms_meet_at_one(x: Example) -> None:
+    given = np.arange(x["longest"] + 1), x["longest"], x["temperature"] / 4
+    paper, code = (formulas.decayed_threshold(1.0, *given, form=form) for form in formulas.FORMS)
+    equal("greatest difference of the forms at lambda = 1", float(np.abs(paper - code).max()) < 1e-15, True)
+
+
+def forms_are_the_same(x: Example) -> None:
+    given = np.arange(x["longest"] + 1), x["longest"], x["temperature"] / 4
+    paper, code = (formulas.decayed_threshold(x["threshold"] / 20, *given, form=form) for form in formulas.FORMS)
+    equal("greatest difference of the forms", float(np.abs(paper - code).max()), 0.0)
+
+
+def higher_threshold_is_no_earlier(x: Example) -> None:
+    seen = np.array(x["confidences"]) / 8
+    low, high = (formulas.exits(seen, np.full(len(seen), level / 8)) for level in sorted(x["thresholds"]))
+    equal("tokens that leave earlier at the higher threshold", int((high < low).sum()), 0)
+
+
+def never_sure_is_the_plain_model(x: Example) -> None:
+    """With nothing to pay for the checks."""
+    depths = [[x["layers"]] * len(row) for row in x["depths"]]
+    x = {**x, "depths": depths, "cost": {**x["cost"], "early_head": 0, "state_check": 0}, "batch": 1, "lengths": None}
+    one = {**x, "depths": depths[:1]}
+    run = play(one)
+    equal("latency", run.latency, _longest(one) * in_quarters(one).target_pass)
+    equal("text", run.tokens, [*range(1, len(run.tokens) + 1)])
+
+
+def deeper_is_slower(x: Example) -> None:
+    text, place = x["text"] % len(x["depths"]), x["place"] % len(x["depths"][0])
+    deeper = [list(row) for row in x["depths"]]
+    deeper[text][place] = min(deeper[text][place] + 1, x["layers"])
+    at_most("latency of the one that leaves earlier", play(x).latency, play({**x, "depths": deeper}).latency)
+
+
+def batches_wait(x: Example) -> None:
+    together = play({**x, "batch": len(x["depths"]), "lengths": None}).latency
+    for row in x["depths"]:
+        alone = play({**x, "depths": [row], "batch": 1, "lengths": None}).latency
+        at_most("latency of one text alone", alone, together)
+
+
+def later_is_cheaper(x: Example) -> None:
+    """Where a pass that fills in rows costs the same however many they are."""
+    alone = {**x, "batch": 1, "lengths": None, "depths": x["depths"][:1]}
+    at_once, later = (play({**alone, "fill": fill}).latency for fill in ("propagate", "backfill"))
+    at_most("latency of filling in when needed", later, at_once)
+
+
+def mean_over_all_luck(x: Example) -> None:
+    law = Depths(formulas.exit_pmf(np.array([*x["hazards"], 20]) / 20))
+    layers, n, texts = x["layers"], x["tokens"], x["batch"]
+    given = {**x, "lengths": None}
+    prediction = formulas.predict(choice({**given, "depths": [[1] * n] * texts}), n, law, in_quarters(x))
+    pmf = law.pmf.tolist()
+    mean = square = 0.0
+    for luck in itertools.product(range(1, layers + 1), repeat=n * texts):
+        chance = math.prod(pmf[depth - 1] for depth in luck)
+        if chance:
+            run = play({**given, "depths": [list(luck[text::texts]) for text in range(texts)]})
+            mean, square = mean + chance * run.latency, square + chance * run.latency**2
+    equal("mean latency", float(prediction.latency), mean, CLOSE)
+    if x["fill"] == "propagate":
+        equal("variance and the square of the mean", float(prediction.latency_variance) + mean**2, square, 1e-11)
+
+
+# --- 28: agreement of the views, conservation of work ---
+
+
+def events_are_paths(x: Example) -> None:
+    run = play(x)
+    rows = np.array(_all_depths(x), dtype=np.uint16).T.reshape(-1, 1)
+    tiles = (np.repeat(rows[start : start + 3], BLOCK, axis=1) for start in range(0, len(rows), 3))
+    time, busy = sampler.walk(choice(x), _longest(x), in_quarters(x), tiles)
+    equal("latency", float(time[0]), run.latency)
+    equal("compute", float(busy[0]), run.busy)
+
+
+def work_is_the_closed_form(x: Example) -> None:
+    n, parameters = _longest(x), choice(x)
+    found = work.count(early_exit.decode(parameters, [0], n), _world(x), parameters.outputs_of(n)).account.totals().of["target"]
+    law = Depths(np.eye(x["layers"])[[depth - 1 for depth in x["depths"][0]]])
+    for name, got, expected in zip(found._fields, found, formulas.work(parameters, n, law).of["target"], strict=True):
+        equal(name, float(got), expected, CLOSE)
+    equal("passes by the clock", play(x).account.totals().of["target"], found)
+
+
+# --- Playing an example ---
+
+
+def choice(x: Example) -> early_exit.Parameters:
+    """The parameters of an example's decoding."""
+    lengths = x.get("lengths")
+    return early_exit.Parameters(
+        x["layers"], x["measure"], min(x["first_check"], x["layers"]), fill=x["fill"], batch=x["batch"],
+        lengths=None if lengths is None else tuple(lengths),
+    )  # fmt: skip
+
+
+def play(x: Example) -> Run:
+    """Simulate an example's decoding."""
+    n, parameters = _longest(x), choice(x)
+    return simulate(early_exit.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), in_quarters(x), _world(x))
+
+
+def _world(x: Example) -> Lossy:
+    return Lossy(1, x["layers"], depths=_all_depths(x))
+
+
+def _all_depths(x: Example) -> list[list[int]]:
+    rows: list[list[int]] = x["depths"]
+    texts = len(x["lengths"]) if x.get("lengths") else x["batch"]
+    return [rows[text % len(rows)] for text in range(texts)]
+
+
+def _longest(x: Example) -> int:
+    return max(x["lengths"]) if x.get("lengths") else len(x["depths"][0])
+
+
+def _one_head(x: Example) -> Example:
+    """All heads cost the same, as they do where there is one projection."""
+    return {**x, "cost": {**x["cost"], "early_head": x["cost"]["final_head"]}}
+
+
+# --- What they are tried on ---
+
+
+def _exits(texts: int = 3, *, ragged: bool = False, alike: bool = False, **more: Any) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def exits(draw: DrawFn) -> Example:
+        layers, tokens, count = draw(whole(1, 5)), draw(whole(1, 5)), draw(whole(1, texts))
+        rows = [[1 + deep for deep in digits(draw, tokens, layers - 1)] for _ in range(1 if alike else count)]
+        fill = draw(st.sampled_from(early_exit.FILLS))
+        batch = 1 if fill == "backfill" else draw(whole(1, 3)) if ragged else count
+        lengths = [tokens, *(1 + place for place in digits(draw, draw(whole(0, 3)), tokens - 1))]
+        example = {
+            "layers": layers, "depths": rows, "measure": draw(st.sampled_from(formulas.MEASURES)), "first_check": draw(whole(1, 3)),
+            "fill": fill, "batch": batch, "lengths": lengths if ragged or fill == "backfill" else None, "cost": draw(quarters()),
+        }  # fmt: skip
+        return example | {name: draw(strategy) for name, strategy in more.items()}
+
+    return exits()
+
+
+def _one_batch(**more: Any) -> SearchStrategy[Example]:
+
+    return _exits(**more).map(lambda x: {**x, "fill": "propagate", "batch": len(x["depths"]), "lengths": None})
+
+
+def _hazards() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def hazards(draw: DrawFn) -> Example:
+        layers = draw(whole(1, 3))
+        fill, first = draw(st.sampled_from(early_exit.FILLS)), draw(whole(1, layers))
+        chances = [0 if layer + 1 < first else draw(whole(0, 20)) for layer in range(layers - 1)]
+        return {
+            "layers": layers, "hazards": chances, "tokens": draw(whole(1, 3)), "measure": draw(st.sampled_from(formulas.MEASURES)),
+            "first_check": first, "fill": fill, "batch": 1 if fill == "backfill" else draw(whole(1, 2)), "cost": draw(quarters()),
+        }  # fmt: skip
+
+    return hazards()
+
+
+def _thresholds() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries({
+        "threshold": whole(0, 20), "longest": whole(1, 12), "temperature": whole(0, 40), "form": st.sampled_from(formulas.FORMS),
+    })  # fmt: skip
+
+
+def _confidences() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    rows = st.lists(st.lists(whole(0, 8), min_size=4, max_size=4), min_size=1, max_size=4)
+    return st.fixed_dictionaries({"confidences": rows, "thresholds": st.lists(whole(0, 8), min_size=2, max_size=2)})
+
+
+_theorem = partial(Theorem, method="early_exit")
+
+THEOREMS = (
+    _theorem(
+        "30h", "Both thresholds fall with the position; the released one from lambda, not below .9 lambda.",
+        source="[Schuster2022]; t5x", given=_thresholds, holds=thresholds_fall,
+    ),
+    _theorem(
+        "30i", "The two forms of the threshold are the same at lambda = 1.", source="algebra", given=_thresholds,
+        holds=forms_meet_at_one,
+    ),
+    _theorem(
+        "30j", "They are the same.", source="false: the paper adds .1 exp(-tau t / N), the code lambda times that",
+        given=_thresholds, holds=forms_are_the_same, expect="fails",
+    ),
+    _theorem(
+        "30k", "On replayed confidences no token leaves earlier at a higher threshold.", source="fewer layers pass it",
+        given=_confidences, holds=higher_threshold_is_no_earlier,
+    ),
+    _theorem(
+        "30l", "A model that is never sure before its end takes the plain model's time, where checks are free.",
+        source="all layers, one head", given=_exits, holds=never_sure_is_the_plain_model,
+    ),
+    _theorem(
+        "30m", "A token that leaves a layer later makes no decoding faster, where a row costs no more than running its layer.",
+        source="a layer more, and a row less", given=lambda: _exits(text=whole(0, 2), place=whole(0, 4)).map(_one_head),
+        holds=deeper_is_slower,
+    ),
+    _theorem(
+        "30n", "A batch is never faster than any of its texts alone.", source="the deepest token decides",
+        given=lambda: _one_batch().map(_one_head), holds=batches_wait,
+    ),
+    _theorem(
+        "30o", "Filling rows in when they are needed is never slower than at once, where a pass costs the same however wide.",
+        source="rows that nobody needs are never made", given=_exits, holds=later_is_cheaper,
+    ),
+    _theorem(
+        "30p", "Mean and variance of the latency are those over all luck; of backfill the mean.",
+        source="columns are independent", given=_hazards, holds=mean_over_all_luck,
+    ),
+    _theorem(
+        "28a", "Simulator and paths agree on every path, exactly, alone and in batches of unequal texts.", source="one algorithm",
+        given=lambda: _exits(ragged=True), holds=events_are_paths,
+    ),
+    _theorem(
+        "28b", "Passes, layers, rows made and filled in, and heads are the closed form's, by counter and by clock.",
+        source="conservation of work", given=lambda: _exits(ragged=True, alike=True), holds=work_is_the_closed_form,
+    ),
+
+)  # fmt: skip

@@ -1,0 +1,236 @@
+"""The theorems on SkipDecode, 30 and 28: layers by position, what the cache allows, batches that wait.
+
+An example has `layers`, `min_layers`, `max_layers`, `warm_up`, `rounding`, `power`, how many positions the schedule has (`room`),
+and the `lengths` of all texts, of which `batch` are decoded together. Costs are in quarters.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from model import skipdecode as formulas
+from model import work
+from model.algorithms import _batches, autoregressive, skipdecode
+from model.steps import CacheError, Forward
+from model.work import Cache
+from model.world import Lossy, World
+from sim.cluster import Cluster
+from sim.events import Run, simulate
+from sim.paths import skipdecode as sampler
+from sim.theorems.drafts import digits
+from sim.theorems.draws import CLOSE, in_quarters, quarters, whole
+from sim.theorems.statement import Example, Theorem, at_most, equal
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+_PROMPT = 3  # where the schedule begins
+
+
+# --- 30: the schedule, and the layers that it leaves out ---
+
+
+def schedule_falls(x: Example) -> None:
+    parameters = choice(x)
+    layers = formulas.exit_layers(x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["room"], power=x["power"])
+    for sooner, later in pairwise(layers.tolist()):
+        at_most("layers of a later token", later, sooner, CLOSE)
+    at_most("most layers", float(layers.max()), x["max_layers"], CLOSE)
+    at_most("least layers", x["min_layers"], float(layers.min()), CLOSE)
+    sets = [_run_by(skipdecode.skipped(parameters, budget), x["layers"]) for budget in skipdecode.schedule(parameters, x["room"])]
+    for sooner, later in pairwise(sets):
+        equal("layers of a later token that one before it has not", sorted(later - sooner), [])
+
+
+def mean_of_the_schedule(x: Example) -> None:
+    given = x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"]
+    for count in range(1, x["room"] + 1):
+        equal("mean layers", formulas.mean_layers(*given, count), float(formulas.exit_layers(*given, count).mean()), 1e-11)
+
+
+def nothing_is_lacking(x: Example) -> None:
+    """The cache refuses a pass through a layer that lacks a row: no row is ever made but by running the layer."""
+    account = counted(x).account.totals().of["target"]
+    equal("rows made without running the layer", account.filled, 0)
+    play(x)
+
+
+def what_rises_is_refused(x: Example) -> None:
+    """A token with more layers than one before it comes to a layer that lacks that row."""
+    layers, (fewer, more) = x["layers"], sorted(x["budgets"])
+    if fewer == more:
+        return
+    cache, parameters = Cache(), choice({**x, "min_layers": fewer, "max_layers": more, "warm_up": min(x["warm_up"], fewer)})
+    passes = [Forward("target", (0,), at, 0, layers, gaps=skipdecode.skipped(parameters, budget))
+              for at, budget in enumerate((more, fewer, more))]  # fmt: skip
+    cache.write(passes[0])
+    cache.write(passes[1])
+    try:
+        cache.write(passes[2])
+    except CacheError:
+        return
+    raise AssertionError(f"{more} layers behind {fewer} of {layers} were let through")
+
+
+def all_layers_are_the_plain_model(x: Example) -> None:
+    everything = {"min_layers": x["layers"], "max_layers": x["layers"], "batch": 1, "lengths": [x["lengths"][0]]}
+    run = play({**x, **everything})
+    _equal_to_plain(run, {**x, **everything})
+
+
+def last_token_has_the_least(x: Example) -> None:
+    layers = formulas.exit_layers(x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["room"])
+    equal("layers of the last token", float(layers[-1]), float(x["min_layers"]))
+
+
+def layers_are_time(x: Example) -> None:
+    widths = [width for _, width in _batches.columns(choice(x), _longest(x))]
+    plain, mean = len(widths) * in_quarters(x).target_pass, counted(x).account.layer_passes / sum(widths)
+    equal("speed", plain / play(x).latency, x["layers"] / mean, CLOSE)
+
+
+# --- 28: agreement of the views, conservation of work, waiting ---
+
+
+def events_are_paths(x: Example) -> None:
+    run = play(x)
+    time, busy = sampler.walk(choice(x), _longest(x), in_quarters(x), iter(()))
+    equal("latency", float(time[0]), run.latency)
+    equal("compute", float(busy[0]), run.busy)
+
+
+def work_is_the_closed_form(x: Example) -> None:
+    found, want = counted(x).account.totals().of["target"], formulas.work(choice(x), _longest(x), None).of["target"]
+    for name, got, expected in zip(found._fields, found, want, strict=True):
+        equal(name, float(got), expected, CLOSE)
+    equal("passes by the clock", play(x).account.totals().of["target"], found)
+
+
+def a_batch_takes_as_long_as_its_longest_text(x: Example) -> None:
+    run, lengths = play(x), x["lengths"]
+    batches = [lengths[start : start + x["batch"]] for start in range(0, len(lengths), x["batch"])]
+    want = sum(play({**x, "lengths": [max(batch)], "batch": 1}).latency for batch in batches)
+    equal("latency", run.latency, want)
+    equal("tokens", len(run.tokens), sum(lengths))
+
+
+# --- Playing an example ---
+
+
+def choice(x: Example) -> skipdecode.Parameters:
+    """The parameters of an example's decoding."""
+    lengths = x.get("lengths")
+    return skipdecode.Parameters(
+        x["layers"], x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["warm_up"], x.get("rounding", "half-up"),
+        x.get("power", 1.0), x.get("batch", 1), None if lengths is None else tuple(lengths),
+    )  # fmt: skip
+
+
+def play(x: Example) -> Run:
+    """Simulate an example's decoding."""
+    n, parameters = _longest(x), choice(x)
+    world = Lossy(1, x["layers"])
+    return simulate(skipdecode.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), in_quarters(x), world)
+
+
+def counted(x: Example) -> work.Work:
+    """The work of an example's decoding."""
+    n, parameters = _longest(x), choice(x)
+    return work.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))
+
+
+def _longest(x: Example) -> int:
+    return int(max(x["lengths"]))
+
+
+def _run_by(gaps: tuple[tuple[int, int], ...], layers: int) -> set[int]:
+    return {*range(layers)}.difference(*(range(*gap) for gap in gaps))
+
+
+def _equal_to_plain(run: Run, x: Example) -> None:
+    n = _longest(x)
+    plain = autoregressive.decode(autoregressive.Parameters(x["layers"]), [0], n)
+    want = simulate(plain, n, Cluster(1), in_quarters(x), World(1, x["layers"]))
+    equal("times", [time for time, *_ in run.commits], [time for time, *_ in want.commits])
+    equal("text", run.tokens, want.tokens)
+
+
+# --- What they are tried on ---
+
+
+def _skips(texts: int = 4, **more: Any) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def skips(draw: DrawFn) -> Example:
+        layers, room = draw(whole(1, 8)), draw(whole(1, 6))
+        most = draw(whole(1, layers))
+        least = draw(whole(1, most))
+        lengths = [1 + place for place in digits(draw, draw(whole(1, texts)), room - 1)]
+        example = {
+            "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(whole(0, least)), "room": room,
+            "rounding": draw(st.sampled_from([*formulas.ROUNDINGS])), "power": draw(st.sampled_from((1.0, 0.5, 2.0))),
+            "batch": draw(whole(1, 3)), "lengths": lengths, "cost": draw(quarters()),
+        }  # fmt: skip
+        return example | {name: draw(strategy) for name, strategy in more.items()}
+
+    return skips()
+
+
+def _rising() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def rising(draw: DrawFn) -> Example:
+        layers = draw(whole(2, 8))
+        budgets = [draw(whole(1, layers)), draw(whole(1, layers))]
+        return {"layers": layers, "budgets": budgets, "warm_up": draw(whole(0, 2)), "room": 3}
+
+    return rising()
+
+
+_theorem = partial(Theorem, method="skipdecode")
+
+THEOREMS = (
+    _theorem(
+        "30a", "The schedule never rises and stays within its bounds; the layers of a token are among those of every token before.",
+        source="[DelCorro2023], Sections 2.3 and 2.4", given=_skips, holds=schedule_falls,
+    ),
+    _theorem(
+        "30b", "The mean of the linear schedule is max - (max - min)(n - 1) / (2 (sequence - prompt)).",
+        source="[DelCorro2023], Section 2.3", given=_skips, holds=mean_of_the_schedule,
+    ),
+    _theorem(
+        "30c", "No layer that is run lacks a row: nothing is ever computed again or filled in.",
+        source="[DelCorro2023], Section 2.4", given=_skips, holds=nothing_is_lacking,
+    ),
+    _theorem(
+        "30d", "A schedule that rises comes to a layer that lacks a row, and is refused.", source="the cache", given=_rising,
+        holds=what_rises_is_refused,
+    ),
+    _theorem(
+        "30e", "With min_layers = max_layers = layers it is plain decoding, token for token and time for time.",
+        source="nothing is skipped", given=_skips, holds=all_layers_are_the_plain_model,
+    ),
+    _theorem(
+        "30f", "The last token of the longest text goes through min_layers layers.",
+        source="false: there t < 1; only rounding may bring it down", given=_skips, holds=last_token_has_the_least, expect="fails",
+    ),
+    _theorem(
+        "30g", "It is as much faster as its layers are fewer.", source="false: the projection onto the vocabulary is not skipped",
+        given=_skips, holds=layers_are_time, expect="fails",
+    ),
+    _theorem(
+        "28a", "Simulator, paths and formula agree exactly.", source="one algorithm", given=_skips, holds=events_are_paths,
+    ),
+    _theorem(
+        "28b", "Passes, layers, rows and heads are the closed form's, by counter and by clock.", source="conservation of work",
+        given=_skips, holds=work_is_the_closed_form,
+    ),
+    _theorem(
+        "28c", "A batch takes as long as its longest text alone, and the next begins when it ends.",
+        source="texts of a batch stand at one position", given=_skips, holds=a_batch_takes_as_long_as_its_longest_text,
+    ),
+)  # fmt: skip
