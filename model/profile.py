@@ -1,0 +1,357 @@
+"""Hardware profiles: what passes take on a device, as files that say where each number comes from.
+
+A profile is two files side by side: NAME.json, which says what was measured, where, by whom and with what, and NAME.parquet, the
+table. Either is plain text or plain columns: nothing in them is executed. What is damaged, impossible or of another version is
+refused, with its row.
+
+The table is long: a row is one measured time of one part of a pass.
+
+=============  ==========================  ==================================================================
+part           axes                        what takes the time
+=============  ==========================  ==================================================================
+layer          width, context, batch       a decoder layer as a whole
+dense          tokens                      a decoder layer but for its attention
+attention      width, context, batch       attention of one layer over what is cached
+head           positions                   projection onto the vocabulary, with the norm before it
+embedding      tokens                      embedding
+step           batch                       what a pass takes once besides: launching, preparing, sampling
+all_reduce     size                        joining the parts of a layer that is split over devices, by bytes
+send           size                        handing bytes from one device or process to another
+gemm           m, n, k                     a product of m by k and k by n (profiles of operations)
+decode         heads, kv_heads, head_dim,  attention of one new token for each text (profiles of operations)
+               context, batch
+=============  ==========================  ==================================================================
+
+`ways` says over how many devices a layer is split, `busy` how many other units of the host are at work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import checks
+from model.checks import ParameterError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SCHEMA_VERSION = 1
+AXES: dict[str, tuple[str, ...]] = {
+    "layer": ("width", "context", "batch"),
+    "dense": ("tokens",),
+    "attention": ("width", "context", "batch"),
+    "head": ("positions",),
+    "embedding": ("tokens",),
+    "step": ("batch",),
+    "all_reduce": ("size",),
+    "send": ("size",),
+    "gemm": ("m", "n", "k"),
+    "decode": ("heads", "kv_heads", "head_dim", "context", "batch"),
+}
+"""Coordinates of each part's times."""
+COUNTED = ("ways", "busy", *dict.fromkeys(axis for axes in AXES.values() for axis in axes))
+TIMES = ("time_s", "low_s", "high_s")
+"""Median, and lower and upper quartile or whatever the source has for them."""
+UNITS = dict.fromkeys(COUNTED, "1") | {"size": "bytes"} | dict.fromkeys(TIMES, "s") | {"repeats": "1", "part": "name"}
+KINDS = {"model": ("layer", "dense"), "operations": ("gemm",), "links": ("send", "all_reduce")}
+"""Kinds of profiles, with the parts of which each needs one."""
+TAKING_TIME = ("layer", "dense", "gemm")
+"""Parts of which no time is nothing: a single operation may be rounded to nothing, a layer is not."""
+MODES = ("eager", "cuda-graph", "kernel-only")
+PROVENANCE = ("measured", "composed")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from: a file of a repository, or a run of this project's own timing."""
+
+    repository: str
+    file: str
+    commit: str = ""
+    licence: str = ""
+    sha256: str = ""
+    parts: tuple[str, ...] = ()
+    """What it gave."""
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A table of times with all that is known of them.
+
+    Parameters
+    ----------
+    name, device, model, dtype
+        What is profiled: a device of `model.device` or any other name; a model of `model.transformer` or any other, empty in
+        profiles of operations and links.
+    engine, mode
+        What ran it, and whether kernels were launched one by one (`eager`), replayed as a graph, or summed without what lies
+        between.
+    provenance
+        `measured`, or `composed` of times measured for its operations.
+    bandwidth, rate, cache_bytes
+        Peak of the device [bytes/s], [operations/s] and its last cache [bytes]: what no time may beat.
+    shape
+        Fields of the model's shape.
+    errors
+        Relative error between measured points, by part [-].
+    facts
+        Of the device and the software, as they were read: driver, clocks, versions.
+    """
+
+    name: str
+    device: str
+    model: str
+    dtype: str
+    engine: str
+    mode: str
+    kind: str
+    provenance: str
+    date: str
+    bandwidth: float
+    rate: float
+    cache_bytes: float
+    table: pl.DataFrame
+    sources: tuple[Source, ...]
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("name", "device", "model", "dtype", "engine", "date"):
+            if not isinstance(getattr(self, name), str):
+                raise ParameterError(f"{name} must be a text, got {checks.shown(getattr(self, name))}")
+        checks.one_of("kind", self.kind, KINDS)
+        checks.one_of("mode", self.mode, MODES)
+        checks.one_of("provenance", self.provenance, PROVENANCE)
+        for name in ("bandwidth", "rate"):
+            checks.number(name, getattr(self, name), 1)
+        checks.number("cache_bytes", self.cache_bytes, 0)
+        if not self.sources:
+            raise ParameterError("sources must name where the rows come from, got none")
+        check_table(self.table, self.kind)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that it has times of."""
+        return tuple(part for part in AXES if part in set(self.table["part"]))
+
+    @property
+    def ways(self) -> tuple[int, ...]:
+        """The numbers of devices over which layers were split."""
+        needed = self.table.filter(self.table["part"].is_in(list(KINDS[self.kind])))
+        return tuple(sorted(int(each) for each in needed["ways"].unique()))
+
+    def rows(self, part: str, ways: int = 1, busy: int = 0) -> pl.DataFrame:
+        """The rows of a part, without the columns that are not its."""
+        table = self.table
+        chosen = table.filter((table["part"] == part) & (table["ways"] == ways) & (table["busy"] == busy))
+        return chosen.select(*AXES[part], *TIMES)
+
+    def coverage(self) -> str:
+        """What it covers, in a line: the ranges of each part's axes."""
+        said = []
+        for part in self.parts:
+            rows = self.table.filter(self.table["part"] == part)
+            ranges = ", ".join(f"{axis} {_range(rows[axis].to_numpy())}" for axis in AXES[part])
+            more = "".join(f", {axis} {_listed(rows[axis].to_numpy())}" for axis in ("ways", "busy") if rows[axis].n_unique() > 1)
+            said.append(f"{part} ({ranges}{more})")
+        return "; ".join(said)
+
+
+def _range(values: NDArray[Any]) -> str:
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _listed(values: NDArray[Any]) -> str:
+    return "/".join(f"{each:g}" for each in np.unique(values))
+
+
+def check_table(table: pl.DataFrame, kind: str) -> None:
+    """Refuse a table that lacks a column, has an unknown one or an impossible value; the message names the row, counted from 1."""
+    import polars as pl
+
+    for name in ("part", "ways", "busy", *TIMES, "repeats"):
+        if name not in table.columns:
+            raise ParameterError(f"column {name} is missing; a profile has part, ways, busy, axes and {', '.join(TIMES)}")
+    for name, held in table.schema.items():
+        if name not in UNITS:
+            raise checks.unknown("column", name, UNITS)
+        if (name == "part") != (held == pl.String) or (name != "part" and not held.is_numeric()):
+            raise ParameterError(f"column {name} must hold {'names' if name == 'part' else 'numbers'}, got {held}")
+    if not table.height:
+        raise ParameterError("the table is empty; a profile has at least one row")
+    parts = table["part"].to_numpy()
+    present = dict.fromkeys(parts.tolist())
+    for part in present:
+        if part not in AXES:
+            raise ParameterError(f"row {int(np.argmax(parts == part)) + 1}: {checks.unknown('part', part, AXES)}")
+    if not {*present} & {*KINDS[kind]}:
+        needed = " or ".join(KINDS[kind])
+        raise ParameterError(f"a profile of kind {kind} must have rows of {needed}, got {', '.join(sorted(present))}")
+    columns = {name: table[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in table.columns if name != "part"}
+    for part in present:
+        rows = np.flatnonzero(parts == part)
+        _check_part(part, rows, {name: values[rows] for name, values in columns.items()})
+
+
+def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArray[np.float64]]) -> None:
+    """Refuse impossible values among the rows of one part, and points that are there twice."""
+    for axis in ("ways", "busy", *AXES[part], *TIMES):
+        if axis not in columns:
+            raise ParameterError(f"column {axis} is missing; part {part} goes by {', '.join(AXES[part])}")
+        values = columns[axis]
+        least = 0 if axis in ("busy", "context") or axis in TIMES else 1
+        bad = ~(np.isfinite(values) & (values >= least))
+        bound = f"a number of at least {least}"
+        if axis == "time_s" and part in TAKING_TIME and not bad.any():
+            bad, bound = values == 0, "above 0"
+        if bad.any():
+            where = int(np.argmax(bad))
+            raise ParameterError(f"row {rows[where] + 1}, column {axis}: must be {bound}, got {checks.shown(float(values[where]))}")
+    low, time, high = (columns[name] for name in TIMES)
+    disordered = (low > time) | (time > high)
+    if disordered.any():
+        where = int(np.argmax(disordered))
+        bound = f"between low_s={low[where]:g} and high_s={high[where]:g}"
+        raise ParameterError(f"row {rows[where] + 1}, column time_s: must be {bound}, got {time[where]:g}")
+    points = np.stack([columns[axis] for axis in ("ways", "busy", *AXES[part])], axis=1)
+    order = np.lexsort(points.T)
+    twice = np.flatnonzero((points[order][1:] == points[order][:-1]).all(axis=1))
+    if twice.size:
+        row = int(rows[order[twice[0] + 1]])
+        raise ParameterError(f"row {row + 1}: part {part} has its point more than once; keep the median of its repeats")
+
+
+# --- files ---
+
+
+def save(profile: Profile, folder: str | Path) -> Path:
+    """Write NAME.json and NAME.parquet; whole or not at all, the JSON last. Returns its path."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{profile.name}.json"
+    data = folder / f"{profile.name}.parquet"
+    marked = [folder / f".{data.name}.{secrets.token_hex(4)}", folder / f".{path.name}.{secrets.token_hex(4)}"]
+    try:
+        profile.table.write_parquet(marked[0], compression="zstd", statistics=False)
+        said = {"schema_version": SCHEMA_VERSION} | {name: getattr(profile, name) for name in _SAME}
+        said |= {"bandwidth_bytes_per_s": profile.bandwidth, "rate_flop_per_s": profile.rate}
+        said |= {"shape": dict(profile.shape), "errors": dict(profile.errors)}
+        said |= {"notes": list(profile.notes), "facts": dict(profile.facts)}
+        said |= {"columns": {name: UNITS[name] for name in profile.table.columns}, "rows": profile.table.height}
+        said |= {"sources": [vars(source) | {"parts": list(source.parts)} for source in profile.sources]}
+        said |= {"sha256": hashlib.sha256(marked[0].read_bytes()).hexdigest()}
+        marked[1].write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        os.replace(marked[0], data)
+        os.replace(marked[1], path)
+    finally:
+        for each in marked:
+            each.unlink(missing_ok=True)
+    return path
+
+
+_SAME = ("name", "kind", "device", "model", "dtype", "engine", "mode", "provenance", "date", "cache_bytes")
+_KEYS = {
+    *_SAME, "schema_version", "bandwidth_bytes_per_s", "rate_flop_per_s", "shape", "errors", "notes", "facts", "columns", "rows",
+    "sources", "sha256",
+}  # fmt: skip
+
+
+def load(where: str | Path) -> Profile:
+    """A profile by the name of a bundled one, or by the path of its JSON file."""
+    path = Path(where)
+    if path.suffix != ".json" and os.sep not in str(where):
+        if str(where) not in names():
+            raise ParameterError(f"{checks.unknown('profile', str(where), names())}; or give the path of a profile's .json")
+        path = Path(str(_bundled() / f"{where}.json"))
+    elif path.suffix != ".json":
+        raise ParameterError(f"a profile is named by its .json file, got {path.name}; the table beside it is found by itself")
+    try:
+        return _read(path)
+    except ParameterError as error:
+        raise ParameterError(f"{path.name}: {error}") from None
+
+
+def _read(path: Path) -> Profile:
+    import polars as pl
+
+    try:
+        said = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ParameterError("there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"it cannot be read as JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(said, dict) or "schema_version" not in said:
+        raise ParameterError("it is not a profile: schema_version is missing")
+    if said["schema_version"] != SCHEMA_VERSION:
+        found = checks.shown(said["schema_version"])
+        raise ParameterError(f"schema_version must be {SCHEMA_VERSION}, got {found}; import or measure it again")
+    for key in sorted(_KEYS ^ {*said}):
+        raise ParameterError(f"{key} is missing" if key in _KEYS else f"unknown key {key}; {checks.nearest(key, _KEYS)}")
+    data = path.with_suffix(".parquet")
+    try:
+        content = data.read_bytes()
+    except OSError:
+        raise ParameterError(f"its table {data.name} is not beside it") from None
+    if hashlib.sha256(content).hexdigest() != said["sha256"]:
+        raise ParameterError(f"its table {data.name} is not the one that it was written with (sha256); restore both")
+    table = pl.read_parquet(content)
+    for name, unit in said["columns"].items():
+        if UNITS.get(name) != unit:
+            known = f"must be in {UNITS[name]}" if name in UNITS else "is unknown"
+            raise ParameterError(f"column {name} {known}, got {checks.shown(unit)}")
+    without = [name for name in table.columns if name not in said["columns"]]
+    if without:
+        raise ParameterError(f"column {without[0]} has no unit; columns must name all of the table's")
+    if table.height != said["rows"]:
+        raise ParameterError(f"rows must be the table's {table.height}, got {checks.shown(said['rows'])}")
+    try:
+        sources = tuple(Source(**{**each, "parts": tuple(each["parts"])}) for each in said["sources"])
+    except (TypeError, KeyError) as error:
+        raise ParameterError(f"sources must each have repository, file, commit, licence, sha256 and parts: {error}") from None
+    same = {name: said[name] for name in _SAME}
+    same |= {name: said[name] for name in ("shape", "errors", "facts")}
+    peaks = {"bandwidth": said["bandwidth_bytes_per_s"], "rate": said["rate_flop_per_s"]}
+    return Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
+
+
+def _bundled() -> Any:
+    return resources.files("model") / "profiles"
+
+
+def names() -> list[str]:
+    """The bundled profiles."""
+    folder = _bundled()
+    if not folder.is_dir():
+        return []
+    return sorted(each.name.removesuffix(".json") for each in folder.iterdir() if each.name.endswith(".json"))
+
+
+def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """A profile's table from rows; quartiles are the time itself, and ways 1 and busy 0, where a row does not say them."""
+    import polars as pl
+
+    full = []
+    for row in rows:
+        more = {"ways": 1, "busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 1} | row
+        full.append(more)
+    used = {key for row in full for key in row}
+    schema: dict[str, Any] = {"part": pl.String} | {name: pl.Int64 for name in COUNTED if name in used}
+    schema |= dict.fromkeys(TIMES, pl.Float64) | {"repeats": pl.Int64}
+    strange = sorted(used - {*schema})
+    if strange:
+        raise checks.unknown("column", strange[0], schema)
+    return pl.DataFrame(full, schema=schema, orient="row")

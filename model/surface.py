@@ -1,0 +1,242 @@
+"""Measured times over a grid, and what lies between the points and beyond them.
+
+Between measured points times are interpolated in the logarithms of time and axes: a time that is a power of its axis between two
+points comes out right. Beyond them the efficiency is held, never the time: a bound from arithmetic says how it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model import checks
+
+Floats = NDArray[np.float64]
+Bound = Callable[..., Floats]
+
+NOTHING = 1e-9
+"""What stands in a logarithm for a time that was rounded to nothing [s]."""
+UNKNOWN = 0.1
+"""Relative error added for each factor e beyond the grid: assumed."""
+
+
+class Estimate(NamedTuple):
+    """Seconds, and how far off they may be: a relative error, about as likely to be passed as not (a median)."""
+
+    seconds: Floats
+    error: Floats
+
+    def __add__(self, other: object) -> Estimate:
+        """Times one after the other. What is wrong with one is taken to be wrong with the other: errors add up."""
+        if not isinstance(other, Estimate):
+            return NotImplemented
+        seconds = self.seconds + other.seconds
+        wrong = self.seconds * self.error + other.seconds * other.error
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return Estimate(seconds, np.where(seconds > 0, wrong / seconds, 0.0))
+
+    def repeated(self, factor: ArrayLike) -> Estimate:
+        """The same so many times over."""
+        seconds = np.asarray(self.seconds * np.asarray(factor))
+        return Estimate(seconds, np.broadcast_to(self.error, seconds.shape))
+
+
+NONE = Estimate(np.asarray(0.0), np.asarray(0.0))
+"""No time at all."""
+
+
+class Surface:
+    """Times at points of a grid, for any point.
+
+    Parameters
+    ----------
+    axes
+        The coordinates of the rows by name, each of shape (rows,). A grid may lack points: what is known on their line stands in.
+    seconds
+        Time of each row, shape (rows,) [s].
+    spread
+        Half the range of each row's repeats over its time, shape (rows,) or one number [-].
+    error
+        Relative error between the points, as leaving one out shows it; estimated here where left out [-].
+    bound
+        Least time at a point by arithmetic, from its coordinates in the order of the axes [s]; without it times are held beyond
+        the grid.
+
+    >>> surface = Surface({"width": [1, 2, 8], "context": [128, 128, 128]}, [1.0, 1.0, 2.0])
+    >>> float(surface(2, 128).seconds), round(float(surface(4, 128).seconds), 4)
+    (1.0, 1.4142)
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[str, ArrayLike],
+        seconds: ArrayLike,
+        *,
+        spread: ArrayLike = 0.0,
+        error: float | None = None,
+        bound: Bound | None = None,
+    ) -> None:
+        self.names = tuple(axes)
+        times = checks.array("seconds", seconds, 0)
+        places, self.axes = [], []
+        for name, values in axes.items():
+            column = checks.array(name, values, 0)
+            if column.shape != times.shape or not times.size:
+                raise checks.ParameterError(f"{name} must have one value for each of {times.size} times, got {column.size}")
+            points, place = np.unique(column, return_inverse=True)
+            self.axes.append(points)
+            places.append(place.reshape(-1))
+        shape = tuple(points.size for points in self.axes)
+        self.times: Floats = np.full(shape, np.nan)
+        self.spread: Floats = np.zeros(shape)
+        self.times[tuple(places)] = times
+        self.spread[tuple(places)] = np.broadcast_to(spread, times.shape)
+        self.known = ~np.isnan(self.times)
+        if self.known.sum() != times.size:
+            points_ = f"{times.size} rows of {self.known.sum()} points"
+            raise checks.ParameterError(f"each point of {', '.join(self.names)} must be there once, got {points_}")
+        self._bound = bound
+        self._floor = float(times.min())
+        self._scaled = [_scaled(name, points) for name, points in zip(self.names, self.axes, strict=True)]
+        self._logs = self._filled()
+        self.error = self._left_out() if error is None else error
+
+    def _filled(self) -> Floats:
+        """Logarithms of the times; a point that was not measured keeps the efficiency of its neighbour."""
+        with np.errstate(divide="ignore"):
+            logs = np.log(np.maximum(self.times, NOTHING))
+        if self.known.all():
+            return logs
+        bounds = np.log(self._bounds(*np.meshgrid(*self.axes, indexing="ij")))
+        rest = logs - bounds
+        for axis in range(rest.ndim - 1, -1, -1):
+            for step in (1, -1):
+                lines = np.moveaxis(rest, axis, 0)[::step]
+                for before, line in pairwise(lines):
+                    np.copyto(line, before, where=np.isnan(line))
+        return rest + bounds
+
+    def _bounds(self, *point: Floats) -> Floats:
+        """The bound, on top of the shortest time that was seen: what launching takes, however little there is to do."""
+        if self._bound is None:
+            return np.ones(np.broadcast_shapes(*(np.shape(each) for each in point)))
+        return np.asarray(self._bound(*point) + max(self._floor, NOTHING))
+
+    def __call__(self, *point: ArrayLike) -> Estimate:
+        """Time at a point, coordinates in the order of the axes; they may be arrays of any shapes that go together."""
+        asked = [checks.array(name, value, 0) for name, value in zip(self.names, point, strict=True)]
+        inside = [np.clip(value, points[0], points[-1]) for value, points in zip(asked, self.axes, strict=True)]
+        result: Floats = np.zeros(np.broadcast_shapes(*(value.shape for value in asked)))
+        cells: list[list[tuple[NDArray[Any], Floats | None]]] = []
+        exact: NDArray[np.bool_] = np.ones(result.shape, dtype=bool)
+        at: list[NDArray[Any]] = []
+        for name, value, points, scaled in zip(self.names, inside, self.axes, self._scaled, strict=True):
+            if points.size == 1:
+                cells.append([(np.zeros((), dtype=np.int64), None)])
+                at.append(np.zeros((), dtype=np.int64))
+                continue
+            low = np.minimum(np.searchsorted(points, value, side="right") - 1, points.size - 2)
+            part = (_scaled(name, value) - scaled[low]) / np.diff(scaled)[low]
+            # The scale is a logarithm, and rounds: a measured point is one where the coordinate itself says so.
+            part = np.where(value == points[low + 1], 1.0, np.where(value == points[low], 0.0, part))
+            exact &= (part == 0) | (part == 1)
+            at.append(low + (part == 1))
+            cells.append([(low, 1 - part), (low + 1, part)])
+        for corner in np.ndindex(*(len(cell) for cell in cells)):
+            chosen = [cell[which] for cell, which in zip(cells, corner, strict=True)]
+            term = self._logs[tuple(index for index, _ in chosen)]
+            for _, weight in chosen:
+                if weight is not None:
+                    term = term * weight
+            result = result + term
+        seconds = np.exp(result)
+        measured = self.known[tuple(at)]
+        known = exact & measured
+        seconds = np.where(known, self.times[tuple(at)], seconds)
+        error = np.where(known, self.spread[tuple(at)], np.maximum(self.error, self.spread[tuple(at)]))
+        beyond = [value != within for value, within in zip(asked, inside, strict=True)]
+        if any(np.any(each) for each in beyond):
+            ratio = self._bounds(*asked) / self._bounds(*inside)
+            far = sum(
+                np.abs(_scaled(name, value) - _scaled(name, within))
+                for name, value, within in zip(self.names, asked, inside, strict=True)
+            )
+            seconds = seconds * ratio
+            error = error + UNKNOWN * far
+        return Estimate(np.asarray(seconds), np.broadcast_to(error, seconds.shape))
+
+    def _left_out(self) -> float:
+        """The median relative error at the inner points of every line, each predicted from its neighbours there; 0 without any."""
+        found = [np.abs(each) for each in self.left_out()]
+        together = np.concatenate([each[~np.isnan(each)] for each in found]) if found else np.empty(0)
+        return float(np.median(together)) if together.size else 0.0
+
+    def left_out(self) -> list[Floats]:
+        """Relative error of what each point's two neighbours on an axis say of it: for each axis an array of the grid's shape.
+
+        It is nan at ends, where a neighbour lacks, and on axes of fewer than three points.
+        """
+        found = []
+        logs = np.where(self.known, self._logs, np.nan)
+        for axis, scaled in enumerate(self._scaled):
+            result = np.full(self.times.shape, np.nan)
+            lines, out = np.moveaxis(logs, axis, 0), np.moveaxis(result, axis, 0)
+            for middle in range(1, scaled.size - 1):
+                part = (scaled[middle] - scaled[middle - 1]) / (scaled[middle + 1] - scaled[middle - 1])
+                out[middle] = np.expm1((1 - part) * lines[middle - 1] + part * lines[middle + 1] - lines[middle])
+            found.append(result)
+        return found
+
+    def dips(self, axis: str, tolerance: float = 0.0) -> list[tuple[tuple[float, ...], float]]:
+        """Points at which the time falls along an axis by more than a share of it, with that share: real tables have some."""
+        index = self.names.index(axis)
+        times = np.moveaxis(self.times, index, -1)
+        fall = 1 - times[..., 1:] / np.where(times[..., :-1] > 0, times[..., :-1], np.inf)
+        found = []
+        for place in np.argwhere(np.nan_to_num(fall) > tolerance):
+            *others, last = (int(each) for each in place)
+            coordinates = [*others]
+            coordinates.insert(index, last + 1)
+            where = tuple(float(points[each]) for points, each in zip(self.axes, coordinates, strict=True))
+            found.append((where, float(fall[tuple(place)])))
+        return found
+
+
+def _scaled(name: str, values: Floats) -> Floats:
+    """An axis as it is interpolated on: its logarithm; contexts begin at nothing, so theirs counts the token itself."""
+    return np.log1p(values) if name == "context" else np.log(np.maximum(values, NOTHING))
+
+
+def residuals(logs: Floats, scaled: Floats) -> Floats:
+    """What each point's two known neighbours along the last axis miss of it, in logarithms: nan at ends and holes.
+
+    `logs` has a line for each shape, with holes as nan; `scaled` is the axis.
+    """
+    result = np.full_like(logs, np.nan)
+    for place in np.ndindex(*logs.shape[:-1]):
+        line = logs[place]
+        there = np.flatnonzero(~np.isnan(line))
+        if there.size < 3:
+            continue
+        before, here, after = there[:-2], there[1:-1], there[2:]
+        part = (scaled[here] - scaled[before]) / (scaled[after] - scaled[before])
+        result[place][here] = line[here] - ((1 - part) * line[before] + part * line[after])
+    return result
+
+
+def neighbours(values: Floats, offsets: Sequence[tuple[int, ...]]) -> Floats:
+    """The median of an array's values at so many steps away along its leading axes; nan where none of them is known."""
+    stacked = []
+    for offset in offsets:
+        moved = np.full_like(values, np.nan)
+        source = tuple(slice(max(step, 0), size + min(step, 0)) for step, size in zip(offset, values.shape, strict=False))
+        target = tuple(slice(max(-step, 0), size + min(-step, 0)) for step, size in zip(offset, values.shape, strict=False))
+        moved[target] = values[source]
+        stacked.append(moved)
+    together = np.stack(stacked)
+    nobody = np.isnan(together).all(axis=0)
+    return np.where(nobody, np.nan, np.nanmedian(np.where(nobody, 0.0, together), axis=0))
