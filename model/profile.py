@@ -221,7 +221,7 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
         if bad.any():
             where = int(np.argmax(bad))
             raise ParameterError(f"row {rows[where] + 1}, column {axis}: must be {bound}, got {checks.shown(float(values[where]))}")
-    low, time, high = (columns[name] for name in TIMES)
+    time, low, high = (columns[name] for name in TIMES)
     disordered = (low > time) | (time > high)
     if disordered.any():
         where = int(np.argmax(disordered))
@@ -348,7 +348,7 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     for row in rows:
         more = {"ways": 1, "busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 1} | row
         full.append(more)
-    used = {key for row in full for key in row}
+    used = {key for row in full for key in row} | {"ways", "busy"}
     schema: dict[str, Any] = {"part": pl.String} | {name: pl.Int64 for name in COUNTED if name in used}
     schema |= dict.fromkeys(TIMES, pl.Float64) | {"repeats": pl.Int64}
     strange = sorted(used - {*schema})

@@ -15,8 +15,9 @@ from model.algorithms import _batches
 from model.checks import ParameterError
 from model.latency import OPERATIONS, RATIOS, UnitCost
 from model.shapes import SHAPES, Shape
-from sim import acceptances, lossy, methods, outcomes
+from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
+from sim.hardware import HardwareCost, Priced
 from sim.outcomes import Outcome
 from sim.scenario import OWN, SECTIONS, Tables, method_tables
 
@@ -107,7 +108,7 @@ class Cost:
     seconds_per_layer: float | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("kind", self.kind, ("unit", "published"))
+        checks.one_of("kind", self.kind, ("unit", "published", *hardware.KINDS))
         if (self.kind == "published") != (self.task is not None):
             raise ParameterError(f"task must be given with kind 'published' and with no other, got {checks.shown(self.task)}")
         if self.task is not None:
@@ -180,6 +181,8 @@ class Case:
     cluster: Cluster
     shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
     """Of all its models, by role, or of none."""
+    priced: Priced | None = None
+    """What it costs on hardware, where [cost] is of a kind that says so."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -200,11 +203,16 @@ class Case:
 
     @property
     def plain_time(self) -> float:
-        """Time of plain decoding of the same tokens, in the same batches."""
-        tokens = self.settings.tokens
+        """Time of plain decoding of the same tokens, in the same batches, on one device."""
+        tokens, factor = self.settings.tokens, 1.0 if self.priced is None else self.priced.plain_factor
         if hasattr(self.parameters, "steps_of"):
-            return _batches.plain_time(self.parameters, tokens, self.cost)
-        return tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+            return factor * _batches.plain_time(self.parameters, tokens, self.cost)
+        return factor * tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+
+    @property
+    def ways(self) -> int:
+        """Devices in a unit: more than one where layers are split over them."""
+        return 1 if self.priced is None else self.priced.ways
 
     @property
     def contended(self) -> bool:
@@ -240,8 +248,13 @@ def resolve(tables: Tables, index: int = 0) -> Case:
         parameters.check_tokens(settings.tokens)
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = tables.get("cost", {}) if own["cost"] is None else own["cost"]
-    cost = build(Cost, cost_table, where["cost"])
-    model = cost.model(parameters.layers)
+    real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware.KINDS
+    cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
+    priced = None
+    if real:
+        roles = tuple(methods.roles_of(parameters))
+        priced = hardware.priced(cost, parameters, settings.tokens, roles, where["cost"], name)
+    model = cost.model(parameters.layers) if priced is None else priced.point.cost
     for role in methods.roles_of(parameters):
         if model.whole(role) is None:
             raise ParameterError(
@@ -269,6 +282,8 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     cluster = machine.cluster(parameters.units)
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
+    if priced is not None:
+        return Case(name, parameters, settings, found, model, priced.point.seconds_per_layer, cluster, priced.shapes, priced)
     shapes = _shapes(cost, parameters, name, where["cost"])
     return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cluster, shapes)
 
@@ -359,8 +374,10 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
 
 
 COSTS_OF = {
-    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape"},
-    "medium": {"medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape"},
+    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape", "draft_profile"},
+    "medium": {
+        "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape", "medium_profile",
+    },
 }
 """What of the cost only methods with a model of this role look at; others say it in their COSTS."""
 OWN_COSTS = {"verify_cost", "propagation", "state_check"}

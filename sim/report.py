@@ -156,6 +156,8 @@ def describing(frame: pl.DataFrame) -> list[str]:
         "arithmetic_intensity", "agreement_source", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
+    if "seconds_error" in frame.columns:
+        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share"}
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
     if frame["exact"].n_unique() > 1:
@@ -204,10 +206,17 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             lines += deck_report.sentences(rows)
     lines += _of_schedules(table, names)
     lines.append("intervals: 95 %, from sampling")
+    if "seconds_error" in names:
+        wrong, drift = (_one(table, pl.col(name).abs().max()) for name in ("seconds_error", "context_drift"))
+        lines.append(
+            f"a step's seconds are off by up to about ±{wrong:.1%}, and grow by at most {drift:.1%} from the first token to the"
+            " last: costs are those in the middle"
+        )
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:
-            what = "what is not known of the rates moves a speed-up by at most"
+            of = "rates and costs" if "seconds_error" in names else "rates"
+            what = f"what is not known of the {of} moves a speed-up by at most"
             lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
