@@ -152,7 +152,7 @@ def bytes_of_state(shape: Shape, layers: int) -> int:
     >>> bytes_of_state(preset("llama-2-13b"), 20) / 1e6  # 0.41 MB and 10 kB
     0.41984
     """
-    return shape.cache_bytes(layers, bytes_each=shape.bytes_each) + shape.hidden * shape.bytes_each
+    return shape.cache_bytes(layers) + shape.hidden * shape.bytes_each
 
 
 # --- memory ---
@@ -187,9 +187,9 @@ def memory(shape: Shape, available: float, *, context: int, batch: int = 1, ways
     >>> round(found.weights / 1e9, 1), round(found.cache / 1e9, 1), found.share < 1
     (26.0, 26.8, True)
     """
-    shapes = (shape, *also)
-    weights = sum(each.parameters * each.bytes_each for each in shapes) / ways
-    cache = sum(each.cache_bytes(bytes_each=each.bytes_each) * context * batch for each in shapes) / min(ways, shape.kv_heads)
+    parts = [each.shard(ways) for each in (shape, *also)]
+    weights = float(sum(each.parameters * each.bytes_each for each in parts))
+    cache = float(sum(each.cache_bytes() * context * batch for each in parts))
     return Memory(weights, cache, available)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +17,15 @@ from model.transformer import Shape
 
 PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 """All of a device's peaks: a bound that no time beats."""
+
+
+def shape_of(profile: Profile) -> Shape:
+    """The shape of the model that a profile is of."""
+    said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
+    try:
+        return Shape(**said)
+    except TypeError as error:
+        raise ParameterError(f"shape of profile {profile.name}: {str(error).partition('() ')[2]}") from None
 
 
 class Measured:
@@ -40,7 +50,7 @@ class Measured:
             has = ", ".join(map(str, profile.ways))
             raise ParameterError(f"ways must be one of {has}, what profile {profile.name} has, got {ways}")
         self.profile, self.ways = profile, ways
-        self.shape = Shape(**profile.shape)
+        self.shape = shape_of(profile)
         self._surfaces: dict[tuple[str, int, int], Surface | None] = {}
 
     @property
@@ -121,7 +131,7 @@ class Measured:
         whole = self.surface("attention", ways=1)
         if whole is None:
             return NONE
-        share = np.asarray(batch) / min(self.ways, self.shape.kv_heads)
+        share = np.asarray(batch) * self.shape.shard(self.ways).kv_heads / self.shape.kv_heads
         return whole(width, context, share)
 
     def head(self, positions: ArrayLike) -> Estimate:

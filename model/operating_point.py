@@ -7,6 +7,7 @@ sampling) is put before its first layer, since it is there once for every new to
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,13 +127,17 @@ def operating_point(
         found = pass_time(target, 1 if texts else many, context, many if texts else batch, busy=busy)
         # A part of the error is the same for all widths, and cancels; what is left is at most that of the wide pass itself.
         relative = found.seconds / found.seconds[0]
-        cost = replace(cost, verify_cost=_pairs(widths, relative))
         spread = np.where(many > 1, found.error, 0.0)
-        slow = replace(cost, verify_cost=_pairs(widths, relative * (1 + spread)))
-        fast = replace(cost, verify_cost=_pairs(widths, np.maximum(relative * (1 - spread), 1e-9)))
-    for name, error in wrong:
-        ratio = known[name]
-        slow, fast = replace(slow, **{name: ratio * (1 + error)}), replace(fast, **{name: ratio * max(1 - error, 0.0)})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a measured curve dips is said where its profile is listed
+            cost = replace(cost, verify_cost=_pairs(widths, relative))
+            slow = replace(cost, verify_cost=_pairs(widths, relative * (1 + spread)))
+            fast = replace(cost, verify_cost=_pairs(widths, np.maximum(relative * (1 - spread), 1e-9)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, error in wrong:
+            ratio = known[name]
+            slow, fast = replace(slow, **{name: ratio * (1 + error)}), replace(fast, **{name: ratio * max(1 - error, 0.0)})
     ends = pass_time(target, 1, np.asarray([prompt, prompt + tokens]), batch, busy=busy).seconds
     drift = float((ends[1] - ends[0]) / step.seconds)
     return OperatingPoint(cost, layer, float(step.error), slow, fast, drift)

@@ -157,7 +157,7 @@ class Profile:
         """The rows of a part, without the columns that are not its."""
         table = self.table
         chosen = table.filter((table["part"] == part) & (table["ways"] == ways) & (table["busy"] == busy))
-        return chosen.select(*AXES[part], *TIMES)
+        return chosen.select(*(axis for axis in AXES[part] if axis in table.columns), *TIMES)
 
     def coverage(self) -> str:
         """What it covers, in a line: the ranges of each part's axes."""

