@@ -221,7 +221,7 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
         if bad.any():
             where = int(np.argmax(bad))
             raise ParameterError(f"row {rows[where] + 1}, column {axis}: must be {bound}, got {checks.shown(float(values[where]))}")
-    low, time, high = (columns[name] for name in TIMES)
+    time, low, high = (columns[name] for name in TIMES)
     disordered = (low > time) | (time > high)
     if disordered.any():
         where = int(np.argmax(disordered))
@@ -323,7 +323,8 @@ def _read(path: Path) -> Profile:
     except (TypeError, KeyError) as error:
         raise ParameterError(f"sources must each have repository, file, commit, licence, sha256 and parts: {error}") from None
     same = {name: said[name] for name in _SAME}
-    same |= {name: said[name] for name in ("shape", "errors", "facts")}
+    same |= {name: said[name] for name in ("errors", "facts")}
+    same["shape"] = {name: tuple(each) if isinstance(each, list) else each for name, each in said["shape"].items()}
     peaks = {"bandwidth": said["bandwidth_bytes_per_s"], "rate": said["rate_flop_per_s"]}
     return Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
 
