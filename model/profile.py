@@ -323,7 +323,8 @@ def _read(path: Path) -> Profile:
     except (TypeError, KeyError) as error:
         raise ParameterError(f"sources must each have repository, file, commit, licence, sha256 and parts: {error}") from None
     same = {name: said[name] for name in _SAME}
-    same |= {name: said[name] for name in ("shape", "errors", "facts")}
+    same |= {name: said[name] for name in ("errors", "facts")}
+    same["shape"] = {name: tuple(each) if isinstance(each, list) else each for name, each in said["shape"].items()}
     peaks = {"bandwidth": said["bandwidth_bytes_per_s"], "rate": said["rate_flop_per_s"]}
     return Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
 
