@@ -194,7 +194,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row: Row = {"point": point, "method": case.method}
     row |= {name: _cell(getattr(case.parameters, name)) for name in case.parameters.__dataclass_fields__}
     row["tokens"] = case.settings.tokens
-    table = grid.base.get("outcomes", {}) | {
+    own = scenario.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
+    table = (grid.base.get("outcomes", {}) if own is None else own) | {
         path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")
     }
     kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
@@ -220,6 +221,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         row["occupancy"] = case.outputs / (case.steps * case.parameters.batch)
     row |= plain_work_of(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
+    row |= {} if case.fitted_on is None else {"fitted_on": case.fitted_on}
     # An axis that none of these columns shows has its own, under its path.
     rest = {path: value for path, value in grid.values(point).items() if not _shown(row, path, value)}
     row |= {path: _cell(value) for path, value in rest.items()}

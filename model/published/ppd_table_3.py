@@ -15,6 +15,7 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +101,7 @@ PER_PROCESS = {
 """An absolute cost of each process and token, whether processes are started one after another or each starts others."""
 
 
+@functools.cache
 def runs(data_set: str = BOTH) -> tuple[Run, ...]:
     """The measured runs of a data set, or of both, in the table's order.
 
@@ -143,7 +145,7 @@ def fitted(fitted_on: str = BOTH, law: str = "linear", exit_layer: int = EXIT_LA
     `calibrate.fits.table_3` finds the same by a search, and fits other overheads.
 
     >>> [round(1e3 * fitted(on), 2) for on in ("cnn_dm", "squad", "both")]
-    [4.49, 4.3, 4.39]
+    [4.5, 4.28, 4.39]
     """
     checks.one_of("dispatch_law", law, DISPATCH_LAWS)
     unit = 1e-3
@@ -204,23 +206,57 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
-def sentences(simulated: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Measured against simulated in words: a line for each point of a run that replays the table, and what the fit is worth.
+def replayed(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The points of a table of results that decode what the table measured, each with its data and `latency_s` by view.
 
-    Of each point: data_set, candidates and fitted_on (None: without overheads), and `latency_s` by view: the mean [s] and the
-    half-width of its interval, or None.
+    These are of its tokens, layers, candidates and match rates, predict at the assumed layer, take its plain decoding's time for a
+    layer, and wait for no unit. `latency_s` is a mean [s] and the half-width of its interval, or None; `fitted_on` is None where
+    there are no overheads.
 
-    >>> point = {"data_set": "squad", "candidates": 3, "fitted_on": "cnn_dm", "latency_s": {"formula": (13.78, None)}}
-    >>> print(sentences([point])[0])
-    PPD Table 3, squad, ppd, k=3: measured 13.712 s; formula 13.780 s (+0.5 %); without overheads 11.480 s (-16.3 %)
+    >>> point = {"point": 0, "view": "formula", "method": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3, "tokens": 128}
+    >>> point |= {"data_set": "squad", "outcomes_source": "published: PPD Table 3, squad, ppd, k=3", "fitted_on": "cnn_dm"}
+    >>> point |= {"seconds_per_layer": seconds_per_layer("squad"), "contended": False, "latency_s": 13.786}
+    >>> [found["latency_s"] for found in replayed([point, point | {"point": 1, "tokens": 64}])]
+    [{'formula': (13.786, None)}]
     """
-    lines = [_line(each) for each in simulated]
-    used = [name for name in dict.fromkeys(each["fitted_on"] for each in simulated) if name is not None]
+    found: dict[int, dict[str, Any]] = {}
+    for row in points:
+        run = _measured(row)
+        if run is None:
+            continue
+        low, high = row.get("latency_layers_low"), row.get("latency_layers_high")
+        half = None if low is None or high is None else (high - low) / 2 * run.seconds_per_layer
+        point = found.setdefault(row["point"], {"run": run, "fitted_on": row.get("fitted_on"), "latency_s": {}})
+        point["latency_s"][row["view"]] = (row["latency_s"], half)
+    return list(found.values())
+
+
+def _measured(row: Mapping[str, Any]) -> Run | None:
+    """The run that a row of results is of."""
+    wanted = {"method": "ppd", "layers": LAYERS, "exit_layer": EXIT_LAYER, "tokens": TOKENS, "contended": False}
+    if any(row.get(key) != value for key, value in wanted.items()) or row.get("latency_s") is None:
+        return None
+    same = [run for run in runs() if row.get("outcomes_source") == f"published: {run.source}"]
+    return same[0] if same and math.isclose(row.get("seconds_per_layer") or 0.0, same[0].seconds_per_layer) else None
+
+
+def sentences(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Measured against simulated in words, from points as `replayed` gives them, and what the fit is worth.
+
+    >>> point = {"run": runs("squad")[1], "fitted_on": "cnn_dm", "latency_s": {"formula": (13.786, None)}}
+    >>> for line in sentences([point]):
+    ...     print(line)
+    PPD Table 3, squad, ppd, k=3: measured 13.712 s; fitted on cnn_dm: formula 13.786 s (+0.5 %); without overheads 11.480 s ...
+    what was fitted is a cost of each process and token: 4.50 ms on cnn_dm, exit layer 20 assumed; four points calibrate it and ...
+    1 and 3 candidates cannot tell how such a cost grows with k; 7 would: 35.2 ms a token as b (k + 1) or 26.4 ms a token as ...
+    """
+    lines = [_line(**point) for point in points]
+    used = [name for name in dict.fromkeys(point["fitted_on"] for point in points) if name is not None]
     if used:
         words = [f"{1e3 * fitted(name):.2f} ms on {'both data sets' if name == BOTH else name}" for name in used]
         lines.append(
-            f"fitted to that table, a cost of each process and token: {' and '.join(words)}, exit layer {EXIT_LAYER} assumed; four"
-            " points calibrate it and do not prove it"
+            f"what was fitted is a cost of each process and token: {', '.join(words)}, exit layer {EXIT_LAYER} assumed; four points"
+            " calibrate it and do not prove it"
         )
     ways = [f"{1e3 * per_token_s(SEPARATING, law):.1f} ms a token as {each.says}" for law, each in PER_PROCESS.items()]
     probed = " and ".join(dict.fromkeys(str(run.candidates) for run in runs()))
@@ -228,12 +264,14 @@ def sentences(simulated: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _line(point: Mapping[str, Any]) -> str:
-    run = next(run for run in runs(point["data_set"]) if run.candidates == point["candidates"])
+def _line(run: Run, fitted_on: str | None, latency_s: Mapping[str, tuple[float, float | None]]) -> str:
     told = []
-    for view, (mean, half) in point["latency_s"].items():
+    for view, (mean, half) in latency_s.items():
         spread = "" if half is None else f" ±{half:.3f}"
         told.append(f"{view} {mean:.3f}{spread} s ({100 * (mean / run.latency_s - 1):+.1f} %)")
-    ideal = UnitCost(LAYERS)
-    end = f"; without overheads {run.predicted_s(ideal):.3f} s ({100 * run.error(ideal):+.1f} %)"
-    return f"{run.source}: measured {run.latency_s:.3f} s; {', '.join(told)}{end if point['fitted_on'] is not None else ''}"
+    said = f"{run.source}: measured {run.latency_s:.3f} s; "
+    if fitted_on is None:
+        return said + ", ".join(told)
+    ideal, on = UnitCost(LAYERS), "both data sets" if fitted_on == BOTH else fitted_on
+    without = f"{run.predicted_s(ideal):.3f} s ({100 * run.error(ideal):+.1f} %)"
+    return f"{said}fitted on {on}: {', '.join(told)}; without overheads {without}"
