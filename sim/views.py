@@ -56,6 +56,7 @@ def takes_arrays(grid: Grid) -> bool:
     return (
         grid.methods == 1
         and not grid.base.get("cost")
+        and not {*first} & {*scenario.OWN}
         and grid.base.get("outcomes", {}).get("kind") == "iid"
         and getattr(methods.theory(first["name"]), "ARRAYS", False)
         and bool(grid.axes)
