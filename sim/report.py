@@ -205,6 +205,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
             lines += deck_report.sentences(rows)
     lines += _of_schedules(table, names)
+    lines += _of_measured(table, names)
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
         wrong, drift = (_one(table, pl.col(name).abs().max()) for name in ("seconds_error", "context_drift"))
@@ -251,6 +252,17 @@ def _of_schedules(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
         return []
     own = table.filter(pl.col("method") == "skipdecode").select(keys).unique().collect(engine="streaming")
     return [sentence for found in skipdecode_report.replayed(own.to_dicts()) for sentence in skipdecode_report.sentences_on(*found)]
+
+
+def _of_measured(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """What was measured beside what was simulated, where points replay the measured times of PPD's Table 3."""
+    from model.published import ppd_table_3
+
+    if not {"outcomes_source", "seconds_per_layer", "latency_s"} <= {*names}:
+        return []
+    own = table.filter(pl.col("outcomes_source").str.starts_with("published: PPD Table 3")).head(MOST_ROWS)
+    points = ppd_table_3.replayed(own.collect(engine="streaming").to_dicts())
+    return ppd_table_3.sentences(points) if points else []
 
 
 def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:

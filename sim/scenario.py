@@ -207,13 +207,24 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     real = [table for table in costs if table.get("kind") in ("profile", "roofline")]
     if real:
         return "; ".join(dict.fromkeys(_hardware_source(table, tables) for table in real))
-    given = [key for table in costs for key in table if key not in ("kind", "task")]
+    given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
-    printed = any(table.get("kind") == "published" for table in costs)
-    ratios = "published: the cost ratio, Table 1 of the deck; " if printed else ""
-    if not given:
-        return f"{ratios}assumed: every layer one time unit, nothing else takes time"
-    return f"{ratios}assumed, as [cost] says: {', '.join(dict.fromkeys(given))}; layers not named take one time unit each"
+    said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
+    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *_PUBLISHED_COSTS)]
+    if rest:
+        return f"{said}assumed, as [cost] says: {', '.join(rest)}; layers not named take one time unit each"
+    last = "layers alike, and the exit layer of the runs that it is fitted to" if "fitted_on" in given else (
+        "every layer one time unit, nothing else takes time"
+    )
+    return f"{said}assumed: {last}"
+
+
+_PUBLISHED_COSTS = {
+    "task": "published: the cost ratio, Table 1 of the deck",
+    "data_set": "published: what plain decoding takes, PPD Table 3",
+    "fitted_on": "fitted to published times, PPD Table 3: a cost of each process and token",
+}
+"""What kind 'published' takes from where, by the key that asks for it."""
 
 
 def _hardware_source(table: Tables, tables: Mapping[str, Any]) -> str:

@@ -56,6 +56,7 @@ def takes_arrays(grid: Grid) -> bool:
     return (
         grid.methods == 1
         and not grid.base.get("cost")
+        and not {*first} & {*scenario.OWN}
         and grid.base.get("outcomes", {}).get("kind") == "iid"
         and getattr(methods.theory(first["name"]), "ARRAYS", False)
         and bool(grid.axes)
@@ -211,7 +212,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row: Row = {"point": point, "method": case.method}
     row |= {name: _cell(getattr(case.parameters, name)) for name in case.parameters.__dataclass_fields__}
     row["tokens"] = case.settings.tokens
-    table = grid.base.get("outcomes", {}) | {
+    own = scenario.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
+    table = (grid.base.get("outcomes", {}) if own is None else own) | {
         path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")
     }
     kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
@@ -241,6 +243,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         at = case.priced.point
         row |= {"seconds_error": at.error, "context_drift": at.drift, "ways": case.ways}
         row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
+    row |= {} if case.fitted_on is None else {"fitted_on": case.fitted_on}
     # An axis that none of these columns shows has its own, under its path.
     rest = {path: value for path, value in grid.values(point).items() if not _shown(row, path, value)}
     row |= {path: _cell(value) for path, value in rest.items()}
