@@ -161,7 +161,7 @@ class Profile:
         if not {*AXES[part]} <= {*table.columns}:
             return pl.DataFrame(schema=dict.fromkeys(AXES[part], pl.Int64) | dict.fromkeys(TIMES, pl.Float64))
         chosen = table.filter((table["part"] == part) & (table["ways"] == ways) & (table["busy"] == busy))
-        return chosen.select(*AXES[part], *TIMES)
+        return chosen.select(*(axis for axis in AXES[part] if axis in table.columns), *TIMES)
 
     def coverage(self) -> str:
         """What it covers, in a line: the ranges of each part's axes."""
@@ -353,7 +353,7 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     for row in rows:
         more = {"ways": 1, "busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 1} | row
         full.append(more)
-    used = {key for row in full for key in row}
+    used = {key for row in full for key in row} | {"ways", "busy"}
     schema: dict[str, Any] = {"part": pl.String} | {name: pl.Int64 for name in COUNTED if name in used}
     schema |= dict.fromkeys(TIMES, pl.Float64) | {"repeats": pl.Int64}
     strange = sorted(used - {*schema})

@@ -65,6 +65,9 @@ def _located(tables: Tables, folder: Path) -> Tables:
     for table in _laws_of(tables):
         if isinstance(table.get("file"), str):
             table["file"] = str(folder / table["file"])
+    for table, key in _profiles(tables):
+        if table[key].endswith(".json"):
+            table[key] = str(folder / table[key])
     for path in _file_axes(tables):
         sweep = tables["sweep"]
         sweep[path] = [str(folder / name) if isinstance(name, str) else name for name in sweep[path]]
@@ -78,6 +81,21 @@ def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
     found = [table.get("outcomes") for table in above if isinstance(table, Mapping)]
     inner = [each for table in found if isinstance(table, dict) for each in table.values()]
     return [table for table in (*found, *inner) if isinstance(table, dict)]
+
+
+PROFILES = ("profile", "draft_profile", "medium_profile")
+
+
+def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
+    """Every table of costs."""
+    methods = tables.get("method")
+    above = [tables, *(methods if isinstance(methods, list) else [methods])]
+    return [table["cost"] for table in above if isinstance(table, Mapping) and isinstance(table.get("cost"), dict)]
+
+
+def _profiles(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
+    """Where a scenario names hardware profiles."""
+    return [(table, key) for table in _costs_of(tables) for key in PROFILES if isinstance(table.get(key), str)]
 
 
 def _file_axes(tables: Mapping[str, Any]) -> list[str]:
@@ -185,14 +203,44 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
 
 def cost_source(tables: Mapping[str, Any]) -> str:
     """Where the times come from, in words for whoever reads a result."""
-    costs = [table for table in (tables.get("cost"), *(each.get("cost") for each in method_tables(tables))) if table]
-    given = [key for table in costs for key in table if key not in ("kind", "task")]
+    costs = [table for table in _costs_of(tables) if table]
+    real = [table for table in costs if table.get("kind") in ("profile", "roofline")]
+    if real:
+        return "; ".join(dict.fromkeys(_hardware_source(table, tables) for table in real))
+    given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
-    printed = any(table.get("kind") == "published" for table in costs)
-    ratios = "published: the cost ratio, Table 1 of the deck; " if printed else ""
-    if not given:
-        return f"{ratios}assumed: every layer one time unit, nothing else takes time"
-    return f"{ratios}assumed, as [cost] says: {', '.join(dict.fromkeys(given))}; layers not named take one time unit each"
+    said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
+    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *_PUBLISHED_COSTS)]
+    if rest:
+        return f"{said}assumed, as [cost] says: {', '.join(rest)}; layers not named take one time unit each"
+    last = "layers alike, and the exit layer of the runs that it is fitted to" if "fitted_on" in given else (
+        "every layer one time unit, nothing else takes time"
+    )
+    return f"{said}assumed: {last}"
+
+
+_PUBLISHED_COSTS = {
+    "task": "published: the cost ratio, Table 1 of the deck",
+    "data_set": "published: what plain decoding takes, PPD Table 3",
+    "fitted_on": "fitted to published times, PPD Table 3: a cost of each process and token",
+}
+"""What kind 'published' takes from where, by the key that asks for it."""
+
+
+def _hardware_source(table: Tables, tables: Mapping[str, Any]) -> str:
+    """Whose times a table of costs on hardware takes, at which operating point."""
+    from sim.hardware import ROLES, HardwareCost  # numpy comes with it
+
+    try:
+        cost = HardwareCost(**table)
+    except (ParameterError, TypeError):  # what a sweep fills in
+        named = [str(table[key]) for key in (*PROFILES, "device") if table.get(key)]
+        return f"{table['kind']}: {', '.join(named)}"
+    found = {role: cost.of(role) for role in ROLES}
+    models = [f"{role} {each.provenance}" for role, each in found.items() if each is not None]
+    context = cost.prompt + tables.get("scenario", {}).get("tokens", 0) // 2
+    where = f"{cost.profile or cost.device}, context {context} (prompt {cost.prompt}), batch {cost.batch}, {cost.ways} way"
+    return f"{cost.kind} {where}{'s' * (cost.ways > 1)}: {', '.join(models)}"
 
 
 def fingerprint(tables: Tables) -> str:
@@ -201,6 +249,7 @@ def fingerprint(tables: Tables) -> str:
 
     files = [table.get("file") for table in _laws_of(tables)]
     files += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
+    files += [table[key] for table, key in _profiles(tables) if table[key].endswith(".json") and Path(table[key]).is_file()]
     contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
     text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from sim import cases, methods
 from sim.cases import LAWS
+from sim.hardware import HardwareCost
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
@@ -22,7 +23,7 @@ def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any
 
 def of_scenarios() -> dict[str, Any]:
     """The schema of a whole scenario."""
-    cost = _of(cases.Cost)
+    cost = {"anyOf": [_of(cases.Cost), _of(HardwareCost)]}
     laws = {outcome: {"anyOf": [_of(kind, name, key="kind") for name, kind in kinds.items()]} for outcome, kinds in LAWS.items()}
     by_name = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": laws}
     anything = {"anyOf": [*(law for each in laws.values() for law in each["anyOf"]), by_name]}
