@@ -35,8 +35,9 @@ class LeftOut(NamedTuple):
     error: Floats
 
     def median(self, low: float = 0, high: float = np.inf) -> float:
-        """The median size of the errors between two coordinates, both included [-]."""
-        return float(np.median(np.abs(self.error[(self.at >= low) & (self.at <= high)])))
+        """The median size of the errors between two coordinates, both included; nan where there are none [-]."""
+        within = np.abs(self.error[(self.at >= low) & (self.at <= high)])
+        return float(np.median(within)) if within.size else float("nan")
 
     def percentile(self, share: float) -> float:
         """The size that a share of the errors [%] does not pass [-]."""
@@ -143,11 +144,11 @@ def attention_left_out(operations: Profile) -> LeftOut:
 
 
 def with_errors(operations: Profile) -> Profile:
-    """The same profile of operations with the median errors of its parts, by leaving each time out."""
-    errors = {"gemm": round(gemm_left_out(operations).median(), 4)}
+    """The same profile of operations with the median errors of its parts, by leaving each time out where that can be done."""
+    found = {"gemm": gemm_left_out(operations)}
     if "decode" in operations.parts:
-        errors["decode"] = round(attention_left_out(operations).median(), 4)
-    return replace(operations, errors=errors)
+        found["decode"] = attention_left_out(operations)
+    return replace(operations, errors={part: round(each.median(), 4) for part, each in found.items() if each.error.size})
 
 
 def _left_out(missed: Floats, axis: Floats) -> LeftOut:

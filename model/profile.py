@@ -154,8 +154,12 @@ class Profile:
         return tuple(sorted(int(each) for each in needed["ways"].unique()))
 
     def rows(self, part: str, ways: int = 1, busy: int = 0) -> pl.DataFrame:
-        """The rows of a part, without the columns that are not its."""
+        """The rows of a part, without the columns that are not its; none where the profile has nothing of it."""
+        import polars as pl
+
         table = self.table
+        if not {*AXES[part]} <= {*table.columns}:
+            return pl.DataFrame(schema=dict.fromkeys(AXES[part], pl.Int64) | dict.fromkeys(TIMES, pl.Float64))
         chosen = table.filter((table["part"] == part) & (table["ways"] == ways) & (table["busy"] == busy))
         return chosen.select(*(axis for axis in AXES[part] if axis in table.columns), *TIMES)
 

@@ -88,10 +88,10 @@ def _facts(path: Path) -> dict[str, str]:
 def _by_name(table: tables.Table, names: tuple[str, ...], axis: str) -> dict[str, tuple[Floats, Floats]]:
     """Coordinates and times of each of the named operations, which must have the same coordinates."""
     column, unit = tables.time_column(table, "time")
-    table.one_of("layer", names)
+    words = table.words("layer", names)
     found: dict[str, tuple[Floats, Floats]] = {}
     for name in names:
-        chosen = table.where(table.frame["layer"] == name)
+        chosen = table.where(words == name)
         if not chosen.height:
             raise ParameterError(f"{table.shown}: column layer: no row of {name}; a layer needs it")
         points, times, _ = tables.merged({axis: chosen.column(axis, least=1)}, {"time_s": chosen.seconds(column, unit)})

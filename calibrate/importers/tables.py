@@ -73,13 +73,17 @@ class Table:
         checks.one_of("unit", unit, UNITS)
         return self.column(name, least=0) * UNITS[unit]
 
-    def one_of(self, name: str, known: Iterable[Any]) -> None:
-        """Refuse a row whose word is none of the known ones."""
-        words = [*known]
-        bad = ~self.frame[name].is_in(words).fill_null(False).to_numpy()
+    def words(self, name: str, known: Iterable[str]) -> NDArray[np.str_]:
+        """A column of words in small letters, each one of the known ones; shape (rows,)."""
+        import polars as pl
+
+        allowed = [*known]
+        held = self.frame[name].cast(pl.String).fill_null("").str.to_lowercase()
+        bad = ~held.is_in(allowed).to_numpy()
         if bad.any():
             where = int(np.argmax(bad))
-            raise self.refuse(where, name, str(checks.unknown("value", str(self.frame[name][where]), map(str, words))))
+            raise self.refuse(where, name, str(checks.unknown("value", held[where], allowed)))
+        return held.to_numpy().astype(np.str_)
 
     def where(self, mask: NDArray[np.bool_] | pl.Series) -> Table:
         """The rows that a mask leaves."""

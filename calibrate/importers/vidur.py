@@ -179,10 +179,9 @@ def _attention(
         "is_prefill",
     ]
     whole = tables.read(path, _columns(needed) + others, root=root)
-    whole.one_of("is_prefill", (True, False))
+    prompts = whole.words("is_prefill", ("true", "false")) == "true"
     _check_model(whole, shape, {"n_q_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"})
     around = [each for each in AROUND_ATTENTION if f"time_stats.{each}.median" in whole.frame.columns]
-    prompts = whole.frame["is_prefill"].to_numpy()
     rows: list[dict[str, Any]] = []
     for chosen, operation in ((~prompts, "attn_decode"), (prompts, "attn_prefill")):
         table = whole.where(chosen)
@@ -245,7 +244,7 @@ def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]]
             continue
         columns = [*_columns([collective]), "num_workers", "size", "devices_per_node", "collective"]
         whole = tables.read(path, columns, root=root)
-        whole.one_of("collective", (collective,))
+        whole.words("collective", (collective,))
         workers, together = whole.column("num_workers", least=2), whole.column("devices_per_node", least=1)
         times = _times(whole, [collective], unit)
         tables.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
