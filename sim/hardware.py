@@ -185,7 +185,10 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
     """The costs of a method with these parameters, decoding so many tokens."""
     models: dict[str, Hardware] = {}
     for role in ("target", *roles):
-        found = cost.of(role, cost.ways if role == "target" else 1)
+        try:
+            found = cost.of(role, cost.ways if role == "target" else 1)
+        except ParameterError as error:
+            raise ParameterError(f"{where}: {error}") from None
         if found is None:
             key = ("" if role == "target" else f"{role}_") + ("profile" if cost.kind == "profile" else "shape")
             raise ParameterError(f"{where}.{key} is required by method {name}: what its {role} model takes")
