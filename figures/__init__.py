@@ -193,10 +193,9 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
     twice = [each.name for index, each in enumerate(found) if each.name in {other.name for other in found[:index]}]
     if twice:
         raise checks.ParameterError(f"profiles must differ in their names, got {twice[0]} twice; leave one out")
-    costs = {each.name: Measured(each) for each in found}
     drawn = {
         "roofline": roofline.draw(found),
-        "verify_cost": verify_cost_hardware.draw(costs),
+        "verify_cost": verify_cost_hardware.draw({each.name: Measured(each) for each in found}),
         "layer_time": layer_time.draw(found),
     }
     target = Path(folder)
