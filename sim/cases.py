@@ -20,7 +20,7 @@ from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
 from sim.hardware import HardwareCost, Priced
 from sim.outcomes import Outcome
-from sim.scenario import OWN, SECTIONS, Tables, method_tables
+from sim.scenario import OWN, SECTIONS, Tables, cost_of, method_tables
 
 VIEWS = ("formula", "paths", "events")
 LAWS = {"match": outcomes.KINDS, "accept": acceptances.KINDS, "medium_accept": acceptances.BY_POSITION,
@@ -293,7 +293,7 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     if hasattr(parameters, "check_tokens"):
         parameters.check_tokens(settings.tokens)
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
-    cost_table = tables.get("cost", {}) if own["cost"] is None else own["cost"]
+    cost_table = cost_of(tables, chosen[index])
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware.KINDS
     cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
     priced = None
@@ -419,7 +419,8 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
         if each.get("outcomes") is not None and each not in asking:
             raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which asks for none; leave it out")
     used = [costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
-    sharing = [each for each, table in zip(used, chosen, strict=True) if "cost" not in table]
+    # One that changes single costs of a shared kind has all the others too.
+    sharing = [each for each, table in zip(used, chosen, strict=True) if cost_of(tables, table) is not table.get("cost")]
     _refuse_unused_cost("cost", tables.get("cost"), {key for each in sharing for key in each})
     for own, table in zip(used, chosen, strict=True):
         _refuse_unused_cost("method.cost", table.get("cost"), own)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
+import itertools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -204,9 +205,9 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
 def cost_source(tables: Mapping[str, Any]) -> str:
     """Where the times come from, in words for whoever reads a result."""
     costs = [table for table in _costs_of(tables) if table]
-    real = [table for table in costs if table.get("kind") in ("profile", "roofline")]
+    real = [table for table in (cost_of(tables, each) for each in method_tables(tables)) if _on_hardware(table)]
     if real:
-        return "; ".join(dict.fromkeys(_hardware_source(table, tables) for table in real))
+        return _hardware_sources(tables, real)
     given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
     said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
@@ -227,20 +228,52 @@ _PUBLISHED_COSTS = {
 """What kind 'published' takes from where, by the key that asks for it."""
 
 
-def _hardware_source(table: Tables, tables: Mapping[str, Any]) -> str:
-    """Whose times a table of costs on hardware takes, at which operating point."""
+ON_HARDWARE = ("profile", "roofline")
+"""Kinds of costs that `sim.hardware` knows."""
+
+
+def _on_hardware(table: Any) -> bool:
+    return isinstance(table, Mapping) and table.get("kind") in ON_HARDWARE
+
+
+def cost_of(tables: Mapping[str, Any], method: Mapping[str, Any]) -> Any:
+    """The costs of a method: its own, or those of all; its own without a kind change single ones of a shared kind on hardware."""
+    own, shared = method.get("cost"), tables.get("cost", {})
+    if own is None:
+        return shared
+    both = isinstance(own, Mapping) and isinstance(shared, Mapping) and "kind" not in own
+    return {**shared, **own} if both and _on_hardware(shared) else own
+
+
+def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
+    """Whose times costs on hardware take, and at which operating points."""
     from sim.hardware import ROLES, HardwareCost  # numpy comes with it
 
-    try:
-        cost = HardwareCost(**table)
-    except (ParameterError, TypeError):  # what a sweep fills in
-        named = [str(table[key]) for key in (*PROFILES, "device") if table.get(key)]
-        return f"{table['kind']}: {', '.join(named)}"
-    found = {role: cost.of(role) for role in ROLES}
-    models = [f"{role} {each.provenance}" for role, each in found.items() if each is not None]
-    context = cost.prompt + tables.get("scenario", {}).get("tokens", 0) // 2
-    where = f"{cost.profile or cost.device}, context {context} (prompt {cost.prompt}), batch {cost.batch}, {cost.ways} way"
-    return f"{cost.kind} {where}{'s' * (cost.ways > 1)}: {', '.join(models)}"
+    swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
+    axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
+    named: dict[str, str] = {}
+    said: dict[str, dict[Any, None]] = {"prompt": {}, "batch": {}, "ways": {}}
+    for table in costs:
+        varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
+        for values in varied:
+            try:
+                cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in said}})
+            except (ParameterError, TypeError):  # a point that fails says so itself
+                continue
+            for role in ROLES:
+                found = cost.of(role)
+                where = "" if role == "target" else f"{role}_"
+                name = getattr(cost, f"{where}profile") or f"{getattr(cost, f'{where}shape')} on {cost.device}"
+                if found is not None:
+                    named[name] = found.provenance
+            for key, each in said.items():
+                each[getattr(cost, key)] = None
+    sources: dict[str, list[str]] = {}
+    for name, provenance in named.items():
+        sources.setdefault(provenance, []).append(name)
+    listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
+    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items())
+    return f"{listed}; {points}"
 
 
 def fingerprint(tables: Tables) -> str:
