@@ -241,15 +241,13 @@ def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, 
 @pytest.mark.parametrize("model", bundle.VIDUR)
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
 def test_composed_layers_are_what_was_measured(gpu: str, model: str) -> None:
-    """Up to 64 tokens, on the same GPU, by another engine and years apart: within a tenth, where a device has a whole layer or
-    half."""
+    """Up to 64 tokens, on the same GPU, by another engine and years apart: within a tenth, unless split over eight devices."""
     measured = vidur.read(DATA / "gpu/vidur/compute" / gpu / bundle.VIDUR[model], model=model, gpu=gpu)
     table = bundle.operations(DATA, gpu)
-    for ways in (1, 2):
+    for ways in (1, 2, 4):
         assert bundle.differences(table, measured, (ways,)).median() <= 0.10
-    # Split further, a layer takes 40 to 200 us, of which its norms and sums are a growing part: what is assumed of them shows.
-    for ways in (4, 8):
-        assert bundle.differences(table, measured, (ways,)).median() <= 0.14
+    # Split eight ways a layer takes as little as 41 us, a fourth of it norms and sums: what is assumed of them shows.
+    assert bundle.differences(table, measured, (8,)).median() <= 0.11
 
 
 @needs_data
