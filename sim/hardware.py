@@ -178,6 +178,8 @@ class Priced:
     """Plain decoding on one device, over that on `ways` of them: what speed-ups compare with."""
     memory: Memory | None
     provenance: str
+    prompt_s: float
+    """Reading the prompt, before the first token is decoded [s]."""
     warnings: tuple[str, ...] = field(default=())
 
 
@@ -220,7 +222,8 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
     shapes = {role: each.shape for role, each in models.items()}
     room, warned = _memory(cost, models, tokens, parameters, texts)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
-    return Priced(point, shapes, cost.ways, factor, room, source, warned)
+    reading = float(hardware.prompt_time(models["target"], max(cost.prompt, 1), cost.batch).seconds)
+    return Priced(point, shapes, cost.ways, factor, room, source, reading, warned)
 
 
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")

@@ -157,7 +157,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
-        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "cost_source"}
+        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "prompt_s", "cost_source"}
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
     if frame["exact"].n_unique() > 1:

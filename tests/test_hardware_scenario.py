@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import sim
 from model import profile
 from model.device import DEVICES
-from model.hardware import memory, pass_time, step_time
+from model.hardware import memory, pass_time, prompt_time, step_time
 from model.measured import Measured
 from model.profile import Profile, Source, table_of
 from model.roofline import Roofline
@@ -57,6 +57,7 @@ def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
         assert row["speedup"] == pytest.approx(1)
         assert row["seconds_error"] == pytest.approx(0.12)
         assert row["cost_source"].startswith("assumed efficiencies")
+        assert row["prompt_s"] == pytest.approx(float(prompt_time(a100(), 100, 3).seconds))
 
 
 def test_rounds_of_drafting_take_their_passes() -> None:
