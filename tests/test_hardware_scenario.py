@@ -171,6 +171,7 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, batch 1, ways 1" in said
     assert "costs are those in the middle" in said
+    assert "whether weights and cache fit was not looked at" in said
 
 
 def _written(tables: dict[str, Any], folder: Path) -> list[str]:
