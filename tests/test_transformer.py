@@ -486,8 +486,8 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: TINY.layer_flops([1, 1.5], 1), r"width\[1\] must be a whole number, got 1.5"),
     (lambda: TINY.layer_kv_bytes(1, -1), "context must be at least 0, got -1"),
     *[(lambda call=call: getattr(preset("t5-small"), call[0])(*call[1:], 0), "batch must be at least 1, got 0")  # type: ignore[misc]
-      for call in (("layer_flops", 1, 1), ("layer_kv_bytes", 1, 1), ("pass_flops", 1, 1), ("pass_bytes", 1, 1), ("encoder_flops", 5),
-                   ("encoder_bytes", 5), ("prompt_flops", 5), ("prompt_bytes", 5), ("memory_bytes", 5))],
+      for call in (("layer_flops", 1, 1), ("layer_kv_bytes", 1, 1), ("pass_flops", 1, 1), ("pass_bytes", 1, 1),
+                   ("encoder_flops", 5), ("encoder_bytes", 5), ("prompt_flops", 5), ("prompt_bytes", 5), ("memory_bytes", 5))],
     (lambda: TINY.pass_flops(1, 1, 1, 5), "source must be 0 without an encoder, got 5"),
     (lambda: TINY.encoder_flops([0, 3]), "source must be 0 without an encoder, got 3"),
     (lambda: preset("t5-small").pass_flops(1, 1, 1, -1), "source must be at least 0, got -1"),
