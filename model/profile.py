@@ -221,7 +221,7 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
         if bad.any():
             where = int(np.argmax(bad))
             raise ParameterError(f"row {rows[where] + 1}, column {axis}: must be {bound}, got {checks.shown(float(values[where]))}")
-    low, time, high = (columns[name] for name in TIMES)
+    time, low, high = (columns[name] for name in TIMES)
     disordered = (low > time) | (time > high)
     if disordered.any():
         where = int(np.argmax(disordered))
@@ -354,4 +354,5 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     strange = sorted(used - {*schema})
     if strange:
         raise checks.unknown("column", strange[0], schema)
-    return pl.DataFrame(full, schema=schema, orient="row")
+    # Column by column: rows that lack some of the columns would be taken by position.
+    return pl.DataFrame({name: [row.get(name) for row in full] for name in schema}, schema=schema)
