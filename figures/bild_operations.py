@@ -15,8 +15,9 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from figures.style import COLOURS, GREY, INK, canvas, demand, house
-from model import bild, checks, shapes
+from model import bild, checks
 from model.algorithms.bild import VARIANTS
+from model.transformer import preset
 
 PANELS = {
     "operations_factor": "arithmetic (FLOPs)",
@@ -35,12 +36,12 @@ MOST_RATES = 8
 
 
 def weights_ratio(small: str, large: str) -> float:
-    """The weights of one decoder of `model.shapes` over those of another, without embeddings and heads.
+    """The weights of one decoder of `model.transformer` over those of another, without embeddings and heads.
 
     >>> weights_ratio("t5-small", "t5-large")
     0.0625
     """
-    one, other = shapes.shape(small), shapes.shape(large)
+    one, other = preset(small), preset(large)
     return one.layers * one.layer_weights / (other.layers * other.layer_weights)
 
 

@@ -1,8 +1,8 @@
 """What a decoding works, whatever the clock says: layers run, weights and cache rows read, rows written, heads, rows moved.
 
 One record for every method. Interpreters add passes to it as they are made; closed forms say what it must come to. With the shapes
-of the models (`model.shapes`) it becomes operations and bytes, and their ratio, the arithmetic intensity: whether arithmetic or
-memory is what a decoding waits for. A pass that is cut off is counted whole.
+of the models (`model.transformer`) it becomes operations and bytes, and their ratio, the arithmetic intensity: whether arithmetic
+or memory is what a decoding waits for. A pass that is cut off is counted whole.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from model import checks
-from model.shapes import Shape
 from model.steps import Forward
+from model.transformer import Shape
 
 Kind = tuple[str, int, int, int, int, tuple[tuple[int, int], ...], bool, int]
 """What a pass is but for its position: role, width, first, last, heads, gaps, rows_only, compared."""
@@ -128,13 +128,13 @@ class Account:
     def _sum(self, count: Callable[[Kind, list[int]], int]) -> float:
         return sum(count(kind, counts) for kind, counts in self.passes_by_kind.items())
 
-    def bill(self, shapes: Mapping[str, Shape], *, bytes_each: int = 2) -> Bill:
+    def bill(self, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> Bill:
         """Operations and bytes, with the shape of each model by its role.
 
-        >>> from model.shapes import shape
+        >>> from model.transformer import preset
         >>> account = Account()
         >>> account.add(Forward("target", (7,), 0, 0, 40, heads=1))
-        >>> bill = account.bill({"target": shape("llama-2-13b")})
+        >>> bill = account.bill({"target": preset("llama-2-13b")})
         >>> round(bill.flops / 1e9, 1), round(bill.weight_bytes / 1e9, 1), round(bill.intensity, 2)
         (25.7, 25.7, 1.0)
         """
@@ -198,27 +198,33 @@ class Bill(NamedTuple):
         return self.flops / moved if moved else float("nan")
 
 
-def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int = 2) -> Bill:
-    """Operations and bytes of what models and moves come to, with the shape of each model by its role."""
-    checks.whole("bytes_each", bytes_each, 1)
+def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> Bill:
+    """Operations and bytes of what models and moves come to, with the shape of each model by its role.
+
+    A number takes what the `dtype` of its model says, or `bytes_each` in all of them.
+    """
+    if bytes_each is not None:
+        checks.whole("bytes_each", bytes_each, 1)
     flops = weights = read = written = heads = 0.0
     for role, own in work.of.items():
         if role not in shapes:
             raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes) or 'none'}")
         shape = shapes[role]
-        row = shape.cache_bytes(1, bytes_each=bytes_each)
-        making = shape.dim * 2 * shape.kv_heads * shape.head_dim  # weights of keys and values
+        each = shape.bytes_each if bytes_each is None else bytes_each
+        row = shape.cache_bytes(1, bytes_each=each)
+        making = shape.hidden * 2 * shape.kv_heads * shape.head_dim  # weights of keys and values
         flops += 2 * (shape.layer_weights * own.layer_passes + shape.head_weights * own.heads + making * own.filled)
         flops += 4 * shape.heads * shape.head_dim * own.attended
-        weights += bytes_each * (shape.layer_weights * own.layer_runs + shape.head_weights * own.head_runs)
-        weights += bytes_each * making * own.filled_runs
+        weights += each * (shape.layer_weights * own.layer_runs + shape.head_weights * own.head_runs)
+        weights += each * making * own.filled_runs
         read += row * own.rows_read
         written += row * (own.layer_passes + own.filled)
         heads += own.heads
     moved = 0.0
     if work.adoptions:
         shape = shapes["target"]
-        moved = shape.cache_bytes(1, bytes_each=bytes_each) * work.adopted_rows + bytes_each * shape.dim * work.adoptions
+        each = shape.bytes_each if bytes_each is None else bytes_each
+        moved = shape.cache_bytes(1, bytes_each=each) * work.adopted_rows + each * shape.hidden * work.adoptions
     return Bill(flops, weights, read, written, heads, moved)
 
 

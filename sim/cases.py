@@ -14,7 +14,7 @@ from model import checks, published
 from model.algorithms import _batches
 from model.checks import ParameterError
 from model.latency import OPERATIONS, RATIOS, UnitCost
-from model.shapes import SHAPES, Shape
+from model.transformer import PRESETS, Shape
 from sim import acceptances, lossy, methods, outcomes
 from sim.cluster import Cluster
 from sim.outcomes import Outcome
@@ -119,7 +119,7 @@ class Cost:
                 checks.number(name, getattr(self, name), 0, MAX_TIME)
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
-                checks.one_of(name, getattr(self, name), SHAPES)
+                checks.one_of(name, getattr(self, name), PRESETS)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -283,7 +283,7 @@ def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Sha
         given = getattr(cost, key)
         if given is None:
             continue
-        found[role] = SHAPES[given]
+        found[role] = PRESETS[given]
         layers = "layers" if role == "target" else f"{role}_layers"
         if found[role].layers != depth:
             raise ParameterError(

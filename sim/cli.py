@@ -336,7 +336,7 @@ def lint(scenario: Annotated[str, typer.Argument(help="A TOML file or the name o
 @app.command("ls")
 @guarded
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, outcomes, costs, shapes, scenarios or published.")] = "scenarios",
+    what: Annotated[str, typer.Argument(help="methods, outcomes, costs, shapes, devices, scenarios or published.")] = "scenarios",
     name: Annotated[str | None, typer.Argument(help="One of them, to be told all about it; of a scenario, its file.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any
 
 from model import checks, published
+from model.device import DEVICES, Device
 from model.latency import RATIOS, UnitCost
-from model.shapes import SHAPES
+from model.transformer import PRESETS, Shape
 from sim import cases, methods, outcomes, scenario
 
-LISTS = ("costs", "methods", "outcomes", "published", "scenarios", "shapes")
+LISTS = ("costs", "devices", "methods", "outcomes", "published", "scenarios", "shapes")
 
 
 def lines(what: str) -> dict[str, str]:
@@ -29,12 +31,14 @@ def lines(what: str) -> dict[str, str]:
     if what == "outcomes":
         return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in _laws().items()}
     if what == "shapes":
-        return {name: f"{each.layers} layers of width {each.dim}, vocabulary {each.vocabulary}" for name, each in SHAPES.items()}
+        return {name: _shape(each) for name, each in PRESETS.items()}
+    if what == "devices":
+        return {name: _device(each) for name, each in DEVICES.items()}
     return {name: published.table(name).title for name in published.names()}
 
 
 def details(what: str, name: str) -> dict[str, str]:
-    """All that there is to say of a method, kinds of outcomes, a cost, a shape or a table; of a scenario its file.
+    """All that there is to say of a method, kinds of outcomes, a cost, a shape, a device or a table; of a scenario its file.
 
     Outcomes are named by what they are of (`decision`), by their kind (`thresholds`), or by both (`decision: thresholds`).
     """
@@ -51,12 +55,47 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "scenarios":
         return {name: resources.files("sim.scenarios").joinpath(f"{name}.toml").read_text(encoding="utf-8").rstrip()}
     if what == "shapes":
-        shape = SHAPES[name]
-        return {name: "\n".join(f"{field.name:12}  {getattr(shape, field.name)}" for field in fields(shape))}
+        shape = PRESETS[name]
+        own = {field.name: getattr(shape, field.name) for field in fields(shape)}
+        own["biases"] = ", ".join(shape.biases) or "none"
+        source = "published: its checkpoint's configuration; assumed: dtype"
+        return {name: _rows(own | {"parameters": shape.parameters, "source": source})}
+    if what == "devices":
+        return {name: _rows(_of_device(DEVICES[name]))}
     if what == "costs":
         return {name: lines(what)[name]}
     table = published.table(name)
     return {name: f"{table.title}\n\nasked by {', '.join(table.keys)}; {len(table.rows)} rows"}
+
+
+def _shape(shape: Shape) -> str:
+    encoder = f"{shape.encoder_layers} + " if shape.encoder_layers else ""
+    wide = f"{encoder}{shape.layers} layers of width {shape.hidden}, vocabulary {shape.vocabulary}"
+    return f"{shape.parameters:,} parameters, {wide}"
+
+
+def _device(device: Device) -> str:
+    dtype = next(iter(device.rates))
+    memory = f"{device.memory_bytes / 2**30:g} GiB at {device.bandwidth / 1e9:g} GB/s"
+    return f"{memory}, {device.rates[dtype] / 1e12:g} TFLOP/s of {dtype}, ridge {device.ridge(dtype):.0f} FLOP/byte (published)"
+
+
+def _of_device(device: Device) -> dict[str, object]:
+    rates = {dtype: f"{rate:.5g} FLOP/s, ridge {device.ridge(dtype):.1f} FLOP/byte" for dtype, rate in device.rates.items()}
+    return {
+        "memory_bytes": f"{device.memory_bytes:.0f}",
+        "bandwidth": f"{device.bandwidth:.5g} bytes/s",
+        **{f"rate_{dtype}": said for dtype, said in rates.items()},
+        "link": f"{device.link:.5g} bytes/s in one direction",
+        "host_link": f"{device.host_link:.5g} bytes/s in one direction",
+        "cache_bytes": f"{device.cache_bytes:.0f}",
+        "source": f"published: {device.source}",
+    }
+
+
+def _rows(values: Mapping[str, object]) -> str:
+    width = max(map(len, values))
+    return "\n".join(f"{name:{width}}  {value}" for name, value in values.items())
 
 
 def _method(name: str) -> str:

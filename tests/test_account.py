@@ -19,8 +19,8 @@ from model.algorithms import speculative as drafting
 from model.checks import ParameterError
 from model.latency import UnitCost
 from model.rounds import Rounds, starts
-from model.shapes import shape
 from model.steps import Forward
+from model.transformer import preset
 from model.work import count
 from model.world import Draft, World
 from sim.cluster import Cluster
@@ -82,7 +82,7 @@ def test_a_kind_is_all_but_the_place_and_the_words() -> None:
 
 def test_a_bill_by_hand() -> None:
     """llama-2-13b: 40 layers of 317 M weights, 5120 wide, 40 heads of 128, 32,000 words."""
-    model = shape("llama-2-13b")
+    model = preset("llama-2-13b")
     layer, head, row, making = model.layer_weights, 5120 * 32_000, 2 * 40 * 128, 5120 * 2 * 40 * 128
     own = Totals(3, 7, 11, 13, 17, 19, 23, 2, 5)
     found = bill(Work({"target": own}, 2, 30), {"target": model}, bytes_each=4)
@@ -99,7 +99,7 @@ def test_a_bill_by_hand() -> None:
 
 
 def test_operations_of_a_pass_are_those_of_its_shape() -> None:
-    account, model = Account(), shape("opt-1.3b")
+    account, model = Account(), preset("opt-1.3b")
     account.add(Forward("target", (7, 8, 9), 5, 0, 24, heads=2))
     assert account.bill({"target": model}).flops == model.operations(3, 5, heads=2)
     for more in ({}, {"bytes_each": 1}):
@@ -110,11 +110,11 @@ def test_a_shape_for_every_model() -> None:
     account = Account()
     account.add(Forward("draft", (7,), 0, 0, 6))
     with pytest.raises(ParameterError, match="shapes must have one for the draft model, got those of target"):
-        account.bill({"target": shape("t5-large")})
+        account.bill({"target": preset("t5-large")})
     with pytest.raises(ParameterError, match="got those of none"):
         account.bill({})
     with pytest.raises(ParameterError, match="bytes_each must be"):
-        account.bill({"draft": shape("t5-small")}, bytes_each=0)
+        account.bill({"draft": preset("t5-small")}, bytes_each=0)
     with pytest.raises(ParameterError, match="bytes_each must be at least 1, got 0"):
         bill(Work({}), {}, bytes_each=0)
 

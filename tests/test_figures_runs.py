@@ -17,8 +17,8 @@ from model.account import Account
 from model.checks import ParameterError
 from model.decisions import synthetic
 from model.published import skipdecode_report
-from model.shapes import shape
 from model.steps import Forward
+from model.transformer import preset
 from sim import report, trace
 from sim.sweep import resolve
 from tests.test_figures_speculative import inside, xy
@@ -306,7 +306,7 @@ def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame
         for place in range(max(lengths)):
             texts = tuple(index for index, length in enumerate(lengths) if length > place)
             account.add(Forward("target", (0,) * len(texts), place, 0, 24, heads=len(texts), texts=texts))
-    expected = account.bill({"target": shape("opt-1.3b")})
+    expected = account.bill({"target": preset("opt-1.3b")})
     found = rows.filter(batch=4).row(0, named=True)
     assert found["plain_flops_per_token"] == pytest.approx(expected.flops / 180)
     assert found["plain_weight_bytes_per_token"] == pytest.approx(expected.weight_bytes / 180)

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from model.checks import ParameterError
-from model.shapes import SHAPES
+from model.device import DEVICES
+from model.transformer import PRESETS
 from sim import cases, listing, methods, scenario
 from sim.cli import app
 from sim.grid import Grid
@@ -89,8 +90,20 @@ def test_every_cost_is_explained() -> None:
 
 
 def test_shapes_are_those_that_costs_take() -> None:
-    assert {*listing.lines("shapes")} == {*SHAPES}
-    assert f"layers        {SHAPES['t5-large'].layers}" in said("shapes", "t5-large")
+    assert {*listing.lines("shapes")} == {*PRESETS}
+    assert f"layers          {PRESETS['t5-large'].layers}\n" in said("shapes", "t5-large")
+    assert "parameters      13015864320\n" in said("shapes", "llama-2-13b")
+    for name, line in listing.lines("shapes").items():
+        assert line.startswith(f"{PRESETS[name].parameters:,} parameters")
+
+
+def test_devices_say_what_is_published_of_them() -> None:
+    assert {*listing.lines("devices")} == {*DEVICES}
+    for name, each in DEVICES.items():
+        text = said("devices", name)
+        assert f"published: {each.source}" in text
+        assert all(f"rate_{dtype}" in text for dtype in each.rates)
+        assert "(published)" in listing.lines("devices")[name]
 
 
 def test_the_file_of_a_scenario_is_one_to_begin_with() -> None:
@@ -108,6 +121,7 @@ def test_the_file_of_a_scenario_is_one_to_begin_with() -> None:
         ("scenarios", "skip-decode", "unknown scenario 'skip-decode'; did you mean skipdecode?"),
         ("costs", "propagatoin", "unknown cost 'propagatoin'; did you mean propagation?"),
         ("shapes", "t5-larg", "unknown shape 't5-larg'; did you mean t5-large?"),
+        ("devices", "a10", "unknown device 'a10'; did you mean a100?"),
         ("published", "ppd-table-9", "unknown published 'ppd-table-9'; did you mean ppd-table-"),
         ("method", "bild", "unknown list 'method'; did you mean methods?"),
     ],

@@ -1,0 +1,556 @@
+"""Shapes of transformers: the papers' and the library's counts, arithmetic matrix by matrix and pass by pass, and errors."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import published
+from model.checks import ParameterError
+from model.transformer import BIASED, PRESETS, Shape, from_config, preset
+
+TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)
+
+
+def test_sizes_of_big_and_little_decoders() -> None:
+    """Table 2 of the paper, and Section 1.9 of what is known of it: 402.7M and 25.2M."""
+    for row in published.table("bild-table-2").rows:
+        made = preset(row["model"])
+        assert (made.layers, made.hidden, made.ffn) == (row["layers"], row["dim"], row["ffn_dim"])
+        assert abs(made.layers * made.layer_weights / 1e6 - row["parameters_m"]) < 1
+    whole = {name: preset(name).layers * preset(name).layer_weights / 1e6 for name in ("t5-large", "t5-small")}
+    assert {name: round(value, 1) for name, value in whole.items()} == {"t5-large": 402.7, "t5-small": 25.2}
+    # With their heads mT5's two are 1:4.3, not 1:20.
+    large, small = (made.layers * made.layer_weights + made.head_weights for made in map(preset, ("mt5-large", "mt5-small")))
+    assert round(large / small, 1) == 4.3
+
+
+def test_layers_of_opt_are_those_of_skipdecode() -> None:
+    for row in published.table("skipdecode-table-2").rows:
+        assert preset(row["model"]).layers == row["layers"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("llama-2-13b", 0.517), ("llama-3-8b", 2.41), ("t5-large", 1.96), ("opt-1.3b", 2.05), ("gpt2", 5.45), ("mt5-small", 40.7)],
+)
+def test_heads_in_layers(name: str, layers: float) -> None:
+    assert preset(name).head_layers == pytest.approx(layers, rel=3e-3)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("llama-2-13b", 13.0), ("opt-1.3b", 1.3), ("opt-6.7b", 6.7), ("llama-3-8b", 8.0)])
+def test_names_say_the_size(name: str, billions: float) -> None:
+    """Layers, the embedding, and the head where it is not the embedding."""
+    made = preset(name)
+    tied = name.startswith("opt")
+    total = made.layers * made.layer_weights + (1 if tied else 2) * made.head_weights
+    assert total / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+CHECKPOINTS = {
+    "t5-small": 60_506_624, "t5-base": 222_903_552, "t5-large": 737_668_096, "t5-3b": 2_851_598_336, "mt5-small": 300_176_768,
+    "mt5-base": 582_401_280, "mt5-large": 1_229_581_312, "opt-125m": 125_239_296, "opt-1.3b": 1_315_758_080,
+    "opt-2.7b": 2_651_596_800, "opt-6.7b": 6_658_473_984, "opt-13b": 12_853_473_280, "llama-68m": 68_030_208,
+    "llama-2-7b": 6_738_415_616, "llama-2-13b": 13_015_864_320, "llama-2-70b": 68_976_648_192, "llama-3-8b": 8_030_261_248,
+    "llama-3.1-8b": 8_030_261_248, "codellama-34b": 33_743_970_304, "vicuna-7b": 6_738_415_616, "vicuna-13b": 13_015_864_320,
+    "mistral-7b": 7_241_732_096, "qwen2.5-7b": 7_615_616_512, "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200,
+    "pythia-160m": 162_322_944, "pythia-1.4b": 1_414_647_808, "pythia-6.9b": 6_857_302_016, "phi-2": 2_779_683_840,
+}  # fmt: skip
+"""Parameters of the checkpoints that were released."""
+
+
+def test_parameters_of_checkpoints_to_the_last_one() -> None:
+    assert {name: made.parameters for name, made in PRESETS.items()} == CHECKPOINTS
+
+
+@given(st.integers(1, 6), st.integers(0, 9), st.integers(0, 3))
+def test_arithmetic_matrix_by_matrix(width: int, context: int, layers: int) -> None:
+    """A product of (m, k) and (k, n) takes 2 m k n operations."""
+
+    def product(m: int, k: int, n: int) -> int:
+        return 2 * m * k * n
+
+    each = product(width, 8, 8) + 2 * product(width, 8, 4) + product(width, 8, 8) + 3 * product(width, 8, 12)
+    for position in range(width):
+        seen = context + position + 1
+        each += 4 * (product(1, 2, seen) + product(1, seen, 2))  # scores and their sum, of four heads
+    assert TINY.operations(width, context, layers) == layers * each
+    assert TINY.operations(width, context, layers, heads=width) == layers * each + product(width, 8, 100)
+    assert TINY.operations(width, context) == 3 * each
+    crossing = replace(TINY, encoder_layers=1)
+    assert crossing.operations(width, context, layers) == layers * (each + 2 * product(width, 8, 8) + 2 * product(width, 8, 4))
+
+
+def test_a_wide_pass_is_as_many_narrow_ones() -> None:
+    assert TINY.operations(5, 2, heads=5) == sum(TINY.operations(1, 2 + position, heads=1) for position in range(5))
+
+
+def test_cache_rows() -> None:
+    """Keys and values are of two heads of two here; 0.41 MB for 20 layers of 13B in two bytes each."""
+    assert TINY.cache_bytes() == 3 * 2 * 2 * 2 * 2
+    assert TINY.cache_bytes(1, bytes_each=1) == 8
+    assert TINY.cache_bytes(0) == 0
+    assert round(preset("llama-2-13b").cache_bytes(20) / 1e6, 2) == 0.41
+
+
+def test_weights_are_the_products_of_a_pass() -> None:
+    for made in PRESETS.values():
+        bare = made.operations(1, 0) - 4 * made.layers * made.heads * made.head_dim
+        assert bare == 2 * made.layers * made.layer_weights
+
+
+# --- Against the library that runs these models; everything is built from sizes alone, nothing is downloaded ---
+
+COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+
+
+def common(kind: str, *sizes: int) -> tuple[str, dict[str, Any]]:
+    return kind, dict(zip(COMMON, sizes, strict=True))
+
+
+def opt(layers: int, hidden: int, heads: int) -> tuple[str, dict[str, Any]]:
+    return "opt", {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "ffn_dim": 4 * hidden,
+                   "word_embed_proj_dim": hidden, "vocab_size": 50_272, "max_position_embeddings": 2048}  # fmt: skip
+
+
+def neox(layers: int, hidden: int, heads: int, vocabulary: int) -> tuple[str, dict[str, Any]]:
+    return "gpt_neox", {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
+                        "intermediate_size": 4 * hidden, "vocab_size": vocabulary}  # fmt: skip
+
+
+def t5(kind: str, layers: int, hidden: int, heads: int, head_dim: int, ffn: int) -> tuple[str, dict[str, Any]]:
+    return kind, {"num_layers": layers, "d_model": hidden, "num_heads": heads, "d_kv": head_dim, "d_ff": ffn}
+
+
+LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
+    "t5-small": ("t5", {}),
+    "t5-base": t5("t5", 12, 768, 12, 64, 3072),
+    "t5-large": t5("t5", 24, 1024, 16, 64, 4096),
+    "t5-3b": t5("t5", 24, 1024, 32, 128, 16_384),
+    "mt5-small": ("mt5", {}),
+    "mt5-base": t5("mt5", 12, 768, 12, 64, 2048),
+    "mt5-large": t5("mt5", 24, 1024, 16, 64, 2816),
+    "opt-125m": opt(12, 768, 12),
+    "opt-1.3b": opt(24, 2048, 32),
+    "opt-2.7b": opt(32, 2560, 32),
+    "opt-6.7b": opt(32, 4096, 32),
+    "opt-13b": opt(40, 5120, 40),
+    "llama-68m": common("llama", 2, 768, 12, 12, 3072, 32_000),
+    "llama-2-7b": ("llama", {}),
+    "llama-2-13b": common("llama", 40, 5120, 40, 40, 13_824, 32_000),
+    "llama-2-70b": common("llama", 80, 8192, 64, 8, 28_672, 32_000),
+    "llama-3-8b": common("llama", 32, 4096, 32, 8, 14_336, 128_256),
+    "llama-3.1-8b": common("llama", 32, 4096, 32, 8, 14_336, 128_256),
+    "codellama-34b": common("llama", 48, 8192, 64, 8, 22_016, 32_000),
+    "vicuna-7b": common("llama", 32, 4096, 32, 32, 11_008, 32_000),
+    "vicuna-13b": common("llama", 40, 5120, 40, 40, 13_824, 32_000),
+    "mistral-7b": ("mistral", {}),
+    "qwen2.5-7b": common("qwen2", 28, 3584, 28, 4, 18_944, 152_064),
+    "gpt2": ("gpt2", {}),
+    "gpt2-xl": ("gpt2", {"n_layer": 48, "n_embd": 1600, "n_head": 25}),
+    "pythia-160m": neox(12, 768, 12, 50_304),
+    "pythia-1.4b": neox(24, 2048, 16, 50_304),
+    "pythia-6.9b": neox(32, 4096, 32, 50_432),
+    "phi-2": common("phi", 32, 2560, 32, 32, 10_240, 51_200),
+}
+"""What the library calls these models; nothing where its own defaults are the model."""
+CLASSES = {
+    "llama": ("Llama", "model.layers"), "mistral": ("Mistral", "model.layers"), "qwen2": ("Qwen2", "model.layers"),
+    "qwen3": ("Qwen3", "model.layers"), "opt": ("OPT", "model.decoder.layers"), "gpt2": ("GPT2", "transformer.h"),
+    "gpt_neox": ("GPTNeoX", "gpt_neox.layers"), "phi": ("Phi", "model.layers"), "t5": ("T5", "decoder.block"),
+    "mt5": ("MT5", "decoder.block"),
+}  # fmt: skip
+"""What the library calls the classes of a type of models, and where these keep their decoder layers."""
+HEADS = {"t5": "ForConditionalGeneration", "mt5": "ForConditionalGeneration", "gpt2": "LMHeadModel"}
+
+
+def built(kind: str, sizes: Mapping[str, Any], device: str = "meta") -> Any:
+    import torch
+    import transformers
+
+    name = CLASSES[kind][0]
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    config._attn_implementation = "eager"
+    with torch.device(device):
+        return getattr(transformers, name + HEADS.get(kind, "ForCausalLM"))(config).eval()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_are_those_that_the_library_makes(name: str) -> None:
+    kind, sizes = LIBRARY[name]
+    model, made = built(kind, sizes), preset(name)
+    total = sum(each.numel() for each in model.parameters())
+    # The library holds mT5's two tables as one, whatever its configuration says; the checkpoint has both.
+    assert made.parameters == total + (made.head_weights if kind == "mt5" else 0)
+    assert made.head_weights == model.get_output_embeddings().weight.numel()
+    if kind in ("t5", "mt5"):
+        own = {id(each): each.numel() for each in model.encoder.parameters()}
+        assert made.encoder_parameters == sum(own.values()) - made.embedding_parameters
+    layers = model.get_submodule(CLASSES[kind][1])
+    assert len(layers) == made.layers
+    for layer in layers:
+        # A table of relative positions is a matrix too, but looked up, not multiplied, and only the first layer has one.
+        sizes_of = {key: each.numel() for key, each in layer.named_parameters() if "relative" not in key}
+        matrices = [each.numel() for key, each in layer.named_parameters() if each.dim() == 2 and key in sizes_of]
+        assert sum(sizes_of.values()) == made.layer_parameters
+        assert sum(matrices) == made.layer_weights
+        assert 0 < made.layer_parameters - made.layer_weights < 0.01 * made.layer_weights
+
+
+# Few heads and layers, unlike each other in every size; keys that a type lacks are left out.
+SMALL = {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 80, "vocab_size": 101}
+SMALL_T5 = {"num_layers": 2, "num_decoder_layers": 3, "d_model": 48, "num_heads": 4, "d_kv": 10, "d_ff": 80, "vocab_size": 101}
+GROUPED = SMALL | {"num_key_value_heads": 2}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", SMALL),
+    ("llama", GROUPED | {"head_dim": 10, "tie_word_embeddings": True}),
+    ("llama", GROUPED | {"attention_bias": True}),
+    ("llama", GROUPED | {"mlp_bias": True}),
+    ("mistral", GROUPED | {"sliding_window": None}),
+    ("mistral", GROUPED | {"head_dim": 10, "sliding_window": None}),
+    ("qwen2", GROUPED),
+    ("qwen2", GROUPED | {"tie_word_embeddings": True}),
+    ("qwen3", GROUPED | {"head_dim": 10}),
+    ("qwen3", GROUPED | {"head_dim": 10, "attention_bias": True}),
+    ("opt", {**SMALL, "ffn_dim": 80, "word_embed_proj_dim": 48, "max_position_embeddings": 64}),
+    ("opt", {**SMALL, "ffn_dim": 80, "word_embed_proj_dim": 48, "enable_bias": False}),
+    ("gpt2", {"n_layer": 3, "n_embd": 48, "n_head": 4, "n_positions": 64, "vocab_size": 101}),
+    ("gpt2", {"n_layer": 3, "n_embd": 48, "n_head": 4, "n_positions": 64, "vocab_size": 101, "n_inner": 80}),
+    ("gpt_neox", SMALL),
+    ("gpt_neox", SMALL | {"attention_bias": False, "tie_word_embeddings": True}),
+    ("phi", SMALL),
+    ("phi", GROUPED | {"qk_layernorm": True}),
+    ("t5", SMALL_T5),
+    ("t5", SMALL_T5 | {"feed_forward_proj": "gated-gelu"}),
+    ("mt5", SMALL_T5),
+    ("mt5", SMALL_T5 | {"feed_forward_proj": "relu"}),
+]
+
+
+def file_of(kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the library writes into `config.json`."""
+    return json.loads(built(kind, sizes).config.to_json_string(use_diff=False))  # type: ignore[no-any-return]
+
+
+def test_every_type_has_a_variant() -> None:
+    assert {kind for kind, _ in VARIANTS} == {*CLASSES}
+
+
+@pytest.mark.parametrize(("kind", "sizes"), VARIANTS)
+def test_a_config_has_the_parameters_that_the_library_makes_of_it(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    model, config = built(kind, sizes), file_of(kind, sizes)
+    made = from_config(config, dtype="float32")
+    assert made.parameters == sum(each.numel() for each in model.parameters())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"torch_dtype": "float16"}))
+    assert from_config(path) == replace(made, dtype="float16")
+    assert from_config(str(path), dtype="int8") == replace(made, dtype="int8")
+    untied = from_config({**config, "tie_word_embeddings": False}, dtype="float32")
+    assert untied.parameters == made.parameters + (made.head_weights if made.tied_head else 0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_what_its_config_says(name: str) -> None:
+    kind, sizes = LIBRARY[name]
+    tied = {"tie_word_embeddings": False} if kind == "mt5" else {}
+    assert from_config(file_of(kind, sizes) | tied, dtype="bfloat16") == preset(name)
+
+
+@cache
+def model_of(index: int) -> tuple[Any, Shape]:
+    kind, sizes = VARIANTS[index]
+    return built(kind, sizes, "cpu"), from_config(file_of(kind, sizes), dtype="float32")
+
+
+def counted(call: Callable[[], Any]) -> tuple[int, Any]:
+    """Operations of the products of matrices, and what the call returns. Angles of rotary positions, a product too, are left out."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as mode, torch.no_grad():
+        result = call()
+    by_module = mode.get_flop_counts()
+    angles = {name: each for name, each in by_module.items() if name.endswith("rotary_emb")}
+    return mode.get_total_flops() - sum(sum(each.values()) for each in angles.values()), result
+
+
+DECODERS = [index for index, (kind, _) in enumerate(VARIANTS) if kind not in ("t5", "mt5")]
+ENCODERS = [index for index, (kind, _) in enumerate(VARIANTS) if kind in ("t5", "mt5")]
+
+
+def masked(made: Shape, width: int, batch: int) -> int:
+    """The library multiplies a square of scores among new tokens and masks half of it: a token and those behind it."""
+    return batch * made.layers * 4 * made.heads * made.head_dim * (width * (width - 1) // 2)
+
+
+@pytest.mark.parametrize("index", DECODERS)
+@pytest.mark.parametrize(("context", "width", "batch"), [(7, 1, 1), (5, 4, 2)])
+def test_arithmetic_of_a_decoder_is_what_the_library_does(index: int, context: int, width: int, batch: int) -> None:
+    import torch
+
+    model, made = model_of(index)
+    tokens = torch.zeros((batch, context + width), dtype=torch.long)
+    first, result = counted(lambda: model(tokens[:, :context], use_cache=True, logits_to_keep=1))
+    assert first == made.prompt_flops(context, batch) + masked(made, context, batch)
+    again, _ = counted(lambda: model(tokens[:, context:], past_key_values=result.past_key_values, use_cache=True))
+    assert again == made.pass_flops(width, context, batch) + masked(made, width, batch)
+
+
+@pytest.mark.parametrize("index", ENCODERS)
+@pytest.mark.parametrize(("source", "width", "batch"), [(7, 1, 1), (5, 4, 2)])
+def test_arithmetic_of_an_encoder_and_a_decoder_is_what_the_library_does(index: int, source: int, width: int, batch: int) -> None:
+    import torch
+
+    model, made = model_of(index)
+    read, tokens = torch.zeros((batch, source), dtype=torch.long), torch.zeros((batch, width), dtype=torch.long)
+    first, result = counted(lambda: model(input_ids=read, decoder_input_ids=tokens[:, :1], use_cache=True))
+    assert first == made.prompt_flops(source, batch)
+    cached = {"encoder_outputs": (result.encoder_last_hidden_state,), "past_key_values": result.past_key_values}
+    again, _ = counted(lambda: model(**cached, decoder_input_ids=tokens, use_cache=True))
+    assert again == made.pass_flops(width, 1, batch, source) + masked(made, width, batch)
+
+
+# --- Laws of passes ---
+
+SIZES = st.builds(
+    lambda layers, hidden, kv, group, head, ffn, gated, words, tied, encoder: Shape(
+        layers, hidden, kv * group, kv, head, ffn, gated, words, tied, encoder
+    ),
+    st.integers(1, 5), st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 9), st.integers(1, 50),
+    st.booleans(), st.integers(1, 60), st.booleans(), st.integers(0, 3),
+)  # fmt: skip
+WIDTHS, CONTEXTS, BATCHES, SOURCES = st.integers(1, 6), st.integers(0, 30), st.integers(1, 5), st.integers(1, 9)
+
+
+def of(made: Shape, source: int) -> int:
+    return source if made.encoder_layers else 0
+
+
+@given(SIZES, WIDTHS, CONTEXTS, BATCHES, SOURCES)
+def test_a_pass_is_its_layers_its_head_and_its_rows(made: Shape, width: int, context: int, batch: int, source: int) -> None:
+    where = width, context, batch, of(made, source)
+    assert made.pass_flops(*where) == made.layers * made.layer_flops(*where) + made.head_flops(batch * width)
+    layer = made.layer_weight_bytes + made.layer_kv_bytes(*where)
+    assert made.pass_bytes(*where) == made.layers * layer + made.head_bytes(1) + made.embedding_bytes(batch * width)
+    assert made.pass_flops(*where, heads=0) == made.layers * made.layer_flops(*where)
+    deeper = replace(made, layers=made.layers + 1)
+    assert deeper.pass_flops(*where) - made.pass_flops(*where) == made.layer_flops(*where)
+    assert deeper.pass_bytes(*where) - made.pass_bytes(*where) == layer
+
+
+@given(SIZES, WIDTHS, CONTEXTS, BATCHES, SOURCES)
+def test_arithmetic_and_cache_go_with_the_batch_and_weights_do_not(
+    made: Shape, width: int, context: int, batch: int, source: int
+) -> None:
+    at, behind = (width, context), of(made, source)
+    assert made.pass_flops(*at, batch, behind) == batch * made.pass_flops(*at, 1, behind)
+    assert made.layer_kv_bytes(*at, batch, behind) == batch * made.layer_kv_bytes(*at, 1, behind)
+    assert made.prompt_flops(source, batch) == batch * made.prompt_flops(source)
+    once = made.pass_bytes(*at, 1, behind)
+    weights = made.layers * made.layer_weight_bytes + made.head_weights * made.bytes_each
+    assert made.pass_bytes(*at, batch, behind) - weights == batch * (once - weights)
+    assert made.memory_bytes(context, batch) - made.memory_bytes(0) == batch * context * made.cache_bytes()
+
+
+@given(SIZES, WIDTHS, CONTEXTS, SOURCES)
+def test_more_is_never_cheaper(made: Shape, width: int, context: int, source: int) -> None:
+    behind = of(made, source)
+    for quantity in (made.layer_flops, made.layer_kv_bytes, made.pass_flops, made.pass_bytes):
+        grid = quantity(np.arange(width, width + 4)[:, None], np.arange(context, context + 3), 2, behind)
+        assert grid.shape == (4, 3)
+        assert np.all(np.diff(grid, axis=0) > 0)
+        assert np.all(np.diff(grid, axis=1) > 0)
+        assert grid[2, 1] == quantity(width + 2, context + 1, 2, behind)  # an array is its numbers
+    for whole in (made.prompt_flops, made.prompt_bytes, made.encoder_flops, made.encoder_bytes):
+        if made.encoder_layers or whole in (made.prompt_flops, made.prompt_bytes):
+            assert np.all(np.diff(whole(np.arange(1, 6))) > 0)
+
+
+@given(SIZES, WIDTHS, CONTEXTS)
+def test_a_pass_of_a_decoder_takes_the_operations_of_its_shape(made: Shape, width: int, context: int) -> None:
+    """The two accounts are one, but that `operations` takes the weights that make keys and values of an encoder for each token."""
+    crossing = 2 * width * made.layers * 2 * made.hidden * made.kv_heads * made.head_dim if made.encoder_layers else 0
+    assert made.pass_flops(width, context) == made.operations(width, context, heads=width) - crossing
+
+
+@given(SIZES, WIDTHS, CONTEXTS)
+def test_a_wide_pass_does_what_narrow_ones_do_and_reads_less(made: Shape, width: int, context: int) -> None:
+    apart = [made.pass_flops(1, context + place) for place in range(width)]
+    assert made.pass_flops(width, context) == sum(apart)
+    assert (made.pass_bytes(width, context) < sum(made.pass_bytes(1, context + place) for place in range(width))) == (width > 1)
+
+
+def test_an_encoder_by_hand() -> None:
+    """Two encoder layers and three decoder layers of 8, four heads of 2, 12 inside, ungated, in 4 bytes each."""
+    made = Shape(3, 8, 4, 4, 2, 12, False, 100, True, 2, "float32", buckets=32)
+    attention, ffn = 4 * 8 * 8, 2 * 8 * 12
+    assert made.encoder_flops(5) == 2 * (2 * 5 * (attention + ffn) + 4 * 8 * 25) + 3 * 2 * 5 * 2 * 8 * 8
+    assert made.encoder_bytes(5, 2) == 4 * (2 * (attention + ffn) + 3 * 2 * 64 + 10 * 3 * 2 * 8 + 10 * 8)
+    assert made.encoder_bytes(0) == 0
+    assert made.layer_weight_bytes == 4 * (attention + 2 * 64 + ffn)
+    assert made.layer_kv_bytes(2, 7, 3, 5) == 3 * (9 + 2 + 5) * 2 * 8 * 4
+    assert made.prompt_bytes(5, 2) == made.encoder_bytes(5, 2) + made.pass_bytes(1, 0, 2, 5)
+    assert made.memory_bytes(7, 2, 5) == 4 * made.parameters + 2 * 12 * 3 * 2 * 8 * 4
+    assert made.parameters == made.layers * made.layer_parameters + 8 + 128 + made.encoder_parameters + 800
+
+
+def test_what_a_decoder_has_no_encoder_for() -> None:
+    assert TINY.encoder_flops(0) == TINY.encoder_bytes(0) == TINY.encoder_parameters == 0
+    assert TINY.prompt_flops(5, 2) == TINY.pass_flops(5, 0, 2, heads=1)
+    assert TINY.prompt_bytes(5, 2) == TINY.pass_bytes(5, 0, 2)
+    assert TINY.pass_flops(5, 0) - TINY.prompt_flops(5) == TINY.head_flops(4)
+
+
+def test_bytes_go_with_the_type() -> None:
+    for dtype, factor in (("float32", 2), ("float16", 1), ("int8", 0.5), ("float8", 0.5)):
+        other = replace(TINY, dtype=dtype, positions=9)
+        whole = replace(TINY, positions=9)
+        for quantity in ("pass_bytes", "prompt_bytes", "memory_bytes"):
+            arguments = (3, 2) if quantity == "pass_bytes" else (3,)
+            assert getattr(other, quantity)(*arguments) == factor * getattr(whole, quantity)(*arguments)
+        assert other.cache_bytes() == factor * TINY.cache_bytes()
+        assert other.pass_flops(3, 2) == TINY.pass_flops(3, 2)
+    assert replace(TINY, positions=9).embedding_bytes(5) == 2 * TINY.embedding_bytes(5) == 2 * 5 * 8 * 2
+    assert TINY.head_bytes([0, 1, 7]).tolist() == [0, 1600, 1600]
+
+
+@given(SIZES, st.integers(1, 4), WIDTHS, CONTEXTS, BATCHES)
+def test_shards_sum_up(made: Shape, ways: int, width: int, context: int, batch: int) -> None:
+    """Exactly where keys and values are divided; else by as much more as there are copies of them."""
+    kv = made.kv_heads * ways  # divides into `ways`
+    whole = replace(made, heads=made.heads * ways, kv_heads=kv, ffn=made.ffn * ways, vocabulary=made.vocabulary * ways)
+    part = whole.shard(ways)
+    assert part == made
+    assert ways * part.layer_flops(width, context, batch) == whole.layer_flops(width, context, batch)
+    assert ways * part.layer_weight_bytes == whole.layer_weight_bytes
+    assert ways * part.layer_kv_bytes(width, context, batch) == whole.layer_kv_bytes(width, context, batch)
+    assert ways * part.head_flops(width) == whole.head_flops(width)
+    assert ways * part.encoder_flops(of(made, width)) == whole.encoder_flops(of(made, width))
+
+
+def test_shards_with_copies_of_keys_and_values() -> None:
+    whole = preset("llama-3-8b")
+    assert whole.shard(1) == whole
+    for ways in (2, 4, 8, 16, 32):
+        part, copies = whole.shard(ways), max(1, ways // 8)
+        kv_weights = 2 * 4096 * 8 * 128
+        assert ways * part.layer_weights == whole.layer_weights + (copies - 1) * kv_weights
+        assert ways * part.layer_weight_bytes == 2 * (whole.layer_weights + (copies - 1) * kv_weights)
+        assert ways * part.cache_bytes() == copies * whole.cache_bytes()
+        more = 2 * (copies - 1) * kv_weights * 3
+        assert ways * part.layer_flops(3, 100) == whole.layer_flops(3, 100) + more
+        # Norms are on every device.
+        assert ways * part.parameters == whole.parameters + (ways - 1) * 65 * 4096 + 32 * (copies - 1) * kv_weights
+    # A vocabulary that does not divide is rounded up.
+    assert preset("gpt2").shard(2).vocabulary == 25_129
+
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    *[(lambda name=name: replace(TINY, **{name: 0}), f"{name} must be at least 1, got 0")  # type: ignore[misc]
+      for name in ("layers", "hidden", "heads", "head_dim", "kv_heads", "ffn", "vocabulary")],
+    *[(lambda name=name: replace(TINY, **{name: -1}), f"{name} must be at least 0, got -1")  # type: ignore[misc]
+      for name in ("encoder_layers", "norms", "positions", "buckets")],
+    *[(lambda name=name: replace(TINY, **{name: 1}), f"{name} must be true or false, got 1")  # type: ignore[misc]
+      for name in ("gated", "tied_head", "qk_norms")],
+    (lambda: replace(TINY, dtype="float61"), "unknown dtype 'float61'; did you mean float16"),
+    (lambda: replace(TINY, norm="batch"), "unknown norm 'batch'; known: layer, rms"),
+    (lambda: replace(TINY, biases="head"), "biases must be a tuple of some of qkv, out, ffn, head, got 'head'"),  # type: ignore[arg-type]
+    (lambda: replace(TINY, biases=("heads",)), "unknown bias 'heads'; did you mean head"),
+    (lambda: replace(TINY, kv_heads=3), "kv_heads must divide heads=4, got 3"),
+    (lambda: preset("t5-larg"), "unknown shape 't5-larg'; did you mean t5-large"),
+    (lambda: TINY.cache_bytes(4), "layers must be between 0 and 3, got 4"),
+    (lambda: TINY.cache_bytes(-1), "layers must be between 0 and 3, got -1"),
+    (lambda: TINY.cache_bytes(bytes_each=0), "bytes_each must be at least 1, got 0"),
+    (lambda: TINY.operations(0, 0), "width must be at least 1, got 0"),
+    (lambda: TINY.operations(1, -1), "context must be at least 0, got -1"),
+    (lambda: TINY.operations(2, 0, heads=3), "heads must be between 0 and width=2, got 3"),
+    (lambda: TINY.operations(2, 0, heads=-1), "heads must be between 0 and width=2, got -1"),
+    (lambda: TINY.layer_flops(0, 1), "width must be at least 1, got 0"),
+    (lambda: TINY.layer_flops([1, 1.5], 1), r"width\[1\] must be a whole number, got 1.5"),
+    (lambda: TINY.layer_kv_bytes(1, -1), "context must be at least 0, got -1"),
+    (lambda: TINY.pass_bytes(1, 1, 0), "batch must be at least 1, got 0"),
+    (lambda: TINY.pass_flops(1, 1, 1, 5), "source must be 0 without an encoder, got 5"),
+    (lambda: TINY.encoder_flops([0, 3]), "source must be 0 without an encoder, got 3"),
+    (lambda: preset("t5-small").pass_flops(1, 1, 1, -1), "source must be at least 0, got -1"),
+    (lambda: TINY.pass_flops(2, 1, heads=3), "heads must be at most width, got 3 for 2"),
+    (lambda: TINY.pass_flops(2, 1, heads=-1), "heads must be at least 0, got -1"),
+    (lambda: TINY.prompt_flops(0), "width must be at least 1, got 0"),
+    (lambda: TINY.head_flops(-1), "positions must be at least 0, got -1"),
+    (lambda: TINY.head_bytes(-1), "positions must be at least 0, got -1"),
+    (lambda: TINY.embedding_bytes(-1), "tokens must be at least 0, got -1"),
+    (lambda: TINY.memory_bytes(-1), "context must be at least 0, got -1"),
+    (lambda: TINY.shard(0), "ways must be at least 1, got 0"),
+    (lambda: TINY.shard(3), "ways must divide heads=4, got 3"),
+    (lambda: replace(TINY, ffn=6).shard(4), "ways must divide ffn=6, got 4"),
+    (lambda: replace(TINY, heads=12, kv_heads=6).shard(4), "ways must divide kv_heads=6 or be a multiple of it, got 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{message}"):
+        call()
+
+
+LLAMA = {"model_type": "llama", **SMALL, "dtype": "bfloat16"}
+OPT = {"model_type": "opt", **VARIANTS[10][1], "dtype": "bfloat16"}
+T5 = {"model_type": "t5", **SMALL_T5, "relative_attention_num_buckets": 32, "dtype": "bfloat16"}
+GPT2 = {"model_type": "gpt2", **VARIANTS[12][1], "dtype": "bfloat16"}
+BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
+    (LLAMA | {"model_type": "mixtral"}, "unknown model_type 'mixtral'; did you mean mistral[?] known: gpt2, gpt_neox, llama"),
+    ({}, "unknown model_type None"),
+    *[({key: value for key, value in LLAMA.items() if key != name},
+       f"{name} is missing in a config of model_type llama, which needs num_hidden_layers, hidden_size") for name in SMALL],
+    (LLAMA | {"model_type": "mistral"}, "num_key_value_heads is missing in a config of model_type mistral"),
+    (LLAMA | {"model_type": "qwen2"}, "num_key_value_heads is missing"),
+    (LLAMA | {"model_type": "qwen3", "num_key_value_heads": 2}, "head_dim is missing in a config of model_type qwen3"),
+    (T5 | {"relative_attention_num_buckets": None}, "relative_attention_num_buckets is missing"),
+    (T5 | {"model_type": "mt5"}, "tie_word_embeddings is missing in a config of model_type mt5, which needs .*tie_word_embeddings"),
+    (LLAMA | {"dtype": None}, "dtype is missing in the config; give one of bfloat16"),
+    (LLAMA | {"dtype": "float61"}, "unknown dtype 'float61'; did you mean float16"),
+    (LLAMA | {"hidden_size": "48"}, "hidden_size must be a whole number, got '48'"),
+    (LLAMA | {"hidden_size": 47}, "num_attention_heads must divide hidden_size=47, got 4"),
+    (GPT2 | {"n_embd": 47}, "n_head must divide n_embd=47, got 4"),
+    (LLAMA | {"num_key_value_heads": 3}, "kv_heads must divide heads=4, got 3"),
+    (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+    (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config must be absent in a config of model_type llama"),
+    (LLAMA | {"num_experts": 8}, "num_experts must be absent in a config of model_type llama: no other variant is counted, got 8"),
+    (LLAMA | {"num_local_experts": 8}, "num_local_experts must be absent"),
+    (LLAMA | {"n_routed_experts": 8}, "n_routed_experts must be absent"),
+    (OPT | {"word_embed_proj_dim": 24}, "word_embed_proj_dim must be hidden_size=48, got 24"),
+    (OPT | {"do_layer_norm_before": False}, "do_layer_norm_before must be true in a config of model_type opt"),
+    (OPT | {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine must be true"),
+    (OPT | {"_remove_final_layer_norm": True}, "_remove_final_layer_norm must be false"),
+    (GPT2 | {"add_cross_attention": True}, "add_cross_attention must be false in a config of model_type gpt2"),
+    (T5 | {"is_encoder_decoder": False}, "is_encoder_decoder must be true in a config of model_type t5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "message"), BAD_CONFIGS)
+def test_a_config_that_is_not_known_is_refused_by_its_key(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{message}"):
+        from_config(config)
+
+
+@pytest.mark.parametrize("config", [LLAMA, OPT, T5, GPT2])
+def test_what_the_bad_configs_are_made_of_is_good(config: dict[str, Any]) -> None:
+    made = from_config(config)
+    assert (made.layers, made.hidden, made.heads) == (3, 48, 4)
+    assert made.head_dim == config.get("d_kv", 12)
+    assert {*made.biases} <= {*BIASED}
+
+
+def test_a_file_that_is_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"^cannot read the config .*none.json: No such file"):
+        from_config(tmp_path / "none.json")
+    for text, message in (("{", "must be JSON"), ("[1]", "must be a table of keys")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ParameterError, match=message):
+            from_config(tmp_path / "config.json")
