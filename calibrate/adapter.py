@@ -138,7 +138,8 @@ def _library_config(name: str, shape: transformer.Shape) -> Any:
     }  # fmt: skip
     if family not in known:
         raise ParameterError(f"{checks.unknown('architecture of preset', name, known)}; give the model's config.json instead")
-    return CONFIG_MAPPING[family](**common, **known[family]())
+    library: Any = CONFIG_MAPPING[family]
+    return library(**common, **known[family]())
 
 
 def _t5(shape: transformer.Shape) -> dict[str, Any]:
@@ -196,19 +197,19 @@ class Model:
 
         return torch.randint(0, self.architecture.shape.vocabulary, (batch, width), device=self.device)
 
-    def hidden(self, tokens: Tensor, cache: Any, encoded: Tensor | None) -> Tensor:
-        """The last hidden state after the final norm, shape (batch, width, hidden)."""
-        more = {} if encoded is None else {"encoder_hidden_states": encoded}
+    def hidden(self, tokens: Tensor, cache: Any, **more: Tensor) -> Tensor:
+        """The last hidden state after the final norm, shape (batch, width, hidden); `more` as the library's code takes it."""
         result: Tensor = self.body(input_ids=tokens, past_key_values=cache, use_cache=True, **more).last_hidden_state
         return result
 
-    def encoded(self, batch: int) -> Tensor | None:
-        """What stands for the encoder's output, shape (batch, source, hidden); None for decoders alone."""
+    def encoded(self, batch: int) -> dict[str, Tensor]:
+        """What stands for the encoder's output, shape (batch, source, hidden); nothing for decoders alone."""
         import torch
 
         if not self.architecture.crossing:
-            return None
-        return torch.randn(batch, self.source, self.architecture.shape.hidden, device=self.device, dtype=self.dtype)
+            return {}
+        states = torch.randn(batch, self.source, self.architecture.shape.hidden, device=self.device, dtype=self.dtype)
+        return {"encoder_hidden_states": states}
 
     @property
     def parts(self) -> dict[tuple[str, int], Any]:
@@ -249,13 +250,18 @@ class Pass:
             self.encoded = model.encoded(batch)
             self.cache = self.new_cache()
             for start in range(0, context, CHUNK):
-                model.hidden(model.tokens(batch, min(CHUNK, context - start)), self.cache, self.encoded)
+                model.hidden(model.tokens(batch, min(CHUNK, context - start)), self.cache, **self.encoded)
             self.tokens = model.tokens(batch, width)
+            self.more = self.encoded | self.told()
         self.check()
 
     def new_cache(self) -> Any:
         """An empty cache."""
         raise NotImplementedError
+
+    def told(self) -> dict[str, Tensor]:
+        """What the model's code is told that it would find out by itself."""
+        return {}
 
     def run(self) -> None:
         """The pass: body, and the projection of every position of it."""
@@ -283,7 +289,7 @@ class Pass:
 
     def logits(self) -> Tensor:
         """The whole pass, as the model's own code does it."""
-        return self.model.head(self.model.hidden(self.tokens, self.cache, self.encoded))  # type: ignore[no-any-return]
+        return self.model.head(self.model.hidden(self.tokens, self.cache, **self.more))  # type: ignore[no-any-return]
 
 
 class EagerPass(Pass):
@@ -328,12 +334,22 @@ class GraphPass(Pass):
         """A cache of fixed size."""
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
-        cache = StaticCache(config=self.model.body.config, max_cache_len=self.context + self.width)
+        cache: Any = StaticCache(config=self.model.body.config, max_cache_len=self.context + self.width)
         for layer in cache.layers:
             if layer.max_cache_len < self.context + self.width:  # its rows move on, and no length set back moves them back
                 window = f"cuda-graph goes up to the sliding window of {layer.max_cache_len} positions"
                 raise ParameterError(f"{window}, got {self.context} + {self.width}; take mode eager")
         return EncoderDecoderCache(cache, DynamicCache()) if self.model.architecture.crossing else cache
+
+    def told(self) -> dict[str, Tensor]:
+        """OPT counts its positions on the processor, in the middle of the pass; told them, it does not."""
+        import torch
+
+        if self.model.architecture.config.model_type != "opt":
+            return {}
+        end, device = self.context + self.width, self.model.device
+        positions = torch.arange(self.context, end, device=device).expand(self.batch, -1)
+        return {"position_ids": positions, "attention_mask": torch.ones(self.batch, end, device=device, dtype=torch.long)}
 
     def run(self) -> None:
         """Replay the pass."""

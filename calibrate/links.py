@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,7 @@ def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         work: Any
+        more: list[tuple[Any, ...]]
         if link == "shared-memory":
             first, second = context.Pipe()
             buffer = context.RawArray("b", max(sizes))
@@ -179,7 +181,7 @@ def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, 
         results = []
         for size in sizes:
             own = np.ones(size, dtype=np.uint8)
-            results.append(_there_and_back(rank, repeats, lambda own=own: give(own), lambda own=own: take(own)))
+            results.append(_there_and_back(rank, repeats, partial(give, own), partial(take, own)))
         if rank == 0:
             report.send(results)
 
@@ -192,6 +194,14 @@ def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, b
     import torch
     import torch.distributed as distributed
 
+    def give(own: Any) -> None:
+        distributed.send(own, 1 - rank)
+
+    def take(own: Any) -> None:
+        distributed.recv(own, 1 - rank)
+        if own.is_cuda:
+            torch.cuda.synchronize(own.device)
+
     with _reported(report):
         torch.set_num_threads(1)
         where = f"cuda:{rank}" if backend == "nccl" else "cpu"
@@ -200,15 +210,7 @@ def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, b
         for size in sizes:
             own = torch.ones(size, dtype=torch.uint8, device=where)
 
-            def give(own: Any = own) -> None:
-                distributed.send(own, 1 - rank)
-
-            def take(own: Any = own) -> None:
-                distributed.recv(own, 1 - rank)
-                if own.is_cuda:
-                    torch.cuda.synchronize(own.device)
-
-            results.append(_there_and_back(rank, repeats, give, take))
+            results.append(_there_and_back(rank, repeats, partial(give, own), partial(take, own)))
         if rank == 0:
             report.send(results)
         distributed.destroy_process_group()

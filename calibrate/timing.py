@@ -96,7 +96,11 @@ class DeviceClock:
     def _event(self, external: bool) -> Any:
         import torch
 
-        return torch.cuda.Event(enable_timing=True, external=True) if external else torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event
+        try:
+            return event(enable_timing=True, external=True) if external else event(enable_timing=True)
+        except TypeError:
+            raise RuntimeError(f"torch {torch.__version__} cannot time inside graphs; take a newer one, or mode eager") from None
 
     def start(self) -> None:
         """See `Clock`."""

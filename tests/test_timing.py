@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,77 @@ def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
         work.back()
         work.check()
         again = work.logits()
-        if work.encoded is None:
-            whole = model.full(input_ids=text, use_cache=False).logits
+        if work.encoded:
+            states = (work.encoded["encoder_hidden_states"],)
+            whole = model.full(decoder_input_ids=text, encoder_outputs=states, use_cache=False).logits
         else:
-            whole = model.full(decoder_input_ids=text, encoder_outputs=(work.encoded,), use_cache=False).logits
+            whole = model.full(input_ids=text, use_cache=False).logits
     assert given == context + width
     torch.testing.assert_close(ours, whole[:, context:], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(again, ours, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TINY if kind != "mistral"])
+def test_a_pass_that_a_graph_records_asks_no_tensor_for_its_value(
+    kind: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capturing on a GPU fails where the processor waits for a value: this finds it without one."""
+    model = built(config(kind))
+    with torch.inference_mode():
+        work = model.begin(3, 10, 2, "cuda-graph")
+        work.logits()  # what is made at first use may ask
+        work.back()
+        asked: list[str] = []
+
+        def heard(name: str, whole: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+            def ask(tensor: torch.Tensor) -> Any:
+                asked.append(name)
+                return whole(tensor)
+
+            return ask
+
+        for name in ("item", "tolist", "__bool__", "__int__", "__index__", "__float__"):
+            monkeypatch.setattr(torch.Tensor, name, heard(name, getattr(torch.Tensor, name)))
+        # The library asks less while it is recorded, and on a GPU it sees that it is.
+        monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+        work.logits()
+        found = list(asked)
+        assert work.length() == 13
+    assert found == []
+    assert asked  # of the check, which does ask: so the question is heard
+
+
+def test_a_graph_is_captured_once_and_once_more_with_marks(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of things on a GPU, with graphs that record nothing."""
+    replayed: list[Any] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(self)
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            """Nothing to wait for."""
+
+    for name, stand_in in (
+        ("CUDAGraph", Graph), ("Stream", Stream), ("current_stream", Stream),
+        ("stream", lambda _: nullcontext()), ("graph", lambda _: nullcontext()),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    model = built(config())
+    marks: list[tuple[str, int, int]] = []
+    with torch.inference_mode():
+        work = model.begin(3, 10, 2, "cuda-graph")
+        for _ in range(4):
+            work.run()
+            work.back()
+            work.check()
+            work.run_watched(lambda *mark: marks.append(mark))
+            work.back()
+            work.check()
+    assert len(set(map(id, replayed))) == 2
+    assert replayed == replayed[:2] * 4
+    assert len(marks) == len(set(marks)) == 2 * len(model.parts)
 
 
 @pytest.mark.parametrize("kind", TINY)
@@ -695,8 +760,8 @@ def test_dense_parts_and_heads_are_held_too() -> None:
 @pytest.mark.parametrize("name", cpu_step.names())
 def test_bundled_profiles_follow_from_their_rows(name: str) -> None:
     bundled = profile.load(name)
-    header, rows = cpu_step.rows_of(name)
-    again = layers.profile_of(header, rows, "eager", name, cpu_step.path_of(name), "calibrate/measurements/")
+    header, _ = cpu_step.rows_of(name)
+    again = cpu_step.profile_of(name)
     assert again.table.equals(bundled.table)
     assert again.sources == bundled.sources
     assert again.errors == bundled.errors
@@ -709,16 +774,16 @@ def test_parts_and_overhead_add_up_to_passes_elsewhere(name: str) -> None:
     header, rows = cpu_step.rows_of(name)
     for busy in (0, 1):
         errors = [abs(each.error) for each in cpu_step.held_out(rows, header["shape"]["layers"]) if each.busy == busy]
-        assert len(errors) >= 6
+        assert len(errors) >= 12
         assert np.median(errors) <= 0.05
 
 
 def test_the_accuracy_check_notices_a_missing_part() -> None:
     [name, *_] = cpu_step.names()
     header, rows = cpu_step.rows_of(name)
-    without = [row | {"head_us": [0.0] * 3, "whole_us": row["whole_us"]} for row in rows]
-    wrong = [row | {"whole_us": [2 * each for each in row["whole_us"]]} if row["width"] in (3, 6, 12) else row for row in without]
-    errors = [abs(each.error) for each in cpu_step.held_out(wrong, header["shape"]["layers"]) if each.busy == 0]
+    # What the head takes goes into the overhead then, which does not know the width.
+    headless = [row | {"head_us": [0.0] * 3} for row in rows]
+    errors = [abs(each.error) for each in cpu_step.held_out(headless, header["shape"]["layers"]) if each.busy == 0]
     assert np.median(errors) > 0.05
 
 

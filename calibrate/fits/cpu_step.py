@@ -1,6 +1,10 @@
 """Do the parts add up to the pass? Layers, head, embedding and overhead, timed at some points, against whole passes at others.
 
 `python -m calibrate.fits.cpu_step` prints it for the rows that are kept in `calibrate/measurements`: processors, eager.
+
+Between contexts times go smoothly, and parts timed behind two of them give the passes behind others to a few percent. Between
+widths they do not: a processor's products change their algorithm with the width, so that 12 positions can take longer than 16. A
+width that was not timed is therefore not to be trusted on a processor, and `widths=POWERS` shows by how much.
 """
 
 from __future__ import annotations
@@ -14,10 +18,14 @@ import numpy as np
 
 from calibrate import timing
 from calibrate.layers import part_rows, quietest
+from calibrate.layers import profile_of as layers_of
+from model.profile import Profile
 from model.surface import Surface
 
-WIDTHS, CONTEXTS = (1, 2, 4, 8, 16), (64, 512)
-"""Where the parts are taken; every other width and context is held out."""
+CONTEXTS = (64, 512)
+"""Behind which the parts are taken; every other context is held out."""
+POWERS = (1, 2, 4, 8, 16)
+"""Widths to take parts at, where widths too are held out."""
 
 
 class Held(NamedTuple):
@@ -46,23 +54,32 @@ def rows_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return timing.read(path_of(name))
 
 
+def profile_of(name: str) -> Profile:
+    """The profile that follows from such a file: the bundled one of its name.
+
+    To bundle another: put its rows into `calibrate/measurements`, and `model.profile.save` this into `model/profiles`.
+    """
+    header, rows = rows_of(name)
+    return layers_of(header, rows, "eager", name, path_of(name), "calibrate/measurements/")
+
+
 def names() -> list[str]:
     """The files there are."""
     folder = resources.files("calibrate") / "measurements"
     return sorted(each.name.removesuffix(".jsonl") for each in folder.iterdir() if each.name.endswith(".jsonl"))
 
 
-def held_out(rows: Sequence[dict[str, Any]], layers: int, *, both: bool = True, mode: str = "eager") -> list[Held]:
-    """Whole passes at points that the parts were not taken from, beside what the parts say.
+def held_out(rows: Sequence[dict[str, Any]], layers: int, widths: Sequence[int] | None = None, mode: str = "eager") -> list[Held]:
+    """Whole passes behind contexts that the parts were not taken from, beside what the parts say.
 
-    `both`: neither the width nor the context was among those where parts were taken; else at least one of them was not.
+    With `widths` parts are taken at these alone, and the passes are those of other widths.
     """
-    fitted = [row for row in rows if row["kind"] == "point" and row["width"] in WIDTHS and row["context"] in CONTEXTS]
+    points = [row for row in rows if row["kind"] == "point"]
+    fitted = [row for row in points if row["context"] in CONTEXTS and (widths is None or row["width"] in widths)]
     table, _ = part_rows(fitted, mode, layers)
     found = []
     for (busy, batch, context, width), rounds in timing.shares(rows, mode):
-        new = (width not in WIDTHS, context not in CONTEXTS)
-        if not (all(new) if both else any(new)):
+        if context in CONTEXTS or (widths is not None and width in widths):
             continue
         own = [row for row in table if row["busy"] == busy]
         layer = _surface(own, "layer", ("width", "context", "batch"))(width, context, batch).repeated(layers)
@@ -99,9 +116,9 @@ def main() -> None:
         header, rows = rows_of(name)
         layers = header["shape"]["layers"]
         print(f"{name}: {header['name']}, {header['threads']} thread, {header['dtype']}, {header['date']}")
-        for both, which in ((True, "width and context"), (False, "width or context")):
+        for widths, which in ((None, "contexts"), (POWERS, "contexts and widths")):
             for busy in (0, 1):
-                errors = [abs(each.error) for each in held_out(rows, layers, both=both) if each.busy == busy]
+                errors = [abs(each.error) for each in held_out(rows, layers, widths) if each.busy == busy]
                 if errors:
                     median, worst = np.median(errors), max(errors)
                     print(f"  {which} held out, busy {busy}: {len(errors)} passes, median error {median:.1%}, worst {worst:.1%}")
