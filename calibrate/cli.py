@@ -1,19 +1,20 @@
-"""The `calibrate` command. It imports what a command needs when that command runs: `calibrate --help` is quick."""
+"""The `calibrate` command: each group of commands in a module of its own. What one needs is imported when it runs."""
 
 from __future__ import annotations
 
 import typer
 
-from calibrate import layers_command, links_command
+from calibrate import import_cli, layers_command, links_command
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="What do real models and real hardware do? Measures them, and writes what it finds as files that `sim` reads.",
+    help="Profiles of hardware: what passes of a model take on a device, imported or measured.",
     epilog="Start with: calibrate layers --model llama-68m --quick -o profiles",
 )  # fmt: skip
-app.command("layers")(layers_command.layers)
-app.command("links")(links_command.links)
+import_cli.register(app)
+layers_command.register(app)
+links_command.register(app)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.commands import guarded, numbers, progress
+from calibrate.command import guarded, numbers, progress
 
 if TYPE_CHECKING:
     from calibrate.layers import Timed
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 _WIDTHS, _CONTEXTS = "1,2,3,4,5,6,7,8,9,12,16,17,24,32", "128,512,1024,2048"
 _QUICK_WIDTHS, _QUICK_CONTEXTS, _QUICK_MINUTES = "1,4,9", "128,512", 1.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("layers")(layers)
 
 
 @guarded

@@ -9,9 +9,14 @@ from typing import Annotated
 
 import typer
 
-from calibrate.commands import guarded, numbers, progress
+from calibrate.command import guarded, numbers, progress
 
 _QUICK = (1024, 65_536, 1_048_576)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("links")(links)
 
 
 @guarded

@@ -80,6 +80,8 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     if "exit_layer" in rows.columns and few and others["exit_layer"].count():
         for x in tradeoff.AXES:
             paths += save(tradeoff.draw(others, x=x), target / f"tradeoff_{x}")
+    if few:
+        paths += _of_table_3(rows, target)
     if (drafting.height or lossy.height) and few:
         paths += _of_drafting(drafting, target)
         if rows["method"].n_unique() > 1:
@@ -157,6 +159,13 @@ def _of_the_deck(drafting: pl.DataFrame, target: Path) -> list[Path]:
         return []
     printed = drafting.drop_nulls("published_speedup").filter(pl.col("outcomes_source").str.starts_with("published: Deck"))
     return save(deck.draw(deck_report.rows()), target / "deck") if printed.height else []
+
+
+def _of_table_3(rows: pl.DataFrame, target: Path) -> list[Path]:
+    """Measured times of pipelined decoding, where points of the run replay them."""
+    from figures import table_3
+
+    return save(table_3.draw(rows), target / "table_3") if table_3.fits(rows) else []
 
 
 def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFrame, target: Path) -> list[Path]:

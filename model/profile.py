@@ -154,10 +154,14 @@ class Profile:
         return tuple(sorted(int(each) for each in needed["ways"].unique()))
 
     def rows(self, part: str, ways: int = 1, busy: int = 0) -> pl.DataFrame:
-        """The rows of a part, without the columns that are not its."""
+        """The rows of a part, without the columns that are not its; none where the profile has nothing of it."""
+        import polars as pl
+
         table = self.table
+        if not {*AXES[part]} <= {*table.columns}:
+            return pl.DataFrame(schema=dict.fromkeys(AXES[part], pl.Int64) | dict.fromkeys(TIMES, pl.Float64))
         chosen = table.filter((table["part"] == part) & (table["ways"] == ways) & (table["busy"] == busy))
-        return chosen.select(*AXES[part], *TIMES)
+        return chosen.select(*(axis for axis in AXES[part] if axis in table.columns), *TIMES)
 
     def coverage(self) -> str:
         """What it covers, in a line: the ranges of each part's axes."""
@@ -323,7 +327,8 @@ def _read(path: Path) -> Profile:
     except (TypeError, KeyError) as error:
         raise ParameterError(f"sources must each have repository, file, commit, licence, sha256 and parts: {error}") from None
     same = {name: said[name] for name in _SAME}
-    same |= {name: said[name] for name in ("shape", "errors", "facts")}
+    same |= {name: said[name] for name in ("errors", "facts")}
+    same["shape"] = {name: tuple(each) if isinstance(each, list) else each for name, each in said["shape"].items()}
     peaks = {"bandwidth": said["bandwidth_bytes_per_s"], "rate": said["rate_flop_per_s"]}
     return Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
 
@@ -348,7 +353,7 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     for row in rows:
         more = {"ways": 1, "busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 1} | row
         full.append(more)
-    used = {key for row in full for key in row}
+    used = {key for row in full for key in row} | {"ways", "busy"}
     schema: dict[str, Any] = {"part": pl.String} | {name: pl.Int64 for name in COUNTED if name in used}
     schema |= dict.fromkeys(TIMES, pl.Float64) | {"repeats": pl.Int64}
     strange = sorted(used - {*schema})

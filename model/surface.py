@@ -233,10 +233,14 @@ def neighbours(values: Floats, offsets: Sequence[tuple[int, ...]]) -> Floats:
     stacked = []
     for offset in offsets:
         moved = np.full_like(values, np.nan)
+        if any(abs(step) >= size for step, size in zip(offset, values.shape, strict=False)):
+            continue
         source = tuple(slice(max(step, 0), size + min(step, 0)) for step, size in zip(offset, values.shape, strict=False))
         target = tuple(slice(max(-step, 0), size + min(-step, 0)) for step, size in zip(offset, values.shape, strict=False))
         moved[target] = values[source]
         stacked.append(moved)
+    if not stacked:
+        return np.full_like(values, np.nan)
     together = np.stack(stacked)
     nobody = np.isnan(together).all(axis=0)
     return np.where(nobody, np.nan, np.nanmedian(np.where(nobody, 0.0, together), axis=0))

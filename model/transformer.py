@@ -126,7 +126,7 @@ class Shape:
         """All numbers of the encoder, without its embedding, which is the decoder's; 0 without one."""
         if not self.encoder_layers:
             return 0
-        return self.encoder_layers * (self._encoder_layer_weights + self._layer_vectors) + self._norm + self.buckets * self.heads
+        return self.encoder_layers * (self.encoder_layer_weights + self._layer_vectors) + self._norm + self.buckets * self.heads
 
     @property
     def embedding_parameters(self) -> int:
@@ -149,7 +149,22 @@ class Shape:
         >>> [preset(name).layers * preset(name).layer_weights for name in ("t5-large", "t5-small")]
         [402653184, 25165824]
         """
-        return self._encoder_layer_weights + (self._attention_weights if self.encoder_layers else 0)
+        return self.encoder_layer_weights + (self._attention_weights if self.encoder_layers else 0)
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """The products of a decoder layer over new tokens, as engines join them: inputs and outputs of each.
+
+        Queries, keys and values together, what attention puts out; of attention to an encoder queries and output; feed-forward,
+        both matrices of a gated one together.
+
+        >>> preset("llama-2-7b").matrices
+        ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096))
+        """
+        inner, rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        across = ((self.hidden, inner), (inner, self.hidden)) if self.encoder_layers else ()
+        own = ((self.hidden, inner + 2 * rows), (inner, self.hidden))
+        return (*own, *across, (self.hidden, (2 if self.gated else 1) * self.ffn), (self.ffn, self.hidden))
 
     @property
     def head_weights(self) -> int:
@@ -282,13 +297,13 @@ class Shape:
         """
         across, texts = self._source(source), checks.whole_array("batch", batch, 1)
         attention = 4 * self.heads * self.head_dim * across**2
-        encoder = self.encoder_layers * (2 * across * self._encoder_layer_weights + attention)
+        encoder = self.encoder_layers * (2 * across * self.encoder_layer_weights + attention)
         return np.asarray(texts * (encoder + self.layers * 2 * across * self._crossing_weights))
 
     def encoder_bytes(self, source: ArrayLike, batch: ArrayLike = 1) -> Floats:
         """Weights and rows of the embedding read, keys and values written for that; 0 without an encoder [bytes]."""
         across, texts = self._source(source), checks.whole_array("batch", batch, 1)
-        weights = (self.encoder_layers * self._encoder_layer_weights + self.layers * self._crossing_weights) * self.bytes_each
+        weights = (self.encoder_layers * self.encoder_layer_weights + self.layers * self._crossing_weights) * self.bytes_each
         rows = texts * across
         return np.asarray((rows > 0) * weights + rows * self.cache_bytes() + self.embedding_bytes(rows))
 
@@ -357,7 +372,8 @@ class Shape:
         return sum(each for name, each in own.items() if name in self.biases)
 
     @property
-    def _encoder_layer_weights(self) -> int:
+    def encoder_layer_weights(self) -> int:
+        """Weights of one layer of the encoder; what one would have, without any."""
         return self._attention_weights + (3 if self.gated else 2) * self.hidden * self.ffn
 
     @property

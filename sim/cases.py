@@ -14,11 +14,13 @@ from model import checks, published
 from model.algorithms import _batches
 from model.checks import ParameterError
 from model.latency import OPERATIONS, RATIOS, UnitCost
+from model.published import ppd_table_3
 from model.transformer import PRESETS, Shape
-from sim import acceptances, lossy, methods, outcomes
+from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
+from sim.hardware import HardwareCost, Priced
 from sim.outcomes import Outcome
-from sim.scenario import OWN, SECTIONS, Tables, method_tables
+from sim.scenario import OWN, SECTIONS, Tables, cost_of, method_tables
 
 VIEWS = ("formula", "paths", "events")
 LAWS = {"match": outcomes.KINDS, "accept": acceptances.KINDS, "medium_accept": acceptances.BY_POSITION,
@@ -29,6 +31,10 @@ SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"
 MAX_REPLICATIONS = 1_000_000_000
 MAX_TIME = 1e9
 """Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
+
+
+_FITTED = ("layer_times", "early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion")
+"""What a fitted cost stands for."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,12 @@ class Cost:
     ----------
     kind, task
         `published` takes the cost ratio from the base timings that the speculative-decoding deck prints for a task; else `unit`.
+    data_set
+        With `published` instead of task: seconds_per_layer is what plain decoding of LLaMA-2-13B took on this data set, cnn_dm or
+        squad, in Table 3 of Predictive Pipelined Decoding.
+    fitted_on
+        With data_set: dispatch and dispatch_per_process are one number, the seconds of each process and token that fit the table's
+        measured times on a data set best, or on `both`. It stands for all that the theorem leaves out.
     allow_slow_medium
         Whether the medium model of a hierarchy may be slower than the large one.
     shape, draft_shape, medium_shape
@@ -85,6 +97,8 @@ class Cost:
 
     kind: str = "unit"
     task: str | None = None
+    data_set: str | None = None
+    fitted_on: str | None = None
     layer_times: tuple[float, ...] | None = None
     early_head: float = 0.0
     final_head: float = 0.0
@@ -107,13 +121,8 @@ class Cost:
     seconds_per_layer: float | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("kind", self.kind, ("unit", "published"))
-        if (self.kind == "published") != (self.task is not None):
-            raise ParameterError(f"task must be given with kind 'published' and with no other, got {checks.shown(self.task)}")
-        if self.task is not None:
-            checks.one_of("task", self.task, {str(row["task"]) for row in published.table("deck-table-1").rows})
-            if self.cost_ratio is not None:
-                raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or kind and task")
+        checks.one_of("kind", self.kind, ("unit", "published", *hardware.KINDS))
+        self._check_published()
         for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0, MAX_TIME)
@@ -140,9 +149,45 @@ class Cost:
             raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
         self.model(1 if self.layer_times is None else len(self.layer_times))
 
+    def _check_published(self) -> None:
+        given = [name for name in ("task", "data_set") if getattr(self, name) is not None]
+        if len(given) != (self.kind == "published"):
+            values = " and ".join(f"{name}={checks.shown(getattr(self, name))}" for name in given) or "none"
+            raise ParameterError(f"one of task and data_set must be given with kind 'published', none with 'unit', got {values}")
+        if self.task is not None:
+            checks.one_of("task", self.task, {str(row["task"]) for row in published.table("deck-table-1").rows})
+            if self.cost_ratio is not None:
+                raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or kind and task")
+        if self.data_set is not None:
+            checks.one_of("data_set", self.data_set, ppd_table_3.data_sets())
+            if self.seconds_per_layer is not None:
+                raise ParameterError("seconds_per_layer is the table's own with data_set; leave it out, or kind and data_set")
+        if self.fitted_on is None:
+            return
+        if self.data_set is None:
+            raise ParameterError(
+                f"fitted_on must be given with kind 'published' and data_set, got {checks.shown(self.fitted_on)};"
+                " add them, or leave it out"
+            )
+        checks.one_of("fitted_on", self.fitted_on, (*ppd_table_3.data_sets(), ppd_table_3.BOTH))
+        for name in _FITTED:
+            if getattr(self, name) not in (None, 0):
+                raise ParameterError(
+                    f"{name} must be left out with fitted_on, whose one cost stands for all that the theorem leaves out,"
+                    f" got {checks.shown(getattr(self, name))}"
+                )
+
+    def seconds(self, layers: int) -> float | None:
+        """How long a layer takes [s]: as given, or as published: then plain decoding takes what was measured."""
+        if self.data_set is None:
+            return self.seconds_per_layer
+        return ppd_table_3.seconds_per_layer(self.data_set) * ppd_table_3.LAYERS / self.model(layers).target_pass
+
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
         own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name != "layers"}
+        if self.data_set is not None and self.fitted_on is not None:
+            own |= ppd_table_3.costs(self.data_set, self.fitted_on, self.dispatch_law)
         if self.task is not None:
             from model.published import deck_report
 
@@ -180,6 +225,10 @@ class Case:
     cluster: Cluster
     shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
     """Of all its models, by role, or of none."""
+    priced: Priced | None = None
+    """What it costs on hardware, where [cost] is of a kind that says so."""
+    fitted_on: str | None = None
+    """The published times that its overhead is fitted to."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -200,11 +249,16 @@ class Case:
 
     @property
     def plain_time(self) -> float:
-        """Time of plain decoding of the same tokens, in the same batches."""
-        tokens = self.settings.tokens
+        """Time of plain decoding of the same tokens, in the same batches, on one device."""
+        tokens, factor = self.settings.tokens, 1.0 if self.priced is None else self.priced.plain_factor
         if hasattr(self.parameters, "steps_of"):
-            return _batches.plain_time(self.parameters, tokens, self.cost)
-        return tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+            return factor * _batches.plain_time(self.parameters, tokens, self.cost)
+        return factor * tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+
+    @property
+    def ways(self) -> int:
+        """Devices in a unit: more than one where layers are split over them."""
+        return 1 if self.priced is None else self.priced.ways
 
     @property
     def contended(self) -> bool:
@@ -239,9 +293,19 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     if hasattr(parameters, "check_tokens"):
         parameters.check_tokens(settings.tokens)
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
-    cost_table = tables.get("cost", {}) if own["cost"] is None else own["cost"]
-    cost = build(Cost, cost_table, where["cost"])
-    model = cost.model(parameters.layers)
+    cost_table = cost_of(tables, chosen[index])
+    real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware.KINDS
+    cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
+    priced = None
+    if real:
+        roles = tuple(methods.roles_of(parameters))
+        priced = hardware.priced(cost, parameters, settings.tokens, roles, where["cost"], name)
+    if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3.LAYERS:
+        raise ParameterError(
+            f"method.layers must be {ppd_table_3.LAYERS} with {where['cost']}.data_set, whose times are of {ppd_table_3.MODEL}, got"
+            f" {parameters.layers}; set it, or say seconds_per_layer instead"
+        )
+    model = cost.model(parameters.layers) if priced is None else priced.point.cost
     for role in methods.roles_of(parameters):
         if model.whole(role) is None:
             raise ParameterError(
@@ -269,8 +333,11 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     cluster = machine.cluster(parameters.units)
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
+    if priced is not None:
+        return Case(name, parameters, settings, found, model, priced.point.seconds_per_layer, cluster, priced.shapes, priced)
     shapes = _shapes(cost, parameters, name, where["cost"])
-    return Case(name, parameters, settings, found, model, cost.seconds_per_layer, cluster, shapes)
+    seconds = cost.seconds(parameters.layers)
+    return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
 
 
 def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Shape]:
@@ -352,18 +419,21 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
         if each.get("outcomes") is not None and each not in asking:
             raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which asks for none; leave it out")
     used = [costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
-    sharing = [each for each, table in zip(used, chosen, strict=True) if "cost" not in table]
+    # One that changes single costs of a shared kind has all the others too.
+    sharing = [each for each, table in zip(used, chosen, strict=True) if cost_of(tables, table) is not table.get("cost")]
     _refuse_unused_cost("cost", tables.get("cost"), {key for each in sharing for key in each})
     for own, table in zip(used, chosen, strict=True):
         _refuse_unused_cost("method.cost", table.get("cost"), own)
 
 
 COSTS_OF = {
-    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape"},
-    "medium": {"medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape"},
+    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape", "draft_profile"},
+    "medium": {
+        "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape", "medium_profile",
+    },
 }
 """What of the cost only methods with a model of this role look at; others say it in their COSTS."""
-OWN_COSTS = {"verify_cost", "propagation", "state_check"}
+OWN_COSTS = {"verify_cost", "propagation", "state_check", "fitted_on"}
 
 
 def costs(kind: Any, table: Mapping[str, Any]) -> set[str]:

@@ -37,7 +37,7 @@ class Outcome:
     """Of a lossy method: the share of its tokens that the target would have put out; None if nobody knows."""
     agreement_source: str | None = None
     published_speedup: float | None = None
-    """What is printed beside a published rate."""
+    """What is printed beside a published rate, or the ratio of two times that are."""
     also: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """What else there is to say of the law, by the name of its column."""
 
@@ -233,8 +233,13 @@ class Published:
             bounds = float(low.mean()), float(high.mean())
             return Outcome(law, float(rates.mean()), f"published: {source}", *ends, *bounds, trials)
         table = published.table(self.table)
-        found = published.match_rate(self.table, **{key: known[key] for key in table.keys if key in known})
-        return independent(found.rate, found.trials, f"published: {found.source}")
+        keys = {key: known[key] for key in table.keys if key in known}
+        found = published.match_rate(self.table, **keys)
+        outcome = independent(found.rate, found.trials, f"published: {found.source}")
+        if "latency_s" not in table.rows[0]:
+            return outcome
+        plain = table.lookup(**keys | {"method": "greedy", "candidates": None})["latency_s"]
+        return dataclasses.replace(outcome, published_speedup=plain / table.lookup(**keys)["latency_s"])
 
 
 RATES = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "medium_acceptance_rate",

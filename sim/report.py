@@ -156,6 +156,8 @@ def describing(frame: pl.DataFrame) -> list[str]:
         "arithmetic_intensity", "agreement_source", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
+    if "seconds_error" in frame.columns:
+        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "cost_source"}
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
     if frame["exact"].n_unique() > 1:
@@ -203,11 +205,19 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
             lines += deck_report.sentences(rows)
     lines += _of_schedules(table, names)
+    lines += _of_measured(table, names)
     lines.append("intervals: 95 %, from sampling")
+    if "seconds_error" in names:
+        wrong, drift = (_one(table, pl.col(name).abs().max()) for name in ("seconds_error", "context_drift"))
+        lines.append(
+            f"a step's seconds are off by up to about ±{wrong:.1%}, and grow by at most {drift:.1%} from the first token to the"
+            " last: costs are those in the middle"
+        )
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:
-            what = "what is not known of the rates moves a speed-up by at most"
+            of = "rates and costs" if "seconds_error" in names else "rates"
+            what = f"what is not known of the {of} moves a speed-up by at most"
             lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
@@ -242,6 +252,17 @@ def _of_schedules(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
         return []
     own = table.filter(pl.col("method") == "skipdecode").select(keys).unique().collect(engine="streaming")
     return [sentence for found in skipdecode_report.replayed(own.to_dicts()) for sentence in skipdecode_report.sentences_on(*found)]
+
+
+def _of_measured(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """What was measured beside what was simulated, where points replay the measured times of PPD's Table 3."""
+    from model.published import ppd_table_3
+
+    if not {"outcomes_source", "seconds_per_layer", "latency_s"} <= {*names}:
+        return []
+    own = table.filter(pl.col("outcomes_source").str.starts_with("published: PPD Table 3")).head(MOST_ROWS)
+    points = ppd_table_3.replayed(own.collect(engine="streaming").to_dicts())
+    return ppd_table_3.sentences(points) if points else []
 
 
 def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:

@@ -42,7 +42,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
     # Paths and formula know of no waiting: theirs is the price of all the units that the method wants.
-    held = float(case.held if view == "events" else case.parameters.units)
+    held = float(case.held if view == "events" else case.parameters.units) * case.ways
     row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": held}
     return row
 
@@ -141,7 +141,16 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
         times = {f"{name}_layers": (f"{name}_s", 1.0) for name in ("latency", "busy", "held")}
         times |= {name: (name.replace("layers", "ms"), 1e3) for name in names if name.startswith("tpot_layers")}
         seconds = pl.col("seconds_per_layer")
-        frame = frame.with_columns((pl.col(name) * seconds * factor).alias(other) for name, (other, factor) in times.items())
+        # What a layer takes is known to within an error: of the bounds from inputs it is a part.
+        wrong = pl.col("seconds_error").fill_null(0.0) if "seconds_error" in names else pl.lit(0.0)
+        bounds = {"_input_low": 1 - wrong, "_input_high": 1 + wrong}
+
+        def share(name: str) -> pl.Expr:
+            return next((bound for end, bound in bounds.items() if name.endswith(end)), pl.lit(1.0))
+
+        frame = frame.with_columns(
+            (pl.col(name) * seconds * factor * share(name)).alias(other) for name, (other, factor) in times.items()
+        )
         names += [other for other, _ in times.values()]
     estimates = [f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))]
     names = [name for name in names if name not in ROUNDS]

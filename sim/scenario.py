@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
+import itertools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -65,6 +66,9 @@ def _located(tables: Tables, folder: Path) -> Tables:
     for table in _laws_of(tables):
         if isinstance(table.get("file"), str):
             table["file"] = str(folder / table["file"])
+    for table, key in _profiles(tables):
+        if table[key].endswith(".json"):
+            table[key] = str(folder / table[key])
     for path in _file_axes(tables):
         sweep = tables["sweep"]
         sweep[path] = [str(folder / name) if isinstance(name, str) else name for name in sweep[path]]
@@ -78,6 +82,21 @@ def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
     found = [table.get("outcomes") for table in above if isinstance(table, Mapping)]
     inner = [each for table in found if isinstance(table, dict) for each in table.values()]
     return [table for table in (*found, *inner) if isinstance(table, dict)]
+
+
+PROFILES = ("profile", "draft_profile", "medium_profile")
+
+
+def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
+    """Every table of costs."""
+    methods = tables.get("method")
+    above = [tables, *(methods if isinstance(methods, list) else [methods])]
+    return [table["cost"] for table in above if isinstance(table, Mapping) and isinstance(table.get("cost"), dict)]
+
+
+def _profiles(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
+    """Where a scenario names hardware profiles."""
+    return [(table, key) for table in _costs_of(tables) for key in PROFILES if isinstance(table.get(key), str)]
 
 
 def _file_axes(tables: Mapping[str, Any]) -> list[str]:
@@ -185,14 +204,76 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
 
 def cost_source(tables: Mapping[str, Any]) -> str:
     """Where the times come from, in words for whoever reads a result."""
-    costs = [table for table in (tables.get("cost"), *(each.get("cost") for each in method_tables(tables))) if table]
-    given = [key for table in costs for key in table if key not in ("kind", "task")]
+    costs = [table for table in _costs_of(tables) if table]
+    real = [table for table in (cost_of(tables, each) for each in method_tables(tables)) if _on_hardware(table)]
+    if real:
+        return _hardware_sources(tables, real)
+    given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
-    printed = any(table.get("kind") == "published" for table in costs)
-    ratios = "published: the cost ratio, Table 1 of the deck; " if printed else ""
-    if not given:
-        return f"{ratios}assumed: every layer one time unit, nothing else takes time"
-    return f"{ratios}assumed, as [cost] says: {', '.join(dict.fromkeys(given))}; layers not named take one time unit each"
+    said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
+    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *_PUBLISHED_COSTS)]
+    if rest:
+        return f"{said}assumed, as [cost] says: {', '.join(rest)}; layers not named take one time unit each"
+    last = "layers alike, and the exit layer of the runs that it is fitted to" if "fitted_on" in given else (
+        "every layer one time unit, nothing else takes time"
+    )
+    return f"{said}assumed: {last}"
+
+
+_PUBLISHED_COSTS = {
+    "task": "published: the cost ratio, Table 1 of the deck",
+    "data_set": "published: what plain decoding takes, PPD Table 3",
+    "fitted_on": "fitted to published times, PPD Table 3: a cost of each process and token",
+}
+"""What kind 'published' takes from where, by the key that asks for it."""
+
+
+ON_HARDWARE = ("profile", "roofline")
+"""Kinds of costs that `sim.hardware` knows."""
+
+
+def _on_hardware(table: Any) -> bool:
+    return isinstance(table, Mapping) and table.get("kind") in ON_HARDWARE
+
+
+def cost_of(tables: Mapping[str, Any], method: Mapping[str, Any]) -> Any:
+    """The costs of a method: its own, or those of all; its own without a kind change single ones of a shared kind on hardware."""
+    own, shared = method.get("cost"), tables.get("cost", {})
+    if own is None:
+        return shared
+    both = isinstance(own, Mapping) and isinstance(shared, Mapping) and "kind" not in own
+    return {**shared, **own} if both and _on_hardware(shared) else own
+
+
+def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
+    """Whose times costs on hardware take, and at which operating points."""
+    from sim.hardware import ROLES, HardwareCost  # numpy comes with it
+
+    swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
+    axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
+    named: dict[str, str] = {}
+    said: dict[str, dict[Any, None]] = {"prompt": {}, "batch": {}, "ways": {}}
+    for table in costs:
+        varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
+        for values in varied:
+            try:
+                cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in said}})
+            except (ParameterError, TypeError):  # a point that fails says so itself
+                continue
+            for role in ROLES:
+                found = cost.of(role)
+                where = "" if role == "target" else f"{role}_"
+                name = getattr(cost, f"{where}profile") or f"{getattr(cost, f'{where}shape')} on {cost.device}"
+                if found is not None:
+                    named[name] = found.provenance
+            for key, each in said.items():
+                each[getattr(cost, key)] = None
+    sources: dict[str, list[str]] = {}
+    for name, provenance in named.items():
+        sources.setdefault(provenance, []).append(name)
+    listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
+    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items())
+    return f"{listed}; {points}"
 
 
 def fingerprint(tables: Tables) -> str:
@@ -201,6 +282,7 @@ def fingerprint(tables: Tables) -> str:
 
     files = [table.get("file") for table in _laws_of(tables)]
     files += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
+    files += [table[key] for table, key in _profiles(tables) if table[key].endswith(".json") and Path(table[key]).is_file()]
     contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
     text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from sim import cases, methods
 from sim.cases import LAWS
+from sim.hardware import HardwareCost
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
@@ -20,9 +21,16 @@ def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any
     return found
 
 
+def _part(kind: type) -> dict[str, Any]:
+    """The schema of some keys of a dataclass but for its kind: what a method changes of what holds for all."""
+    found = _of(kind)
+    del found["properties"]["kind"], found["required"]
+    return found
+
+
 def of_scenarios() -> dict[str, Any]:
     """The schema of a whole scenario."""
-    cost = _of(cases.Cost)
+    cost = {"anyOf": [_of(cases.Cost), _of(HardwareCost)]}
     laws = {outcome: {"anyOf": [_of(kind, name, key="kind") for name, kind in kinds.items()]} for outcome, kinds in LAWS.items()}
     by_name = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": laws}
     anything = {"anyOf": [*(law for each in laws.values() for law in each["anyOf"]), by_name]}
@@ -32,7 +40,7 @@ def of_scenarios() -> dict[str, Any]:
             table["properties"][alias] = table["properties"][meant]
             table["required"].remove(meant)
             table["oneOf"] = [{"required": [alias]}, {"required": [meant]}]
-        table["properties"] |= {"outcomes": anything, "cost": cost}
+        table["properties"] |= {"outcomes": anything, "cost": {"anyOf": [*cost["anyOf"], _part(HardwareCost)]}}
     method = {"anyOf": tables}
     values = {"type": "array", "minItems": 1}
     span = {"type": "object", "required": ["from", "to", "count"], "additionalProperties": False, "properties": {

@@ -10,7 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +56,7 @@ def takes_arrays(grid: Grid) -> bool:
     return (
         grid.methods == 1
         and not grid.base.get("cost")
+        and not {*first} & {*scenario.OWN}
         and grid.base.get("outcomes", {}).get("kind") == "iid"
         and getattr(methods.theory(first["name"]), "ARRAYS", False)
         and bool(grid.axes)
@@ -67,16 +68,33 @@ def formula_of(case: Case) -> tuple[dict[str, Floats], dict[str, Floats] | None,
     """The estimates of one point, their least and greatest over the interval of the match rate, and the prediction itself."""
     predict = methods.theory(case.method).predict
 
-    def estimate(end: str) -> tuple[dict[str, Floats], Prediction]:
+    def estimate(end: str, cost: UnitCost) -> tuple[dict[str, Floats], Prediction]:
         laws = {name: getattr(outcome, end) or outcome.law for name, outcome in case.outcomes.items()}
-        prediction = predict(case.parameters, case.settings.tokens, _one_or_all(laws), case.cost)
+        prediction = predict(case.parameters, case.settings.tokens, _one_or_all(laws), cost)
+        prediction = on_devices(case, prediction)
         return metrics.of_prediction(prediction, case.steps), prediction
 
-    estimates, prediction = estimate("law")
-    if not any(outcome.low is not None for outcome in case.outcomes.values()):
+    estimates, prediction = estimate("law", case.cost)
+    if case.priced is None and not any(outcome.low is not None for outcome in case.outcomes.values()):
         return estimates, None, prediction
-    # All rates at their low ends together, and all at their high ones.
-    return estimates, _between(estimate("low")[0], estimate("high")[0]), prediction
+    # All rates at their low ends together, with all costs at their high ones, and the other way round.
+    slow, fast = (case.cost, case.cost) if case.priced is None else (case.priced.point.slow, case.priced.point.fast)
+    bounds = _between(estimate("low", slow)[0], estimate("high", fast)[0])
+    if case.priced is not None and case.ways > 1:  # what plain decoding on one device takes is another measurement
+        wrong = case.priced.point.error
+        for name in ("speedup", "normalized_latency"):
+            bounds[f"{name}_input_low"], bounds[f"{name}_input_high"] = (
+                bounds[f"{name}_input_{end}"] * (1 + sign * wrong) for end, sign in (("low", -1), ("high", 1))
+            )
+    return estimates, bounds, prediction
+
+
+def on_devices(case: Case, prediction: Prediction) -> Prediction:
+    """A prediction in units, in devices: where layers are split a unit is several, and plain decoding is on one."""
+    if case.ways == 1:
+        return prediction
+    many = {name: getattr(prediction, name) * case.ways for name in ("busy", "units_ratio", "units")}
+    return replace(prediction, plain_latency=np.asarray(case.plain_time), **many)
 
 
 def _one_or_all(of: dict[str, Any]) -> Any:
@@ -194,7 +212,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row: Row = {"point": point, "method": case.method}
     row |= {name: _cell(getattr(case.parameters, name)) for name in case.parameters.__dataclass_fields__}
     row["tokens"] = case.settings.tokens
-    table = grid.base.get("outcomes", {}) | {
+    own = scenario.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
+    table = (grid.base.get("outcomes", {}) if own is None else own) | {
         path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")
     }
     kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
@@ -210,7 +229,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
-    row |= {"units": case.cluster.units, "contended": case.contended, "exact": case.parameters.EXACT}
+    row |= {"units": case.cluster.units * case.ways, "contended": case.contended, "exact": case.parameters.EXACT}
     if not case.parameters.EXACT:
         known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)
         row |= {"agreement": None, "agreement_source": "unknown"} if known is None else {
@@ -220,6 +239,11 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         row["occupancy"] = case.outputs / (case.steps * case.parameters.batch)
     row |= plain_work_of(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
+    if case.priced is not None:
+        at = case.priced.point
+        row |= {"seconds_error": at.error, "context_drift": at.drift, "ways": case.ways, "cost_source": case.priced.provenance}
+        row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
+    row |= {} if case.fitted_on is None else {"fitted_on": case.fitted_on}
     # An axis that none of these columns shows has its own, under its path.
     rest = {path: value for path, value in grid.values(point).items() if not _shown(row, path, value)}
     row |= {path: _cell(value) for path, value in rest.items()}
@@ -270,7 +294,9 @@ def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     }
     given: Any = _one_or_all(played) if played else iter(())
     found: tuple[Floats, Floats] | Tally = twin.walk(case.parameters, case.settings.tokens, case.cost, given)
-    return found
+    if case.ways == 1:
+        return found
+    return found._replace(busy=found.busy * case.ways) if isinstance(found, Tally) else (found[0], found[1] * case.ways)
 
 
 def paths_row(case: Case, start: int, stop: int) -> Row:
@@ -361,8 +387,8 @@ def simulate(case: Case, world: World, *, per_layer: bool = False, record: bool 
 def events_row(case: Case, start: int, stop: int) -> Row:
     """Sums over replications [start, stop), which lie in one block, and how far the vectorised paths are from them."""
     runs = [simulate(case, world) for world in worlds(case, start, stop)]
-    latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
-    peak = max(run.peak_units for run in runs)
+    latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs]) * case.ways
+    peak = max(run.peak_units for run in runs) * case.ways
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}
     account = Account()
     for run in runs:

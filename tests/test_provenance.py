@@ -63,6 +63,16 @@ def test_seconds_are_layer_times_in_seconds() -> None:
     assert row["tpot_ms_low"] == pytest.approx(row["tpot_layers_low"] * 2)
 
 
+def test_a_method_s_own_costs_and_outcomes_count_where_the_formula_takes_arrays() -> None:
+    plain = {"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 1}
+    for own in ({"cost": {"final_head": 4.0, "dispatch": 2.0}}, {"outcomes": {"kind": "iid", "match_rate": 1.0}}):
+        axis = {"method.candidates": [1, 2]} if "outcomes" in own else {"outcomes.match_rate": [0.0, 1.0]}
+        asked = tables(method=[plain | own], outcomes={"kind": "iid", "match_rate": 0.0}, sweep=axis)
+        found = sim.run(asked, views=["formula", "paths"])
+        by_view = [found.filter(view=view)["latency_layers"].to_list() for view in ("formula", "paths")]
+        assert by_view[0] == pytest.approx(by_view[1])
+
+
 def test_a_nested_tree_that_overheads_let_grow_may_wait_and_says_so() -> None:
     method = [{"name": "ppd", "layers": 10, "exit_layer": 5, "candidates": 3, "form": "nested"}]
     held = {}

@@ -559,6 +559,13 @@ def test_mistakes_are_told_in_a_line(more: tuple[str, ...], said: str, config: C
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made(config: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=2)
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_where_there_is_none(config: Callable[..., str], tmp_path: Path) -> None:
     done = call("layers", "--model", config(), "--device", "cuda", "-o", str(tmp_path), code=2)

@@ -270,7 +270,7 @@ def model_of(index: int) -> tuple[Any, Shape]:
 
 
 def counted(call: Callable[[], Any]) -> tuple[int, Any]:
-    """Operations of the products of matrices, and what the call returns. Angles of rotary positions, a product too, are left out."""
+    """Operations of the products of matrices, and what the call returns. Angles of rotary positions are left out."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

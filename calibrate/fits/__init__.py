@@ -1,1 +1,1 @@
-"""What measured rows say: fits that anyone can compute again from the rows in `calibrate/measurements`."""
+"""Fits of what theorems leave out to measured times, and how well each predicts what it was not fitted on."""

@@ -38,6 +38,7 @@ class Parameters:
 
     OUTCOMES = ("match",)
     EXACT = True
+    COSTS = ("fitted_on",)
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)

@@ -12,7 +12,7 @@ import typer
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn what a user can cause into one line and an exit code: 2 for a mistake."""
+    """Turn a user's mistake into one line and exit code 2."""
 
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
@@ -27,6 +27,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             # Whoever read our output has had enough of it.
             sys.stderr.close()
             raise typer.Exit(0) from None
+        except OSError as error:
+            print(f"error: {error.strerror or error} ({error.filename})", file=sys.stderr)
+            raise typer.Exit(2) from None
 
     return inner
 

@@ -1,0 +1,1 @@
+"""Other projects' measurements of hardware, as profiles: one module for each format."""

@@ -1,0 +1,176 @@
+"""AIConfigurator's tables: products of matrices, attention of one new token, reductions between GPUs, each by itself.
+
+Latencies in milliseconds, of kernels replayed as CUDA graphs, by the engine and version whose kernels they are.
+
+* `step` counts the positions that are cached before the new token, as `context` does here: its collector caches so many, then
+  runs one.
+* `message_size` counts elements, of two bytes in half precision: here it is in bytes.
+* Rows of other types, of windows and of beams are left out, and so are rows without a time or without a row to multiply; the
+  notes say how many.
+* TensorRT-LLM's attention rotates positions and writes the cache itself; vLLM's does not rotate.
+
+Some attention tables are impossible. The collector for TensorRT-LLM 1.0 and 1.2 allots a cache of keys alone, and half the
+bytes are read: the times would take up to 1.7 times the bandwidth of an A100. They are refused; take another engine's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.importers import tables
+from calibrate.importers.tables import Table
+from model import compose, profile
+from model import device as devices
+from model.checks import ParameterError
+from model.profile import Profile
+
+REPOSITORY, LICENCE = "ai-dynamo/aiconfigurator", "Apache-2.0"
+NO_ATTENTION = "none"
+ROTATES = ("trtllm",)
+"""Engines whose attention rotates positions."""
+
+
+def read(
+    folder: str | Path,
+    *,
+    gpu: str,
+    engine: str = "",
+    attention: str = "",
+    name: str = "",
+    unit: str = "ms",
+    commit: str = "",
+) -> Profile:
+    """A profile of operations from the folder of a GPU, which holds `gemm/ENGINE/VERSION/gemm_perf.parquet` and more like it.
+
+    Parameters
+    ----------
+    folder
+        Of one GPU: holds `gemm`, and perhaps `attention` and `comm`.
+    gpu
+        A device of `model.device`: the one that was measured.
+    engine
+        ENGINE/VERSION, where there are several.
+    attention
+        The ENGINE/VERSION of attention, where it is another; `none` leaves it out.
+    name
+        What the profile is called: GPU-operations where left out.
+    unit
+        Of the times in the files.
+    commit
+        Of the repository that the files are from.
+    """
+    root, device = Path(folder), devices.device(gpu)
+    chosen = _engine(root, "gemm", engine)
+    products = root / "gemm" / chosen / "gemm_perf.parquet"
+    gemm, rows, notes = _products(products, root, device, unit)
+    sources = [tables.source(gemm, root, REPOSITORY, LICENCE, commit, ("gemm",))]
+    facts: dict[str, Any] = {"device": str(gemm.frame["device"][0])} if "device" in gemm.frame.columns else {}
+    if attention != NO_ATTENTION:
+        other = _engine(root, "attention", attention or chosen)
+        path = root / "attention" / other / "generation_attention_perf.parquet"
+        decode, found, said = _decode(path, root, device, unit)
+        rows, notes = rows + found, notes + said
+        sources.append(tables.source(decode, root, REPOSITORY, LICENCE, commit, ("decode",)))
+        facts["decode_includes"] = ["cache write", *([compose.ROPE] if other.split("/")[0] in ROTATES else [])]
+        facts["decode_engine"] = other
+    reduced = root / "comm" / chosen / "custom_allreduce_perf.parquet"
+    if reduced.is_file():
+        reductions, found, said = _reductions(reduced, root, unit)
+        rows, notes = rows + found, notes + said
+        sources.append(tables.source(reductions, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
+    made = Profile(
+        name=name or f"{gpu}-operations", device=gpu, model="", dtype=tables.DTYPE,
+        engine=f"{chosen} (collected by AIConfigurator)",
+        mode="cuda-graph", kind="operations", provenance="measured", date="", bandwidth=device.bandwidth,
+        rate=device.rate(tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=tuple(sources),
+        notes=tuple(notes), facts=facts,
+    )  # fmt: skip
+    return compose.with_errors(made)
+
+
+def _engine(root: Path, operation: str, wanted: str) -> str:
+    """The ENGINE/VERSION to take: the wanted one, or the only one that there is."""
+    folder = root / operation
+    there = sorted(f"{each.parent.name}/{each.name}" for each in folder.glob("*/*") if each.is_dir())
+    if not there:
+        raise ParameterError(f"{operation}: there is no such folder with ENGINE/VERSION in it; give the folder of one GPU")
+    if not wanted and len(there) == 1:
+        return there[0]
+    if wanted not in there:
+        got = f"got {wanted}" if wanted else "and none was named"
+        also = f", or {NO_ATTENTION}" if operation == "attention" else ""
+        raise ParameterError(f"engine of {operation} must be one of {', '.join(there)}{also}, {got}")
+    return wanted
+
+
+def _timed(table: Table, unit: str, where: dict[str, Any], positive: str = "") -> tuple[Table, list[str]]:
+    """The rows of the wanted kind that have a time, and a note on those that have none."""
+    import polars as pl
+
+    chosen = table
+    for column, value in where.items():
+        if column in chosen.frame.columns:
+            kept = (chosen.frame[column] == value).fill_null(False)
+            if not kept.any():
+                listed = ", ".join(sorted(map(str, chosen.frame[column].unique())))
+                raise ParameterError(f"{table.shown}: column {column}: no row of {value}; there are {listed}")
+            chosen = chosen.where(kept)
+    times = chosen.frame["latency"].cast(pl.Float64, strict=False)
+    nothing = times.is_null() | (times == 0)
+    if positive:
+        nothing = nothing | (chosen.frame[positive] == 0).fill_null(False)
+    left = chosen.where(~nothing)
+    if not left.height:
+        raise ParameterError(f"{table.shown}: column latency: no row has a time; the file is not what it was")
+    notes = [f"{table.shown}: {nothing.sum()} rows without a time or without work left out"] if nothing.any() else []
+    left.seconds("latency", unit)
+    return left, notes
+
+
+def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+    """Rows of the part gemm."""
+    whole = tables.read(path, ["gemm_dtype", "m", "n", "k", "latency"], root=root)
+    table, notes = _timed(whole, unit, {"gemm_dtype": tables.DTYPE}, "m")
+    m, n, k = (table.column(name, least=1) for name in ("m", "n", "k"))
+    seconds = table.seconds("latency", unit)
+    tables.check_reached(table, "latency", seconds, device, moved=n * k * tables.BYTES_EACH, operations=2 * m * n * k)
+    found = tables.rows("gemm", {"m": m, "n": n, "k": k}, {"time_s": seconds})
+    warm = (seconds * device.bandwidth < n * k * tables.BYTES_EACH) & (m == 1)
+    if warm.any():
+        most = (n * k * tables.BYTES_EACH)[warm].max() / 1e6
+        notes.append(
+            f"gemm: {warm.sum()} products of one row found their weights (up to {most:.0f} MB) or a part of them in the cache of "
+            f"{device.cache_bytes / 1e6:.0f} MB: faster than a layer whose weights come from memory"
+        )
+    return table, found, notes
+
+
+def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+    """Rows of the part decode."""
+    columns = ["batch_size", "num_heads", "num_key_value_heads", "head_dim", "step", "attn_dtype", "kv_cache_dtype", "latency"]
+    whole = tables.read(path, columns, root=root)
+    wanted = {"attn_dtype": tables.DTYPE, "kv_cache_dtype": tables.DTYPE, "window_size": 0, "beam_width": 1}
+    table, notes = _timed(whole, unit, wanted)
+    names = {"heads": "num_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "batch": "batch_size"}
+    axes = {axis: table.column(name, least=1) for axis, name in names.items()} | {"context": table.column("step", least=0)}
+    seconds = table.seconds("latency", unit)
+    moved = 2 * axes["batch"] * (axes["context"] + 1) * axes["kv_heads"] * axes["head_dim"] * tables.BYTES_EACH
+    tables.check_reached(table, "latency", seconds, device, moved=moved)
+    return table, tables.rows("decode", axes, {"time_s": seconds}), notes
+
+
+def _reductions(path: Path, root: Path, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+    """Rows of the part all_reduce."""
+    whole = tables.read(path, ["allreduce_dtype", "num_gpus", "message_size", "latency"], root=root)
+    graphs = {"backend": "vllm_graph"} if "backend" in whole.frame.columns else {}
+    table, notes = _timed(whole, unit, {"allreduce_dtype": tables.DTYPE} | graphs)
+    gpus, size = table.column("num_gpus", least=2), table.column("message_size", least=1) * tables.BYTES_EACH
+    seconds = table.seconds("latency", unit)
+    rows: list[dict[str, Any]] = []
+    for many in np.unique(gpus):
+        kept = gpus == many
+        rows += tables.rows("all_reduce", {"size": size[kept]}, {"time_s": seconds[kept]}, ways=int(many))
+    return table, rows, notes

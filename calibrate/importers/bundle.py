@@ -1,0 +1,322 @@
+"""The profiles that come with the package, derived anew from the files that they rest on.
+
+What is measured is taken as it is; what a source lacks is filled in from tables of operations and said so; all is thinned to what a
+pass of a few hundred texts needs. Nothing is typed in: sources, errors and times follow from the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.importers import aiconfigurator, llmservingsim, vidur
+from model import compose, profile, transformer
+from model.checks import ParameterError
+from model.compose import LeftOut
+from model.profile import AXES, TIMES, Profile, Source
+from model.transformer import BYTES, Shape
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ENGINES = {
+    "h100": ("h100_sxm", "trtllm/1.3.0rc20", "trtllm/1.3.0rc20"),
+    "a100": ("a100_sxm", "trtllm/1.0.0", "vllm/0.14.0"),
+    "l40s": ("l40s", "trtllm/1.0.0", "trtllm/1.3.0rc20"),
+}
+"""Folder, engine of products and engine of attention. The A100's attention of TensorRT-LLM is impossible; the newer products of
+the L40S read up to 200 MB of weights from its cache."""
+VIDUR = {
+    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama-2-70b": "meta-llama/Llama-2-70b-hf",
+    "codellama-34b": "codellama/CodeLlama-34b-Instruct-hf",
+}
+NETWORKS = {"a100": "a100_dgx", "h100": "h100_dgx", "a40": "a40_pairwise_nvlink"}
+ATTENTION = {
+    ("a100", "llama-2-7b"): "gpu/frontier/compute/a800/meta-llama/Llama-2-7b-hf/attention.csv",
+    ("a100", "llama-2-70b"): "gpu/vidur_hist/a100/attention.csv",
+}
+"""Measured attention; the A800 computes as the A100 does."""
+OVERHEADS = "gpu/vidur_hist/a100/cpu_overheads.csv"
+COMPOSED = {"llama-2-13b": ("h100", "a100", "l40s"), "llama-3.1-8b": ("h100", "a100", "l40s")}
+RTX_4090 = "gpu/llmservingsim/perf/RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1"
+WAYS = (1, 2, 4, 8)
+BATCHES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
+WIDTHS = (1, *(2**power for power in range(4, 13)))
+LONGEST, MOST_TOKENS = 8192, 4096
+SIZES_PER_DECADE = 8
+DIGITS = 6
+
+
+def profiles(data: str | Path) -> Iterator[Profile]:
+    """Every profile that comes with the package, from a folder that holds `gpu` and `SOURCES.md`."""
+    root = Path(data)
+    known = origins(root)
+    full = {gpu: operations(root, gpu) for gpu in ENGINES}
+    networks = {gpu: vidur.links(root / "gpu/vidur/network" / folder) for gpu, folder in NETWORKS.items()}
+    measured = {(gpu, model): _measured(root, gpu, model) for gpu in NETWORKS for model in VIDUR}
+    off = {gpu: agreement(full[gpu], measured, gpu) for gpu in full}
+    off["l40s"] = max(off.values())
+    for gpu, table in full.items():
+        yield _finished(trimmed(table), root, known)
+        for model, gpus in COMPOSED.items():
+            if gpu not in gpus:
+                continue
+            made = compose.layer(table, transformer.preset(model), WAYS, model=model)
+            made = _with_links(made, root, gpu, networks)
+            notes = (
+                f"dense: composed layers of other models are off by {off[gpu]:.1%} in the median of what was measured",
+                *made.notes,
+            )
+            yield _finished(
+                replace(made, errors={**made.errors, "dense": round(max(off[gpu], made.errors["dense"]), 4)}, notes=notes),
+                root,
+                known,
+            )
+    moved = {
+        "attention": attention_taken_over(full["a100"], full["h100"]),
+        "head": float(
+            np.median([products_taken_over(full["a100"], measured["a100", model], measured["a40", model]) for model in VIDUR])
+        ),
+    }
+    for (gpu, _), one in measured.items():
+        yield _finished(completed(one, full["a100" if gpu == "a40" else gpu], moved), root, known)
+    yield _finished(llmservingsim.read(root / RTX_4090, model="llama-3.1-8b", gpu="rtx-4090"), root, known)
+
+
+def write(data: str | Path, folder: str | Path) -> list[Path]:
+    """Derive all profiles, then write them."""
+    made = [*profiles(data)]
+    return [profile.save(each, folder) for each in made]
+
+
+# --- what they rest on ---
+
+
+def operations(root: Path, gpu: str) -> Profile:
+    """All that is known of the operations of a GPU."""
+    folder, engine, attention = ENGINES[gpu]
+    return aiconfigurator.read(root / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention=attention)
+
+
+def _measured(root: Path, gpu: str, model: str) -> Profile:
+    known = ATTENTION.get((gpu, model))
+    return vidur.read(
+        root / "gpu/vidur/compute" / gpu / VIDUR[model], model=model, gpu=gpu, attention=root / known if known else None,
+        overheads=root / OVERHEADS if gpu == "a100" else None, network=root / "gpu/vidur/network" / NETWORKS[gpu],
+    )  # fmt: skip
+
+
+def agreement(table: Profile, measured: Mapping[tuple[str, str], Profile], gpu: str, ways: tuple[int, ...] = (1,)) -> float:
+    """How far composed layers are off from measured ones on the same GPU, up to 64 tokens: the median over models; 0 without
+    any."""
+    found = [differences(table, one, ways) for (where, _), one in measured.items() if where == gpu]
+    return float(np.median([each.median() for each in found])) if found else 0.0
+
+
+def differences(table: Profile, measured: Profile, ways: tuple[int, ...] = (1,), most: int = 64) -> LeftOut:
+    """Relative error of composed layers, their rotation included, against measured ones."""
+    bare = replace(table, facts={}, table=table.table.filter(table.table["part"] == "gemm"))
+    made = compose.layer(bare, transformer.preset(measured.model), ways, model=measured.model)
+    each = [compose.differences(made, measured, ways=many, most=most) for many in ways]
+    return LeftOut(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
+
+
+def origins(root: Path) -> dict[str, Source]:
+    """What SOURCES.md says of each file: repository, licence, commit, its path there and the beginning of its checksum."""
+    try:
+        lines = (root / "SOURCES.md").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        raise ParameterError("SOURCES.md: there is no such file; give the folder that holds it and gpu") from None
+    found, repository, licence = {}, "", ""
+    for line in lines:
+        if line.startswith("## "):
+            repository, licence = (each.strip() for each in line.removeprefix("## ").split("·"))
+        cells = [each.strip() for each in line.strip("|").split("|")]
+        if len(cells) == 4 and re.fullmatch(r"[0-9a-f]{16}", cells[3]):
+            found[cells[0]] = Source(repository, cells[2], cells[1], licence, cells[3])
+    return found
+
+
+def _sourced(one: Profile, root: Path, known: Mapping[str, Source]) -> tuple[Source, ...]:
+    """The sources of a profile as SOURCES.md has them, found by their checksums."""
+    by_sum = {source.sha256: source for source in known.values()}
+    found: dict[str, Source] = {}
+    for source in one.sources:
+        origin = by_sum.get(source.sha256[:16])
+        if origin is None:
+            raise ParameterError(
+                f"{source.file}: its sha256 {source.sha256[:16]} is not in SOURCES.md; restore the file, or say where it is from"
+            )
+        parts = (*found[source.sha256].parts, *source.parts) if source.sha256 in found else source.parts
+        found[source.sha256] = replace(origin, sha256=source.sha256, parts=tuple(dict.fromkeys(parts)))
+    return tuple(found.values())
+
+
+# --- what they lack ---
+
+
+def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> Profile:
+    """A measured profile with its attention and its head, where it lacks them, composed of the operations of its GPU.
+
+    Where those are another's, the efficiency is taken over: the time over what the bytes take at the bandwidth, on top of a launch.
+    `moved` is how far that was off, by part, between two GPUs that were both measured.
+    """
+    shape = transformer.preset(measured.model)
+    other = table.device != measured.device
+    products = compose.Products(table)
+    tokens = products.tokens[products.tokens <= MOST_TOKENS]
+    have = {*zip(measured.table["part"], measured.table["ways"], strict=True)}
+    rows: list[dict[str, Any]] = []
+    stood_in = []
+    for ways in measured.ways:
+        part = shape.shard(ways)
+        head = compose.head_rows(table, products, part, tokens, ways)
+        attention = compose.Attention(table, part.heads, part.kv_heads, part.head_dim)
+        fresh = [] if ("attention", ways) in have else compose.attention_rows(attention, ways)
+        if fresh and not attention.measured:
+            stood_in.append(ways)
+        if other:
+            head = [_taken_over(row, _head_bytes(row, part), table, measured, products.launch) for row in head]
+            fresh = [_taken_over(row, _attention_bytes(row, part), table, measured, products.launch) for row in fresh]
+        rows += head + fresh
+    composed = sorted({row["ways"] for row in rows if row["part"] == "attention"})
+    listed = ", ".join(map(str, composed))
+    whose = f"at the efficiency of {table.device}: assumed" if other else "of operations"
+    notes = [f"head: composed {whose}", f"attention split {listed} ways: composed {whose} ({table.facts['decode_engine']})"]
+    if compose.ROPE in table.facts["decode_includes"]:
+        notes.append("attention: the composed one rotates positions too, which dense holds already: about 2 us twice")
+    if stood_in:
+        split = ", ".join(map(str, stood_in))
+        notes.append(
+            f"attention split {split} ways: these heads were not measured; the nearest groups that read as many bytes stand in"
+        )
+    errors = {"attention": table.errors["decode"], "head": table.errors["gemm"]}
+    if other:
+        errors = {name: round(max(error, moved[name]), 4) for name, error in errors.items()}
+        off = f"{moved['attention']:.1%} for attention (from a100 to h100), {moved['head']:.1%} for products (from a100 to a40)"
+        notes.append(f"taking over an efficiency was off in the median by {off}, where both were measured")
+    for name, error in measured.errors.items():
+        errors[name] = max(error, errors.get(name, 0.0))
+    gave = {"gemm": ("head",), "decode": ("attention",)}
+    added = [replace(each, parts=parts) for each in table.sources for part, parts in gave.items() if part in each.parts]
+    full = profile.table_of([*_rows_of(measured), *rows])
+    return replace(
+        measured, table=full, provenance="composed", notes=("dense: measured", *notes, *measured.notes), errors=errors,
+        sources=(*measured.sources, *added),
+    )  # fmt: skip
+
+
+def _rows_of(one: Profile) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if value is not None} for row in one.table.to_dicts()]
+
+
+def _head_bytes(row: Mapping[str, Any], part: Shape) -> float:
+    return float(part.head_weights * BYTES[part.dtype])
+
+
+def _attention_bytes(row: Mapping[str, Any], part: Shape) -> float:
+    return float(row["batch"] * (row["context"] + 1) * part.cache_bytes(1))
+
+
+def _taken_over(row: dict[str, Any], moved: float, table: Profile, to: Profile, launch: float) -> dict[str, Any]:
+    """A row's time on another device, at the efficiency that it has on the table's."""
+    least = {each.device: moved / each.bandwidth + launch for each in (table, to)}
+    return row | {"time_s": row["time_s"] * least[to.device] / least[table.device]}
+
+
+def attention_taken_over(table: Profile, other: Profile) -> float:
+    """How far off a GPU's attention is at the efficiency of another's: the median over those of Llama-2-7B and 70B [-]."""
+    errors: list[float] = []
+    launch = compose.Products(table).launch
+    for model in ("llama-2-7b", "llama-2-70b"):
+        part = transformer.preset(model)
+        ours, theirs = (compose.Attention(each, part.heads, part.kv_heads, part.head_dim) for each in (table, other))
+        for row in compose.attention_rows(ours):
+            if theirs.near(row["context"], row["batch"]):
+                guess = _taken_over(row, _attention_bytes(row, part), table, other, launch)["time_s"]
+                errors.append(abs(guess / float(theirs.cold(row["context"], row["batch"])) - 1))
+    return float(np.median(errors))
+
+
+def products_taken_over(table: Profile, measured: Profile, other: Profile, most: int = 64) -> float:
+    """How far off a layer of up to 64 tokens is at the efficiency that it has on another GPU: the median [-]."""
+    shape = transformer.preset(measured.model)
+    launch = compose.Products(table).launch * 4
+    moved = float(shape.layer_weight_bytes)
+    ours, theirs = (each.rows("dense") for each in (measured, other))
+    both = ours.join(theirs, on="tokens", suffix="_other")
+    rows = [row for row in both.to_dicts() if row["tokens"] <= most]
+    guess = [_taken_over(row, moved, measured, other, launch)["time_s"] / row["time_s_other"] - 1 for row in rows]
+    return float(np.median(np.abs(guess)))
+
+
+def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]) -> Profile:
+    """A composed profile with transfers between devices of a node, where they were measured."""
+    if gpu not in networks:
+        return replace(made, notes=(*made.notes, "send: not measured"))
+    rows, tables_, _ = networks[gpu]
+    sends = [row for row in rows if row["part"] == "send"]
+    folder = root / "gpu/vidur/network" / NETWORKS[gpu]
+    digest = hashlib.sha256((folder / "send_recv.csv").read_bytes()).hexdigest()
+    source = Source(vidur.REPOSITORY, tables_["send"].shown, sha256=digest, parts=("send",))
+    table = profile.table_of([*_rows_of(made), *sends])
+    return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
+
+
+# --- what is kept ---
+
+
+def trimmed(table: Profile) -> Profile:
+    """The operations that the layers of a model of a billion weights and more ask for, in half the digits."""
+    import polars as pl
+
+    rows, part = table.table, pl.col("part")
+    gemm = (part == "gemm") & (pl.col("m") <= 512) & (pl.col("n") >= 512) & (pl.col("k") >= 512)
+    decode = (part == "decode") & pl.col("head_dim").is_in([64, 128]) & (pl.col("context") < LONGEST) & (pl.col("batch") <= 128)
+    kept = rows.filter(gemm | decode | (part == "all_reduce")).with_columns(pl.col(name).cast(pl.Float32) for name in TIMES)
+    note = f"kept: products of up to 512 rows, n and k from 512; contexts below {LONGEST}, batches to 128, head_dim 64 and 128"
+    return compose.with_errors(replace(table, table=kept, notes=(*table.notes, note)))
+
+
+def _finished(one: Profile, root: Path, known: Mapping[str, Source]) -> Profile:
+    """A profile with its sources by their names, thinned and rounded."""
+    return replace(one, table=_rounded(_thinned(one.table)), sources=_sourced(one, root, known))
+
+
+def _thinned(table: pl.DataFrame) -> pl.DataFrame:
+    """Fewer batches, widths, and sizes of transfers; and no passes beyond what is simulated."""
+    import polars as pl
+
+    kept = pl.Series([True] * table.height)
+    for column, allowed in (("batch", BATCHES), ("width", WIDTHS)):
+        if column in table.columns:
+            kept &= ((table["part"] != "attention") | table[column].is_in([*allowed])).fill_null(False)
+    for column, most in (("tokens", MOST_TOKENS), ("positions", MOST_TOKENS)):
+        if column in table.columns:
+            kept &= (table[column] <= most).fill_null(True)
+    if "context" in table.columns:
+        kept &= ((table["part"] != "attention") | (table["context"] <= LONGEST)).fill_null(False)
+    if "size" in table.columns:
+        sizes = table["size"].drop_nulls().unique().to_numpy()
+        steps = np.unique(np.round(np.log10(sizes) * SIZES_PER_DECADE))
+        near = sizes[np.abs(np.log10(sizes) * SIZES_PER_DECADE - steps[:, None]).argmin(axis=1)]
+        kept &= table["size"].is_in([*map(int, near)]).fill_null(True)
+    return table.filter(kept)
+
+
+def _rounded(table: pl.DataFrame) -> pl.DataFrame:
+    """Times in so many digits, rows in the order of their points."""
+    import polars as pl
+
+    order = [
+        name for name in ("part", "ways", *dict.fromkeys(axis for axes in AXES.values() for axis in axes)) if name in table.columns
+    ]
+    held = table.schema["time_s"]
+    return table.with_columns(pl.col(name).cast(pl.Float64).round_sig_figs(DIGITS).cast(held) for name in TIMES).sort(order)

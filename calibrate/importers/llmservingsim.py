@@ -1,0 +1,168 @@
+"""LLMServingSim's profiles of one model on one GPU, as vLLM ran it: `dense.csv`, `attention.csv`, `per_sequence.csv`.
+
+Times in the unit that ends the column's name.
+
+* A layer is norm, query-key-value, rotation, output, norm again, gate and up, activation, down: `layernorm` runs twice, as the
+  profiler's own sequence has it. `embedding` and `final_layernorm` run once a pass; the latter goes with `lm_head`.
+* `kv_decode` and `kv_prefill` count the positions before those of the pass, as `context` does here.
+* Passes that mix prompts and new tokens are left out; the notes say how many.
+
+[Cho2024] J. Cho et al. LLMServingSim: a HW/SW co-simulation infrastructure for LLM inference serving at scale. IISWC 2024.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.importers import tables
+from model import device as devices
+from model import profile, transformer
+from model.checks import ParameterError
+from model.profile import Profile
+from model.surface import Floats
+from model.transformer import Shape
+
+REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
+LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
+"""How often each operation runs in a layer."""
+PASS = ("embedding", "final_layernorm")
+HEAD = ("lm_head", "sampler")
+
+
+def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: str = "") -> Profile:
+    """A profile of a model from a folder of one degree of parallelism, as `tp1`.
+
+    Parameters
+    ----------
+    folder
+        Holds `dense.csv`, `attention.csv` and `per_sequence.csv`; its name ends in the number of devices that split a layer.
+    model, gpu
+        A model of `model.transformer` and a device of `model.device`: those that were measured.
+    name
+        What the profile is called: GPU-MODEL where left out.
+    commit
+        Of the repository that the files are from.
+    """
+    root = Path(folder)
+    shape, device = transformer.preset(model), devices.device(gpu)
+    split = re.fullmatch(r"tp(\d+)", root.resolve().name)
+    ways = int(split[1]) if split else 1
+    if ways < 1 or shape.heads % ways:
+        raise ParameterError(f"ways must divide heads={shape.heads}, got {ways} by the name of the folder {root.name}")
+    dense, found, final, notes = _dense(root, shape, device, ways)
+    rows = found
+    sequence, found, said = _per_sequence(root, shape, device, ways, final)
+    rows, notes = rows + found, notes + said
+    attention, found, said = _attention(root, shape, device, ways)
+    rows, notes = rows + found, notes + said
+    given = {
+        "dense": (dense, ("dense", "embedding")),
+        "sequence": (sequence, ("head", "step")),
+        "attention": (attention, ("attention",)),
+    }
+    sources = tuple(tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in given.values())
+    facts = _facts(root.parent / "meta.yaml")
+    return Profile(
+        name=name or f"{gpu}-{model}", device=gpu, model=model, dtype=tables.DTYPE,
+        engine=f"vLLM {facts.get('vllm_version', '')}".strip() + " (profiled by LLMServingSim)", mode="kernel-only", kind="model",
+        provenance="measured", date=facts.get("profiled_at", "")[:10], bandwidth=device.bandwidth, rate=device.rate(tables.DTYPE),
+        cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=sources, shape=asdict(shape), notes=tuple(notes),
+        errors=tables.errors(rows), facts=facts,
+    )  # fmt: skip
+
+
+def _facts(path: Path) -> dict[str, str]:
+    """What the profiler wrote of the run, its plain lines alone."""
+    if not path.is_file():
+        return {}
+    wanted = ("vllm_version", "cuda_version", "gpu", "profiled_at")
+    lines = (line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
+    return {key: value.strip().strip("'") for key, value in lines if key in wanted}
+
+
+def _by_name(table: tables.Table, names: tuple[str, ...], axis: str) -> dict[str, tuple[Floats, Floats]]:
+    """Coordinates and times of each of the named operations, which must have the same coordinates."""
+    column, unit = tables.time_column(table, "time")
+    words = table.words("layer", names)
+    found: dict[str, tuple[Floats, Floats]] = {}
+    for name in names:
+        chosen = table.where(words == name)
+        if not chosen.height:
+            raise ParameterError(f"{table.shown}: column layer: no row of {name}; a layer needs it")
+        points, times, _ = tables.merged({axis: chosen.column(axis, least=1)}, {"time_s": chosen.seconds(column, unit)})
+        found[name] = points[axis], times["time_s"]
+        first = found[names[0]][0]
+        if not np.array_equal(points[axis], first):
+            at = np.setxor1d(points[axis], first)[0]
+            raise ParameterError(f"{table.shown}: column {axis}: {names[0]} and {name} do not both have {at:g}; a layer needs both")
+    return found
+
+
+def _dense(
+    root: Path, shape: Shape, device: devices.Device, ways: int
+) -> tuple[tables.Table, list[dict[str, Any]], tuple[Floats, Floats], list[str]]:
+    """Rows of the parts dense and embedding, and the final norm by tokens."""
+    table = tables.read(root / "dense.csv", ["layer", "tokens"], root=root)
+    each = _by_name(table, (*LAYER, *PASS), "tokens")
+    inner, kept = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = {
+        "qkv_proj": shape.hidden * (inner + 2 * kept), "o_proj": shape.hidden * inner,
+        "gate_up_proj": shape.hidden * shape.ffn * (2 if shape.gated else 1), "down_proj": shape.hidden * shape.ffn,
+    }  # fmt: skip
+    column, unit = tables.time_column(table, "time")
+    for operation, size in weights.items():
+        chosen = table.where(table.frame["layer"] == operation)
+        moved, work = np.full(chosen.height, size / ways), 2 * size / ways * chosen.column("tokens")
+        tables.check_reached(chosen, column, chosen.seconds(column, unit), device, moved=moved * tables.BYTES_EACH, operations=work)
+    tokens = each["layernorm"][0]
+    total: Floats = np.sum([times * each[name][1] for name, times in LAYER.items()], axis=0)
+    tables.check_total(table, column, total)
+    rows = tables.rows("dense", {"tokens": tokens}, {"time_s": total}, ways=ways)
+    rows += tables.rows("embedding", {"tokens": tokens}, {"time_s": each["embedding"][1]}, ways=ways)
+    notes = ["dense: sum of a layer's operations, its norm twice", *tables.dips(rows, "dense", "tokens")]
+    return table, rows, each["final_layernorm"], notes
+
+
+def _per_sequence(
+    root: Path, shape: Shape, device: devices.Device, ways: int, final: tuple[Floats, Floats]
+) -> tuple[tables.Table, list[dict[str, Any]], list[str]]:
+    """Rows of the parts head and step."""
+    table = tables.read(root / "per_sequence.csv", ["layer", "sequences"], root=root)
+    each = _by_name(table, HEAD, "sequences")
+    column, unit = tables.time_column(table, "time")
+    heads = table.where(table.frame["layer"] == "lm_head")
+    size = shape.hidden * shape.vocabulary / ways
+    moved, work = np.full(heads.height, size * tables.BYTES_EACH), 2 * size * heads.column("sequences")
+    tables.check_reached(heads, column, heads.seconds(column, unit), device, moved=moved, operations=work)
+    positions, times = each["lm_head"]
+    normed = times + np.interp(positions, *final)
+    rows = tables.rows("head", {"positions": positions}, {"time_s": normed}, ways=ways)
+    rows += tables.rows("step", {"batch": each["sampler"][0]}, {"time_s": each["sampler"][1]}, ways=ways)
+    return table, rows, ["head: lm_head and the final norm", "step: the sampler alone; launching and preparing were not measured"]
+
+
+def _attention(root: Path, shape: Shape, device: devices.Device, ways: int) -> tuple[tables.Table, list[dict[str, Any]], list[str]]:
+    """Rows of the part attention: passes of one token for each text, and of several tokens of one text."""
+    names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+    table = tables.read(root / "attention.csv", names, root=root)
+    column, unit = tables.time_column(table, "time")
+    chunk, before, texts, cached = (table.column(name, least=0) for name in names)
+    seconds = table.seconds(column, unit)
+    empty = (chunk == 0) & (texts == 0)
+    if empty.any():
+        raise table.refuse(int(np.argmax(empty)), "n_decode", "a pass needs a prompt or new tokens, got neither")
+    mixed = (chunk > 0) & (texts > 0)
+    width, context, batch = np.where(chunk > 0, chunk, 1), np.where(chunk > 0, before, cached), np.maximum(texts, 1)
+    alone = table.where(~mixed)
+    width, context, batch, times = (each[~mixed] for each in (width, context, batch, seconds))
+    each = max(1, shape.kv_heads // ways) * shape.head_dim
+    moved = 2 * batch * (context + width) * each * tables.BYTES_EACH
+    work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
+    tables.check_reached(alone, column, times, device, moved=moved, operations=work)
+    rows = tables.rows("attention", {"width": width, "context": context, "batch": batch}, {"time_s": times}, ways=ways)
+    return table, rows, [f"attention: {mixed.sum()} passes that mix a prompt and new tokens left out"]

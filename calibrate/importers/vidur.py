@@ -1,0 +1,262 @@
+"""Vidur's profiles: operations of a layer by tokens, attention by batch and cache, transfers by size, a step's work on the host.
+
+Kernel times in milliseconds, rounded to microseconds, of one decoder layer run by the engine Sarathi. What Frontier publishes
+has the same columns, and can stand in for attention.
+
+* A layer is summed as Vidur sums it: two norms, four products, rotation, activation, and **one** sum. The other of a layer's
+  two sums runs untimed in its profiler; engines fuse both into the norms.
+* `kv_cache_size` counts the positions before those of the pass, as `context` does here.
+* A step on the host is scheduling, preparing inputs, launching the sampler, and processing outputs, medians. What Vidur counts
+  besides, messages between its processes, is left out.
+
+[Agrawal2024] A. Agrawal et al. Vidur: a large-scale simulation framework for LLM inference. MLSys 2024, arXiv:2405.05465.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.importers import tables
+from calibrate.importers.tables import Table
+from model import device as devices
+from model import profile, transformer
+from model.checks import ParameterError
+from model.profile import Profile, Source
+from model.surface import Floats
+from model.transformer import Shape
+
+REPOSITORY, LICENCE = "microsoft/vidur", "MIT"
+LAYER = (
+    "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "post_attention_layernorm", "mlp_up_proj", "mlp_act",
+    "mlp_down_proj", "add",
+)  # fmt: skip
+"""The operations of a layer, each counted once."""
+SECOND_NORM = "post_attention_layernorm"
+"""Models whose attention and feed-forward layers run side by side have no second norm."""
+STEP = ("schedule", "prepare_inputs_e2e", "sampler_launch", "process_model_outputs")
+"""What the host does for a step."""
+ROUNDING = 0.5e-6
+"""Half of the last digit of the times [s]."""
+AROUND_ATTENTION = ("attn_input_reshape", "attn_kv_cache_save", "attn_output_reshape")
+
+
+def read(
+    folder: str | Path,
+    *,
+    model: str,
+    gpu: str,
+    attention: str | Path | None = None,
+    overheads: str | Path | None = None,
+    network: str | Path | None = None,
+    name: str = "",
+    unit: str = "ms",
+    commit: str = "",
+) -> Profile:
+    """A profile of a model from a folder with `mlp.csv`.
+
+    Parameters
+    ----------
+    folder
+        Holds `mlp.csv`, and perhaps `attention.csv` and `cpu_overheads.csv`.
+    model, gpu
+        A model of `model.transformer` and a device of `model.device`: those that were measured.
+    attention, overheads, network
+        Files that are elsewhere, and the folder of `all_reduce.csv` and `send_recv.csv`.
+    name
+        What the profile is called: GPU-MODEL where left out.
+    unit
+        Of the times in the files.
+    commit
+        Of the repository that the files are from.
+    """
+    root = Path(folder)
+    shape, device = transformer.preset(model), devices.device(gpu)
+    layer = [each for each in LAYER if each != SECOND_NORM or shape.norms > 1]
+    mlp = tables.read(root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root)
+    rows, notes = _layer(mlp, layer, shape, device, unit)
+    sources = [_source(mlp, root, commit, ("dense", "embedding"))]
+    for given, usual, more in ((attention, "attention.csv", _attention), (overheads, "cpu_overheads.csv", _step)):
+        path = root / usual if given is None else Path(given)
+        if given is None and not path.is_file():
+            continue
+        found, table, said = more(path, shape, device, unit, model, root)
+        rows, notes = rows + found, notes + said
+        sources.append(_source(table, root, commit, dict.fromkeys(row["part"] for row in found)))
+    if network is not None:
+        found, read_, said = links(network, unit=unit)
+        rows, notes = rows + found, notes + said
+        sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
+    return Profile(
+        name=name or f"{gpu}-{model}", device=gpu, model=model, dtype=tables.DTYPE, engine="Sarathi (profiled by Vidur)",
+        mode="kernel-only", kind="model", provenance="measured", date="", bandwidth=device.bandwidth,
+        rate=device.rate(tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=tuple(sources),
+        shape=asdict(shape), notes=tuple(notes), errors=tables.errors(rows),
+    )  # fmt: skip
+
+
+def _source(table: Table, root: Path, commit: str, parts: Any) -> Source:
+    return tables.source(table, root, REPOSITORY, LICENCE, commit, parts)
+
+
+def _columns(operations: list[str]) -> list[str]:
+    return [f"time_stats.{each}.{what}" for each in operations for what in ("median", "min", "max")]
+
+
+def _times(table: Table, operations: list[str], unit: str) -> dict[str, Floats]:
+    """Sums over operations of their medians, least and greatest times, shape (rows,) [s]."""
+    said = {"time_s": "median", "low_s": "min", "high_s": "max"}
+    found = {
+        name: np.sum([table.seconds(f"time_stats.{each}.{what}", unit) for each in operations], axis=0)
+        for name, what in said.items()
+    }
+    # The median of an even number of rounded times may lie a rounding error outside them.
+    found["low_s"], found["high_s"] = np.minimum(found["low_s"], found["time_s"]), np.maximum(found["high_s"], found["time_s"])
+    return found
+
+
+def _layer(
+    table: Table, layer: list[str], shape: Shape, device: devices.Device, unit: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of the parts dense and embedding."""
+    _check_model(table, shape, {"n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden", "n_expanded_embd": "ffn"})
+    tokens, ways = table.column("num_tokens", least=1), table.column("num_tensor_parallel_workers", least=1)
+    inner, kept = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = {
+        "attn_pre_proj": shape.hidden * (inner + 2 * kept), "attn_post_proj": shape.hidden * inner,
+        "mlp_up_proj": shape.hidden * shape.ffn * (2 if shape.gated else 1), "mlp_down_proj": shape.hidden * shape.ffn,
+    }  # fmt: skip
+    for operation, size in weights.items():
+        column = f"time_stats.{operation}.median"
+        each = size / ways
+        moved, work = each * tables.BYTES_EACH, 2 * each * tokens
+        tables.check_reached(table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING)
+    dense, embedding = _times(table, layer, unit), _times(table, ["emb"], unit)
+    tables.check_total(table, "time_stats.*.median", dense["time_s"])
+    rows: list[dict[str, Any]] = []
+    for part, times in (("dense", dense), ("embedding", embedding)):
+        for many in np.unique(ways):
+            chosen = ways == many
+            rows += tables.rows(
+                part, {"tokens": tokens[chosen]}, {key: each[chosen] for key, each in times.items()}, ways=int(many)
+            )
+    notes = [
+        "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; low "
+        "and high are sums of the least and the greatest times",
+        "times were rounded to 1 us",
+    ]
+    return rows, notes + tables.dips(rows, "dense", "tokens")
+
+
+def _check_model(table: Table, shape: Shape, columns: dict[str, str]) -> None:
+    """Refuse a table of another model."""
+    for column, field in columns.items():
+        if column not in table.frame.columns:
+            continue
+        values, wanted = table.column(column), getattr(shape, field)
+        if (values != wanted).any():
+            where = int(np.argmax(values != wanted))
+            raise table.refuse(
+                where, column, f"must be {wanted}, the model's {field}, got {values[where]:g}; name the model that was measured"
+            )
+
+
+def _attention(
+    path: Path, shape: Shape, device: devices.Device, unit: str, model: str, root: Path
+) -> tuple[list[dict[str, Any]], Table, list[str]]:
+    """Rows of the part attention: passes of one token for each text of a batch, and of several tokens of one text."""
+    needed = ["attn_input_reshape", "attn_decode", "attn_prefill", "attn_output_reshape"]
+    others = [
+        "n_q_head",
+        "n_kv_head",
+        "num_tensor_parallel_workers",
+        "batch_size",
+        "prefill_chunk_size",
+        "kv_cache_size",
+        "is_prefill",
+    ]
+    whole = tables.read(path, _columns(needed) + others, root=root)
+    prompts = whole.words("is_prefill", ("true", "false")) == "true"
+    _check_model(whole, shape, {"n_q_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"})
+    around = [each for each in AROUND_ATTENTION if f"time_stats.{each}.median" in whole.frame.columns]
+    rows: list[dict[str, Any]] = []
+    for chosen, operation in ((~prompts, "attn_decode"), (prompts, "attn_prefill")):
+        table = whole.where(chosen)
+        if not table.height:
+            continue
+        wide = operation == "attn_prefill"
+        batch, context = table.column("batch_size", least=1), table.column("kv_cache_size", least=0)
+        width = table.column("prefill_chunk_size", least=1) if wide else np.ones(table.height)
+        ways = table.column("num_tensor_parallel_workers", least=1)
+        column = f"time_stats.{operation}.median"
+        each = shape.kv_heads * shape.head_dim / ways
+        moved = 2 * batch * (context + width) * each * tables.BYTES_EACH
+        work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
+        tables.check_reached(table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING)
+        times = _times(table, [*around, operation], unit)
+        tables.check_total(table, column, times["time_s"])
+        single = batch == 1 if wide else np.ones(table.height, dtype=bool)
+        for many in np.unique(ways):
+            kept = single & (ways == many)
+            keys = {"width": width[kept], "context": context[kept], "batch": batch[kept]}
+            rows += tables.rows("attention", keys, {key: values[kept] for key, values in times.items()}, ways=int(many))
+    notes = [f"attention: with {', '.join(around)}; passes of several tokens are prompt passes of one text"]
+    if "attn_kv_cache_save" in around:
+        notes.append("attention: saving keys and values of many tokens of one text grows with them; it was measured so")
+    return rows, whole, notes
+
+
+def _step(
+    path: Path, shape: Shape, device: devices.Device, unit: str, model: str, root: Path
+) -> tuple[list[dict[str, Any]], Table, list[str]]:
+    """Rows of the part step: medians of what the host does."""
+    columns = [f"{each}_median" for each in STEP]
+    whole = tables.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
+    theirs = whole.frame["model_name"].cast(str).str.to_lowercase()
+    mine = theirs.str.contains(model.lower(), literal=True).fill_null(False)
+    table = whole.where(mine)
+    if not table.height:
+        listed = ", ".join(sorted({*theirs.drop_nulls()}))
+        raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}")
+    total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
+    tables.check_total(table, columns[0], total)
+    batch, ways = table.column("batch_size", least=1), table.column("tensor_parallel_degree", least=1)
+    rows: list[dict[str, Any]] = []
+    for many in np.unique(ways):
+        kept = ways == many
+        rows += tables.rows("step", {"batch": batch[kept]}, {"time_s": total[kept]}, ways=int(many))
+    listed = ", ".join(STEP)
+    return rows, table, [f"step: {listed}, medians, on Vidur's host; smaller batches than {batch.min():g} take what that one takes"]
+
+
+def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]], dict[str, Table], list[str]]:
+    """Rows of the parts send and all_reduce, between devices of one node, from a folder with `send_recv.csv` or
+    `all_reduce.csv` or both."""
+    root = Path(folder)
+    rows: list[dict[str, Any]] = []
+    found: dict[str, Table] = {}
+    for part, collective in (("send", "send_recv"), ("all_reduce", "all_reduce")):
+        path = root / f"{collective}.csv"
+        if not path.is_file():
+            continue
+        columns = [*_columns([collective]), "num_workers", "size", "devices_per_node", "collective"]
+        whole = tables.read(path, columns, root=root)
+        whole.words("collective", (collective,))
+        workers, together = whole.column("num_workers", least=2), whole.column("devices_per_node", least=1)
+        times = _times(whole, [collective], unit)
+        tables.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
+        sizes = whole.column("size", least=1)
+        for many in np.unique(workers):
+            kept = (workers == many) & (together == many)
+            # A transfer is between two devices, however many share a layer: it has no ways.
+            ways = 1 if part == "send" else int(many)
+            rows += tables.rows(part, {"size": sizes[kept]}, {key: values[kept] for key, values in times.items()}, ways=ways)
+        found[part] = whole
+    if not rows:
+        raise ParameterError(
+            f"{root.name}: neither send_recv.csv nor all_reduce.csv has times within a node; give the folder of the node's network"
+        )
+    return rows, found, ["send, all_reduce: between devices of one node; medians of repeats"]

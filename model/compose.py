@@ -1,0 +1,355 @@
+"""A model's layer out of the times of its operations: products of matrices, attention, and what lies between them.
+
+Tables of operations (profiles of kind `operations`) hold products by m, n, k and the attention of one new token for each text.
+A layer is four or five products, one attention and a few passes over its states. Shapes between those measured are interpolated
+by their efficiency: the time over what arithmetic and bandwidth allow, on top of what launching the shortest product takes.
+
+How far that may be off is found by leaving each measured time out in turn (`gemm_left_out`, `attention_left_out`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from model import profile
+from model.checks import ParameterError
+from model.profile import Profile
+from model.surface import Floats, Surface, neighbours, residuals
+from model.transformer import BYTES, Shape
+
+SHAPES_NEAR = tuple((0, step) for step in (1, -1, 2, -2, 3, -3)) + tuple((step, 0) for step in (1, -1, 2, -2))
+"""Steps along n and k to the shapes that behave like one: six along k, four along n."""
+ROPE = "rope"
+"""In `facts["decode_includes"]`: the table's attention rotates positions itself."""
+
+
+class LeftOut(NamedTuple):
+    """Relative errors of times predicted without themselves, and where: m of a product, or the context of attention."""
+
+    at: Floats
+    error: Floats
+
+    def median(self, low: float = 0, high: float = np.inf) -> float:
+        """The median size of the errors between two coordinates, both included; nan where there are none [-]."""
+        within = np.abs(self.error[(self.at >= low) & (self.at <= high)])
+        return float(np.median(within)) if within.size else float("nan")
+
+    def percentile(self, share: float) -> float:
+        """The size that a share of the errors [%] does not pass [-]."""
+        return float(np.percentile(np.abs(self.error), share))
+
+
+def _of_operations(operations: Profile) -> None:
+    if operations.kind != "operations":
+        raise ParameterError(
+            f"profile {operations.name} is one of kind {operations.kind}; a layer is composed of one of operations"
+        )
+
+
+# --- products ---
+
+
+class Products:
+    """Times of products of an m by k and a k by n matrix, for any m, n and k.
+
+    Parameters
+    ----------
+    operations
+        A profile of operations.
+    """
+
+    def __init__(self, operations: Profile) -> None:
+        _of_operations(operations)
+        rows = operations.rows("gemm")
+        self._operations = operations
+        self._bytes = BYTES[operations.dtype]
+        self.m, n, k, seconds = (rows[name].to_numpy().astype(np.float64) for name in ("m", "n", "k", "time_s"))
+        self.launch = float(seconds.min())
+        """The shortest product that was measured: about what launching one takes [s]."""
+        self.tokens: Floats = np.unique(self.m)
+        self._efficiency = Surface({"m": self.m, "n": n, "k": k}, seconds / self._least(self.m, n, k))
+
+    def _least(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
+        """What arithmetic and bandwidth allow, on top of a launch [s]."""
+        m_, n_, k_ = (np.asarray(each, dtype=np.float64) for each in (m, n, k))
+        moved = self._bytes * (n_ * k_ + m_ * (n_ + k_)) / self._operations.bandwidth
+        return np.asarray(np.maximum(moved, 2 * m_ * n_ * k_ / self._operations.rate) + self.launch)
+
+    def __call__(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
+        """Time of a product [s]; a measured one is what was measured."""
+        return self._efficiency(m, n, k).seconds * self._least(m, n, k)
+
+    def cold(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
+        """Time of a product whose weights come from memory [s].
+
+        A product that is timed again and again may find them in the device's cache; in a pass all other layers have been there
+        since.
+        """
+        read = np.asarray(n, dtype=np.float64) * np.asarray(k) * self._bytes / self._operations.bandwidth
+        return np.asarray(np.maximum(self(m, n, k), read))
+
+
+def gemm_left_out(operations: Profile) -> LeftOut:
+    """Relative error of each product's time, predicted from its neighbours in m, corrected by what those miss at the nearest
+    shapes.
+
+    A time between two of its line, interpolated in logarithms, misses the steps in which kernels are chosen; they are nearly
+    the same for shapes next to it, six along k and four along n. The ends of lines are left out. `at` is m, both of shape
+    (products,).
+    """
+    _of_operations(operations)
+    rows = operations.rows("gemm")
+    axes, places = zip(*(np.unique(rows[name].to_numpy(), return_inverse=True) for name in ("n", "k", "m")), strict=True)
+    logs: Floats = np.full(tuple(axis.size for axis in axes), np.nan)
+    logs[tuple(place.reshape(-1) for place in places)] = np.log(rows["time_s"].to_numpy())
+    missed = residuals(logs, np.log(axes[2].astype(np.float64)))
+    expected = np.nan_to_num(neighbours(missed, SHAPES_NEAR))
+    return _left_out(missed - expected, axes[2])
+
+
+def attention_left_out(operations: Profile) -> LeftOut:
+    """Relative error of each attention's time, predicted from its neighbours in context, corrected by what those miss where as
+    many bytes are read.
+
+    Shapes read as many bytes, in as many kernels, where batch and kv_heads multiply to the same and head_dim is the same. `at`
+    is the context, both of shape (times,).
+    """
+    _of_operations(operations)
+    rows = operations.rows("decode")
+    if not rows.height:
+        raise ParameterError(f"profile {operations.name} has no rows of part decode; import its attention too")
+    names = ("heads", "kv_heads", "head_dim", "batch", "context")
+    heads, kv_heads, head_dim, batch, context = (rows[name].to_numpy() for name in names)
+    shapes, line = np.unique(np.stack([heads, kv_heads, batch, head_dim], axis=1), axis=0, return_inverse=True)
+    contexts, column = np.unique(context, return_inverse=True)
+    logs: Floats = np.full((len(shapes), contexts.size), np.nan)
+    logs[line.reshape(-1), column] = np.log(rows["time_s"].to_numpy())
+    missed = residuals(logs, np.log1p(contexts.astype(np.float64)))
+    read = np.stack([shapes[:, 1] * shapes[:, 2], shapes[:, 3]], axis=1)
+    expected: Floats = np.zeros(missed.shape)
+    for size in np.unique(read, axis=0):
+        alike = np.flatnonzero((read == size).all(axis=1))
+        if alike.size < 2:
+            continue
+        for place in alike:
+            others = missed[alike[alike != place]]
+            known = ~np.isnan(others).all(axis=0)
+            expected[place, known] = np.nanmedian(others[:, known], axis=0)
+    return _left_out(missed - expected, contexts)
+
+
+def with_errors(operations: Profile) -> Profile:
+    """The same profile of operations with the median errors of its parts, by leaving each time out where that can be done."""
+    found = {"gemm": gemm_left_out(operations)}
+    if "decode" in operations.parts:
+        found["decode"] = attention_left_out(operations)
+    return replace(operations, errors={part: round(each.median(), 4) for part, each in found.items() if each.error.size})
+
+
+def _left_out(missed: Floats, axis: Floats) -> LeftOut:
+    """What was missed in logarithms, as relative errors of the prediction, and the place on the last axis of each."""
+    known = ~np.isnan(missed)
+    at = np.broadcast_to(axis.astype(np.float64), missed.shape)
+    return LeftOut(at[known], np.expm1(-missed[known]))
+
+
+# --- attention ---
+
+
+class Attention:
+    """Times of the attention of one new token for each text, for a number of heads that may not have been measured.
+
+    Where heads and kv_heads were measured, their own times stand. Elsewhere the groups nearest in size (heads over kv_heads)
+    stand in, by the cache that is read: a batch of 4 with 8 kv_heads reads what one text with 32 does.
+
+    Parameters
+    ----------
+    operations
+        A profile of operations.
+    heads, kv_heads, head_dim
+        Of one device.
+    """
+
+    def __init__(self, operations: Profile, heads: int, kv_heads: int, head_dim: int) -> None:
+        _of_operations(operations)
+        rows = operations.rows("decode")
+        known = sorted({int(each) for each in rows["head_dim"]})
+        if head_dim not in known:
+            said = ", ".join(map(str, known)) or "none"
+            raise ParameterError(
+                f"head_dim must be one of {said}, those that profile {operations.name} has attention of, got {head_dim}"
+            )
+        rows = rows.filter(rows["head_dim"] == head_dim)
+        own = rows.filter((rows["heads"] == heads) & (rows["kv_heads"] == kv_heads))
+        self.measured = bool(own.height)
+        """Whether these very heads were measured."""
+        if not self.measured:
+            grouped = np.log(rows["heads"].to_numpy() / rows["kv_heads"].to_numpy())
+            far = np.abs(grouped - np.log(heads / kv_heads))
+            own = rows.filter(far <= far.min() + 1e-9)
+        read = own["kv_heads"].to_numpy() * own["batch"].to_numpy()
+        points, place = np.unique(np.stack([own["context"].to_numpy(), read], axis=1), axis=0, return_inverse=True)
+        times = own["time_s"].to_numpy()
+        seconds = np.array([np.median(times[place.reshape(-1) == each]) for each in range(len(points))])
+        self.contexts: Floats = np.unique(points[:, 0]).astype(np.float64)
+        self.read: Floats = np.unique(points[:, 1]).astype(np.float64)
+        self._kv_heads = kv_heads
+        self._each = 2 * head_dim * BYTES[operations.dtype] / operations.bandwidth
+        self._surface = Surface({"context": points[:, 0], "read": points[:, 1]}, seconds, bound=self._least)
+        self._known = {(int(context), int(many)) for context, many in points}
+
+    def __call__(self, context: ArrayLike, batch: ArrayLike) -> Floats:
+        """Time of the attention of one layer [s]."""
+        return self._surface(context, np.asarray(batch) * self._kv_heads).seconds
+
+    def _least(self, context: ArrayLike, read: ArrayLike) -> Floats:
+        """What reading keys and values takes at the bandwidth of the device [s]."""
+        return np.asarray(np.asarray(read, dtype=np.float64) * (np.asarray(context) + 1) * self._each)
+
+    def cold(self, context: ArrayLike, batch: ArrayLike) -> Floats:
+        """The same where keys and values come from memory, as in a pass, whatever a repeated measurement finds in the cache [s]."""
+        return np.asarray(np.maximum(self(context, batch), self._least(context, np.asarray(batch) * self._kv_heads)))
+
+    def near(self, context: int, batch: int) -> bool:
+        """Whether a point lies among those measured: on a measured context, its cache between measured ones of it."""
+        read = batch * self._kv_heads
+        return any((context, int(each)) in self._known for each in self.read if each >= read)
+
+
+# --- a layer ---
+
+
+def between(operations: Profile, part: Shape, tokens: ArrayLike, launch: float) -> Floats:
+    """What a layer runs besides its products and its attention, over so many tokens [s].
+
+    Norms, the rotation of positions and the activation read and write states at the bandwidth of the device, and each takes a
+    launch: assumed, not measured. A norm is fused with the sum before it; it reads two states and writes two.
+    """
+    states = part.norms * 4 * part.hidden + (3 if part.gated else 2) * part.ffn
+    kernels = part.norms + 1
+    rotated = not part.positions and not part.buckets
+    if rotated and ROPE not in operations.facts.get("decode_includes", ()):
+        kernels += 1
+        states += 2 * (part.heads + part.kv_heads) * part.head_dim
+    return passed_over(operations, tokens, states, kernels * launch)
+
+
+def passed_over(operations: Profile, tokens: ArrayLike, states: float, launch: float) -> Floats:
+    """Reading and writing so many numbers for each token at the bandwidth of the device, behind a launch: assumed [s]."""
+    moved = np.asarray(tokens, dtype=np.float64) * states * BYTES[operations.dtype]
+    return np.asarray(moved / operations.bandwidth + launch)
+
+
+def layer_products(products: Products, part: Shape, tokens: ArrayLike) -> Floats:
+    """The products of a layer: query, key and value in one, and gate and up in one, as engines fuse them [s]."""
+    inner = part.heads * part.head_dim
+    total = products.cold(tokens, inner + 2 * part.kv_heads * part.head_dim, part.hidden)
+    total = total + products.cold(tokens, part.hidden, inner)
+    total = total + products.cold(tokens, (2 if part.gated else 1) * part.ffn, part.hidden)
+    return total + products.cold(tokens, part.hidden, part.ffn)
+
+
+def head_rows(operations: Profile, products: Products, part: Shape, tokens: Floats, ways: int = 1) -> list[dict[str, Any]]:
+    """Rows of a model's profile: its projection onto the vocabulary, or a device's share of it, and the norm before it."""
+    seconds = products.cold(tokens, part.vocabulary, part.hidden) + passed_over(
+        operations, tokens, 4 * part.hidden, products.launch
+    )
+    return [
+        {"part": "head", "positions": int(at), "ways": ways, "time_s": float(each)}
+        for at, each in zip(tokens, seconds, strict=True)
+    ]
+
+
+def layer(
+    operations: Profile, shape: Shape, ways: int | Iterable[int] = 1, *, model: str = "", name: str = "", most: int = 4096
+) -> Profile:
+    """A profile of a model, composed of times measured for its operations.
+
+    Split `ways`, each device has its share of heads, of the inner width and of the vocabulary, as `Shape.shard` has it.
+
+    Parameters
+    ----------
+    operations
+        A profile of operations.
+    shape
+        The model.
+    ways
+        Over how many devices layers are split, or several such numbers.
+    model, name
+        What the profile is of, and what it is called.
+    most
+        Most tokens of a pass.
+    """
+    _of_operations(operations)
+    if shape.encoder_layers:
+        raise ParameterError(f"encoder_layers must be 0, got {shape.encoder_layers}; attention to an encoder is in no table")
+    splits = tuple(dict.fromkeys([ways] if isinstance(ways, int) else ways))
+    products = Products(operations)
+    tokens = products.tokens[products.tokens <= most]
+    rows: list[dict[str, Any]] = []
+    stood_in = []
+    for many in splits:
+        part = shape.shard(many)
+        dense = layer_products(products, part, tokens) + between(operations, part, tokens, products.launch)
+        embedding = passed_over(operations, tokens, 2 * shape.hidden, products.launch)
+        for name_, seconds in (("dense", dense), ("embedding", embedding)):
+            for at, each in zip(tokens, seconds, strict=True):
+                rows.append({"part": name_, "tokens": int(at), "ways": many, "time_s": float(each)})
+        rows += head_rows(operations, products, part, tokens, many)
+        if "decode" in operations.parts:
+            attention = Attention(operations, part.heads, part.kv_heads, part.head_dim)
+            if not attention.measured:
+                stood_in.append(many)
+            rows += attention_rows(attention, many)
+    rows += reductions(operations, splits)
+    notes = [
+        f"composed: products measured by {operations.engine}",
+        "assumed: norms, rotation, activation and embedding take their bytes at the device's bandwidth, and "
+        f"{products.launch * 1e6:.1f} us each",
+        "what a repeated measurement found in the device's cache is held to its bandwidth: in a pass it comes from memory",
+    ]
+    if stood_in:
+        split = ", ".join(map(str, stood_in))
+        notes.append(
+            f"attention split {split} ways: these heads were not measured; the nearest groups that read as many bytes stand in"
+        )
+    wanted = {"dense": "gemm", "head": "gemm", "attention": "decode"}
+    errors = {part: operations.errors[source] for part, source in wanted.items() if source in operations.errors}
+    return replace(
+        operations, name=name or f"{operations.device}-{model}", model=model, kind="model", provenance="composed",
+        shape=asdict(shape), table=profile.table_of(rows), notes=(*notes, *operations.notes), errors=errors,
+    )  # fmt: skip
+
+
+def reductions(operations: Profile, splits: Iterable[int]) -> list[dict[str, Any]]:
+    """The rows of the part all_reduce between so many devices."""
+    table = operations.table
+    chosen = table.filter((table["part"] == "all_reduce") & table["ways"].is_in([*splits]))
+    return [{key: value for key, value in row.items() if value is not None} for row in chosen.to_dicts()]
+
+
+def attention_rows(attention: Attention, ways: int = 1, contexts: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """Rows of a model's profile: attention of passes of one token for each text, in batches of powers of two, where it was
+    measured."""
+    rows = []
+    for context in attention.contexts if contexts is None else contexts:
+        for batch in 2 ** np.arange(9):
+            if attention.near(int(context), int(batch)):
+                point = {"width": 1, "context": int(context), "batch": int(batch), "ways": ways}
+                rows.append({"part": "attention", "time_s": float(attention.cold(context, batch)), **point})
+    return rows
+
+
+def differences(composed: Profile, measured: Profile, *, ways: int = 1, most: int = 64) -> LeftOut:
+    """Relative error of composed layers (but for attention) against measured ones, at the measured passes of up to `most`
+    tokens."""
+    ours, theirs = composed.rows("dense", ways), measured.rows("dense", ways)
+    theirs = theirs.filter(theirs["tokens"] <= most)
+    surface = Surface({"tokens": ours["tokens"].to_numpy()}, ours["time_s"].to_numpy())
+    at = theirs["tokens"].to_numpy().astype(np.float64)
+    return LeftOut(at, surface(at).seconds / theirs["time_s"].to_numpy() - 1)

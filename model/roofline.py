@@ -1,0 +1,159 @@
+"""What a pass takes by the arithmetic of a transformer and the peaks of a device: no measurement, or a few to fit it to.
+
+A product of matrices reads its weights once and takes as long as the slower of reading and computing, attention likewise, and
+launching adds to both [Williams2009].
+
+[Williams2009] S. Williams, A. Waterman, D. Patterson. Roofline: an insightful visual performance model for multicore architectures.
+CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from model import checks
+from model.surface import Estimate, Floats
+from model.transformer import Shape
+
+SMALL_KERNELS, SMALL_LAUNCH = 4, 3e-6
+"""Norms, activation and addition of a layer, and what launching one takes [s]: assumed."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What of a device's peaks is reached, and what does not shrink with the work.
+
+    Parameters
+    ----------
+    memory, compute
+        Share of the peak bandwidth and of the peak rate that products of matrices reach [-].
+    elementwise, cache
+        Share of the peak bandwidth that elementwise operations reach, and attention on keys and values [-]; caches may carry them
+        beyond it.
+    launch, attention_launch
+        What each product of a layer, and its attention, take however little there is to do [s].
+    error
+        Relative error of a layer's time, as fitting found it [-].
+
+    The values that stand where they are left out were fitted to measured layers of four models on A100, A40 and H100, and to nine
+    tables of attention on A100, H100 and L40S: `calibrate fit roofline` fits them again.
+    """
+
+    memory: float = 0.787
+    compute: float = 0.688
+    elementwise: float = 0.737
+    cache: float = 0.877
+    launch: float = 5.7e-6
+    attention_launch: float = 11.9e-6
+    error: float = 0.12
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            checks.number(field.name, getattr(self, field.name), 0, 10)
+        for name in ("memory", "compute", "elementwise", "cache"):
+            if getattr(self, name) == 0:
+                raise checks.ParameterError(f"{name} must be above 0, got 0.0; it is a share of the device's peak")
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A model on a device, from its shape and the device's peaks.
+
+    Parameters
+    ----------
+    shape, ways
+        The model, and over how many devices its layers are split.
+    bandwidth, rate
+        Peaks of each device [bytes/s], [operations/s].
+    link, latency
+        Bandwidth to another device [bytes/s], and what a transfer takes besides [s].
+    efficiency
+        What of the peaks is reached.
+    """
+
+    shape: Shape
+    bandwidth: float
+    rate: float
+    efficiency: Efficiency = Efficiency()
+    ways: int = 1
+    link: float = 50e9
+    latency: float = 10e-6
+    provenance: str = "assumed efficiencies of published peaks"
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth", "rate", "link"):
+            checks.number(name, getattr(self, name), 1)
+        checks.number("latency", self.latency, 0)
+        checks.whole("ways", self.ways, 1)
+        self.part  # noqa: B018  whether the model can be split so is found where it is made
+
+    @cached_property
+    def part(self) -> Shape:
+        """What each of the devices holds of the model."""
+        return self.shape.shard(self.ways)
+
+    def _slower(self, size: ArrayLike, work: ArrayLike, share: float) -> Floats:
+        """Reading and computing overlap; where both take about as long they are in each other's way."""
+        reading = np.asarray(size) / (self.bandwidth * share)
+        computing = np.asarray(work) / (self.rate * self.efficiency.compute)
+        return np.asarray(np.cbrt(reading**3 + computing**3)) if self.efficiency.launch else np.maximum(reading, computing)
+
+    def products(self, tokens: ArrayLike) -> Floats:
+        """A layer but for its attention, over so many tokens: products of matrices, and what is done element by element [s]."""
+        part, got = self.part, np.asarray(tokens, dtype=np.float64)
+        total = np.zeros(got.shape)
+        for inputs, outputs in part.matrices:
+            size = (inputs * outputs + got * (inputs + outputs)) * part.bytes_each
+            work = 2.0 * inputs * outputs * got
+            total = total + self._slower(size, work, self.efficiency.memory) + self.efficiency.launch
+        if not self.efficiency.launch:  # a bound: nothing but reading the weights and computing
+            return total
+        moved = got * (12 * part.hidden + 4 * part.ffn) * part.bytes_each
+        return np.asarray(total + moved / (self.bandwidth * self.efficiency.elementwise) + SMALL_KERNELS * SMALL_LAUNCH)
+
+    def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Floats:
+        """A layer's attention over what is cached [s]."""
+        part = self.part
+        new, before, texts = (np.asarray(each, dtype=np.float64) for each in (width, context, batch))
+        size = texts * (before + new) * part.cache_bytes(1)
+        work = 4.0 * part.heads * part.head_dim * texts * new * (before + (new + 1) / 2)
+        return self._slower(size, work, self.efficiency.cache) + self.efficiency.attention_launch
+
+    def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
+        """One decoder layer [s]; how busy the host is makes no difference to a device of its own."""
+        tokens = np.asarray(width) * np.asarray(batch)
+        seconds = self.products(tokens) + self.attention(width, context, batch)
+        if self.ways > 1:
+            seconds = seconds + 2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each)
+        return self._said(seconds)
+
+    def all_reduce(self, size: ArrayLike) -> Floats:
+        """Adding up the parts of a state that `ways` devices hold, around a ring [s]."""
+        around = 2 * (self.ways - 1) / self.ways
+        return np.asarray(np.asarray(size) * around / self.link + self.latency)
+
+    def head(self, positions: ArrayLike) -> Estimate:
+        """Projection of so many positions [s]."""
+        many = np.asarray(positions, dtype=np.float64)
+        weights = self.part.head_weights
+        return self._said(self._slower(weights * self.shape.bytes_each, 2 * weights * many, self.efficiency.memory))
+
+    def embedding(self, tokens: ArrayLike) -> Estimate:
+        """Reading a row for each token [s]."""
+        return self._said(np.asarray(tokens) * self.shape.hidden * self.shape.bytes_each / self.bandwidth)
+
+    def step(self, batch: ArrayLike = 1) -> Estimate:
+        """Nothing is known of it."""
+        return self._said(np.zeros(np.shape(batch)))
+
+    def transfer(self, size: ArrayLike) -> Estimate:
+        """Bytes over the link, behind its latency [s]."""
+        return self._said(np.asarray(size) / self.link + self.latency)
+
+    def _said(self, seconds: ArrayLike) -> Estimate:
+        found = np.asarray(seconds, dtype=np.float64)
+        return Estimate(found, np.full(found.shape, self.efficiency.error))

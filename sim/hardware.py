@@ -1,0 +1,244 @@
+"""[cost] on real hardware: kinds `profile` and `roofline`, and what a point of the grid costs by them.
+
+Everything becomes layer-times at one operating point (`model.operating_point`), so every method runs on it in every view, and
+tables are in seconds besides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from model import checks, device, hardware, profile
+from model.checks import ParameterError
+from model.hardware import Hardware, Memory
+from model.latency import UnitCost
+from model.measured import Measured, shape_of
+from model.operating_point import OperatingPoint, operating_point
+from model.roofline import Efficiency, Roofline
+from model.transformer import PRESETS, Shape
+
+KINDS = ("profile", "roofline")
+ROLES = ("target", "draft", "medium")
+MAX_SECONDS = 1e6
+
+
+@dataclass(frozen=True)
+class HardwareCost:
+    """[cost] with kind `profile` or `roofline`.
+
+    Parameters
+    ----------
+    kind
+        `profile`: measured tables. `roofline`: the arithmetic of a shape over a device's published peaks.
+    profile, draft_profile, medium_profile
+        Names of bundled profiles (`sim ls profiles`), or paths of their .json, one for each model of the method. One of operations
+        composes the shape that is named beside it.
+    device
+        Of kind `roofline` (`sim ls devices`).
+    shape, draft_shape, medium_shape
+        Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told.
+    dtype
+        Of kind `roofline`: what weights and cache are kept in; the shape's own where left out.
+    prompt
+        Cached positions when the first token is decoded. Costs are those in the middle of the text.
+    batch
+        Texts that are decoded together; all are taken to have the luck of one.
+    ways
+        Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split.
+    busy
+        Other units of the same host that are at work meanwhile, where the profile knows what that does.
+    dispatch_s, dispatch_per_process_s, dispatch_law
+        Starting sub-processes, as `dispatch` of kind `unit`, in seconds.
+    link_s, promotion_s, state_check_s
+        As `link`, `promotion` and `state_check` of kind `unit`, in seconds; the first two on top of what the hardware takes.
+    memory_efficiency, compute_efficiency, launch_s
+        Of kind `roofline`: shares of the peaks that products reach, and the least time of a layer's; assumed where left out.
+    """
+
+    kind: str
+    profile: str | None = None
+    draft_profile: str | None = None
+    medium_profile: str | None = None
+    device: str | None = None
+    shape: str | None = None
+    draft_shape: str | None = None
+    medium_shape: str | None = None
+    dtype: str | None = None
+    prompt: int = 512
+    batch: int = 1
+    ways: int = 1
+    busy: int = 0
+    dispatch_s: float = 0.0
+    dispatch_per_process_s: float = 0.0
+    dispatch_law: str = "linear"
+    link_s: float = 0.0
+    promotion_s: float = 0.0
+    state_check_s: float = 0.0
+    memory_efficiency: float | None = None
+    compute_efficiency: float | None = None
+    launch_s: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, KINDS)
+        of_profile = ("profile", "draft_profile", "medium_profile", "busy")
+        of_roofline = ("device", "dtype", "memory_efficiency", "compute_efficiency", "launch_s")
+        for name in of_roofline if self.kind == "profile" else of_profile:
+            if getattr(self, name):
+                raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")
+        for name in ("profile", "shape") if self.kind == "profile" else ("device", "shape"):
+            if getattr(self, name) is None and not (self.kind == "profile" and name == "shape"):
+                known = "`sim ls profiles`" if name == "profile" else f"`sim ls {name}s`"
+                raise ParameterError(f"{name} is required by kind {self.kind!r} and has no default; {known} lists them")
+        for name in ("profile", "draft_profile", "medium_profile", "device", "shape", "draft_shape", "medium_shape", "dtype"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
+        for name in ("shape", "draft_shape", "medium_shape"):
+            if getattr(self, name) is not None:
+                checks.one_of(name, getattr(self, name), PRESETS)
+        if self.device is not None:
+            device.device(self.device)
+        checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
+        checks.whole("batch", self.batch, 1, checks.MAX_UNITS)
+        checks.whole("ways", self.ways, 1, 1024)
+        checks.whole("busy", self.busy, 0, 1024)
+        for name in ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s"):
+            checks.number(name, getattr(self, name), 0, MAX_SECONDS)
+        UnitCost(1, dispatch_law=self.dispatch_law)
+        self._efficiency()
+        for role in ROLES:
+            self.of(role)
+
+    def _efficiency(self) -> Efficiency:
+        given = {"memory": self.memory_efficiency, "compute": self.compute_efficiency, "launch": self.launch_s}
+        return Efficiency(**{name: value for name, value in given.items() if value is not None})
+
+    def of(self, role: str, ways: int = 1) -> Hardware | None:
+        """The hardware model of a role, or none where nothing is said of it."""
+        where = "" if role == "target" else f"{role}_"
+        shape = getattr(self, f"{where}shape")
+        if self.kind == "roofline":
+            return None if shape is None else _roofline(str(self.device), shape, self.dtype, self._efficiency(), ways)
+        name = getattr(self, f"{where}profile")
+        if name is None:
+            return None
+        try:
+            return _measured(name, shape, ways)
+        except ParameterError as error:
+            raise ParameterError(f"{where}profile: {error}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _roofline(name: str, shape: str, dtype: str | None, efficiency: Efficiency, ways: int) -> Roofline:
+    of = device.device(name)
+    made = PRESETS[shape] if dtype is None else replace(PRESETS[shape], dtype=dtype)
+    if made.dtype not in of.rates:
+        published = ", ".join(of.rates)
+        raise ParameterError(f"dtype must be one of {published}, what is published of {name}, got {checks.shown(made.dtype)}")
+    source = f"assumed efficiencies of the published peaks of {name}"
+    return Roofline(made, of.bandwidth, of.rates[made.dtype], efficiency, ways, of.link or of.host_link, provenance=source)
+
+
+def _measured(name: str, shape: str | None, ways: int) -> Measured:
+    path = Path(name)
+    return _looked_up(name, shape, ways, path.stat().st_mtime_ns if path.suffix == ".json" and path.is_file() else 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _looked_up(name: str, shape: str | None, ways: int, _: int) -> Measured:
+    found = _loaded(name, _)
+    if found.kind == "operations":
+        from model import compose
+
+        if shape is None:
+            raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
+        found = compose.layer(found, PRESETS[shape], model=shape, ways=ways)
+    elif shape is not None and PRESETS[shape] != shape_of(found):
+        raise ParameterError(f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations")
+    return Measured(found, ways=ways)
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(name: str, _: int) -> profile.Profile:
+    return profile.load(name)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What a point costs on hardware."""
+
+    point: OperatingPoint
+    shapes: Mapping[str, Shape]
+    ways: int
+    plain_factor: float
+    """Plain decoding on one device, over that on `ways` of them: what speed-ups compare with."""
+    memory: Memory | None
+    provenance: str
+    warnings: tuple[str, ...] = field(default=())
+
+
+def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, ...], where: str, name: str) -> Priced:
+    """The costs of a method with these parameters, decoding so many tokens."""
+    models: dict[str, Hardware] = {}
+    for role in ("target", *roles):
+        try:
+            found = cost.of(role, cost.ways if role == "target" else 1)
+        except ParameterError as error:
+            raise ParameterError(f"{where}: {error}") from None
+        if found is None:
+            key = ("" if role == "target" else f"{role}_") + ("profile" if cost.kind == "profile" else "shape")
+            raise ParameterError(f"{where}.{key} is required by method {name}: what its {role} model takes")
+        models[role] = found
+        layers = "layers" if role == "target" else f"{role}_layers"
+        depth = getattr(parameters, layers, found.shape.layers)
+        if role != "target" and depth == 1:  # a draft of which the method asks for no depth
+            depth = found.shape.layers
+        if depth != found.shape.layers:
+            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it")
+    texts = hasattr(parameters, "steps_of")
+    if texts and cost.batch != 1:
+        raise ParameterError(f"{where}.batch is method {name}'s own parameter batch; leave it out here, got {cost.batch}")
+    widest = parameters.widest_of(tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
+    second = float(models["target"].layer(1, cost.prompt + tokens // 2, cost.batch, busy=cost.busy).seconds)
+    more = {key.removesuffix("_s"): getattr(cost, key) / second for key in _SECONDS} | {"dispatch_law": cost.dispatch_law}
+    given = {"draft": models.get("draft"), "medium": models.get("medium")}
+    point = operating_point(
+        models["target"], prompt=cost.prompt, tokens=tokens, batch=cost.batch, widest=widest, texts=texts,
+        handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more, **given,
+    )  # fmt: skip
+    factor = 1.0
+    if cost.ways > 1:
+        single = cost.of("target", 1)
+        assert single is not None
+        context = cost.prompt + tokens // 2
+        times = [float(hardware.step_time(each, context, cost.batch).seconds) for each in (single, models["target"])]
+        factor = times[0] / times[1]
+    shapes = {role: each.shape for role, each in models.items()}
+    room, warned = _memory(cost, models, tokens, parameters, texts)
+    source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
+    return Priced(point, shapes, cost.ways, factor, room, source, warned)
+
+
+_SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
+
+
+def _memory(
+    cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any, texts: bool
+) -> tuple[Memory | None, tuple[str, ...]]:
+    """Weights and cache of a device, refused where they are more than it has; a warning where nobody knows what it has."""
+    target = models["target"]
+    name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
+    if name not in device.DEVICES:
+        return None, (f"memory of {name} is not known: whether weights and cache fit was not looked at",)
+    together = getattr(parameters, "placement", "together") == "together"
+    also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
+    batch = parameters.batch if texts else cost.batch
+    room = hardware.memory(
+        target.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
+    )
+    hardware.refuse_too_large(room, name)
+    return room, ()

@@ -1,0 +1,401 @@
+"""Importers on small made-up tables: every number by hand; what is missing, malformed or impossible is refused by file, row and
+column."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from calibrate.cli import app
+from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
+from model import profile
+from model.checks import ParameterError
+from model.profile import Profile
+
+PRODUCT = "time_stats.attn_pre_proj.median"
+TABLES = Path(__file__).parent / "data" / "importers"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the tables, to be spoiled; those that are Parquet elsewhere converted."""
+    copy = tmp_path / "tables"
+    shutil.copytree(TABLES, copy)
+    for path in (copy / "aiconfigurator").rglob("*.csv"):
+        pl.read_csv(path).write_parquet(path.with_suffix(".parquet"))
+        path.unlink()
+    return copy
+
+
+def from_vidur(folder: Path, **more: str) -> Profile:
+    return vidur.read(folder / "vidur", model="llama-2-7b", gpu="a100", network=folder / "vidur" / "network", **more)
+
+
+def from_aiconfigurator(folder: Path, **more: str) -> Profile:
+    return aiconfigurator.read(folder / "aiconfigurator", gpu="h100", **{"engine": "vllm/1.0", **more})
+
+
+def from_llmservingsim(folder: Path) -> Profile:
+    return llmservingsim.read(folder / "llmservingsim" / "tp1", model="llama-3.1-8b", gpu="rtx-4090")
+
+
+READ: dict[str, Callable[..., Profile]] = {
+    "vidur": from_vidur,
+    "aiconfigurator": from_aiconfigurator,
+    "llmservingsim": from_llmservingsim,
+}
+
+
+def times(made: Profile, part: str, ways: int = 1) -> dict[tuple[int, ...], float]:
+    """The times of a part by its axes [us], rounded to ns."""
+    rows = made.rows(part, ways)
+    return {tuple(row[:-3]): round(row[-3] * 1e6, 3) for row in rows.rows()}
+
+
+# --- what is read ---
+
+
+def test_a_layer_of_vidur_is_the_sum_of_its_operations_each_once(folder: Path) -> None:
+    made = from_vidur(folder)
+    # Norms, four products, rotation, activation, one sum; not the embedding. Two tokens were measured twice: the median of both.
+    assert times(made, "dense") == {(1,): 266.0, (2,): 269.0, (8,): 239.0, (64,): 315.0}
+    assert times(made, "dense", ways=2) == {(1,): 148.0}
+    assert times(made, "embedding") == {(1,): 4.0, (2,): 4.0, (8,): 5.0, (64,): 5.0}
+    row = made.table.filter((pl.col("part") == "dense") & (pl.col("tokens") == 2))
+    assert row["repeats"].item() == 2
+    # The least of the least, and the greatest of the greatest, over repeats: nine operations, 1 us below and 2 above.
+    assert (round(row["low_s"].item() * 1e6, 3), round(row["high_s"].item() * 1e6, 3)) == (258.0, 289.0)
+    assert (made.kind, made.provenance, made.mode) == ("model", "measured", "kernel-only")
+
+
+def test_attention_of_vidur_holds_what_surrounds_it_and_prompts_are_wider_passes(folder: Path) -> None:
+    found = times(from_vidur(folder), "attention")
+    assert found == {(1, 32, 1): 14.0, (1, 1024, 1): 30.0, (1, 1024, 4): 85.0, (64, 0, 1): 56.0, (64, 1024, 1): 85.0}
+
+
+def test_a_step_of_vidur_is_of_the_model_and_without_messages_between_processes(folder: Path) -> None:
+    assert times(from_vidur(folder), "step") == {(8,): 1100.0, (16,): 1300.0}
+
+
+def test_transfers_of_vidur_are_medians_of_repeats_within_a_node(folder: Path) -> None:
+    made = from_vidur(folder)
+    assert times(made, "all_reduce", ways=2) == {(8192,): 12.0}
+    assert times(made, "all_reduce", ways=4) == {(8192,): 14.0}
+    # Between two devices, however many share a layer.
+    assert times(made, "send") == {(8192,): 6.0, (1048576,): 10.0}
+    row = made.table.filter((pl.col("part") == "all_reduce") & (pl.col("ways") == 2))
+    assert (row["low_s"].item(), row["high_s"].item(), row["repeats"].item()) == (8e-6, 30e-6, 3)
+
+
+def test_zero_times_of_single_operations_and_dips_are_kept_and_said(folder: Path) -> None:
+    made = from_vidur(folder)
+    assert times(made, "dense", ways=2) == {(1,): 148.0}  # its activation was rounded to nothing
+    assert any("dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8; kept" in note for note in made.notes)
+
+
+def test_frontier_may_give_the_attention_that_vidur_lacks(folder: Path) -> None:
+    (folder / "vidur" / "attention.csv").rename(folder / "elsewhere.csv")
+    without = vidur.read(folder / "vidur", model="llama-2-7b", gpu="a100")
+    assert without.parts == ("dense", "embedding", "step")
+    assert times(from_vidur(folder, attention=str(folder / "elsewhere.csv")), "attention")[1, 32, 1] == 14.0
+
+
+def test_operations_of_aiconfigurator_are_of_one_type_and_have_times(folder: Path) -> None:
+    made = from_aiconfigurator(folder)
+    assert times(made, "gemm")[1, 4096, 4096] == 15.0
+    assert made.rows("gemm").height == 9
+    assert any("2 rows without a time or without work left out" in note for note in made.notes)
+    # `step` positions are cached before the new token; windows and other types are left out.
+    assert times(made, "decode")[32, 8, 128, 1023, 4] == 16.0
+    assert made.rows("decode").height == 9
+    # Elements of two bytes; replayed graphs, not eager ones.
+    assert times(made, "all_reduce", ways=2) == {(8192,): 6.0, (2097152,): 20.0}
+    assert made.kind == "operations"
+    assert "rope" not in made.facts["decode_includes"]
+
+
+def test_attention_of_aiconfigurator_may_be_left_out(folder: Path) -> None:
+    assert "decode" not in from_aiconfigurator(folder, attention="none").parts
+
+
+def test_a_layer_of_llmservingsim_has_its_norm_twice(folder: Path) -> None:
+    made = from_llmservingsim(folder)
+    assert times(made, "dense") == {(1,): 2 * 1.9 + 55 + 2.2 + 38 + 247 + 2.6 + 127, (8,): 488.7}
+    assert times(made, "embedding") == {(1,): 2.8, (8,): 4.3}
+    assert times(made, "head") == {(1,): 1098.9, (8,): 1116.5}  # with the final norm
+    assert times(made, "step") == {(1,): 25.0, (8,): 29.0}
+    assert times(made, "attention") == {
+        (1, 16, 1): 9.3,
+        (1, 1024, 1): 14.2,
+        (1, 1024, 8): 45.0,
+        (16, 0, 1): 12.0,
+        (16, 1024, 1): 20.0,
+    }
+    assert any("1 passes that mix" in note for note in made.notes)
+    assert (made.date, made.facts["gpu"]) == ("2026-01-02", "a made-up GPU")
+
+
+@pytest.mark.parametrize("source", READ)
+def test_what_is_read_comes_back_from_a_file_and_names_its_sources(source: str, folder: Path, tmp_path: Path) -> None:
+    made = READ[source](folder)
+    again = profile.load(profile.save(made, tmp_path))
+    assert again.table.equals(made.table)
+    assert again.sources == made.sources
+    assert {part for each in made.sources for part in each.parts} == {*made.parts}
+    assert all(each.repository and each.licence and len(each.sha256) == 64 for each in made.sources)
+
+
+# --- what is refused ---
+
+
+def swap(old: str, new: str, count: int = 1) -> Callable[[Path], None]:
+    """Spoil a file: one text for another."""
+
+    def spoil(path: Path) -> None:
+        said = csv_of(path)
+        assert old in said, "the test does not spoil anything"
+        write(path, said.replace(old, new, count))
+
+    return spoil
+
+
+def csv_of(path: Path) -> str:
+    return path.read_text() if path.suffix == ".csv" else pl.read_parquet(path).write_csv()
+
+
+def write(path: Path, text: str) -> None:
+    if path.suffix == ".csv":
+        path.write_text(text)
+    else:
+        pl.read_csv(text.encode()).write_parquet(path)
+
+
+def header_only(path: Path) -> None:
+    write(path, csv_of(path).splitlines()[0] + "\n")
+
+
+def nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def noise(path: Path) -> None:
+    path.write_bytes(b"PAR1 this is no Parquet" if path.suffix == ".parquet" else b'a,b\n1,2,3,4\n"unclosed')
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+MLP, GEMM = "vidur/mlp.csv", "aiconfigurator/gemm/vllm/1.0/gemm_perf.parquet"
+DECODE = "aiconfigurator/attention/vllm/1.0/generation_attention_perf.parquet"
+DENSE, SEQUENCE, ATTENTION = (f"llmservingsim/tp1/{name}.csv" for name in ("dense", "per_sequence", "attention"))
+FIRST = "0.004,0.007,0.005,0.059,0.062,0.060"
+"""Norm and products of the first row: least, greatest, median."""
+BAD = [
+    # A file that is not there, or is not what it was.
+    (MLP, gone, "mlp.csv: there is no such file"),
+    (GEMM, gone, "gemm_perf.parquet: there is no such file"),
+    (DECODE, gone, "generation_attention_perf.parquet: there is no such file"),
+    (DENSE, gone, "dense.csv: there is no such file"),
+    (MLP, nothing, "mlp.csv: the file is empty"),
+    (MLP, header_only, "mlp.csv: the table is empty"),
+    (GEMM, header_only, "gemm/vllm/1.0/gemm_perf.parquet: the table is empty"),
+    (DENSE, header_only, "dense.csv: the table is empty"),
+    (MLP, noise, "mlp.csv: it cannot be read as CSV"),
+    (GEMM, noise, "gemm_perf.parquet: it cannot be read as Parquet"),
+    # A header that changed.
+    (MLP, swap("time_stats.add.median", "time_stats.add.p50"), "column time_stats.add.median is missing; the nearest of its 37"),
+    ("vidur/attention.csv", swap("kv_cache_size", "context"), "attention.csv: column kv_cache_size is missing"),
+    ("vidur/cpu_overheads.csv", swap("schedule_median", "schedule"), "cpu_overheads.csv: column schedule_median is missing"),
+    ("vidur/network/all_reduce.csv", swap("num_workers", "workers"), "all_reduce.csv: column num_workers is missing"),
+    (GEMM, swap("gemm_dtype", "dtype"), "column gemm_dtype is missing; the nearest of its 6 columns is dtype"),
+    (DECODE, swap("step", "context"), "column step is missing"),
+    (ATTENTION, swap("kv_decode", "kv"), "attention.csv: column kv_decode is missing"),
+    # Units.
+    (DENSE, swap("time_us", "time_ticks"), "dense.csv: column time_ticks: unknown unit 'ticks'; known: ms, s, us"),
+    (SEQUENCE, swap("time_us", "latency"), "per_sequence.csv: column time_us is missing"),
+    # Values that are no numbers, or no such numbers.
+    (MLP, swap("True,1,1", "True,one,1"), "mlp.csv: row 1, column num_tokens: must be a number of at least 1, got 'one'"),
+    (MLP, swap("True,64,1", "True,0,1"), "mlp.csv: row 5, column num_tokens: must be a number of at least 1, got 0"),
+    (MLP, swap(FIRST, FIRST.replace("0.060", "")), f"mlp.csv: row 1, column {PRODUCT}: must be a number of at least 0"),
+    (MLP, swap(FIRST, FIRST.replace("0.060", "nan")), f"mlp.csv: row 1, column {PRODUCT}: must be a number"),
+    (DENSE, swap("qkv_proj,8,56", "qkv_proj,8,-56"), "dense.csv: row 4, column time_us: must be a number of at least 0, got -56.0"),
+    (GEMM, swap("2,4096,4096,0.016", "2,4096,4096,-0.016"), "row 3, column latency: must be a number of at least 0, got -0.016"),
+    (DECODE, swap("1,32,8,128,127", "1,32,0,128,127"), "row 1, column num_key_value_heads: must be a number of at least 1, got 0"),
+    ("vidur/attention.csv", swap("False", "no"), "attention.csv: row 1, column is_prefill: unknown value 'no'"),
+    ("vidur/network/send_recv.csv", swap("send_recv,2", "broadcast,2"), "row 1, column collective: unknown value 'broadcast'"),
+    # Another model, or what a layer needs is not there.
+    (MLP, swap("11008,True,2", "14336,True,2"), "row 2, column n_expanded_embd: must be 11008, the model's ffn, got 14336"),
+    ("vidur/cpu_overheads.csv", swap("Llama-2-7b", "Llama-9", 2), "column model_name: no row of llama-2-7b; there are"),
+    (DENSE, swap("rotary_emb", "rope", 2), "dense.csv: row 5, column layer: unknown value 'rope'; known: act_fn"),
+    (DENSE, swap("o_proj,8,41\n", ""), "dense.csv: column tokens: layernorm and o_proj do not both have 8"),
+    (SEQUENCE, swap("sampler,1,25\nsampler,8,29\n", ""), "per_sequence.csv: column layer: no row of sampler"),
+    (ATTENTION, swap("0,0,1,16", "0,0,0,16"), "attention.csv: row 1, column n_decode: a pass needs a prompt or new tokens"),
+    (GEMM, swap("bfloat16", "int4", 99), "column gemm_dtype: no row of bfloat16; there are fp8, int4"),
+    # Times that no such device takes: 135 MB of weights in 5 us; arithmetic; keys and values; a layer that takes none.
+    (MLP, swap("0.109,0.112,0.110", "0.005,0.112,0.005"), "row 1, column time_stats.mlp_up_proj.median: 5e-06 s would be"),
+    (GEMM, swap("1,8192,4096,0.029", "1,8192,4096,0.001"), "row 6, column latency: 1e-06 s would be 6.71e+13 bytes/s, above"),
+    (DECODE, swap("4,32,8,128,4095", "64,32,8,128,4095"), "row 6, column latency: 4e-05 s would be 2.68e+13 bytes/s"),
+    (DENSE, swap("gate_up_proj,8,252", "gate_up_proj,8,25.2"), "row 10, column time_us: 2.52e-05 s would be 9.32e+12 bytes/s"),
+    (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,111.4"), "per_sequence.csv: row 2, column time_us"),
+    (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,0"), "per_sequence.csv: row 2, column time_us: 0 s would be no time at all"),
+    (ATTENTION, swap("0,0,8,1024,45.0", "0,0,800,1024,45.0"), "attention.csv: row 3, column time_us"),
+    (ATTENTION, swap("16,0,0,0,12.0", "4096,0,0,0,12.0"), "operations/s of the arithmetic of rtx-4090"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "spoil", "message"), BAD, ids=[f"{file}: {message[:50]}" for file, _, message in BAD])
+def test_a_spoiled_table_is_refused_by_file_row_and_column(
+    file: str, spoil: Callable[[Path], None], message: str, folder: Path
+) -> None:
+    spoil(folder / file)
+    with pytest.raises(ParameterError) as caught:
+        READ[file.split("/")[0]](folder)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pass_that_takes_no_time_at_all_is_refused(folder: Path) -> None:
+    path = folder / "vidur" / "network" / "send_recv.csv"
+    swap("0.005,0.007,0.006", "0.000,0.007,0.000")(path)
+    with pytest.raises(ParameterError, match=r"send_recv.csv: row 1, column .*: the pass takes no time in total"):
+        from_vidur(folder)
+
+
+def test_an_unknown_unit_is_refused(folder: Path) -> None:
+    with pytest.raises(ParameterError, match="unknown unit 'minutes'; known: ms, s, us"):
+        from_vidur(folder, unit="minutes")
+    # In seconds the same numbers would be a thousand times as long, in microseconds faster than the memory.
+    assert times(from_vidur(folder, unit="s"), "dense")[1,] == 266e3
+    with pytest.raises(ParameterError, match=r"above the 2.04e\+12 bytes/s of the memory of a100"):
+        from_vidur(folder, unit="us")
+
+
+def test_several_engines_must_be_told_apart(folder: Path) -> None:
+    with pytest.raises(ParameterError, match=r"engine of gemm must be one of trtllm/9.9, vllm/1.0, and none was named"):
+        from_aiconfigurator(folder, engine="")
+    with pytest.raises(ParameterError, match=r"engine of attention must be one of vllm/1.0, or none, got trtllm/9.9"):
+        from_aiconfigurator(folder, engine="trtllm/9.9")
+    assert from_aiconfigurator(folder, engine="trtllm/9.9", attention="none").parts == ("gemm",)
+
+
+def test_weights_that_fit_the_cache_may_be_read_faster_than_memory_and_it_is_said(folder: Path) -> None:
+    swap("1,4096,4096,0.015", "1,4096,4096,0.005")(folder / GEMM)
+    made = from_aiconfigurator(folder)
+    assert times(made, "gemm")[1, 4096, 4096] == 5.0
+    assert any("1 products of one row found their weights (up to 34 MB)" in note for note in made.notes)
+
+
+# --- the command ---
+
+
+def arguments(folder: Path) -> dict[str, list[str]]:
+    """Each command, as a user writes it."""
+    return {
+        "vidur": ["import", "vidur", str(folder / "vidur"), "--model", "llama-2-7b", "--gpu", "a100"],
+        "aiconfigurator": ["import", "aiconfigurator", str(folder / "aiconfigurator"), "--gpu", "h100", "--engine", "vllm/1.0"],
+        "llmservingsim": [
+            "import",
+            "llmservingsim",
+            str(folder / "llmservingsim/tp1"),
+            "--model",
+            "llama-3.1-8b",
+            "--gpu",
+            "rtx-4090",
+        ],
+    }
+
+
+@pytest.mark.parametrize("source", READ)
+def test_the_command_writes_what_the_function_reads(source: str, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, [*arguments(folder)[source], "-o", str(out), "--name", "mine"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "mine.json: measured" in done.stdout
+    assert "covers " in done.stdout
+    assert done.stderr == ""
+    made = profile.load(out / "mine.json")
+    whole = READ[source](folder).table
+    assert made.table.height == whole.filter(pl.col("part").is_in(made.parts)).height
+    assert sorted(each.name for each in out.iterdir()) == ["mine.json", "mine.parquet"]
+
+
+def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
+    more = ["--model", "llama-3.1-8b", "--ways", "1,2", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*arguments(folder)["aiconfigurator"], *more])
+    assert done.exit_code == 0, (done.output, done.exception)
+    made = profile.load(tmp_path / "out" / "h100-llama-3.1-8b.json")
+    assert (made.provenance, made.ways) == ("composed", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "change", "message"),
+    [
+        ("vidur", ["--model", "llama-9"], "unknown shape 'llama-9'; did you mean llama-"),
+        ("vidur", ["--gpu", "a1000"], "unknown device 'a1000'; did you mean a100?"),
+        ("vidur", ["--unit", "h"], "unknown unit 'h'"),
+        ("vidur", ["--attention", "nowhere.csv"], "nowhere.csv: there is no such file"),
+        ("vidur", ["--network", "nowhere"], "nowhere: neither send_recv.csv nor all_reduce.csv"),
+        ("vidur", ["--name", "../mine"], "name must be of letters, digits, dots"),
+        ("aiconfigurator", ["--engine", "vllm/2.0"], "engine of gemm must be one of trtllm/9.9, vllm/1.0, got vllm/2.0"),
+        ("aiconfigurator", ["--model", "t5-small"], "encoder_layers must be 0, got 6"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "two"], "ways must be whole numbers"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "3"], "ways must divide heads=32, got 3"),
+        ("aiconfigurator", ["--model", "opt-1.3b"], "head_dim must be one of 128"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(
+    source: str, change: list[str], message: str, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, [*arguments(folder)[source], *change, "-o", str(out)])
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not out.exists() or not [*out.iterdir()]
+
+
+def test_a_spoiled_table_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    swap("0.109,0.112,0.110", "0.005,0.112,0.005")(folder / MLP)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(out)])
+    assert done.exit_code == 2
+    assert "row 1, column time_stats.mlp_up_proj.median" in done.stderr
+    assert not out.exists()
+
+
+def test_a_folder_that_is_a_file_is_a_mistake(folder: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(taken)])
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert "taken" in done.stderr
+
+
+def test_bundle_needs_the_list_of_sources(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["bundle", str(folder)])
+    assert done.exit_code == 2
+    assert "SOURCES.md: there is no such file" in done.stderr
+
+
+def test_help_has_an_example_of_each_command_and_loads_nothing_heavy() -> None:
+    for command in ("vidur", "aiconfigurator", "llmservingsim"):
+        done = CliRunner().invoke(app, ["import", command, "--help"])
+        assert f"calibrate import {command} " in done.stdout
+    heavy = ("numpy", "polars", "scipy", "torch", "transformers")
+    probe = f"import calibrate.cli, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    assert found.stdout.strip() == "[]", "import these where they are used"
+
+
+def test_every_row_of_a_source_is_read_by_its_number_in_the_file(folder: Path) -> None:
+    table = tables.read(folder / "vidur/attention.csv", ["is_prefill"], root=folder)
+    assert table.where(table.words("is_prefill", ("true", "false")) == "true").numbers.tolist() == [4, 5]

@@ -1,0 +1,265 @@
+"""The profiles that come with the package: whole, possible, sourced, and what their sources say; and how well layers are
+composed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.importers import aiconfigurator, bundle, vidur
+from model import compose, device, profile, transformer
+from model.checks import ParameterError
+from model.profile import Profile
+from model.transformer import Shape
+
+DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+needs_data = pytest.mark.skipif(
+    not (DATA / "gpu").is_dir(), reason="the folder of public measurements is absent: DECODESIM_DATA names it"
+)
+NAMES = [name for name in profile.names() if name.split("-")[0] in ("a100", "a40", "h100", "l40s", "rtx")]
+OPERATIONS = ("a100-operations", "h100-operations", "l40s-operations")
+MODELS = [name for name in NAMES if name not in OPERATIONS]
+PUBLISHERS = {
+    "microsoft/vidur": "MIT",
+    "NetX-lab/Frontier": "MIT",
+    "ai-dynamo/aiconfigurator": "Apache-2.0",
+    "casys-kaist/LLMServingSim": "MIT",
+}
+FOLDER = Path(profile.__file__).parent / "profiles"
+
+
+def shape_of(made: Profile) -> Shape:
+    return Shape(**made.shape)
+
+
+def test_the_models_and_devices_that_papers_decode_with_are_there() -> None:
+    measured = {f"{gpu}-{model}" for gpu in ("a100", "a40", "h100") for model in ("llama-2-7b", "llama-2-70b", "codellama-34b")}
+    composed = {f"{gpu}-{model}" for gpu in ("a100", "h100", "l40s") for model in ("llama-2-13b", "llama-3.1-8b")}
+    assert {*NAMES} == measured | composed | {*OPERATIONS, "rtx-4090-llama-3.1-8b"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_is_whole_small_and_names_its_sources(name: str) -> None:
+    made = profile.load(name)
+    assert made.name == name
+    assert name.startswith(made.device)
+    most = 400e3 if name in OPERATIONS else 150e3
+    assert sum((FOLDER / f"{name}.{kind}").stat().st_size for kind in ("json", "parquet")) < most
+    for source in made.sources:
+        assert PUBLISHERS[source.repository] == source.licence
+        assert len(source.commit) == 12
+        assert len(source.sha256) == 64
+        assert source.parts
+    # What a part of a composed model is made of goes by the name of the operation.
+    made_of = {part: part for part in profile.AXES} | {"gemm": "dense", "decode": "attention"}
+    sourced = {made_of.get(part, part) if made.kind == "model" else part for source in made.sources for part in source.parts}
+    assumed = {"embedding", "head"} if made.provenance == "composed" else set()
+    assert {*made.parts} - sourced <= assumed
+    assert {"dense", "gemm"} & {*made.errors}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_is_of_the_device_and_the_model_that_it_names(name: str) -> None:
+    made = profile.load(name)
+    peaks = device.device(made.device)
+    assert (made.bandwidth, made.rate, made.cache_bytes) == (peaks.bandwidth, peaks.rate(made.dtype), peaks.cache_bytes)
+    if made.kind == "model":
+        assert shape_of(made) == transformer.preset(made.model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_layer_is_faster_than_its_weights_are_read_or_its_arithmetic_done(name: str) -> None:
+    """A pass goes through all layers, so that no layer's weights or keys wait in the cache."""
+    made = profile.load(name)
+    for ways in made.ways:
+        part = shape_of(made).shard(ways)
+        rows = made.rows("dense", ways)
+        tokens, seconds = rows["tokens"].to_numpy(), rows["time_s"].to_numpy()
+        assert (seconds + 2.5e-6 >= part.layer_weight_bytes / made.bandwidth).all()
+        assert (seconds * 1.1 >= 2.0 * part.layer_weights * tokens / made.rate).all()
+        heads = made.rows("head", ways)
+        assert (heads["time_s"].to_numpy() >= part.head_weights * 2 / made.bandwidth).all()
+        rows = made.rows("attention", ways)
+        width, context, batch = (rows[axis].to_numpy() for axis in ("width", "context", "batch"))
+        read = 2 * batch * (context + width) * part.kv_heads * part.head_dim * 2
+        # A measured one may be of a cache that still held what it had read.
+        held = made.cache_bytes if name in ("rtx-4090-llama-3.1-8b", "a100-llama-2-7b", "a100-llama-2-70b") else 0
+        assert (rows["time_s"].to_numpy() >= 0.999 * (read - held) / made.bandwidth).all()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_operation_is_faster_than_what_does_not_fit_the_cache_is_read(name: str) -> None:
+    made = profile.load(name)
+    rows = made.rows("gemm")
+    m, n, k, seconds = (rows[column].to_numpy().astype(float) for column in ("m", "n", "k", "time_s"))
+    assert (seconds >= (2 * n * k - made.cache_bytes) / made.bandwidth).all()
+    assert (seconds >= 2 * m * n * k / made.rate).all()
+    rows = made.rows("decode")
+    context, batch, heads, head_dim, seconds = (
+        rows[column].to_numpy().astype(float) for column in ("context", "batch", "kv_heads", "head_dim", "time_s")
+    )
+    assert (seconds >= (4 * batch * (context + 1) * heads * head_dim - made.cache_bytes) / made.bandwidth).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_covered_as_far_as_it_is_decoded(name: str) -> None:
+    made = profile.load(name)
+    assert {"dense", "attention", "head", "embedding"} <= {*made.parts}
+    assert made.ways == ((1,) if name.startswith("rtx") else (1, 2, 4, 8))
+    for ways in made.ways:
+        tokens = made.rows("dense", ways)["tokens"]
+        assert (tokens.min(), tokens.max()) == (1, 2048 if name.startswith("rtx") else 4096)
+        rows = made.rows("attention", ways)
+        alone = rows.filter((rows["width"] == 1) & (rows["batch"] == 1))["context"]
+        assert alone.min() <= 32
+        assert alone.max() >= 4032
+        if ways > 1 and made.device != "a40":
+            assert made.rows("all_reduce", ways).height >= 10
+    if made.device in ("a100", "h100", "a40"):
+        assert made.rows("send").height >= 20
+
+
+def test_a_token_of_llama_3_on_an_rtx_4090_takes_what_its_publisher_composes() -> None:
+    """16.8 ms at batch 1 behind 1,024 tokens, against 15.9 ms to read its weights."""
+    made = profile.load("rtx-4090-llama-3.1-8b")
+    attention = made.rows("attention")
+    at = attention.filter((attention["width"] == 1) & (attention["context"] == 1024) & (attention["batch"] == 1))["time_s"].item()
+    one = made.rows("dense").row(0, named=True)["time_s"]
+    whole = made.shape["layers"] * (one + at) + made.rows("head").row(0, named=True)["time_s"]
+    assert round(whole * 1e3, 1) == 16.8
+    shape = shape_of(made)
+    read = shape.layers * shape.layer_weight_bytes + shape.head_weights * 2
+    assert read / made.bandwidth < whole
+
+
+def test_what_is_assumed_and_composed_is_said() -> None:
+    for name in MODELS:
+        notes = " ".join(profile.load(name).notes)
+        if name.startswith("rtx"):
+            assert profile.load(name).provenance == "measured"
+        else:
+            assert profile.load(name).provenance == "composed"
+            assert "composed" in notes
+    assert "head: composed at the efficiency of a100: assumed" in profile.load("a40-llama-2-7b").notes
+    assert profile.load("a40-llama-2-7b").errors["attention"] > 0.1
+    assert any("found their weights" in note for note in profile.load("l40s-operations").notes)
+
+
+# --- against the data that they rest on ---
+
+
+@pytest.fixture(scope="module")
+def derived() -> dict[str, Profile]:
+    return {made.name: made for made in bundle.profiles(DATA)}
+
+
+@needs_data
+def test_every_profile_is_what_its_sources_give(derived: dict[str, Profile]) -> None:
+    assert {*derived} == {*NAMES}
+    for name, made in derived.items():
+        kept = profile.load(name)
+        assert kept.table.equals(made.table), name
+        assert (kept.sources, kept.notes, kept.errors, kept.engine) == (made.sources, made.notes, made.errors, made.engine), name
+
+
+@needs_data
+def test_a_file_that_is_not_the_one_listed_is_refused(derived: dict[str, Profile]) -> None:
+    made = vidur.read(DATA / "gpu/vidur/compute/h100/meta-llama/Llama-2-7b-hf", model="llama-2-7b", gpu="h100")
+    known = {name: source for name, source in bundle.origins(DATA).items() if "mlp.csv" not in name}
+    with pytest.raises(ParameterError, match=r"mlp.csv: its sha256 b1a2def08857d10e is not in SOURCES.md"):
+        bundle._sourced(made, DATA, known)
+
+
+ENGINES = [
+    ("h100", "h100_sxm", "trtllm/1.2.0rc5"),
+    ("h100", "h100_sxm", "trtllm/1.3.0rc20"),
+    ("h100", "h100_sxm", "vllm/0.14.0"),
+    ("h100", "h100_sxm", "vllm/0.19.0"),
+    ("a100", "a100_sxm", "trtllm/1.0.0"),
+    ("a100", "a100_sxm", "vllm/0.14.0"),
+    ("l40s", "l40s", "trtllm/1.0.0"),
+    ("l40s", "l40s", "trtllm/1.3.0rc20"),
+    ("l40s", "l40s", "vllm/0.14.0"),
+]
+DENSE_GRIDS = ("trtllm/1.2.0rc5", "trtllm/1.3.0rc20", "vllm/0.19.0")
+"""Those with every m up to 17."""
+KEYS_ALONE = ("trtllm/1.0.0", "trtllm/1.2.0rc5")
+"""Attention of these read half the cache."""
+
+
+@needs_data
+@pytest.mark.parametrize(("gpu", "folder", "engine"), ENGINES)
+def test_products_left_out_are_found_again(gpu: str, folder: str, engine: str) -> None:
+    made = aiconfigurator.read(DATA / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention="none")
+    found = compose.gemm_left_out(made)
+    # One file misses the bound of 3 %: vLLM 0.14.0 on the L40S, whose 20 values of m step further apart than its kernels.
+    bound = 0.022 if gpu == "h100" else 0.033 if (gpu, engine) == ("l40s", "vllm/0.14.0") else 0.03
+    assert found.median() <= bound
+    assert found.percentile(90) <= 0.17
+    if engine in DENSE_GRIDS:
+        assert found.median(high=32) <= 0.01
+    assert made.errors["gemm"] == round(found.median(), 4)
+
+
+@needs_data
+@pytest.mark.parametrize(("gpu", "folder", "engine"), ENGINES)
+def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, engine: str) -> None:
+    root = DATA / "gpu/aiconfigurator" / folder
+    if engine in KEYS_ALONE:
+        with pytest.raises(
+            ParameterError, match=r"generation_attention_perf.parquet: row \d+, column latency: .* of the memory of"
+        ):
+            aiconfigurator.read(root, gpu=gpu, engine=engine)
+        return
+    found = compose.attention_left_out(aiconfigurator.read(root, gpu=gpu, engine=engine))
+    assert found.median() <= 0.03
+    assert found.percentile(90) <= 0.17
+
+
+@needs_data
+@pytest.mark.parametrize("model", bundle.VIDUR)
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+def test_composed_layers_are_what_was_measured(gpu: str, model: str) -> None:
+    """Up to 64 tokens, on the same GPU, by another engine and years apart: within a tenth, where a device has a whole layer or
+    half."""
+    measured = vidur.read(DATA / "gpu/vidur/compute" / gpu / bundle.VIDUR[model], model=model, gpu=gpu)
+    table = bundle.operations(DATA, gpu)
+    for ways in (1, 2):
+        assert bundle.differences(table, measured, (ways,)).median() <= 0.10
+    # Split further, a layer takes 40 to 200 us, of which its norms and sums are a growing part: what is assumed of them shows.
+    for ways in (4, 8):
+        assert bundle.differences(table, measured, (ways,)).median() <= 0.14
+
+
+@needs_data
+def test_composed_attention_is_about_what_another_engine_takes() -> None:
+    """vLLM's against FlashInfer's on the A800, behind 256 and more tokens: engines differ by more than tables do."""
+    table = bundle.operations(DATA, "a100")
+    source = DATA / "gpu/frontier/compute/a800/meta-llama/Llama-2-7b-hf/attention.csv"
+    folder = DATA / "gpu/vidur/compute/a100/meta-llama/Llama-2-7b-hf"
+    rows = vidur.read(folder, model="llama-2-7b", gpu="a100", attention=source).rows("attention")
+    rows = rows.filter((rows["width"] == 1) & (rows["context"] >= 256))
+    ours = compose.Attention(table, 32, 32, 128)(rows["context"].to_numpy(), rows["batch"].to_numpy())
+    assert np.median(np.abs(ours / rows["time_s"].to_numpy() - 1)) <= 0.12
+
+
+@needs_data
+def test_heads_that_were_not_measured_are_stood_in_for() -> None:
+    """Llama-2-7B's and 13B's on the H100, from all others than their own."""
+    table = bundle.operations(DATA, "h100")
+    for heads, bound in ((32, 0.02), (40, 0.10)):
+        rows = table.rows("decode")
+        own = (rows["heads"] == heads) & (rows["kv_heads"] == heads) & (rows["head_dim"] == 128)
+        kept = own & (rows["context"] <= 8191) & (rows["batch"] <= 64)
+        rows = rows.filter(kept)
+        frame = table.table
+        drop = ((frame["heads"] == heads) & (frame["kv_heads"] == heads)).fill_null(False)
+        from dataclasses import replace
+
+        without = compose.Attention(replace(table, table=frame.filter(~drop)), heads, heads, 128)
+        assert not without.measured
+        errors = without(rows["context"].to_numpy(), rows["batch"].to_numpy()) / rows["time_s"].to_numpy() - 1
+        assert np.median(np.abs(errors)) <= bound
