@@ -8,21 +8,24 @@ from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any
 
-from model import checks, published
+from model import checks, profile, published
 from model.device import DEVICES, Device
 from model.latency import RATIOS, UnitCost
+from model.profile import Profile
 from model.transformer import PRESETS, Shape
 from sim import cases, methods, outcomes, scenario
+from sim.hardware import HardwareCost
 
-LISTS = ("costs", "devices", "methods", "outcomes", "published", "scenarios", "shapes")
+LISTS = ("costs", "devices", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
 
 
 def lines(what: str) -> dict[str, str]:
     """A line of each, by its name."""
     checks.one_of("list", what, LISTS)
     if what == "costs":
-        said = _documented(UnitCost) | _documented(cases.Cost)
-        return {name: said[name] for name in _given(cases.Cost)}
+        # What a key means depends on the kind, for a few of them: first as kind `unit` has it.
+        said = _documented(HardwareCost) | _documented(UnitCost) | _documented(cases.Cost)
+        return {name: said[name] for name in dict.fromkeys((*_given(cases.Cost), *_given(HardwareCost)))}
     if what == "methods":
         modules = {name: methods.algorithm(name) for name in methods.names()}
         return {name: f"{_first(module)} ({', '.join(_given(module.Parameters))})" for name, module in modules.items()}
@@ -34,6 +37,8 @@ def lines(what: str) -> dict[str, str]:
         return {name: _shape(each) for name, each in PRESETS.items()}
     if what == "devices":
         return {name: _device(each) for name, each in DEVICES.items()}
+    if what == "profiles":
+        return {name: _profile(profile.load(name)) for name in profile.names()}
     return {name: published.table(name).title for name in published.names()}
 
 
@@ -62,10 +67,33 @@ def details(what: str, name: str) -> dict[str, str]:
         return {name: _rows(own | {"parameters": shape.parameters, "source": source})}
     if what == "devices":
         return {name: _rows(_of_device(DEVICES[name]))}
+    if what == "profiles":
+        return {name: _rows(_of_profile(profile.load(name)))}
     if what == "costs":
-        return {name: lines(what)[name]}
+        kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
+        having = {kind: of for kind, of in kinds.items() if name in _given(of)}
+        return {name: _rows({kind: (_documented(UnitCost) | _documented(of))[name] for kind, of in having.items()})}
     table = published.table(name)
     return {name: f"{table.title}\n\nasked by {', '.join(table.keys)}; {len(table.rows)} rows"}
+
+
+def _profile(found: Profile) -> str:
+    ways = f", ways {'/'.join(map(str, found.ways))}" if found.kind == "model" else ""
+    whom = ", ".join(dict.fromkeys(source.repository for source in found.sources))
+    what = f"{found.model or found.kind} on {found.device}, {found.dtype}, {found.engine} {found.mode}"
+    return f"{found.provenance}: {what}{ways} ({whom})"
+
+
+def _of_profile(found: Profile) -> dict[str, Any]:
+    said = {name: getattr(found, name) for name in ("kind", "device", "model", "dtype", "engine", "mode", "provenance", "date")}
+    said |= {"covers": found.coverage(), "peaks": f"{found.bandwidth / 1e9:,.0f} GB/s, {found.rate / 1e12:,.1f} TFLOP/s"}
+    said |= {f"error, {part}": f"{error:.1%} between measured points (leave one out)" for part, error in found.errors.items()}
+    for index, source in enumerate(found.sources, 1):
+        commit = f" at {source.commit}" if source.commit else ""
+        gave = f" ({', '.join(source.parts)})" if source.parts else ""
+        said[f"source {index}"] = f"{source.repository}{commit}, {source.licence or 'own'}: {source.file}{gave}"
+    said |= {f"note {index}": note for index, note in enumerate(found.notes, 1)}
+    return said | dict(found.facts)
 
 
 def _shape(shape: Shape) -> str:

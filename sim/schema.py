@@ -21,6 +21,13 @@ def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any
     return found
 
 
+def _part(kind: type) -> dict[str, Any]:
+    """The schema of some keys of a dataclass but for its kind: what a method changes of what holds for all."""
+    found = _of(kind)
+    del found["properties"]["kind"], found["required"]
+    return found
+
+
 def of_scenarios() -> dict[str, Any]:
     """The schema of a whole scenario."""
     cost = {"anyOf": [_of(cases.Cost), _of(HardwareCost)]}
@@ -33,7 +40,7 @@ def of_scenarios() -> dict[str, Any]:
             table["properties"][alias] = table["properties"][meant]
             table["required"].remove(meant)
             table["oneOf"] = [{"required": [alias]}, {"required": [meant]}]
-        table["properties"] |= {"outcomes": anything, "cost": cost}
+        table["properties"] |= {"outcomes": anything, "cost": {"anyOf": [*cost["anyOf"], _part(HardwareCost)]}}
     method = {"anyOf": tables}
     values = {"type": "array", "minItems": 1}
     span = {"type": "object", "required": ["from", "to", "count"], "additionalProperties": False, "properties": {

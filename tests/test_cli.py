@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import sim
 from sim import cases, methods, scenario
 from sim.cli import app
+from sim.hardware import HardwareCost
 from sim.schema import of_scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -250,8 +251,10 @@ def test_the_schema_refuses_what_the_loader_refuses(section: str, key: str, valu
 def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
     sections = of_scenarios()["properties"]
     assert set(sections) == set(scenario.SECTIONS)
-    for name, kind in (("scenario", cases.Settings), ("cost", cases.Cost), ("cluster", cases.Machine)):
+    for name, kind in (("scenario", cases.Settings), ("cluster", cases.Machine)):
         assert set(sections[name]["properties"]) == {field.name for field in fields(kind)}
+    kinds = [set(table["properties"]) for table in sections["cost"]["anyOf"]]
+    assert kinds == [{field.name for field in fields(kind)} for kind in (cases.Cost, HardwareCost)]
     [by_name] = [law for law in sections["outcomes"]["anyOf"] if "kind" not in law["properties"]]
     assert set(by_name["properties"]) == set(cases.LAWS)
     for outcome, kinds in cases.LAWS.items():

@@ -15,6 +15,7 @@ from model.transformer import PRESETS
 from sim import cases, listing, methods, scenario
 from sim.cli import app
 from sim.grid import Grid
+from sim.hardware import HardwareCost
 
 
 def said(*arguments: str) -> str:
@@ -82,7 +83,8 @@ def test_the_columns_of_records_are_told() -> None:
 
 def test_every_cost_is_explained() -> None:
     rows = listing.lines("costs")
-    assert [*rows] == [field.name for field in fields(cases.Cost)]
+    assert [*rows] == [*dict.fromkeys(field.name for kind in (cases.Cost, HardwareCost) for field in fields(kind))]
+    assert all(rows.values())
     assert rows["state_check"].endswith("[layer-times].")
     assert rows["cost_ratio"] == rows["medium_cost_ratio"]
     assert "sim ls shapes" in rows["draft_shape"]

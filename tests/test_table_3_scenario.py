@@ -107,7 +107,11 @@ def test_a_run_says_measured_against_predicted_row_by_row(table: pl.DataFrame) -
         assert f"measured {row['latency_s']:.3f} s" in line
         assert f"fitted on {row['fitted_on']}: formula {row['predicted_s']:.3f} s ({100 * row['error']:+.1f} %)" in line
         assert f"without overheads {row['ideal_s']:.3f} s ({100 * row['ideal_error']:+.1f} %)" in line
-        assert line.count("±") == 2
+        own = table.filter(data_set=row["data_set"], candidates=row["candidates"])
+        for view in ("paths", "events"):
+            each = own.filter(view=view).row(0, named=True)
+            half = (each["latency_layers_high"] - each["latency_layers_low"]) / 2 * each["seconds_per_layer"]
+            assert f"{view} {each['latency_s']:.3f} ±{half:.3f} s" in line
     for words in ("four points calibrate it and do not prove it", "exit layer 20 assumed", "7 would: 35.2 ms a token", "26.4 ms"):
         assert words in text
     assert "times: published: what plain decoding takes, PPD Table 3; fitted to published times" in text

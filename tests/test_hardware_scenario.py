@@ -1,0 +1,282 @@
+"""Scenarios on hardware: the seconds of a run are those of the profile's passes, for every method and in every view."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import sim
+from model import profile
+from model.device import DEVICES
+from model.hardware import memory, pass_time, prompt_time, step_time
+from model.measured import Measured
+from model.profile import Profile, Source, table_of
+from model.roofline import Roofline
+from model.transformer import preset
+from sim.cli import app
+from sim.grid import Grid
+
+ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b"}
+MATCH = {"match": {"kind": "iid", "match_rate": 0.5}}
+ACCEPT = {"accept": {"kind": "iid", "acceptance_rate": 0.7}}
+
+
+Tables = dict[str, Any]
+
+
+def scenario(method: Tables, cost: Tables, outcomes: Tables | None = None, **settings: Any) -> Tables:
+    said: dict[str, Any] = {
+        "scenario": {"name": "hardware", "tokens": 32, "replications": 64, **settings},
+        "method": [{"layers": 40, **method}], "cost": dict(cost),
+    }  # fmt: skip
+    return said | ({"outcomes": outcomes} if outcomes else {})
+
+
+def rows_of(tables: dict[str, Any]) -> list[dict[str, Any]]:
+    return sim.run(tables, out=None).to_dicts()
+
+
+def a100(name: str = "llama-2-13b", ways: int = 1) -> Roofline:
+    of = DEVICES["a100"]
+    return Roofline(preset(name), of.bandwidth, of.rates["bfloat16"], ways=ways, link=of.link)
+
+
+def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
+    found = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"prompt": 100, "batch": 3}))
+    step = float(step_time(a100(), 100 + 16, 3).seconds)
+    assert [row["view"] for row in found] == ["formula", "paths", "events"]
+    for row in found:
+        assert row["latency_s"] == pytest.approx(32 * step, rel=1e-9)
+        assert row["tpot_ms"] == pytest.approx(1e3 * step, rel=1e-9)
+        assert row["speedup"] == pytest.approx(1)
+        assert row["seconds_error"] == pytest.approx(0.12)
+        assert row["cost_source"].startswith("assumed efficiencies")
+        assert row["prompt_s"] == pytest.approx(float(prompt_time(a100(), 100, 3).seconds))
+
+
+def test_rounds_of_drafting_take_their_passes() -> None:
+    always = {"accept": {"kind": "iid", "acceptance_rate": 1.0}}
+    draft = scenario({"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}, always)
+    context = 512 + 16
+    wide = float(pass_time(a100(), 4, context).seconds)
+    small = float(step_time(a100("llama-68m"), context).seconds)
+    for row in rows_of(draft):
+        assert row["latency_s"] == pytest.approx(8 * (wide + 3 * small), rel=1e-9)
+
+
+def test_a_batch_makes_width_dear() -> None:
+    method = {"name": "speculative", "draft_length": 7}
+    cost = ROOFLINE | {"draft_shape": "llama-68m"}
+    speeds = [rows_of(scenario(method, cost | {"batch": batch, "prompt": 64}, ACCEPT))[0]["speedup"] for batch in (1, 32, 256)]
+    assert speeds[0] > speeds[1] > speeds[2]
+
+
+def test_units_of_several_devices_are_counted_as_devices() -> None:
+    plain = rows_of(scenario({"name": "autoregressive"}, ROOFLINE))[0]
+    split = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"ways": 4}))
+    times = [float(step_time(a100(ways=ways), 528).seconds) for ways in (1, 4)]
+    for row in split:
+        assert row["latency_s"] == pytest.approx(32 * times[1], rel=1e-9)
+        assert row["speedup"] == pytest.approx(times[0] / times[1], rel=1e-9)
+        assert row["mean_units"] == pytest.approx(4)
+        assert row["held_units"] == row["units"] == row["ways"] == 4
+        # Unit-time over that of plain decoding on one device.
+        assert row["compute_per_token"] == pytest.approx(4 * times[1] / times[0], rel=1e-9)
+        assert row["speedup_input_low"] < row["speedup"] < row["speedup_input_high"]
+    assert plain["ways"] == 1
+    both = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE | {"ways": 2}, MATCH))
+    one = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE, MATCH))
+    for row, single in zip(both, one, strict=True):
+        assert row["held_units"] == 4
+        assert row["mean_units"] == pytest.approx(2 * single["mean_units"], rel=1e-2)
+
+
+def test_memory_is_looked_at_before_anything_runs() -> None:
+    row = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"prompt": 1000, "batch": 2}))[0]
+    found = memory(preset("llama-2-13b"), DEVICES["a100"].memory_bytes, context=1032, batch=2)
+    assert row["memory_share"] == pytest.approx(found.share)
+    beside = rows_of(scenario({"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}, ACCEPT))[0]
+    alone = rows_of(
+        scenario({"name": "speculative", "draft_length": 3, "placement": "apart"}, ROOFLINE | {"draft_shape": "llama-68m"}, ACCEPT)
+    )[0]
+    assert beside["memory_share"] > alone["memory_share"]
+
+
+def test_a_batch_of_texts_is_a_width_of_texts() -> None:
+    method = {"name": "skipdecode", "min_layers": 40, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 32, "batch": 8}
+    found = rows_of(scenario(method, ROOFLINE))
+    step = float(pass_time(a100(), 1, 528, 8).seconds)
+    for row in found:
+        assert row["latency_s"] == pytest.approx(32 * step, rel=1e-6)
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """A profile of the smallest Llama, by hand."""
+    rows: list[dict[str, Any]] = [
+        {
+            "part": "layer", "width": width, "context": context, "batch": 1, "busy": busy,
+            "time_s": 1e-4 * (1 + width / 10) * (1 + busy),
+        }
+        for width in (1, 2, 4)
+        for context in (0, 1024)
+        for busy in (0, 1)
+    ]  # fmt: skip
+    rows += [{"part": "head", "positions": 1, "time_s": 5e-5}, {"part": "step", "batch": 1, "time_s": 3e-5}]
+    rows += [{"part": "send", "size": size, "time_s": 1e-5} for size in (1, 10**9)]
+    made = Profile(
+        name="by-hand", device="here", model="llama-68m", dtype="bfloat16", engine="none", mode="eager", kind="model",
+        provenance="measured", date="2026-11-21", bandwidth=1e12, rate=1e14, cache_bytes=1e8, table=table_of(rows),
+        sources=(Source("by hand", "rows"),), shape=vars(preset("llama-68m")), errors={"layer": 0.05},
+    )  # fmt: skip
+    return profile.save(made, tmp_path)
+
+
+def test_a_profile_of_ones_own_gives_its_seconds_to_every_view(measured: Path, tmp_path: Path) -> None:
+    text = f"""
+[scenario]
+name = "own"
+tokens = 10
+replications = 20
+[[method]]
+name = "autoregressive"
+layers = 2
+[cost]
+kind = "profile"
+profile = "{measured.name}"
+prompt = 100
+busy = 1
+"""
+    path = tmp_path / "own.toml"
+    path.write_text(text)  # the profile lies beside it
+    step = 2 * 1e-4 * 1.1 * 2 + 5e-5 + 3e-5
+    for row in sim.run(path, out=None).to_dicts():
+        assert row["latency_s"] == pytest.approx(10 * step, rel=1e-9)
+        assert row["cost_source"] == "measured (by hand)"
+        assert row["tpot_ms_input_low"] == pytest.approx(1e3 * step * (1 - row["seconds_error"]))
+        assert row["tpot_ms_input_high"] == pytest.approx(1e3 * step * (1 + row["seconds_error"]))
+        assert "memory_share" not in row  # nobody knows how much it has
+
+
+def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
+    tables = scenario({"name": "autoregressive", "layers": 2}, {"kind": "profile", "profile": str(measured)})
+    done = CliRunner().invoke(app, ["run", *_written(tables, measured.parent), "--view", "formula"])
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    assert "by-hand.json: measured (by hand); prompt 512, batch 1, ways 1" in said
+    assert "costs are those in the middle" in said
+    assert "whether weights and cache fit was not looked at" in said
+
+
+def _written(tables: dict[str, Any], folder: Path) -> list[str]:
+    path = folder / "scenario.toml"
+    lines = []
+    for name, table in tables.items():
+        for each in table if isinstance(table, list) else [table]:
+            lines.append(f"[[{name}]]" if isinstance(table, list) else f"[{name}]")
+            lines += [f"{key} = {json.dumps(value)}" for key, value in each.items() if not isinstance(value, dict)]
+            for inner, value in each.items():
+                if isinstance(value, dict):
+                    lines.append(f"[{name}.{inner}]")
+                    lines += [f"{key} = {json.dumps(what)}" for key, what in value.items()]
+    path.write_text("\n".join(lines))
+    return [str(path), "-o", str(folder / "out")]
+
+
+def test_methods_may_change_single_costs_of_what_holds_for_all() -> None:
+    tables = scenario({"name": "autoregressive"}, ROOFLINE)
+    tables["method"].append({"name": "autoregressive", "layers": 40, "cost": {"ways": 2}})
+    tables["sweep"] = {"cost.device": ["a100", "h100"]}
+    grid = Grid(tables)
+    cases = [grid.case(point) for point in range(grid.points)]
+    assert [case.ways for case in cases] == [1, 1, 2, 2]
+    seconds = [case.seconds_per_layer for case in cases]
+    assert len(set(seconds)) == 4
+    whole = copy.deepcopy(tables)
+    whole["method"][1]["cost"] = {"kind": "unit", "final_head": 1.0}
+    del whole["sweep"]
+    assert Grid(whole).case(1).priced is None  # one with a kind stands for itself
+
+
+H100 = {"kind": "profile", "profile": "h100-llama-2-13b"}
+BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"kind": "profil"}, "cost: unknown kind 'profil'; did you mean profile?"),
+    ({}, {"kind": "roofline", "shape": "llama-2-13b"}, "cost: device is required by kind 'roofline'"),
+    ({}, {"kind": "roofline", "device": "a100"}, "cost: shape is required by kind 'roofline'"),
+    ({}, {"kind": "profile"}, "cost: profile is required by kind 'profile'"),
+    ({}, {"kind": "profile", "profile": "h100-llama-13b"}, "cost: profile: unknown profile 'h100-llama-13b'"),
+    ({}, {"kind": "profile", "profile": "nobody.json"}, "cost: profile: nobody.json: there is no such file"),
+    ({}, {"kind": "profile", "profile": 3}, "cost: profile must be a name in quotes, got 3"),
+    ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is of operations: name the shape"),
+    ({}, H100 | {"shape": "opt-1.3b"}, "cost: profile: h100-llama-2-13b is of llama-2-13b, not of opt-1.3b"),
+    ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, what h100-llama-2-13b is of, got 'float8'; it covers"),
+    ({}, H100 | {"ways": 3}, "cost: profile: ways must be one of 1, 2, 4, 8, what profile"),
+    ({}, H100 | {"busy": 1}, "busy must be 0, what profile h100-llama-2-13b has, got 1"),
+    ({}, H100 | {"device": "h100"}, "cost: device is not used by kind 'profile'; leave it out"),
+    ({}, ROOFLINE | {"profile": "x"}, "cost: profile is not used by kind 'roofline'; leave it out"),
+    ({}, ROOFLINE | {"busy": 1}, "cost: busy is not used by kind 'roofline'; leave it out"),
+    ({}, ROOFLINE | {"device": "a1000"}, "cost: unknown device 'a1000'"),
+    ({}, ROOFLINE | {"shape": "llama"}, "cost: unknown shape 'llama'"),
+    ({}, ROOFLINE | {"dtype": "bf16"}, "cost: unknown dtype 'bf16'"),
+    ({}, ROOFLINE | {"device": "v100"}, "cost: dtype must be one of float16, float32"),
+    ({}, ROOFLINE | {"ways": 3}, "ways must divide heads=40, got 3"),
+    ({}, ROOFLINE | {"ways": 0}, "cost: ways must be between 1 and 1024, got 0"),
+    ({}, ROOFLINE | {"batch": 0}, "cost: batch must be between 1 and 100000, got 0"),
+    ({}, ROOFLINE | {"prompt": -1}, "cost: prompt must be between 0 and 1000000, got -1"),
+    ({}, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
+    ({}, ROOFLINE | {"dispatch_law": "log"}, "cost: unknown dispatch_law 'log'"),
+    ({}, ROOFLINE | {"memory_efficiency": 0}, "cost: memory must be above 0, got 0"),
+    ({}, ROOFLINE | {"final_head": 1}, "unknown key cost.final_head"),
+    ({}, ROOFLINE | {"draft_shape": "llama-68m"}, "cost.draft_shape is used by no method that it is given for; leave it out"),
+    ({"layers": 39}, ROOFLINE, "method.layers must be 40, as cost says, got 39; set it"),
+    ({}, ROOFLINE | {"batch": 4096}, "weights (26.0 GB) and cache ("),
+    ({"name": "speculative", "draft_length": 2}, ROOFLINE, "cost.draft_shape is required by method speculative"),
+    (
+        {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 32},
+        ROOFLINE | {"batch": 2}, "cost.batch is method skipdecode's own parameter batch; leave it out here, got 2",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "cost", "message"), BAD, ids=[message[:60] for *_, message in BAD])
+def test_bad_input_is_one_line_and_writes_nothing(method: Tables, cost: Tables, message: str, tmp_path: Path) -> None:
+    tables = scenario({"name": "autoregressive"} | method, cost, ACCEPT if method.get("name") == "speculative" else None)
+    done = CliRunner().invoke(app, ["run", *_written(tables, tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_profile_is_named(measured: Path) -> None:
+    measured.with_suffix(".parquet").write_bytes(b"nothing")
+    tables = scenario({"name": "autoregressive", "layers": 2}, {"kind": "profile", "profile": str(measured)})
+    done = CliRunner().invoke(app, ["run", *_written(tables, measured.parent)])
+    assert done.exit_code == 2
+    assert "by-hand.json: its table by-hand.parquet is not the one that it was written with" in done.stderr
+
+
+def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
+    cost = H100 | {"draft_profile": "h100-operations", "draft_shape": "llama-68m"}
+    tables = scenario({"name": "speculative", "draft_length": 4}, cost, ACCEPT)
+    for row in rows_of(tables):
+        assert row["cost_source"].startswith("composed")
+        assert 1 < row["speedup"] < (1 - 0.7**5) / 0.3
+    assert row["seconds_per_layer"] == float(Measured(profile.load("h100-llama-2-13b")).layer(1, 528).seconds)
+
+
+def test_tensor_parallel_scenario_says_who_wins() -> None:
+    table = sim.run("ppd-against-tensor-parallel", out=None, views=["formula"])
+    for (name,), part in table.group_by("cost.profile" if "cost.profile" in table.columns else "profile"):
+        held = {int(units): group for (units,), group in part.group_by("held_units")}
+        for units in (2, 4):
+            pipelined = held[units].filter(pl.col("method") == "ppd")["speedup"].max()
+            split = held[units].filter(pl.col("method") == "autoregressive")["speedup"].max()
+            assert split > pipelined > 1, name
