@@ -322,10 +322,12 @@ def test_interrupted_repeats_are_left_out_where_others_come(
     model, point = built(config()), Point("eager", 1, 0, 1, 0)
     row = timing.measure(model, point, Effort(0.5, least=4, most=100), float("inf"))
     assert row["whole_us"] == [1000.0] * 3
-    assert (row["repeats"], row["disturbed"]) == (4, 6)
+    assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 6, 0)
     monkeypatch.setattr(Interrupted, "every", 1)
     row = timing.measure(model, point, Effort(0.5, least=4, most=9), float("inf"))
-    assert (row["repeats"], row["disturbed"]) == (4, 9)
+    assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 5, 4)
+    _, notes = layers.part_rows([row], "eager", layers=3)
+    assert any("at 1 of 1 points too few repeats went uninterrupted" in note for note in notes)
 
 
 def test_a_thread_that_sleeps_was_interrupted_and_one_that_works_was_not() -> None:
