@@ -99,6 +99,8 @@ class Profile:
         between.
     provenance
         `measured`, or `composed` of times measured for its operations.
+    date
+        When it was measured; where the source does not say, when it was imported.
     bandwidth, rate, cache_bytes
         Peak of the device [bytes/s], [operations/s] and its last cache [bytes]: what no time may beat.
     shape
@@ -359,4 +361,5 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     strange = sorted(used - {*schema})
     if strange:
         raise checks.unknown("column", strange[0], schema)
-    return pl.DataFrame(full, schema=schema, orient="row")
+    # Column by column: rows that lack some of the columns would be taken by position.
+    return pl.DataFrame({name: [row.get(name) for row in full] for name in schema}, schema=schema)

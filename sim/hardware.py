@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class HardwareCost:
     shape, draft_shape, medium_shape
         Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told.
     dtype
-        Of kind `roofline`: what weights and cache are kept in; the shape's own where left out.
+        What weights and cache are kept in. Of kind `roofline` the shape's own where left out; a profile must be of it.
     prompt
         Cached positions when the first token is decoded. Costs are those in the middle of the text.
     batch
@@ -85,7 +85,7 @@ class HardwareCost:
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)
         of_profile = ("profile", "draft_profile", "medium_profile", "busy")
-        of_roofline = ("device", "dtype", "memory_efficiency", "compute_efficiency", "launch_s")
+        of_roofline = ("device", "memory_efficiency", "compute_efficiency", "launch_s")
         for name in of_roofline if self.kind == "profile" else of_profile:
             if getattr(self, name):
                 raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")
@@ -127,7 +127,7 @@ class HardwareCost:
         if name is None:
             return None
         try:
-            return _measured(name, shape, ways)
+            return _measured(name, shape, self.dtype, ways)
         except ParameterError as error:
             raise ParameterError(f"{where}profile: {error}") from None
 
@@ -143,14 +143,17 @@ def _roofline(name: str, shape: str, dtype: str | None, efficiency: Efficiency, 
     return Roofline(made, of.bandwidth, of.rates[made.dtype], efficiency, ways, of.link or of.host_link, provenance=source)
 
 
-def _measured(name: str, shape: str | None, ways: int) -> Measured:
+def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> Measured:
     path = Path(name)
-    return _looked_up(name, shape, ways, path.stat().st_mtime_ns if path.suffix == ".json" and path.is_file() else 0)
+    changed = path.stat().st_mtime_ns if path.suffix == ".json" and path.is_file() else 0
+    return _looked_up(name, shape, dtype, ways, changed)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str, shape: str | None, ways: int, _: int) -> Measured:
-    found = _loaded(name, _)
+def _looked_up(name: str, shape: str | None, dtype: str | None, ways: int, changed: int) -> Measured:
+    found = _loaded(name, changed)
+    if dtype is not None and dtype != found.dtype:
+        raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
     if found.kind == "operations":
         from model import compose
 
@@ -158,8 +161,15 @@ def _looked_up(name: str, shape: str | None, ways: int, _: int) -> Measured:
             raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
         found = compose.layer(found, PRESETS[shape], model=shape, ways=ways)
     elif shape is not None and PRESETS[shape] != shape_of(found):
-        raise ParameterError(f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations")
+        raise ParameterError(
+            f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
+            f" {_covers(found)}"
+        )
     return Measured(found, ways=ways)
+
+
+def _covers(found: profile.Profile) -> str:
+    return f"it covers {found.model or 'operations'} in {found.dtype} on {found.device}: {found.coverage()}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -177,8 +187,10 @@ class Priced:
     plain_factor: float
     """Plain decoding on one device, over that on `ways` of them: what speed-ups compare with."""
     memory: Memory | None
+    """None where nobody knows how much the device has."""
     provenance: str
-    warnings: tuple[str, ...] = field(default=())
+    prompt_s: float
+    """Reading the prompt, before the first token is decoded [s]."""
 
 
 def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, ...], where: str, name: str) -> Priced:
@@ -218,9 +230,10 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
         times = [float(hardware.step_time(each, context, cost.batch).seconds) for each in (single, models["target"])]
         factor = times[0] / times[1]
     shapes = {role: each.shape for role, each in models.items()}
-    room, warned = _memory(cost, models, tokens, parameters, texts)
+    room = _memory(cost, models, tokens, parameters, texts)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
-    return Priced(point, shapes, cost.ways, factor, room, source, warned)
+    reading = float(hardware.prompt_time(models["target"], max(cost.prompt, 1), cost.batch).seconds)
+    return Priced(point, shapes, cost.ways, factor, room, source, reading)
 
 
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
@@ -228,12 +241,12 @@ _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "st
 
 def _memory(
     cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any, texts: bool
-) -> tuple[Memory | None, tuple[str, ...]]:
-    """Weights and cache of a device, refused where they are more than it has; a warning where nobody knows what it has."""
+) -> Memory | None:
+    """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
     target = models["target"]
     name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
     if name not in device.DEVICES:
-        return None, (f"memory of {name} is not known: whether weights and cache fit was not looked at",)
+        return None
     together = getattr(parameters, "placement", "together") == "together"
     also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
     batch = parameters.batch if texts else cost.batch
@@ -241,4 +254,4 @@ def _memory(
         target.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
     )
     hardware.refuse_too_large(room, name)
-    return room, ()
+    return room

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import sim
 from model import profile
 from model.device import DEVICES
-from model.hardware import memory, pass_time, step_time
+from model.hardware import memory, pass_time, prompt_time, step_time
 from model.measured import Measured
 from model.profile import Profile, Source, table_of
 from model.roofline import Roofline
@@ -57,6 +57,7 @@ def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
         assert row["speedup"] == pytest.approx(1)
         assert row["seconds_error"] == pytest.approx(0.12)
         assert row["cost_source"].startswith("assumed efficiencies")
+        assert row["prompt_s"] == pytest.approx(float(prompt_time(a100(), 100, 3).seconds))
 
 
 def test_rounds_of_drafting_take_their_passes() -> None:
@@ -170,6 +171,7 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, batch 1, ways 1" in said
     assert "costs are those in the middle" in said
+    assert "whether weights and cache fit was not looked at" in said
 
 
 def _written(tables: dict[str, Any], folder: Path) -> list[str]:
@@ -213,6 +215,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"kind": "profile", "profile": 3}, "cost: profile must be a name in quotes, got 3"),
     ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is of operations: name the shape"),
     ({}, H100 | {"shape": "opt-1.3b"}, "cost: profile: h100-llama-2-13b is of llama-2-13b, not of opt-1.3b"),
+    ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, what h100-llama-2-13b is of, got 'float8'; it covers"),
     ({}, H100 | {"ways": 3}, "cost: profile: ways must be one of 1, 2, 4, 8, what profile"),
     ({}, H100 | {"busy": 1}, "busy must be 0, what profile h100-llama-2-13b has, got 1"),
     ({}, H100 | {"device": "h100"}, "cost: device is not used by kind 'profile'; leave it out"),
@@ -229,7 +232,10 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
     ({}, ROOFLINE | {"dispatch_law": "log"}, "cost: unknown dispatch_law 'log'"),
     ({}, ROOFLINE | {"memory_efficiency": 0}, "cost: memory must be above 0, got 0"),
-    ({}, ROOFLINE | {"final_head": 1}, "unknown key cost.final_head"),
+    ({}, ROOFLINE | {"final_head": 1}, "cost.final_head is of costs in layer-times, got it with kind 'roofline'; leave it out"),
+    ({}, ROOFLINE | {"link": 1}, "cost.link is of costs in layer-times, got it with kind 'roofline'; say link_s instead"),
+    ({}, {"prompt": 5}, "cost.prompt is of kinds profile and roofline, got it with kind 'unit'; leave it out"),
+    ({}, ROOFLINE | {"devise": 1}, "unknown key cost.devise; did you mean device?"),
     ({}, ROOFLINE | {"draft_shape": "llama-68m"}, "cost.draft_shape is used by no method that it is given for; leave it out"),
     ({"layers": 39}, ROOFLINE, "method.layers must be 40, as cost says, got 39; set it"),
     ({}, ROOFLINE | {"batch": 4096}, "weights (26.0 GB) and cache ("),
