@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from figures.provenance import of_hardware
+from figures.provenance import of_hardware, of_hardware_beyond
 from figures.style import GREY, Look, canvas, house, looks
 from model import checks
 from model.checks import ParameterError
@@ -100,7 +100,8 @@ def draw(
         for (name, hardware), look in zip(costs.items(), looks(len(costs)), strict=True):
             found = limits(hardware, **given, contexts=contexts, most=most, available=rooms.get(name))  # type: ignore[arg-type]
             _draw(axes, name, contexts, found, look, most)
-            said = of_hardware(hardware).replace(", ", ",\n")
+            past = of_hardware_beyond(hardware, width=draft_length + 1, context=contexts[-1], batch=most)
+            said = "\n".join(filter(None, (of_hardware(hardware).replace(", ", ",\n"), past.replace(": ", ":\n"))))
             handles.append(Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line, markersize=5.5,
                                   linewidth=1.6, label=f"{name}:\n{said}"))  # fmt: skip
         if rooms:

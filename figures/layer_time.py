@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from figures.labels import at_right
-from figures.provenance import is_measured, parts_said, under_title
+from figures.provenance import beyond, is_measured, parts_said, under_title
 from figures.style import GREY, house, looks, side_by_side
 from model import checks
 from model.checks import ParameterError
@@ -121,7 +121,8 @@ def _panel(axes: Axes, hardware: Measured, batches: Sequence[int], longest: int)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("context [cached positions of each text]")
-    under_title(axes, profile.name, parts_said(profile, hardware.ways))
+    past = beyond(profile, hardware.ways, width=1, context=longest, batch=max(batches))
+    under_title(axes, profile.name, parts_said(profile, hardware.ways), past)
     at_right(axes, ends)
 
 

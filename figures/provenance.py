@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from figures.style import GREY
 from model.hardware import Hardware
 from model.measured import Measured
-from model.profile import Profile
+from model.profile import AXES, Profile
 
 WORDS = {"layer": "layers", "dense": "products", "attention": "attention"}
 _COMPOSED = re.compile(r"attention split ([\d, ]+) ways: (composed [^(]*)")
@@ -54,10 +54,33 @@ def parts_said(profile: Profile, ways: int = 1) -> str:
     return ", ".join(f"{WORDS[part]} {said}" for part, said in found.items())
 
 
-def under_title(axes: Axes, title: str, said: str) -> None:
+def beyond(profile: Profile, ways: int = 1, *, width: int, context: int, batch: int) -> str:
+    """Which parts of a layer a figure takes farther than the table goes, where the reached share of the peaks is held; or nothing.
+
+    >>> from model import profile
+    >>> beyond(profile.load("h100-llama-2-13b"), width=16, context=1024, batch=128)
+    'beyond the table: attention from width 1'
+    >>> beyond(profile.load("rtx-4090-llama-3.1-8b"), width=16, context=1024, batch=128)
+    ''
+    """
+    asked = {"width": width, "context": context, "batch": batch, "tokens": width * batch}
+    found = []
+    for part in WORDS:
+        rows = profile.rows(part, ways) if part in profile.parts else None
+        if rows is None or not rows.height:
+            continue
+        # Contexts are counted with the token itself or without: one more or less is no step beyond.
+        ends = {axis: int(rows[axis].max()) for axis in AXES[part]}  # type: ignore[arg-type]
+        past = [f"{axis} {end}" for axis, end in ends.items() if asked[axis] > end + (axis == "context")]
+        if past:
+            found.append(f"{WORDS[part]} from {', '.join(past)}")
+    return f"beyond the table: {'; '.join(found)}" if found else ""
+
+
+def under_title(axes: Axes, title: str, said: str, also: str = "") -> None:
     """Name a panel, and say below that in small letters where its times are from."""
-    text = said.replace(", ", ",\n", 1)
-    axes.set_title(title, fontsize=10.5, pad=20 if text == said else 31)
+    text = "\n".join(filter(None, (said.replace(", ", ",\n", 1), also)))
+    axes.set_title(title, fontsize=10.5, pad=20 + 11 * text.count("\n"))
     axes.text(0, 1.025, text, transform=axes.transAxes, fontsize=8, color=GREY, va="bottom", linespacing=1.1)
 
 
@@ -66,3 +89,10 @@ def of_hardware(hardware: Hardware) -> str:
     if isinstance(hardware, Measured):
         return parts_said(hardware.profile, hardware.ways)
     return hardware.provenance
+
+
+def of_hardware_beyond(hardware: Hardware, *, width: int, context: int, batch: int) -> str:
+    """`beyond` of a cost model, where it is one of a table."""
+    if not isinstance(hardware, Measured):
+        return ""
+    return beyond(hardware.profile, hardware.ways, width=width, context=context, batch=batch)

@@ -1,4 +1,4 @@
-"""What of a device's peaks do the products of a layer reach? Operations per byte against operations per second [Williams2009].
+"""What does a layer reach of its device's peaks? Operations per byte against operations per second [Williams2009].
 
 A pass over few tokens reads all weights for little arithmetic: it lies under the slope, where a wider pass takes no longer. That
 is what verifying a draft lives on, and it ends where points leave the slope.
@@ -49,7 +49,7 @@ def products_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
     >>> from model.transformer import preset
     >>> work, size = products_work(preset("llama-2-7b"), 1)
     >>> round(float(work / size), 3)  # two operations for each weight of two bytes
-    0.999
+    1.0
     """
     got = np.asarray(tokens, dtype=np.float64)
     work = sum((2.0 * inputs * outputs * got for inputs, outputs in part.matrices), np.zeros(got.shape))
@@ -101,10 +101,10 @@ def draw(profiles: Sequence[Profile], *, ways: int = 1) -> Figure:
         ridges = [each.rate / each.bandwidth for each in profiles]
         right = 2.5 * max(*(float(each.intensity.max()) for each in found), *ridges)
         handles: list[Line2D] = []
-        peaks = dict.fromkeys((each.device, each.bandwidth, each.rate) for each in profiles)
-        for (device, bandwidth, rate), line in zip(peaks, LINES, strict=False):
+        peaks = dict.fromkeys((each.device, each.bandwidth, each.rate, peaks_from(each)) for each in profiles)
+        for (device, bandwidth, rate, whence), line in zip(peaks, LINES, strict=False):
             at = np.array([left, rate / bandwidth, right])
-            said = f"{device}: {bandwidth / 1e9:,.0f} GB/s, {rate / 1e12:,.0f} TFLOP/s"
+            said = f"{device}: {bandwidth / 1e9:,.0f} GB/s, {_told(rate)};\npeaks {whence}"
             roof = np.minimum(rate, bandwidth * at)
             axes.plot(at, roof, color=INK, linestyle=line, linewidth=1.4, zorder=1.6, label=f"roof {device}")
             handles.append(Line2D([], [], color=INK, linestyle=line, linewidth=1.4, label=said))
@@ -120,12 +120,23 @@ def draw(profiles: Sequence[Profile], *, ways: int = 1) -> Figure:
         axes.set_xlabel("operations per byte [FLOP/byte]")
         axes.set_ylabel("operations per second of a device [FLOP/s]")
         place(axes, texts, drawn(axes), size=8)
-        figure.text(0.02, 0.945, "What a layer's products reach of the device", fontsize=13, weight="bold", va="center")
+        figure.text(0.02, 0.945, "What a layer reaches of its device", fontsize=13, weight="bold", va="center")
+        apart = all("dense" in each.parts for each in profiles)
+        without = "attention left out" if apart else "attention left out where it is told apart"
         split = "" if ways == 1 else f" split {ways} ways"
-        told = f"a decoder layer{split} by its width (numbers: tokens of a pass), attention left out; peaks published"
+        told = f"a decoder layer{split} by its width (numbers: tokens of a pass), {without}"
         figure.text(0.02, 0.89, told, fontsize=9.5, color=GREY, va="center")
         figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.675, 0.835), borderaxespad=0, labelspacing=0.7)
     return figure
+
+
+def peaks_from(profile: Profile) -> str:
+    """Whether a profile's peaks are its vendor's (`published`) or were measured with it."""
+    return "measured" if profile.facts.get("peaks") == "measured" else "published"
+
+
+def _told(rate: float) -> str:
+    return f"{rate / 1e12:,.0f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:,.0f} GFLOP/s"
 
 
 def _draw(axes: Axes, profile: Profile, stored: Points, look: Look, ways: int) -> Line2D:

@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from figures.labels import at_right
-from figures.provenance import of_hardware, under_title
+from figures.provenance import of_hardware, of_hardware_beyond, under_title
 from figures.style import GREY, house, looks, side_by_side
 from model import checks
 from model.checks import ParameterError
@@ -69,7 +69,8 @@ def draw(
         for axes, (name, hardware) in zip(panels, costs.items(), strict=True):
             _panel(axes, curves[name], batches, widest, top)
             axes.tick_params(labelleft=axes is panels[0])
-            under_title(axes, name, of_hardware(hardware))
+            past = of_hardware_beyond(hardware, width=widest, context=context, batch=max(batches))
+            under_title(axes, name, of_hardware(hardware), past)
         panels[0].set_ylabel("pass time over that of one token")
         figure.text(0.1 / width, 0.945, "What a wide pass costs", fontsize=13, weight="bold", va="center")
         told = f"context {context:,}; shaded: what the estimate may be off by (a median error)"

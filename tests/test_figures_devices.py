@@ -12,7 +12,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 import sim
-from figures import devices_held, methods, of_run, speedup_by_device
+from figures import devices_held, methods, of_run, speedup_by_device, tradeoff
+from figures.tradeoff import draw
 from model.checks import ParameterError
 from model.device import DEVICES
 from sim.scenario import load
@@ -149,6 +150,11 @@ def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     one = rivals.filter(pl.col(PROFILE) == "h100-llama-2-13b").drop(PROFILE)
     figure = devices_held.draw(one)
     assert len(figure.axes) == 1
+    # The best of the rivals is what shares are compared with.
+    better = one.filter(pl.col("method") == "ppd", pl.col("ways") == 1, pl.col("held_units") == 4)
+    better = better.with_columns(method=pl.lit("mine"), speedup=pl.lit(2.0), point=pl.lit(999, dtype=pl.Int64))
+    own = one.filter(method="autoregressive", ways=4)["speedup"].item() / 2.0
+    assert f"split layers are {own:.2f} times as fast" in texts(devices_held.draw(pl.concat([one, better])))
     slower = one.with_columns(speedup=pl.when(method="autoregressive").then(0.5).otherwise("speedup"))
     assert f"split layers are {0.5 / replicas[1]:.2f} times as fast" in texts(devices_held.draw(slower))
 
@@ -160,6 +166,8 @@ def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame)
     alone = rivals.filter(pl.col("method") == "ppd")
     assert not devices_held.fits(alone)
     assert not devices_held.fits(rivals.filter(pl.col("method") == "autoregressive"))
+    both = pl.col("method").eq("autoregressive") | pl.col("ways").gt(1)
+    assert not devices_held.fits(rivals.filter(both))  # nothing there runs on replicas alone
     assert not devices_held.fits(rivals.drop("ways"))
     assert not devices_held.fits(pl.concat([rivals, rivals.with_columns(point=pl.col("point") + 1000)]))
     with pytest.raises(ParameterError, match="take those of `sim run ppd-against-tensor-parallel`"):
@@ -181,6 +189,18 @@ def test_a_run_over_devices_draws_them(tmp_path: Path) -> None:
     assert {"speedup_by_device", "methods"} <= drawn
     assert "devices_held" not in drawn
     assert "speedup_cost_ratio" not in drawn  # it was given by the devices, not swept
+
+
+def test_units_of_several_devices_have_no_place_among_the_curves(
+    rivals: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    monkeypatch.setattr(tradeoff, "draw", lambda rows, x: given.append(rows) or draw(rows, x=x))
+    of_run(tmp_path, rivals)
+    assert given
+    for rows in given:
+        assert set(rows["ways"]) == {1}
+        assert set(rows["method"]) == {"ppd"}
 
 
 def test_other_runs_draw_no_devices(tmp_path: Path) -> None:

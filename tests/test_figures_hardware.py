@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,18 @@ def test_an_efficiency_of_another_device_is_called_assumed() -> None:
     assert provenance.of_hardware(roof) == roof.provenance
 
 
+def test_what_lies_beyond_the_table_is_said(whole: Profile) -> None:
+    assert provenance.beyond(whole, width=4, context=1024, batch=8) == ""
+    assert provenance.beyond(whole, width=5, context=1024, batch=9) == "beyond the table: layers from width 4, batch 8"
+    figure = layer_time.draw([whole], batches=(1, 32), longest=1024)
+    assert "measured\nbeyond the table: layers from batch 8" in texts(figure)
+    costs = {"mine": Measured(whole)}
+    assert "layers from width 4" in texts(verify_cost_hardware.draw(costs, batches=(1,), widest=8, context=512))
+    given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "cost_ratio": 0.1, "source": "assumed", "most": 8}
+    assert "beyond the table:\nlayers from width 4, context 1024" in texts(largest_batch.draw(costs, **given))
+    assert provenance.of_hardware_beyond(Uniform(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
+
+
 # --- Roofline -----------------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +123,7 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
         assert xy(drawn[f"model {each.name}"])[1] == pytest.approx([2 * weights * w / model.products(w) for w in widths])
     assert [hollow(drawn[f"points {each.name}"]) for each in found] == [False, True]
     said = texts(figure)
-    for word in (f"{MEASURED}:\nmeasured", f"{COMPOSED}:\ncomposed of operations", "assumed efficiencies", "peaks published"):
+    for word in (f"{MEASURED}:\nmeasured", f"{COMPOSED}:\ncomposed of operations", "assumed efficiencies", ";\npeaks published"):
         assert word in said
     assert inside(figure)
 
@@ -131,6 +144,12 @@ def test_whole_layers_have_their_attention_too(whole: Profile) -> None:
     assert stored.intensity[1] == pytest.approx(float(shape.layer_flops(4, 128, 1) / moved))
     assert stored.rate[1] == pytest.approx(float(shape.layer_flops(4, 128, 1)) / taken_s(4, 128, 1))
     assert not hollow(lines(roofline.draw([whole]).axes[0])["points mine"])
+
+
+def test_peaks_are_called_measured_where_they_were(whole: Profile) -> None:
+    assert "peaks published" in texts(roofline.draw([whole]))
+    figure = roofline.draw([replace(whole, facts={"peaks": "measured"}, rate=5e11)])
+    assert "mine: 1,000 GB/s, 500 GFLOP/s;\npeaks measured" in texts(figure)
 
 
 def test_what_has_no_roofline_is_refused() -> None:
@@ -281,7 +300,7 @@ def test_acceptance_is_never_defaulted() -> None:
 # --- One layer ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rtx-4090-llama-3.1-8b", COMPOSED])
+@pytest.mark.parametrize("name", ["rtx-4090-llama-3.1-8b", MEASURED, COMPOSED])
 def test_marks_are_the_sums_of_rows(name: str) -> None:
     found = profile.load(name)
     dense = dict(found.rows("dense").select("tokens", "time_s").rows())
@@ -293,7 +312,9 @@ def test_marks_are_the_sums_of_rows(name: str) -> None:
         at, drawn = xy(marks)
         assert len(at) > 3
         assert drawn == pytest.approx([1e6 * (dense[batch] + attention[int(context), batch]) for context in at])
-        assert hollow(marks) == (name == COMPOSED)
+        assert hollow(marks) == (name != "rtx-4090-llama-3.1-8b")  # of the second only the products were measured
+        stored = layer_time.stored(Measured(found), batch)
+        assert stored.context.tolist() == sorted(context for context, many in attention if many == batch)
     assert inside(figure)
 
 
