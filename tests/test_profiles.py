@@ -4,6 +4,7 @@ composed."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,23 @@ def test_a_token_of_llama_3_on_an_rtx_4090_takes_what_its_publisher_composes() -
     assert read / made.bandwidth < whole
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if profile.load(name).model in bundle.COMPOSED and name[:3] != "rtx"])
+def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) -> None:
+    """Those are thinned and in half the digits; what they give is what the whole tables gave."""
+    made = profile.load(name)
+    again = compose.layer(profile.load(f"{made.device}-operations"), shape_of(made), made.ways)
+    for ways in made.ways:
+        for part, axis in (("dense", "tokens"), ("head", "positions")):
+            ours, theirs = again.rows(part, ways), made.rows(part, ways)
+            theirs = theirs.filter(theirs[axis] <= 512)
+            assert ours[axis].to_list() == theirs[axis].to_list()
+            assert ours["time_s"].to_numpy() == pytest.approx(theirs["time_s"].to_numpy(), rel=1e-4)
+        ours, theirs = (each.rows("attention", ways) for each in (again, made))
+        both = ours.join(theirs, on=["context", "batch"], suffix="_theirs")
+        assert both.height >= 0.9 * theirs.filter(theirs["batch"] <= 64).height
+        assert both["time_s"].to_numpy() == pytest.approx(both["time_s_theirs"].to_numpy(), rel=1e-3)
+
+
 def test_what_is_assumed_and_composed_is_said() -> None:
     for name in MODELS:
         notes = " ".join(profile.load(name).notes)
@@ -223,15 +241,13 @@ def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, 
 @pytest.mark.parametrize("model", bundle.VIDUR)
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
 def test_composed_layers_are_what_was_measured(gpu: str, model: str) -> None:
-    """Up to 64 tokens, on the same GPU, by another engine and years apart: within a tenth, where a device has a whole layer or
-    half."""
+    """Up to 64 tokens, on the same GPU, by another engine and years apart: within a tenth, unless split over eight devices."""
     measured = vidur.read(DATA / "gpu/vidur/compute" / gpu / bundle.VIDUR[model], model=model, gpu=gpu)
     table = bundle.operations(DATA, gpu)
-    for ways in (1, 2):
+    for ways in (1, 2, 4):
         assert bundle.differences(table, measured, (ways,)).median() <= 0.10
-    # Split further, a layer takes 40 to 200 us, of which its norms and sums are a growing part: what is assumed of them shows.
-    for ways in (4, 8):
-        assert bundle.differences(table, measured, (ways,)).median() <= 0.14
+    # Split eight ways a layer takes as little as 41 us, a fourth of it norms and sums: what is assumed of them shows.
+    assert bundle.differences(table, measured, (8,)).median() <= 0.11
 
 
 @needs_data
@@ -257,9 +273,26 @@ def test_heads_that_were_not_measured_are_stood_in_for() -> None:
         rows = rows.filter(kept)
         frame = table.table
         drop = ((frame["heads"] == heads) & (frame["kv_heads"] == heads)).fill_null(False)
-        from dataclasses import replace
-
         without = compose.Attention(replace(table, table=frame.filter(~drop)), heads, heads, 128)
         assert not without.measured
         errors = without(rows["context"].to_numpy(), rows["batch"].to_numpy()) / rows["time_s"].to_numpy() - 1
         assert np.median(np.abs(errors)) <= bound
+
+
+@needs_data
+def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile]) -> None:
+    """No less than what composed layers of other models were off by; where nobody says, `OFF`, which is more than that."""
+    measured = {
+        (gpu, model): vidur.read(DATA / "gpu/vidur/compute" / gpu / path, model=model, gpu=gpu)
+        for gpu in ("h100", "a100")
+        for model, path in bundle.VIDUR.items()
+    }
+    for gpu in ("h100", "a100"):
+        off = bundle.agreement(bundle.operations(DATA, gpu), measured, gpu)
+        assert 0 < off < compose.OFF
+        made = derived[f"{gpu}-llama-2-13b"]
+        assert made.errors["dense"] == round(off, 4)
+        rows = made.rows("dense")
+        half = (rows["high_s"] - rows["low_s"]) / 2 / rows["time_s"]
+        assert half.to_numpy() == pytest.approx(np.full(rows.height, off), abs=1e-4)
+        assert derived["l40s-llama-2-13b"].errors["dense"] >= round(off, 4)

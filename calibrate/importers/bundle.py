@@ -50,6 +50,8 @@ WAYS = (1, 2, 4, 8)
 BATCHES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
 WIDTHS = (1, *(2**power for power in range(4, 13)))
 LONGEST, MOST_TOKENS = 8192, 4096
+MOST_READ = 4096
+"""Heads of keys and values of all texts of a batch: 64 texts of Llama-2-13B have 2,560, and lie between powers of two."""
 SIZES_PER_DECADE = 8
 DIGITS = 6
 
@@ -68,14 +70,14 @@ def profiles(data: str | Path) -> Iterator[Profile]:
         for model, gpus in COMPOSED.items():
             if gpu not in gpus:
                 continue
-            made = compose.layer(table, transformer.preset(model), WAYS, model=model)
+            made = compose.layer(table, transformer.preset(model), WAYS, model=model, off=round(off[gpu], 4))
             made = _with_links(made, root, gpu, networks)
             notes = (
                 f"dense: composed layers of other models are off by {off[gpu]:.1%} in the median of what was measured",
                 *made.notes,
             )
             yield _finished(
-                replace(made, errors={**made.errors, "dense": round(max(off[gpu], made.errors["dense"]), 4)}, notes=notes),
+                replace(made, notes=notes),
                 root,
                 known,
             )
@@ -168,8 +170,40 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
     Where those are another's, the efficiency is taken over: the time over what the bytes take at the bandwidth, on top of a launch.
     `moved` is how far that was off, by part, between two GPUs that were both measured.
     """
-    shape = transformer.preset(measured.model)
     other = table.device != measured.device
+    errors = {"attention": table.errors["decode"], "head": table.errors["gemm"]}
+    if other:
+        errors = {name: round(max(error, moved[name]), 4) for name, error in errors.items()}
+    rows, stood_in = _composed(measured, table, errors)
+    ways = ", ".join(str(each) for each in sorted({row["ways"] for row in rows if row["part"] == "attention"}))
+    whose = f"at the efficiency of {table.device}: assumed" if other else "of operations"
+    notes = [
+        "dense: measured",
+        f"head: composed {whose}",
+        f"attention split {ways} ways: composed {whose} ({table.facts['decode_engine']})",
+    ]
+    if compose.ROPE in table.facts["decode_includes"]:
+        notes.append("attention: the composed one rotates positions too, which dense holds already: about 2 us twice")
+    if stood_in:
+        split = ", ".join(map(str, stood_in))
+        notes.append(
+            f"attention split {split} ways: heads that were not measured; the nearest groups that read as many bytes stand in"
+        )
+    if other:
+        off = f"{moved['attention']:.1%} for attention (from a100 to h100), {moved['head']:.1%} for products (from a100 to a40)"
+        notes.append(f"taking over an efficiency was off in the median by {off}, where both were measured")
+    gave = {"gemm": ("head",), "decode": ("attention",)}
+    added = [replace(each, parts=parts) for each in table.sources for part, parts in gave.items() if part in each.parts]
+    return replace(
+        measured, table=profile.table_of([*_rows_of(measured), *rows]), provenance="composed", notes=(*notes, *measured.notes),
+        errors={**measured.errors, **{name: max(error, measured.errors.get(name, 0.0)) for name, error in errors.items()}},
+        sources=(*measured.sources, *added),
+    )  # fmt: skip
+
+
+def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) -> tuple[list[dict[str, Any]], list[int]]:
+    """Rows of the parts head and attention, and the ways for which heads that were not measured are stood in for."""
+    shape, other = transformer.preset(measured.model), table.device != measured.device
     products = compose.Products(table)
     tokens = products.tokens[products.tokens <= MOST_TOKENS]
     have = {*zip(measured.table["part"], measured.table["ways"], strict=True)}
@@ -185,32 +219,9 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
         if other:
             head = [_taken_over(row, _head_bytes(row, part), table, measured, products.launch) for row in head]
             fresh = [_taken_over(row, _attention_bytes(row, part), table, measured, products.launch) for row in fresh]
-        rows += head + fresh
-    composed = sorted({row["ways"] for row in rows if row["part"] == "attention"})
-    listed = ", ".join(map(str, composed))
-    whose = f"at the efficiency of {table.device}: assumed" if other else "of operations"
-    notes = [f"head: composed {whose}", f"attention split {listed} ways: composed {whose} ({table.facts['decode_engine']})"]
-    if compose.ROPE in table.facts["decode_includes"]:
-        notes.append("attention: the composed one rotates positions too, which dense holds already: about 2 us twice")
-    if stood_in:
-        split = ", ".join(map(str, stood_in))
-        notes.append(
-            f"attention split {split} ways: these heads were not measured; the nearest groups that read as many bytes stand in"
-        )
-    errors = {"attention": table.errors["decode"], "head": table.errors["gemm"]}
-    if other:
-        errors = {name: round(max(error, moved[name]), 4) for name, error in errors.items()}
-        off = f"{moved['attention']:.1%} for attention (from a100 to h100), {moved['head']:.1%} for products (from a100 to a40)"
-        notes.append(f"taking over an efficiency was off in the median by {off}, where both were measured")
-    for name, error in measured.errors.items():
-        errors[name] = max(error, errors.get(name, 0.0))
-    gave = {"gemm": ("head",), "decode": ("attention",)}
-    added = [replace(each, parts=parts) for each in table.sources for part, parts in gave.items() if part in each.parts]
-    full = profile.table_of([*_rows_of(measured), *rows])
-    return replace(
-        measured, table=full, provenance="composed", notes=("dense: measured", *notes, *measured.notes), errors=errors,
-        sources=(*measured.sources, *added),
-    )  # fmt: skip
+        as_measured = attention.measured and not other
+        rows += compose.spread(head, errors["head"]) + (fresh if as_measured else compose.spread(fresh, errors["attention"]))
+    return rows, stood_in
 
 
 def _rows_of(one: Profile) -> list[dict[str, Any]]:
@@ -279,10 +290,16 @@ def trimmed(table: Profile) -> Profile:
 
     rows, part = table.table, pl.col("part")
     gemm = (part == "gemm") & (pl.col("m") <= 512) & (pl.col("n") >= 512) & (pl.col("k") >= 512)
-    decode = (part == "decode") & pl.col("head_dim").is_in([64, 128]) & (pl.col("context") < LONGEST) & (pl.col("batch") <= 128)
+    decode = (
+        (part == "decode")
+        & pl.col("head_dim").is_in([64, 128])
+        & (pl.col("context") < LONGEST)
+        & (pl.col("batch") * pl.col("kv_heads") <= MOST_READ)
+    )
     kept = rows.filter(gemm | decode | (part == "all_reduce")).with_columns(pl.col(name).cast(pl.Float32) for name in TIMES)
-    note = f"kept: products of up to 512 rows, n and k from 512; contexts below {LONGEST}, batches to 128, head_dim 64 and 128"
-    return compose.with_errors(replace(table, table=kept, notes=(*table.notes, note)))
+    note = f"kept: products of up to 512 rows, n and k from 512; contexts below {LONGEST}, head_dim 64 and 128"
+    facts = {**table.facts, compose.SHORTEST: compose.Products(table).launch}
+    return compose.with_errors(replace(table, table=kept, notes=(*table.notes, note), facts=facts))
 
 
 def _finished(one: Profile, root: Path, known: Mapping[str, Source]) -> Profile:
