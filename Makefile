@@ -44,6 +44,7 @@ clean:  ## remove the environment and every cache; results in runs/ stay
 
 # $(call install,.[extra]): stamps go first and come back last, so an environment without one was never finished and is
 # started afresh. setuptools comes before the project so that it is built by the pinned version and not by the newest.
+# $(call install,.[extra],torch): torch comes before what needs it, so that a build for processors is taken where one is offered.
 define install
 	@if [ ! -e $(VENV)/.run-stamp ] && [ ! -e $(VENV)/.test-stamp ]; then \
 	    python=; \
@@ -60,7 +61,7 @@ define install
 	    "$$python" -m venv --clear $(VENV); \
 	fi
 	@rm -f $(VENV)/.run-stamp $(VENV)/.test-stamp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools $(2)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '$(1)'
 endef
 
@@ -70,5 +71,5 @@ $(VENV)/.run-stamp: $(INPUTS)
 
 # The test environment holds all that a run needs.
 $(VENV)/.test-stamp: $(INPUTS)
-	$(call install,.[test])
+	$(call install,.[test],torch)
 	@touch $(VENV)/.run-stamp $@

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from calibrate import import_cli
+from calibrate import import_cli, layers_command, links_command
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Profiles of hardware: what passes of a model take on a device, imported or measured.",
-    epilog="Start with: calibrate import llmservingsim PROFILES/tp1 --model llama-3.1-8b --gpu rtx-4090 -o profiles",
+    epilog="Start with: calibrate layers --model llama-68m --quick -o profiles",
 )  # fmt: skip
 import_cli.register(app)
+layers_command.register(app)
+links_command.register(app)
 
 
 def main() -> None:

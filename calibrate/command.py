@@ -1,10 +1,11 @@
-"""What all commands of `calibrate` share."""
+"""What all commands of `calibrate` share: errors in one line, lists of numbers, progress on a terminal."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
@@ -22,12 +23,41 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except ParameterError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
-        except OSError as error:
-            print(f"error: {error.strerror or error} ({error.filename})", file=sys.stderr)
-            raise typer.Exit(2) from None
         except BrokenPipeError:
             # Whoever read our output has had enough of it.
             sys.stderr.close()
             raise typer.Exit(0) from None
+        except OSError as error:
+            print(f"error: {error.strerror or error} ({error.filename})", file=sys.stderr)
+            raise typer.Exit(2) from None
 
     return inner
+
+
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """Whole numbers from a comma list.
+
+    >>> numbers("widths", "1,2, 8")
+    (1, 2, 8)
+    """
+    from model.checks import ParameterError, shown
+
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise ParameterError(f"{name} must be whole numbers with commas between, such as 1,4,9, got {shown(text)}") from None
+
+
+@contextlib.contextmanager
+def progress(quiet: bool, what: str) -> Iterator[Callable[[int, int, str], None] | None]:
+    """A bar on stderr, where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[at]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None, at="")
+        yield lambda done, total, at: bar.update(task, completed=done, total=total, at=at)

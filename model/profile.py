@@ -359,4 +359,5 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     strange = sorted(used - {*schema})
     if strange:
         raise checks.unknown("column", strange[0], schema)
-    return pl.DataFrame(full, schema=schema, orient="row")
+    # Column by column: rows that lack some of the columns would be taken by position.
+    return pl.DataFrame({name: [row.get(name) for row in full] for name in schema}, schema=schema)

@@ -1,0 +1,237 @@
+"""From times of passes to a hardware profile: what `calibrate layers` does, from Python."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate import timing
+from calibrate.timing import Effort, Grid, Outcome
+from model import checks, physical, transformer
+from model.checks import ParameterError
+from model.profile import Profile, Source, save, table_of
+from model.surface import Surface
+
+TOLERANCE = 0.1
+"""How much faster than the measured ceilings a pass may be before it is refused [-]: they are measured, to a few percent."""
+_APART = ("head_us", "embedding_us", "whole_us")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What came of timing a model: the profiles that were written, and what is missing from them."""
+
+    profiles: dict[str, Path]
+    outcome: Outcome
+    refused: dict[str, str]
+    """Modes whose profile beats the physical limit and was not written, with why."""
+
+
+def needed() -> None:
+    """Refuse where torch or transformers is missing, before anything is loaded."""
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise ParameterError(f"timing real models needs {name}, which is not installed: pip install 'decodesim[torch]'")
+
+
+def time_layers(
+    model: str,
+    grid: Grid,
+    out: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    threads: int | None = None,
+    source: int = 512,
+    effort: Effort | None = None,
+    minutes: float = 8.0,
+    quick: bool = False,
+    resume: bool = False,
+    name: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Timed:
+    """Time every layer of a model over a grid and write profiles, one for each mode, and the raw rows that they are derived from.
+
+    `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
+    `quick` measures the ceilings roughly.
+    """
+    needed()
+    checks.number("minutes", minutes, 0)
+    checks.whole("source", source, 1, 1_000_000)
+    import torch
+
+    from calibrate import adapter, machine
+    from calibrate.companions import Spec
+
+    chosen = machine.chosen(device)
+    cpu = not chosen.startswith("cuda")
+    if dtype is None:
+        dtype = "float32" if cpu else "bfloat16"
+    checks.one_of("dtype", dtype, adapter.DTYPES)
+    if cpu and "cuda-graph" in grid.modes:
+        raise ParameterError("mode cuda-graph needs a GPU, and the device is cpu; take --mode eager")
+    if not cpu and grid.busy != (0,):
+        raise ParameterError(f"busy must be 0 on {chosen}: it is about cores of one host; take --device cpu")
+    if effort is None:
+        effort = Effort(warmups=5 if cpu else 20)
+    if threads is not None:
+        checks.whole("threads", threads, 1, 4096)
+        torch.set_num_threads(threads)
+    architecture = adapter.architecture(model)
+    for width in grid.widths:
+        for context in grid.contexts:
+            architecture.longest(width, context)
+    called = None if cpu else machine.known(torch.cuda.get_device_name(chosen), machine.memory(chosen))
+    stem = name or f"{called.name if called else chosen.partition(':')[0]}-{architecture.name}"
+    if not NAME.fullmatch(stem):
+        raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(stem)}")
+    header = {"kind": "machine", "model": architecture.name, "device": chosen, "dtype": dtype, "source": source}
+    header |= machine.facts(chosen) | {"shape": asdict(architecture.shape)}
+    raw = Path(out) / f"{stem}.jsonl"
+    if not raw.exists():
+        header |= machine.ceilings(chosen, dtype, quick)
+    rows = timing.Rows(raw, header, resume)
+    built = adapter.Model(architecture, chosen, dtype, source)
+    spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
+    outcome = timing.go_over(built, grid, rows, spec, effort=effort, minutes=minutes, progress=progress)
+    written, refused = {}, {}
+    for mode in grid.modes:
+        if not any(row["kind"] == "point" and row["mode"] == mode for row in outcome.rows):
+            continue
+        try:
+            profile = profile_of(outcome.header, outcome.rows, mode, called_name(stem, mode), raw)
+            check(profile)
+        except ParameterError as error:
+            refused[mode] = str(error)
+        else:
+            written[mode] = save(profile, out)
+    return Timed(written, outcome, refused)
+
+
+def called_name(stem: str, mode: str) -> str:
+    """The name of a mode's profile: graphs say so."""
+    return stem if mode == "eager" else f"{stem}-graph"
+
+
+def check(profile: Profile) -> None:
+    """Refuse a profile that beats what its device can do."""
+    tolerance = TOLERANCE if profile.facts["peaks"] == "measured" else 0.0
+    physical.check(profile, shape_of(profile), source=source_of(profile), tolerance=tolerance)
+
+
+def shape_of(profile: Profile) -> transformer.Shape:
+    """The shape of the model that a profile is of."""
+    return made_shape(profile.shape)
+
+
+def made_shape(said: Mapping[str, Any]) -> transformer.Shape:
+    """A shape from its fields as files hold them."""
+    return transformer.Shape(**{**said, "biases": tuple(said["biases"])})
+
+
+def source_of(profile: Profile) -> int:
+    """Positions of the encoder that its layers attended to; none of decoders alone."""
+    return int(profile.facts["source"]) if shape_of(profile).encoder_layers else 0
+
+
+def profile_of(
+    header: dict[str, Any], rows: Sequence[dict[str, Any]], mode: str, name: str, raw: Path, folder: str = ""
+) -> Profile:
+    """The profile of a mode, from the machine and the raw rows of its points.
+
+    `folder` is where the repository keeps the raw file, for those that are bundled.
+    """
+    from calibrate import machine
+
+    shape = made_shape(header["shape"])
+    table, notes = part_rows(rows, mode, shape.layers)
+    known = machine.known(header["name"], header["memory_bytes"])
+    dtype = header["dtype"]
+    vendor = known is not None and dtype in known.rates
+    bandwidth = known.bandwidth if known is not None and vendor else max(header["copy_bytes_per_s"], header["read_bytes_per_s"])
+    rate = known.rates[dtype] if known is not None and vendor else header["flop_per_s"]
+    facts = {key: value for key, value in header.items() if key not in ("kind", "shape", "model", "dtype")}
+    facts["peaks"] = "published" if vendor else "measured"
+    frame = table_of(table)
+    device = known.name if known is not None else header["device"].partition(":")[0]
+    source = Source(
+        "decodesim", f"{folder}{raw.name}", licence="MIT", sha256=hashlib.sha256(raw.read_bytes()).hexdigest(),
+        parts=tuple(dict.fromkeys(row["part"] for row in table)),
+    )  # fmt: skip
+    profile = Profile(
+        name=name, device=device, model=header["model"], dtype=dtype,
+        engine=f"transformers {header['transformers']}", mode=mode, kind="model", provenance="measured", date=header["date"],
+        bandwidth=bandwidth, rate=rate, cache_bytes=float(header["cache_bytes"]), table=frame, sources=(source,),
+        shape=asdict(shape), notes=tuple(notes), facts=facts,
+    )  # fmt: skip
+    return replace(profile, errors=errors_of(profile))
+
+
+def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of a profile's table, and what is to be noted, from raw rows.
+
+    Of a point's rounds the one with the shortest whole pass counts: other work on the machine only ever adds. A layer's time is the
+    median over layers. The head's time is told by its positions, the embedding's by its tokens, and what a pass takes besides its
+    parts by its batch: the median over such points, between their quartiles.
+    """
+    table: list[dict[str, Any]] = []
+    heads: dict[tuple[int, int], list[Any]] = {}
+    embeddings: dict[tuple[int, int], list[Any]] = {}
+    rest: dict[tuple[int, int], list[float]] = {}
+    repeats: dict[tuple[int, int], int] = {}
+    negative = 0
+    for (busy, batch, context, width), rounds in timing.shares(rows, mode):
+        row = quietest(rounds)
+        count = row["repeats"]
+        layer = np.median(row["layers_us"], axis=0) / 1e6
+        head, embedding, whole = (np.asarray(row[key]) / 1e6 for key in _APART)
+        table.append({"part": "layer", "busy": busy, "width": width, "context": context, "batch": batch} | _times(layer, count))
+        heads.setdefault((busy, width * batch), []).append((head, count))
+        embeddings.setdefault((busy, width * batch), []).append((embedding, count))
+        over = float(whole[1] - layers * layer[1] - head[1] - embedding[1])
+        negative += over < 0
+        rest.setdefault((busy, batch), []).append(max(over, 0.0))
+        repeats[busy, batch] = repeats.get((busy, batch), 0) + count
+    for part, axis, found in (("head", "positions", heads), ("embedding", "tokens", embeddings)):
+        for (busy, size), times in sorted(found.items()):
+            middle = np.median([time for time, _ in times], axis=0)
+            table.append({"part": part, "busy": busy, axis: size} | _times(middle, sum(count for _, count in times)))
+    for (busy, batch), values in sorted(rest.items()):
+        middle = np.percentile(values, (25, 50, 75))
+        table.append({"part": "step", "busy": busy, "batch": batch} | _times(middle, repeats[busy, batch]))
+    notes = ["weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"]
+    if any(row.get("round") for row in rows):
+        notes.append("of several rounds the one with the shortest whole pass counts: other work on the machine only adds")
+    if negative:
+        points = sum(map(len, rest.values()))
+        notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: counted as no overhead")
+    return table, notes
+
+
+def quietest(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The round of a point that other work on the machine disturbed least: that of the shortest whole pass."""
+    return min(rounds, key=lambda row: float(row["whole_us"][1]))
+
+
+def _times(times: Any, count: int) -> dict[str, Any]:
+    low, middle, high = (float(each) for each in times)
+    return {"time_s": middle, "low_s": min(low, middle), "high_s": max(high, middle), "repeats": count}
+
+
+def errors_of(profile: Profile) -> dict[str, float]:
+    """Relative error between the points of each part, by leaving one out; parts of fewer than three points have none."""
+    found = {}
+    for part, axes in (("layer", ("width", "context", "batch")), ("head", ("positions",))):
+        rows = profile.rows(part)
+        if rows.height >= 3:
+            error = Surface({axis: rows[axis].to_numpy() for axis in axes}, rows["time_s"].to_numpy()).error
+            found[part] = round(error, 5)
+    return found

@@ -1,0 +1,127 @@
+"""What no time may beat: bytes that must come from memory over its bandwidth, arithmetic over the peak rate.
+
+The weights of a small model stay in the device's last cache, and are then read faster than memory allows. At most as many bytes as
+the cache holds can be spared; the rest must come from memory, and that is the limit that is held against a time. Where the cache
+holds all, arithmetic alone is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.checks import ParameterError
+from model.profile import AXES, Profile
+from model.transformer import Shape
+
+Floats = NDArray[np.float64]
+PARTS = ("layer", "dense", "head")
+"""Parts whose arithmetic and bytes follow from a model's shape."""
+
+
+class Reached(NamedTuple):
+    """What the rows of one part reach, arrays of shape (rows,)."""
+
+    part: str
+    ways: int
+    busy: int
+    axes: dict[str, Floats]
+    seconds: Floats
+    moved: Floats
+    """Bytes of weights, and of keys and values, that a row's pass needs, wherever they come from."""
+    operations: Floats
+    from_memory: Floats
+    """Bytes of those that the cache cannot have held."""
+
+    def bandwidth(self) -> Floats:
+        """Bytes per second."""
+        return self.moved / self.seconds
+
+    def rate(self) -> Floats:
+        """Operations per second."""
+        return self.operations / self.seconds
+
+    def place(self, row: int) -> str:
+        """A row as messages name it."""
+        split = [f"ways {self.ways}"] * (self.ways > 1) + [f"busy {self.busy}"] * (self.busy > 0)
+        return f"{self.part} at {', '.join([f'{axis} {values[row]:g}' for axis, values in self.axes.items()] + split)}"
+
+
+def reached(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> Iterator[Reached]:
+    """What each row reaches, part by part, for a model of this shape.
+
+    Parameters
+    ----------
+    source
+        Positions of the encoder that each layer attends to, of encoder-decoders.
+    in_sequence
+        Whether layers were timed one after the other, each with weights of its own, so that one cache serves all of them. A layer
+        timed alone, over and over, has the cache to itself.
+    """
+    shape = replace(shape, dtype=profile.dtype)
+    # A layer's time is the median over layers: half of them take no longer, and share the cache in the best case.
+    sharing = math.ceil(shape.layers / 2) if in_sequence else 1
+    table = profile.table
+    for part in PARTS:
+        for ways, busy in sorted(set(table.filter(table["part"] == part).select("ways", "busy").iter_rows())):
+            rows = profile.rows(part, ways, busy)
+            axes = {axis: rows[axis].to_numpy().astype(np.float64) for axis in AXES[part]}
+            seconds = np.maximum(rows["time_s"].to_numpy(), 1e-12)
+            moved, operations = _needed(shape, part, axes, ways, source)
+            together = 1 if part == "head" else sharing
+            from_memory = np.maximum(moved - profile.cache_bytes * ways / together, 0.0)
+            yield Reached(part, int(ways), int(busy), axes, seconds, moved, operations, from_memory)
+
+
+def check(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True, tolerance: float = 0.0) -> None:
+    """Refuse a profile with a time that is too short for its device, naming the row, the limit and by how much.
+
+    `tolerance` is how much faster than its peaks a device may seem [-]: for peaks that were measured, and may be reached better.
+    """
+    for each in reached(profile, shape, source=source, in_sequence=in_sequence):
+        limits = (
+            ("arithmetic", each.operations, profile.rate * each.ways, "FLOP/s"),
+            ("memory", each.from_memory, profile.bandwidth * each.ways, "B/s"),
+        )
+        for limit, amount, peak, unit in limits:
+            ratio = amount / each.seconds / (peak * (1 + tolerance))
+            worst = int(np.argmax(ratio))
+            if ratio[worst] > 1:
+                found = f"{amount[worst] / each.seconds[worst]:.3g} {unit}"
+                beside = f", what its cache of {profile.cache_bytes / 1e6:.0f} MB can hold left out" if limit == "memory" else ""
+                raise ParameterError(
+                    f"{each.place(worst)}: time_s={each.seconds[worst]:.3g} would be {found}{beside}, and {profile.device} reaches"
+                    f" {peak:.3g} at most ({limit}); look at the clock, the shape and the dtype"
+                )
+
+
+def limit(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> str:
+    """Which limits a profile's layers are held against, in words."""
+    parts = [each for each in reached(profile, shape, source=source, in_sequence=in_sequence) if each.part != "head"]
+    cached = all((each.from_memory == 0).all() for each in parts)
+    if cached:
+        return "arithmetic alone: the cache can hold the weights, which may come faster than memory gives them"
+    return "memory and arithmetic: the cache cannot hold the weights"
+
+
+def _needed(shape: Shape, part: str, axes: dict[str, Floats], ways: int, source: int) -> tuple[Floats, Floats]:
+    """Bytes and operations of the rows of a part, on all its devices together."""
+    if part == "head":
+        positions = axes["positions"]
+        return _full(shape.head_bytes(positions), positions), _full(shape.head_flops(positions), positions)
+    if part == "dense":
+        tokens = axes["tokens"]
+        operations = 2.0 * shape.layer_weight_bytes / shape.bytes_each * tokens
+        return _full(shape.layer_weight_bytes, tokens), _full(operations, tokens)
+    width, context, batch = axes["width"], axes["context"], axes["batch"]
+    moved = shape.layer_weight_bytes + shape.layer_kv_bytes(width, context, batch, source)
+    return _full(moved, width), _full(shape.layer_flops(width, context, batch, source), width)
+
+
+def _full(values: object, like: Floats) -> Floats:
+    return np.broadcast_to(np.asarray(values, dtype=np.float64), like.shape)

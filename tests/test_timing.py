@@ -1,0 +1,796 @@
+"""Timing real models: passes are what they say, times are what the clock says, and what was timed is never lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from calibrate import adapter, layers, links, machine, timing
+from calibrate.adapter import Model
+from calibrate.cli import app
+from calibrate.companions import Spec
+from calibrate.fits import cpu_step
+from calibrate.timing import Effort, Grid, Point
+from model import physical, profile, transformer
+from model.checks import ParameterError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_USUAL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 101,
+    "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+_GROUPED = _USUAL | {"num_key_value_heads": 2}
+_T5 = {
+    "d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "vocab_size": 101,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "tie_word_embeddings": False,
+}  # fmt: skip
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"} | _GROUPED,
+    "mistral": {"model_type": "mistral", "sliding_window": 6} | _GROUPED,
+    "qwen2": {"model_type": "qwen2"} | _GROUPED,
+    "gpt_neox": {"model_type": "gpt_neox"} | _USUAL,
+    "phi": {"model_type": "phi"} | _USUAL,
+    "opt": {
+        "model_type": "opt", "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 101,
+        "max_position_embeddings": 64, "word_embed_proj_dim": 32, "tie_word_embeddings": False,
+    },
+    "gpt2": {
+        "model_type": "gpt2", "n_embd": 32, "n_inner": 48, "n_layer": 3, "n_head": 4, "vocab_size": 101, "n_positions": 64,
+        "tie_word_embeddings": True,
+    },
+    "t5": {"model_type": "t5", "feed_forward_proj": "relu"} | _T5,
+    "mt5": {"model_type": "mt5", "feed_forward_proj": "gated-gelu"} | _T5,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products are slower on several threads, and what a command sets for itself does not outlive its test."""
+    was = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(was)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., str]:
+    """Writes the configuration of a tiny model; its path."""
+
+    def write(kind: str = "llama", **more: Any) -> str:
+        path = tmp_path / f"tiny-{kind}.json"
+        path.write_text(json.dumps(TINY.get(kind, {"model_type": kind}) | more))
+        return str(path)
+
+    return write
+
+
+def built(path: str) -> Model:
+    torch.manual_seed(5)
+    return Model(adapter.architecture(path), "cpu", "float32", source=7)
+
+
+# --- the adapter ---
+
+
+@pytest.mark.parametrize("mode", adapter.MODES)
+@pytest.mark.parametrize("kind", TINY)
+def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
+    kind: str, mode: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filled in chunks, cut back and run again, a pass gives what the model gives that has no cache."""
+    model = built(config(kind))
+    if kind == "mistral" and mode == "cuda-graph":  # whose window is 6
+        with pytest.raises(ParameterError, match=r"goes up to the sliding window of 6 positions, got 4 \+ 3; take mode eager"):
+            model.begin(3, 4, 1, mode)
+        return
+    monkeypatch.setattr(adapter, "CHUNK", 4)
+    context, width = 10, 3
+    text = torch.randint(0, 101, (2, context + width))
+    given = 0
+
+    def tokens(batch: int, size: int) -> torch.Tensor:
+        nonlocal given
+        given += size
+        return text[:batch, given - size : given]
+
+    monkeypatch.setattr(model, "tokens", tokens)
+    with torch.inference_mode():
+        work = model.begin(width, context, 2, mode)
+        ours = work.logits()
+        assert work.length() == context + width
+        work.back()
+        work.check()
+        again = work.logits()
+        if work.encoded:
+            states = (work.encoded["encoder_hidden_states"],)
+            whole = model.full(decoder_input_ids=text, encoder_outputs=states, use_cache=False).logits
+        else:
+            whole = model.full(input_ids=text, use_cache=False).logits
+    assert given == context + width
+    torch.testing.assert_close(ours, whole[:, context:], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(again, ours, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TINY if kind != "mistral"])
+def test_a_pass_that_a_graph_records_asks_no_tensor_for_its_value(
+    kind: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capturing on a GPU fails where the processor waits for a value: this finds it without one."""
+    model = built(config(kind))
+    with torch.inference_mode():
+        work = model.begin(3, 10, 2, "cuda-graph")
+        work.logits()  # what is made at first use may ask
+        work.back()
+        asked: list[str] = []
+
+        def heard(name: str, whole: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+            def ask(tensor: torch.Tensor) -> Any:
+                asked.append(name)
+                return whole(tensor)
+
+            return ask
+
+        for name in ("item", "tolist", "__bool__", "__int__", "__index__", "__float__"):
+            monkeypatch.setattr(torch.Tensor, name, heard(name, getattr(torch.Tensor, name)))
+        # The library asks less while it is recorded, and on a GPU it sees that it is.
+        monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+        work.logits()
+        found = list(asked)
+        assert work.length() == 13
+    assert found == []
+    assert asked  # of the check, which does ask: so the question is heard
+
+
+def test_a_graph_is_captured_once_and_once_more_with_marks(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of things on a GPU, with graphs that record nothing."""
+    replayed: list[Any] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(self)
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            """Nothing to wait for."""
+
+    for name, stand_in in (
+        ("CUDAGraph", Graph), ("Stream", Stream), ("current_stream", Stream),
+        ("stream", lambda _: nullcontext()), ("graph", lambda _: nullcontext()),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    model = built(config())
+    marks: list[tuple[str, int, int]] = []
+    with torch.inference_mode():
+        work = model.begin(3, 10, 2, "cuda-graph")
+        for _ in range(4):
+            work.run()
+            work.back()
+            work.check()
+            work.run_watched(lambda *mark: marks.append(mark))
+            work.back()
+            work.check()
+    assert len(set(map(id, replayed))) == 2
+    assert replayed == replayed[:2] * 4
+    assert len(marks) == len(set(marks)) == 2 * len(model.parts)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_the_parts_of_a_pass_come_one_after_the_other(kind: str, config: Callable[..., str]) -> None:
+    model = built(config(kind))
+    marks: list[tuple[str, int, int]] = []
+    with torch.inference_mode():
+        work = model.begin(2, 5, 1)
+        work.run_watched(lambda *mark: marks.append(mark))
+        work.back()
+        work.run()  # nobody watches any more
+    order = [("embedding", 0), *(("layer", index) for index in range(3)), ("norm", 0), ("head", 0)]
+    assert marks == [(name, index, edge) for name, index in order for edge in (0, 1)]
+
+
+def in_library(shape: transformer.Shape) -> int:
+    """Parameters as the library makes them: it holds the two tables of an encoder-decoder as one, whatever its config says."""
+    return shape.parameters - (shape.head_parameters if shape.encoder_layers else 0)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_what_is_built_has_the_parameters_of_its_shape(kind: str, config: Callable[..., str]) -> None:
+    model = built(config(kind))
+    assert sum(each.numel() for each in model.full.parameters()) == in_library(model.architecture.shape)
+
+
+@pytest.mark.parametrize("name", transformer.PRESETS)
+def test_every_preset_can_be_built(name: str) -> None:
+    architecture = adapter.architecture(name)
+    kind: Any
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind = AutoModelForSeq2SeqLM if architecture.crossing else AutoModelForCausalLM
+    with torch.device("meta"):
+        full = kind.from_config(architecture.config)
+    assert sum(each.numel() for each in full.parameters()) == in_library(architecture.shape)
+
+
+def test_a_pass_that_was_not_cut_back_is_noticed(config: Callable[..., str]) -> None:
+    with torch.inference_mode():
+        work = built(config()).begin(2, 5, 1)
+        work.run()
+        with pytest.raises(RuntimeError, match="should hold 5 positions, it holds 7"):
+            work.check()
+
+
+def test_learned_positions_end(config: Callable[..., str]) -> None:
+    model = built(config("opt"))
+    with torch.inference_mode():
+        model.begin(4, 60, 1).run()
+        with pytest.raises(ParameterError, match=r"learned 64 positions, and width \+ context must be at most that, got 5 \+ 60"):
+            model.begin(5, 60, 1)
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
+    config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "_memory", lambda device: 1000)
+    with pytest.raises(ParameterError, match=r"needs 0\.0 GB for its weights, and device cpu has 0\.0 GB"):
+        built(config())
+
+
+# --- what the clock says ---
+
+
+class Ticking:
+    """A clock on which each part takes what it is told to, and the pass `over` besides."""
+
+    def __init__(self, layer: float = 1.0) -> None:
+        self.parts = {"layer": layer, "head": 3.0, "norm": 0.5, "embedding": 0.25}
+        self.whole = 6 * layer + 3.0 + 0.5 + 0.25 + 2.0
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def stop(self) -> float:
+        return self.whole * 1e-6
+
+    def mark(self, name: str, index: int, edge: int) -> None:
+        """Nothing to do."""
+
+    def disturbed(self) -> bool:
+        return False
+
+    def span(self, name: str, index: int) -> float:
+        return self.parts[name] * (index + 1) * 1e-6 if name == "layer" else self.parts[name] * 1e-6
+
+
+def test_a_row_holds_what_the_clock_said(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "clock_of", lambda *_: Ticking())
+    row = timing.measure(built(config()), Point("eager", 2, 4, 1, 0), Effort(least=4), 0.0)
+    assert row["layers_us"] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
+    assert row["head_us"] == [3.5] * 3
+    assert row["embedding_us"] == [0.25] * 3
+    assert row["whole_us"] == [11.75] * 3
+    assert (row["repeats"], row["spread"]) == (4, 0.0)
+
+
+def test_a_point_is_repeated_until_it_is_known_well_enough(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Swinging(Ticking):
+        turn = 0
+
+        def stop(self) -> float:
+            self.turn += 1
+            return (1.0, 1.0, 1.1, 1.1)[(self.turn // 2) % 4] * 1e-3
+
+    monkeypatch.setattr(timing, "clock_of", lambda *_: Swinging())
+    model, point = built(config()), Point("eager", 1, 0, 1, 0)
+    forever = float("inf")
+    for target in (0.02, 0.01):
+        found = timing.measure(model, point, Effort(target, least=4), forever)
+        n = found["repeats"]
+        # 0.1 / 1.05 / sqrt(n) is below the target for the first time.
+        assert found["spread"] < target
+        assert n == pytest.approx((0.1 / 1.05 / target) ** 2, abs=4)
+    assert timing.measure(model, point, Effort(0.0, least=4, most=9), forever)["repeats"] == 9
+    assert timing.measure(model, point, Effort(0.0, least=4), 0.0)["repeats"] == 4
+
+
+def test_interrupted_repeats_are_left_out_where_others_come(
+    config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(Ticking):
+        turn = 0
+        every = 3
+
+        def stop(self) -> float:
+            self.turn += 1
+            return 1.0 if self.disturbed() else 1e-3
+
+        def disturbed(self) -> bool:
+            return self.turn % self.every == 0
+
+    monkeypatch.setattr(timing, "clock_of", lambda *_: Interrupted())
+    model, point = built(config()), Point("eager", 1, 0, 1, 0)
+    row = timing.measure(model, point, Effort(0.5, least=4, most=100), float("inf"))
+    assert row["whole_us"] == [1000.0] * 3
+    assert (row["repeats"], row["disturbed"]) == (4, 6)
+    monkeypatch.setattr(Interrupted, "every", 1)
+    row = timing.measure(model, point, Effort(0.5, least=4, most=9), float("inf"))
+    assert (row["repeats"], row["disturbed"]) == (4, 9)
+
+
+def test_a_thread_that_sleeps_was_interrupted_and_one_that_works_was_not() -> None:
+    clock = timing.HostClock(single=True)
+    clock.start()
+    time.sleep(0.02)
+    clock.stop()
+    assert clock.disturbed()
+    clock.single = False
+    assert not clock.disturbed()
+    clock.waited, clock.single = 0.0, True
+    assert not clock.disturbed()
+
+
+def raw(width: int = 1, context: int = 8, batch: int = 1, busy: int = 0, turn: int = 0, **more: Any) -> dict[str, Any]:
+    times = {"whole_us": [95, 100, 110], "layers_us": [[9, 10, 11], [18, 20, 22], [28, 30, 32]], "head_us": [19, 20, 21]}
+    place = {"mode": "eager", "width": width, "context": context, "batch": batch, "busy": busy, "round": turn}
+    return {"kind": "point", **place, "repeats": 5, "embedding_us": [4, 5, 6], **times} | more
+
+
+def test_the_rows_of_a_profile_follow_from_raw_rows() -> None:
+    table, notes = layers.part_rows([raw(), raw(width=2, context=4, head_us=[39, 40, 41])], "eager", layers=3)
+    by = {(row["part"], row.get("width", row.get("positions", row.get("tokens", row.get("batch"))))): row for row in table}
+    assert by["layer", 1] == {
+        "part": "layer", "busy": 0, "width": 1, "context": 8, "batch": 1, "time_s": pytest.approx(20e-6),
+        "low_s": pytest.approx(18e-6), "high_s": pytest.approx(22e-6), "repeats": 5,
+    }  # fmt: skip
+    assert by["head", 1]["time_s"] == pytest.approx(20e-6)
+    assert by["head", 2]["time_s"] == pytest.approx(40e-6)
+    assert by["embedding", 2]["time_s"] == pytest.approx(5e-6)
+    # 100 - 3 * 20 - 20 - 5 = 15 and 100 - 3 * 20 - 40 - 5 = -5, which is none: the median lies in the middle.
+    assert by["step", 1]["time_s"] == pytest.approx(7.5e-6)
+    assert "less than the sum of its parts at 1 of 2 points" in notes[-1]
+    assert profile.table_of(table).height == len(table) == 7
+
+
+def test_a_disturbed_round_does_not_move_a_point() -> None:
+    rows = [raw(turn=0), raw(turn=1, whole_us=[1000, 2000, 3000], layers_us=[[900, 900, 900]] * 3), raw(turn=2)]
+    table, _ = layers.part_rows(rows, "eager", layers=3)
+    clean, _ = layers.part_rows([raw()], "eager", layers=3)
+    assert table == clean
+
+
+def test_busy_rows_stand_apart() -> None:
+    table, _ = layers.part_rows([raw(), raw(busy=1, whole_us=[190, 200, 210])], "eager", layers=3)
+    assert [(row["part"], row["busy"]) for row in table if row["part"] == "step"] == [("step", 0), ("step", 1)]
+    assert {row["busy"]: row["time_s"] for row in table if row["part"] == "step"} == pytest.approx({0: 15e-6, 1: 115e-6})
+
+
+# --- the command ---
+
+
+QUICK = ("--device", "cpu", "--threads", "1", "--quick", "--widths", "1,2", "--contexts", "4,8")
+
+
+def call(*arguments: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == code, (done.output, done.stderr, done.exception)
+    return done
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_profile_is_written_and_says_what_it_is_of(kind: str, config: Callable[..., str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = call("layers", "--model", config(kind), *QUICK, "-o", str(out)).stdout
+    found = profile.load(out / f"cpu-tiny-{kind}.json")
+    assert found.parts == ("layer", "head", "embedding", "step")
+    assert found.provenance == "measured"
+    assert found.shape["layers"] == 3
+    assert found.rows("layer").select("width", "context").rows() == [(1, 4), (2, 4), (1, 8), (2, 8)]
+    assert found.facts["threads"] == 1
+    assert found.facts["peaks"] == "measured"
+    assert found.facts["torch"] == torch.__version__
+    [source] = found.sources
+    assert source.file == f"cpu-tiny-{kind}.jsonl"
+    assert "layer at width 2, context 8, batch 1" in said
+    assert "GB/s" in said
+    assert str(out / source.file) in said
+
+
+def test_the_document_says_the_same(config: Callable[..., str], tmp_path: Path) -> None:
+    document = json.loads(call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), "--json").stdout)
+    assert document["points"] == 4
+    assert document["failed"] == []
+    assert set(document["profiles"]) == {"eager"}
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+    config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = timing.measure
+    timed: list[Point] = []
+
+    def measure(model: Model, point: Point, *more: Any) -> dict[str, Any]:
+        if len(timed) == 2:
+            raise KeyboardInterrupt
+        timed.append(point)
+        return whole(model, point, *more)
+
+    monkeypatch.setattr(timing, "measure", measure)
+    arguments = ("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"))
+    assert "with --resume goes on" in call(*arguments, code=130).stderr
+    rows = tmp_path / "out" / "cpu-tiny-llama.jsonl"
+    before = rows.read_text()
+    assert before.count("\n") == 3
+    with rows.open("a") as file:  # killed in the middle of a line
+        file.write('{"kind": "point", "mode": "ea')
+    assert "is there already; --resume goes on with it" in call(*arguments, code=2).stderr
+    timed.clear()
+    call(*arguments, "--resume")
+    assert [(point.width, point.context) for point in timed] == [(1, 8), (2, 8)]
+    assert rows.read_text().startswith(before)
+    assert profile.load(rows.with_suffix(".json")).rows("layer").height == 4
+
+
+def test_rows_of_another_machine_are_not_gone_on_with(config: Callable[..., str], tmp_path: Path) -> None:
+    arguments = ("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"))
+    call(*arguments)
+    done = call(*arguments, "--resume", "--dtype", "bfloat16", code=2)
+    assert "was timed with dtype float32, and this is bfloat16" in done.stderr
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, width: int, error: Exception) -> None:
+    """Let passes of a width fail as they begin."""
+    begin = Model.begin
+
+    def fails(self: Model, asked: int, *more: Any) -> Any:
+        if asked == width:
+            raise error
+        return begin(self, asked, *more)
+
+    monkeypatch.setattr(Model, "begin", fails)
+
+
+def test_a_point_that_does_not_fit_fails_alone(
+    config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("layers", "--model", config(), *QUICK, "-o", str(out))
+    with monkeypatch.context() as patched:
+        failing(patched, 2, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+        done = call(*arguments, code=1)
+    assert "failed: eager width 2 context 8 batch 1: out of memory: CUDA out of memory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert profile.load(out / "cpu-tiny-llama.json").rows("layer")["width"].to_list() == [1, 1]
+    call(*arguments, "--resume")  # what failed is tried again
+    assert profile.load(out / "cpu-tiny-llama.json").rows("layer").height == 4
+
+
+def test_a_lost_device_ends_the_run_and_keeps_what_was_timed(
+    config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, 2, RuntimeError("CUDA error: device-side assert triggered\nmore"))
+    done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=1)
+    assert done.stderr.count("failed:") == 3  # it was the second of four
+    assert done.stderr.count("the device was lost before it") == 2
+    assert profile.load(tmp_path / "out" / "cpu-tiny-llama.json").rows("layer").height == 1
+
+
+def test_spent_minutes_leave_points_out_and_say_so(config: Callable[..., str], tmp_path: Path) -> None:
+    done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), "--minutes", "0", code=1)
+    assert done.stderr.count("the minutes were spent before it; --resume with more of them") == 4
+    assert not (tmp_path / "out" / "cpu-tiny-llama.json").exists()
+
+
+def test_a_clock_that_runs_backwards_writes_no_profile(
+    config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "clock_of", lambda *_: Ticking(layer=1e-3))
+    monkeypatch.setattr(machine, "ceilings", lambda *_: {"copy_bytes_per_s": 1e9, "read_bytes_per_s": 1e9, "flop_per_s": 1e12})
+    done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=1)
+    assert "no profile of mode eager was written: layer at width" in done.stderr
+    assert "(arithmetic)" in done.stderr
+    assert not (tmp_path / "out" / "cpu-tiny-llama.json").exists()
+    assert (tmp_path / "out" / "cpu-tiny-llama.jsonl").exists()
+
+
+def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: Path) -> None:
+    call("layers", "--model", config(), *QUICK, "--contexts", "4", "--busy", "0,1", "-o", str(tmp_path / "out"))
+    _, rows = timing.read(tmp_path / "out" / "cpu-tiny-llama.jsonl")
+    assert [(row["busy"], row["width"]) for row in rows] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    for row in rows[2:]:
+        assert len(row["companion_passes"]) == 1
+        assert row["companion_passes"][0] >= 1
+    found = profile.load(tmp_path / "out" / "cpu-tiny-llama.json")
+    assert found.rows("layer", busy=1).height == found.rows("layer").height == 2
+
+
+def test_a_companion_that_cannot_build_its_model_says_so(tmp_path: Path) -> None:
+    from calibrate.companions import Companions
+
+    with pytest.raises(RuntimeError, match="a companion process failed: ParameterError: model must be a preset"):
+        Companions(1, Spec(str(tmp_path / "gone.json"), "cpu", "float32", 7, 1))
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--model", "llama-2-13c"), "unknown model 'llama-2-13c'; did you mean llama-2-13b?"),
+        (("--model", "gone.json"), "there is no file gone.json"),
+        (("--dtype", "float12"), "unknown dtype 'float12'; did you mean float"),
+        (("--widths", "a,b"), "widths must be whole numbers with commas between, such as 1,4,9, got 'a,b'"),
+        (("--widths", "-1"), "widths must be between 1 and 1000000, got -1"),
+        (("--widths", "0"), "widths must be between 1 and 1000000, got 0"),
+        (("--widths", "1,1"), "widths must be different numbers, got [1, 1]"),
+        (("--contexts", "-4"), "contexts must be between 0 and 1000000, got -4"),
+        (("--batches", ""), "batches must be whole numbers"),
+        (("--busy", "-1"), "busy must be between 0 and 1000000, got -1"),
+        (("--mode", "eagre"), "unknown mode 'eagre'; did you mean eager?"),
+        (("--mode", "cuda-graph"), "mode cuda-graph needs a GPU, and the device is cpu"),
+        (("--device", "tpu"), "unknown device 'tpu'"),
+        (("--device", "cuda:x"), "device must be cpu, cuda or cuda:NUMBER"),
+        (("--threads", "0"), "threads must be between 1 and 4096, got 0"),
+        (("--rounds", "0"), "rounds must be between 1 and 1000, got 0"),
+        (("--minutes", "-1"), "minutes must be at least 0, got -1.0"),
+        (("--minutes", "nan"), "minutes must be finite and at least 0"),
+        (("--source", "0"), "source must be between 1"),
+        (("--name", "../x"), "name must be letters, digits, dots and dashes"),
+        (("--target", "-1"), "target must be at least 0, got -1.0"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(more: tuple[str, ...], said: str, config: Callable[..., str], tmp_path: Path) -> None:
+    arguments = ["layers", "--model", config(), "--device", "cpu", "-o", str(tmp_path / "out"), *more]
+    done = call(*arguments, code=2)
+    assert said in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made(config: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=2)
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_where_there_is_none(config: Callable[..., str], tmp_path: Path) -> None:
+    done = call("layers", "--model", config(), "--device", "cuda", "-o", str(tmp_path), code=2)
+    assert "device must be one of 0 GPUs that torch sees, got cuda; take --device cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('{"model_type": "mamba"}', "unknown model_type 'mamba'"),
+        ('{"vocab_size": 3}', "model_type"),
+        ("{", "tiny.json cannot be read as JSON"),
+        ("[1]", "model_type"),
+        (json.dumps({key: value for key, value in TINY["llama"].items() if key != "hidden_size"}), "hidden_size is missing"),
+        (json.dumps(TINY["llama"] | {"num_attention_heads": 5, "num_key_value_heads": 5}), "5"),
+    ],
+)
+def test_a_config_that_is_none(written: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_text(written)
+    done = call("layers", "--model", str(path), *QUICK, "-o", str(tmp_path / "out"), code=2)
+    assert said in done.stderr
+    assert done.stderr.startswith("error: tiny.json")
+
+
+def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(*arguments: str) -> str:
+        asked.append(arguments)
+        raise OSError("no network\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    adapter.architecture("gpt2")
+    with pytest.raises(ParameterError, match="unknown model"):
+        adapter.architecture("nobody")
+    assert asked == []
+    with pytest.raises(ParameterError, match=r"nobody/nothing could not be had from the hub: no network; give its config\.json"):
+        adapter.architecture("nobody/nothing")
+    assert asked == [("nobody/nothing", "config.json")]
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(layers.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
+    done = call("layers", "--model", "gpt2", "-o", str(tmp_path), code=2)
+    assert done.stderr == "error: timing real models needs torch, which is not installed: pip install 'decodesim[torch]'\n"
+
+
+@pytest.mark.parametrize("probe", ["import calibrate", "import calibrate.cli", "CliRunner().invoke(calibrate.cli.app, ['--help'])"])
+def test_help_loads_nothing_heavy(probe: str) -> None:
+    heavy = ("torch", "transformers", "polars", "numpy", "scipy", "matplotlib")
+    code = f"import sys; from typer.testing import CliRunner; import calibrate.cli; {probe}"
+    code += f"; print(*{set(heavy)!r} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+# --- raw files ---
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("", "its first line must say the machine"),
+        ('{"kind": "point"}\n', "its first line must say the machine"),
+        ('{"kind": "machine"}\nxx\n{"kind": "point"}\n', "line 2: it must be a raw row"),
+        ('{"kind": "machine"}\n[]\n{"kind": "point"}\n', "line 2: it must be a raw row"),
+    ],
+)
+def test_damaged_raw_rows_are_refused(written: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(written)
+    with pytest.raises(ParameterError, match=said):
+        timing.read(path)
+
+
+def test_every_point_comes_once_in_every_round() -> None:
+    grid = Grid((1, 2), (8,), (1, 4), (0, 1), ("eager", "cuda-graph"), rounds=3)
+    points = grid.points()
+    assert len(points) == len(set(points)) == 2 * 1 * 2 * 2 * 2 * 3
+    assert [point.round for point in points] == sorted(point.round for point in points)
+
+
+# --- links ---
+
+
+def test_links_between_processes_are_timed(tmp_path: Path) -> None:
+    said = call("links", "--quick", "-o", str(tmp_path), "--link", "shared-memory,gloo").stdout
+    for link in ("shared-memory", "gloo"):
+        found = profile.load(tmp_path / f"links-{link}.json")
+        assert (found.kind, found.parts) == ("links", ("send",))
+        assert found.rows("send")["size"].to_list() == [1024, 65_536, 1_048_576]
+        assert (found.rows("send")["time_s"] > 0).all()
+        assert str(tmp_path / f"links-{link}.json") in said
+
+
+def test_a_link_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = links._timed
+
+    def timed(link: str, *more: Any) -> Any:
+        if link == "gloo":
+            raise RuntimeError("no such interface")
+        return whole(link, *more)
+
+    monkeypatch.setattr(links, "_timed", timed)
+    done = call("links", "--quick", "-o", str(tmp_path), "--link", "gloo,shared-memory", code=1)
+    assert "failed: gloo: RuntimeError: no such interface" in done.stderr
+    assert (tmp_path / "links-shared-memory.json").exists()
+    assert not (tmp_path / "links-gloo.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--link", "carrier-pigeon"), "unknown link 'carrier-pigeon'"),
+        (("--sizes", "0"), "size must be between 1 and 17179869184, got 0"),
+        (("--sizes", "8,8"), "sizes must be different numbers"),
+        (("--sizes", "x"), "sizes must be whole numbers"),
+        (("--repeats", "0"), "repeats must be between 1"),
+        (("--name", "a/b"), "name must be letters"),
+    ],
+)
+def test_mistakes_about_links(more: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = call("links", "-o", str(tmp_path / "out"), *more, code=2)
+    assert said in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_link_to_a_gpu_where_there_is_none(tmp_path: Path) -> None:
+    done = call("links", "-o", str(tmp_path), "--link", "host-to-device", code=2)
+    assert "link host-to-device is not there; this machine has shared-memory" in done.stderr
+
+
+# --- physical limits ---
+
+
+def of_layer(seconds: float, **more: Any) -> profile.Profile:
+    """A profile with one layer of Llama-2-7B, 404.75 MB in 16 bits, on a device of 1 TB/s and 100 TFLOP/s."""
+    row = {"part": "layer", "width": 1, "context": 0, "batch": 1, "time_s": seconds} | more.pop("row", {})
+    source = profile.Source("somebody", "rows.csv")
+    said = {"kind": "model", "provenance": "measured", "date": "2026-11-21", "bandwidth": 1e12, "rate": 1e14, "cache_bytes": 0.0}
+    made = {"name": "x", "device": "d", "model": "m", "dtype": "bfloat16", "engine": "e", "mode": "eager"}
+    return profile.Profile(**made | said | {"table": profile.table_of([row]), "sources": (source,)} | more)
+
+
+SEVEN = transformer.preset("llama-2-7b")
+
+
+def test_no_weight_comes_faster_than_memory_gives_it() -> None:
+    least = float(SEVEN.layer_weight_bytes + SEVEN.layer_kv_bytes(1, 0)) / 1e12
+    physical.check(of_layer(least * 1.001), SEVEN)
+    with pytest.raises(ParameterError, match=r"layer at width 1, context 0, batch 1: .*\(memory\)"):
+        physical.check(of_layer(least * 0.999), SEVEN)
+    physical.check(of_layer(least * 0.999), SEVEN, tolerance=0.01)
+    physical.check(of_layer(least / 4, row={"ways": 4}), replace(SEVEN))  # four devices read it together
+    with pytest.raises(ParameterError, match="memory"):
+        physical.check(of_layer(least / 4.1, row={"ways": 4}), SEVEN)
+
+
+def test_a_cache_spares_what_it_holds_and_no_more() -> None:
+    moved = float(SEVEN.layer_weight_bytes + SEVEN.layer_kv_bytes(1, 0))
+    half = of_layer(moved / 2 / 1e12 * 1.001, cache_bytes=moved / 2)
+    physical.check(half, SEVEN, in_sequence=False)
+    # In sequence 32 layers share it: the median layer has at most a sixteenth of it.
+    with pytest.raises(ParameterError, match="can hold left out"):
+        physical.check(half, SEVEN)
+    physical.check(of_layer((moved - moved / 32) / 1e12 * 1.001, cache_bytes=moved / 2), SEVEN)
+    whole = of_layer(1e-5, cache_bytes=16 * moved)
+    physical.check(whole, SEVEN)
+    assert physical.limit(whole, SEVEN).startswith("arithmetic alone")
+    assert physical.limit(half, SEVEN).startswith("memory and arithmetic")
+
+
+def test_no_arithmetic_is_faster_than_the_peak() -> None:
+    width = {"width": 4096}
+    least = float(SEVEN.layer_flops(4096, 0)) / 1e14
+    physical.check(of_layer(least * 1.001, row=width), SEVEN)
+    with pytest.raises(ParameterError, match=r"\(arithmetic\)"):
+        physical.check(of_layer(least * 0.999, row=width), SEVEN)
+
+
+def test_dense_parts_and_heads_are_held_too() -> None:
+    dense = {"part": "dense", "tokens": 1}
+    physical.check(of_layer(405e-6, row=dense), SEVEN)
+    with pytest.raises(ParameterError, match=r"dense at tokens 1: .*memory"):
+        physical.check(of_layer(404e-6, row=dense), SEVEN)
+    rows = [{"part": "layer", "width": 1, "context": 0, "batch": 1, "time_s": 1.0}]
+    head = {"part": "head", "positions": 1, "time_s": float(SEVEN.head_bytes(1)) / 1e12 * 0.99}
+    with pytest.raises(ParameterError, match=r"head at positions 1: .*memory"):
+        physical.check(of_layer(1.0, table=profile.table_of([*rows, head])), SEVEN)
+
+
+# --- what was measured here ---
+
+
+@pytest.mark.parametrize("name", cpu_step.names())
+def test_bundled_profiles_follow_from_their_rows(name: str) -> None:
+    bundled = profile.load(name)
+    header, _ = cpu_step.rows_of(name)
+    again = cpu_step.profile_of(name)
+    assert again.table.equals(bundled.table)
+    assert again.sources == bundled.sources
+    assert again.errors == bundled.errors
+    assert layers.made_shape(header["shape"]) == transformer.preset(header["model"])
+    layers.check(bundled)
+
+
+@pytest.mark.parametrize("name", cpu_step.names())
+def test_parts_and_overhead_add_up_to_passes_elsewhere(name: str) -> None:
+    header, rows = cpu_step.rows_of(name)
+    for busy in (0, 1):
+        errors = [abs(each.error) for each in cpu_step.held_out(rows, header["shape"]["layers"]) if each.busy == busy]
+        assert len(errors) >= 12
+        assert np.median(errors) <= 0.05
+
+
+def test_the_accuracy_check_notices_a_missing_part() -> None:
+    [name, *_] = cpu_step.names()
+    header, rows = cpu_step.rows_of(name)
+    # What the head takes goes into the overhead then, which does not know the width.
+    headless = [row | {"head_us": [0.0] * 3} for row in rows]
+    errors = [abs(each.error) for each in cpu_step.held_out(headless, header["shape"]["layers"]) if each.busy == 0]
+    assert np.median(errors) > 0.05
+
+
