@@ -6,9 +6,10 @@ points comes out right. Beyond them the efficiency is held, never the time: a bo
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +21,8 @@ Bound = Callable[..., Floats]
 
 NOTHING = 1e-9
 """What stands in a logarithm for a time that was rounded to nothing [s]."""
+PIECE = 1 << 15
+"""Points that are looked up at a time."""
 UNKNOWN = 0.1
 """Relative error added for each factor e beyond the grid: assumed."""
 
@@ -103,6 +106,12 @@ class Surface:
         self._floor = float(times.min())
         self._scaled = [_scaled(name, points) for name, points in zip(self.names, self.axes, strict=True)]
         self._logs = self._filled()
+        # Flat, and with a point behind the last of each axis: lookups then need no case of their own.
+        self._inverse = {
+            name: np.append(1 / np.diff(scaled), 0.0) for name, scaled in zip(self.names, self._scaled, strict=True)
+        }
+        self._logs_flat, self._times, self._spread = self._logs.ravel(), np.nan_to_num(self.times).ravel(), self.spread.ravel()
+        self._known, self._spreads = self.known.ravel(), bool(self.spread.any())
         self.error = self._left_out() if error is None else error
 
     def _filled(self) -> Floats:
@@ -129,45 +138,60 @@ class Surface:
     def __call__(self, *point: ArrayLike) -> Estimate:
         """Time at a point, coordinates in the order of the axes; they may be arrays of any shapes that go together."""
         asked = [checks.array(name, value, 0) for name, value in zip(self.names, point, strict=True)]
+        shape = np.broadcast_shapes(*(value.shape for value in asked))
+        if int(np.prod(shape)) <= PIECE:
+            seconds, error = self._at(asked)
+            return Estimate(np.broadcast_to(seconds, shape), np.broadcast_to(error, shape))
+        flat = [np.broadcast_to(value, shape).reshape(-1) if value.size > 1 else value for value in asked]
+        seconds, error = np.empty(int(np.prod(shape))), np.empty(int(np.prod(shape)))
+        for start in range(0, seconds.size, PIECE):  # what is worked on stays in the processor's cache
+            own = slice(start, start + PIECE)
+            seconds[own], error[own] = self._at([value[own] if value.size > 1 else value for value in flat])
+        return Estimate(seconds.reshape(shape), error.reshape(shape))
+
+    def _at(self, asked: list[Floats]) -> tuple[Floats, Floats]:
+        """Seconds and errors at points that are known to be numbers."""
         inside = [np.clip(value, points[0], points[-1]) for value, points in zip(asked, self.axes, strict=True)]
-        result: Floats = np.zeros(np.broadcast_shapes(*(value.shape for value in asked)))
-        cells: list[list[tuple[NDArray[Any], Floats | None]]] = []
-        exact: NDArray[np.bool_] = np.ones(result.shape, dtype=bool)
-        at: list[NDArray[Any]] = []
-        for name, value, points, scaled in zip(self.names, inside, self.axes, self._scaled, strict=True):
+        base: NDArray[np.intp] = np.zeros((), dtype=np.intp)
+        exact: NDArray[np.bool_] = np.ones((), dtype=np.bool_)
+        parts: list[tuple[int, Floats]] = []
+        steps = [1, *accumulate((points.size for points in self.axes[:0:-1]), operator.mul)][::-1]
+        for name, value, points, scaled, step in zip(self.names, inside, self.axes, self._scaled, steps, strict=True):
             if points.size == 1:
-                cells.append([(np.zeros((), dtype=np.int64), None)])
-                at.append(np.zeros((), dtype=np.int64))
                 continue
-            low = np.minimum(np.searchsorted(points, value, side="right") - 1, points.size - 2)
-            part = (_scaled(name, value) - scaled[low]) / np.diff(scaled)[low]
-            # The scale is a logarithm, and rounds: a measured point is one where the coordinate itself says so.
-            part = np.where(value == points[low + 1], 1.0, np.where(value == points[low], 0.0, part))
-            exact &= (part == 0) | (part == 1)
-            at.append(low + (part == 1))
-            cells.append([(low, 1 - part), (low + 1, part)])
-        for corner in np.ndindex(*(len(cell) for cell in cells)):
-            chosen = [cell[which] for cell, which in zip(cells, corner, strict=True)]
-            term = self._logs[tuple(index for index, _ in chosen)]
-            for _, weight in chosen:
-                if weight is not None:
-                    term = term * weight
-            result = result + term
+            low = points.searchsorted(value, side="right") - 1
+            here = points[low] == value
+            # Behind the last point nothing follows: there the part is nothing, and its neighbour the point itself.
+            part = (_scaled(name, value) - scaled[low]) * self._inverse[name][low]
+            parts.append((step, np.where(here, 0.0, part)))
+            base, exact = base + low * step, exact & here
+        result = self._blend(base, parts, 0)
         seconds = np.exp(result)
-        measured = self.known[tuple(at)]
-        known = exact & measured
-        seconds = np.where(known, self.times[tuple(at)], seconds)
-        error = np.where(known, self.spread[tuple(at)], np.maximum(self.error, self.spread[tuple(at)]))
-        beyond = [value != within for value, within in zip(asked, inside, strict=True)]
-        if any(np.any(each) for each in beyond):
-            ratio = self._bounds(*asked) / self._bounds(*inside)
+        known = exact & self._known.take(base)
+        seconds = np.where(known, self._times.take(base), seconds)
+        error = np.where(known, 0.0, self.error)
+        if self._spreads:
+            error = np.maximum(error, self._spread.take(base))
+        if any(np.any(value != within) for value, within in zip(asked, inside, strict=True)):
             far = sum(
                 np.abs(_scaled(name, value) - _scaled(name, within))
                 for name, value, within in zip(self.names, asked, inside, strict=True)
             )
-            seconds = seconds * ratio
+            seconds = seconds * (self._bounds(*asked) / self._bounds(*inside))
             error = error + UNKNOWN * far
-        return Estimate(np.asarray(seconds), np.broadcast_to(error, seconds.shape))
+        return np.asarray(seconds), np.asarray(error)
+
+    def _blend(self, base: NDArray[np.intp], parts: list[tuple[int, Floats]], depth: int) -> Floats:
+        """Logarithms between the corners of a cell, one axis after another."""
+        if depth == len(parts):
+            return self._logs_flat.take(base, mode="clip")
+        step, part = parts[depth]
+        low = self._blend(base, parts, depth + 1)
+        high = self._blend(base + step, parts, depth + 1)
+        high -= low
+        high *= part
+        high += low
+        return high
 
     def _left_out(self) -> float:
         """The median relative error at the inner points of every line, each predicted from its neighbours there; 0 without any."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +177,10 @@ class Priced:
     plain_factor: float
     """Plain decoding on one device, over that on `ways` of them: what speed-ups compare with."""
     memory: Memory | None
+    """None where nobody knows how much the device has."""
     provenance: str
-    warnings: tuple[str, ...] = field(default=())
+    prompt_s: float
+    """Reading the prompt, before the first token is decoded [s]."""
 
 
 def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, ...], where: str, name: str) -> Priced:
@@ -218,9 +220,10 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
         times = [float(hardware.step_time(each, context, cost.batch).seconds) for each in (single, models["target"])]
         factor = times[0] / times[1]
     shapes = {role: each.shape for role, each in models.items()}
-    room, warned = _memory(cost, models, tokens, parameters, texts)
+    room = _memory(cost, models, tokens, parameters, texts)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
-    return Priced(point, shapes, cost.ways, factor, room, source, warned)
+    reading = float(hardware.prompt_time(models["target"], max(cost.prompt, 1), cost.batch).seconds)
+    return Priced(point, shapes, cost.ways, factor, room, source, reading)
 
 
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
@@ -228,12 +231,12 @@ _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "st
 
 def _memory(
     cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any, texts: bool
-) -> tuple[Memory | None, tuple[str, ...]]:
-    """Weights and cache of a device, refused where they are more than it has; a warning where nobody knows what it has."""
+) -> Memory | None:
+    """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
     target = models["target"]
     name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
     if name not in device.DEVICES:
-        return None, (f"memory of {name} is not known: whether weights and cache fit was not looked at",)
+        return None
     together = getattr(parameters, "placement", "together") == "together"
     also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
     batch = parameters.batch if texts else cost.batch
@@ -241,4 +244,4 @@ def _memory(
         target.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
     )
     hardware.refuse_too_large(room, name)
-    return room, ()
+    return room

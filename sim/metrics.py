@@ -22,6 +22,11 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `arithmetic_intensity`    operations for each byte of weights and cache that is read or written
 `plain_flops_per_token`   and `plain_weight_bytes_per_token`, `plain_arithmetic_intensity`: plain decoding's, of the same tokens in
                           the same batches
+`seconds_error`           of costs on hardware: relative error of a step of plain decoding; `*_s_input_low` and `_high` have it
+`context_drift`           by how much that step grows from the first token to the last: costs are those in the middle of the text
+`memory_share`            weights and cache over what a device has; `ways` is over how many of them a layer is split
+`prompt_s`                reading the prompt, before the first token is decoded: it is in no other column
+`cost_source`             whose times these are: measured, composed of operations, or assumed
 ========================  =========================================================================================
 """
 

@@ -157,7 +157,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
-        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "cost_source"}
+        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "prompt_s", "cost_source"}
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
     if frame["exact"].n_unique() > 1:
@@ -213,6 +213,9 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             f"a step's seconds are off by up to about ±{wrong:.1%}, and grow by at most {drift:.1%} from the first token to the"
             " last: costs are those in the middle"
         )
+        known = "memory_share" in names and _one(table, pl.col("memory_share").is_not_null().all())
+        if not known:
+            lines.append("how much memory a device has is not known of all of them: whether weights and cache fit was not looked at")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:

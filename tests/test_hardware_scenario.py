@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import sim
 from model import profile
 from model.device import DEVICES
-from model.hardware import memory, pass_time, step_time
+from model.hardware import memory, pass_time, prompt_time, step_time
 from model.measured import Measured
 from model.profile import Profile, Source, table_of
 from model.roofline import Roofline
@@ -57,6 +57,7 @@ def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
         assert row["speedup"] == pytest.approx(1)
         assert row["seconds_error"] == pytest.approx(0.12)
         assert row["cost_source"].startswith("assumed efficiencies")
+        assert row["prompt_s"] == pytest.approx(float(prompt_time(a100(), 100, 3).seconds))
 
 
 def test_rounds_of_drafting_take_their_passes() -> None:
@@ -170,6 +171,7 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, batch 1, ways 1" in said
     assert "costs are those in the middle" in said
+    assert "whether weights and cache fit was not looked at" in said
 
 
 def _written(tables: dict[str, Any], folder: Path) -> list[str]:
