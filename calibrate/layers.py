@@ -73,6 +73,8 @@ def time_layers(
 
     chosen = machine.chosen(device)
     cpu = not chosen.startswith("cuda")
+    if not cpu:
+        torch.cuda.set_device(chosen)  # events are recorded on the streams of the current device
     if dtype is None:
         dtype = "float32" if cpu else "bfloat16"
     checks.one_of("dtype", dtype, adapter.DTYPES)
@@ -187,9 +189,10 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     embeddings: dict[tuple[int, int], list[Any]] = {}
     rest: dict[tuple[int, int], list[float]] = {}
     repeats: dict[tuple[int, int], int] = {}
-    negative = 0
+    negative = interrupted = 0
     for (busy, batch, context, width), rounds in timing.shares(rows, mode):
         row = quietest(rounds)
+        interrupted += row.get("taken_anyway", 0) > 0
         count = row["repeats"]
         layer = np.median(row["layers_us"], axis=0) / 1e6
         head, embedding, whole = (np.asarray(row[key]) / 1e6 for key in _APART)
@@ -210,8 +213,10 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     notes = ["weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"]
     if any(row.get("round") for row in rows):
         notes.append("of several rounds the one with the shortest whole pass counts: other work on the machine only adds")
+    points = sum(map(len, rest.values()))
+    if interrupted:
+        notes.append(f"at {interrupted} of {points} points too few repeats went uninterrupted: the shortest others count too")
     if negative:
-        points = sum(map(len, rest.values()))
         notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: counted as no overhead")
     return table, notes
 

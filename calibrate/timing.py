@@ -246,7 +246,8 @@ def spread(seconds: Sequence[float]) -> float:
 def measure(model: adapter.Model, point: Point, effort: Effort, until: float) -> dict[str, Any]:
     """Time one point until its spread is small enough, or until that moment of `time.monotonic`; a raw row.
 
-    Repeats that were interrupted are left out, and counted, as long as enough others come in time.
+    Repeats that were interrupted are left out as long as enough others come in time; the row counts those (`disturbed`), and those
+    that had to be taken anyway.
     """
     import torch
 
@@ -280,14 +281,14 @@ def measure(model: adapter.Model, point: Point, effort: Effort, until: float) ->
             if late and len(clean) + len(disturbed) >= effort.least:
                 break
         work.check()
-    if len(clean) < effort.least:  # then the shortest of the others: what was least disturbed
-        clean += sorted(disturbed, key=lambda each: each.whole)[: effort.least - len(clean)]
+    anyway = max(effort.least - len(clean), 0)  # then the shortest of the others: what was least disturbed
+    clean += sorted(disturbed, key=lambda each: each.whole)[:anyway]
     wholes = [each.whole for each in clean]
     parts = {key: [each.parts[key] for each in clean] for key in model.parts}
     norm, head = parts.get(("norm", 0), [0.0] * len(clean)), parts["head", 0]
     return {
-        "kind": "point", **asdict(point), "repeats": len(clean), "disturbed": len(disturbed),
-        "spread": round(spread(wholes), 5), "load": _load(),
+        "kind": "point", **asdict(point), "repeats": len(clean), "disturbed": len(disturbed) - anyway,
+        "taken_anyway": anyway, "spread": round(spread(wholes), 5), "load": _load(),
         "whole_us": quartiles(wholes), "marked_us": quartiles([each.marked for each in clean]),
         "layers_us": [quartiles(times) for (name, _), times in parts.items() if name == "layer"],
         "head_us": quartiles([one + other for one, other in zip(norm, head, strict=True)]),

@@ -1,7 +1,8 @@
 """Devices that models run on: what their vendor prints of memory, bandwidth, arithmetic and links. Published, not measured.
 
 Rates are those of dense matrices, accumulated in 32 bits: vendors print twice that for matrices half of whose numbers are zero.
-They are peaks, which no kernel reaches. A GB of memory capacity is 2^30 bytes, as memory chips are made; of a rate it is 10^9.
+They are peaks, which no kernel reaches. That of float32 is of ordinary cores: TF32 is faster, but rounds what it multiplies to 10
+bits. A GB of memory capacity is 2^30 bytes, as memory chips are made; of a rate it is 10^9.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ DEVICES = {
                "NVIDIA A100 datasheet, 40 GB SXM; cache: NVIDIA A100 Tensor Core GPU Architecture whitepaper"),
         Device("l40s", 48 * _GB, 864e9,
                {"bfloat16": 362.05e12, "float16": 362.05e12, "float32": 91.6e12, "float8": 733e12, "int8": 733e12},
-               _GEN4, _GEN4, 96 * _MB, "NVIDIA L40S datasheet; cache: NVIDIA Ada GPU Architecture whitepaper (AD102)"),
+               _GEN4, _GEN4, 96 * _MB,
+               "NVIDIA L40S datasheet; cache: NVIDIA Ada GPU Architecture whitepaper, of the whole chip AD102"),
         Device("rtx-3090", 24 * _GB, 936e9, {"bfloat16": 71e12, "float16": 71e12, "float32": 35.6e12, "int8": 284e12},
                56.25e9, _GEN4, 6 * _MB, "NVIDIA Ampere GA102 GPU Architecture whitepaper"),
         Device("rtx-4090", 24 * _GB, 1008e9,

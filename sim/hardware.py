@@ -42,7 +42,7 @@ class HardwareCost:
     shape, draft_shape, medium_shape
         Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told.
     dtype
-        Of kind `roofline`: what weights and cache are kept in; the shape's own where left out.
+        What weights and cache are kept in. Of kind `roofline` the shape's own where left out; a profile must be of it.
     prompt
         Cached positions when the first token is decoded. Costs are those in the middle of the text.
     batch
@@ -85,7 +85,7 @@ class HardwareCost:
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)
         of_profile = ("profile", "draft_profile", "medium_profile", "busy")
-        of_roofline = ("device", "dtype", "memory_efficiency", "compute_efficiency", "launch_s")
+        of_roofline = ("device", "memory_efficiency", "compute_efficiency", "launch_s")
         for name in of_roofline if self.kind == "profile" else of_profile:
             if getattr(self, name):
                 raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")
@@ -127,7 +127,7 @@ class HardwareCost:
         if name is None:
             return None
         try:
-            return _measured(name, shape, ways)
+            return _measured(name, shape, self.dtype, ways)
         except ParameterError as error:
             raise ParameterError(f"{where}profile: {error}") from None
 
@@ -143,14 +143,17 @@ def _roofline(name: str, shape: str, dtype: str | None, efficiency: Efficiency, 
     return Roofline(made, of.bandwidth, of.rates[made.dtype], efficiency, ways, of.link or of.host_link, provenance=source)
 
 
-def _measured(name: str, shape: str | None, ways: int) -> Measured:
+def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> Measured:
     path = Path(name)
-    return _looked_up(name, shape, ways, path.stat().st_mtime_ns if path.suffix == ".json" and path.is_file() else 0)
+    changed = path.stat().st_mtime_ns if path.suffix == ".json" and path.is_file() else 0
+    return _looked_up(name, shape, dtype, ways, changed)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str, shape: str | None, ways: int, _: int) -> Measured:
-    found = _loaded(name, _)
+def _looked_up(name: str, shape: str | None, dtype: str | None, ways: int, changed: int) -> Measured:
+    found = _loaded(name, changed)
+    if dtype is not None and dtype != found.dtype:
+        raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
     if found.kind == "operations":
         from model import compose
 
@@ -158,8 +161,15 @@ def _looked_up(name: str, shape: str | None, ways: int, _: int) -> Measured:
             raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
         found = compose.layer(found, PRESETS[shape], model=shape, ways=ways)
     elif shape is not None and PRESETS[shape] != shape_of(found):
-        raise ParameterError(f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations")
+        raise ParameterError(
+            f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
+            f" {_covers(found)}"
+        )
     return Measured(found, ways=ways)
+
+
+def _covers(found: profile.Profile) -> str:
+    return f"it covers {found.model or 'operations'} in {found.dtype} on {found.device}: {found.coverage()}"
 
 
 @functools.lru_cache(maxsize=64)

@@ -213,9 +213,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             f"a step's seconds are off by up to about ±{wrong:.1%}, and grow by at most {drift:.1%} from the first token to the"
             " last: costs are those in the middle"
         )
-        known = "memory_share" in names and _one(table, pl.col("memory_share").is_not_null().all())
-        if not known:
-            lines.append("how much memory a device has is not known of all of them: whether weights and cache fit was not looked at")
+        if "memory_share" not in names or _one(table, pl.col("memory_share").is_null().any()):
+            lines.append("of some devices nobody knows how much memory they have: whether weights and cache fit was not looked at")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:

@@ -51,7 +51,6 @@ TESTS = {
     "model.algorithms.bild": ("test_bild.py",),
     "model.decisions": ("test_decisions.py", "test_bild.py"),
     "model.transformer": ("test_transformer.py",),
-    "model.device": ("test_device.py",),
     "model.skipdecode": ("test_skipdecode_theory.py", "test_skipping.py"),
     "model.algorithms.skipdecode": ("test_skipping.py",),
     "model.early_exit": ("test_early_exit_theory.py", "test_skipping.py"),
@@ -63,7 +62,10 @@ TESTS = {
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95
-LIBRARIES = ("numpy", "scipy.special", "scipy.stats", "simpy", "hypothesis", "pytest", "polars", "typer.testing", "asyncio")
+LIBRARIES = (
+    "numpy", "scipy.special", "scipy.stats", "simpy", "hypothesis", "pytest", "polars",
+    "typer.testing", "asyncio", "torch", "transformers",
+)  # fmt: skip
 
 COMPARISONS: dict[type, tuple[type, ...]] = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),

@@ -76,6 +76,22 @@ def test_single_precision_is_two_operations_a_core_and_cycle(name: str, cores: i
     assert device(name).rate("float32") == pytest.approx(2 * cores * clock, rel=6e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "bits", "gigabits"),
+    [("t4", 256, 10), ("titan-xp", 384, 11.41), ("v100", 4096, 1.752), ("a40", 384, 14.5), ("a100", 5120, 3.186),
+     ("a100-40gb", 5120, 2.43), ("l40s", 384, 18), ("rtx-3090", 384, 19.5), ("rtx-4090", 384, 21), ("h100", 5120, 5.238),
+     ("h200", 6144, 6.25)],
+)  # fmt: skip
+def test_bandwidth_is_the_width_of_the_bus_times_its_pace(name: str, bits: int, gigabits: float) -> None:
+    """Within the digits printed; and a device reads all of its memory in some hundredths of a second."""
+    assert device(name).bandwidth == pytest.approx(bits / 8 * gigabits * 1e9, rel=4e-3)
+    made = device(name)
+    assert 0.02 < made.memory_bytes / made.bandwidth < 0.08
+    assert 1e-4 < made.cache_bytes / made.memory_bytes < 4e-3
+    assert made.memory_bytes % 2**30 == made.cache_bytes % 2**20 == 0
+    assert 1e10 < made.host_link <= made.link < made.bandwidth / 3
+
+
 def test_the_ridge_is_where_arithmetic_and_memory_take_as_long() -> None:
     for each in DEVICES.values():
         for dtype, rate in each.rates.items():

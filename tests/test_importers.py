@@ -114,6 +114,7 @@ def test_operations_of_aiconfigurator_are_of_one_type_and_have_times(folder: Pat
     assert any("2 rows without a time or without work left out" in note for note in made.notes)
     # `step` positions are cached before the new token; windows and other types are left out.
     assert times(made, "decode")[32, 8, 128, 1023, 4] == 16.0
+    assert times(made, "decode")[32, 8, 128, 127, 1] == 10.0
     assert made.rows("decode").height == 9
     # Elements of two bytes; replayed graphs, not eager ones.
     assert times(made, "all_reduce", ways=2) == {(8192,): 6.0, (2097152,): 20.0}

@@ -256,6 +256,15 @@ def test_a_config_has_the_parameters_that_the_library_makes_of_it(kind: str, siz
     assert untied.parameters == made.parameters + (made.head_weights if made.tied_head else 0)
 
 
+@pytest.mark.parametrize(("kind", "sizes"), VARIANTS)
+def test_what_a_config_leaves_out_is_what_the_library_takes(kind: str, sizes: dict[str, Any]) -> None:
+    needed = {"opt": ("max_position_embeddings",), "t5": ("relative_attention_num_buckets",)}
+    needed["mt5"] = (*needed["t5"], "tie_word_embeddings")
+    whole = file_of(kind, sizes)
+    bare = {"model_type": kind, **{key: whole[key] for key in needed.get(kind, ())}, **sizes}
+    assert from_config(bare, dtype="float32") == from_config(whole, dtype="float32")
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_what_its_config_says(name: str) -> None:
     kind, sizes = LIBRARY[name]
@@ -270,7 +279,7 @@ def model_of(index: int) -> tuple[Any, Shape]:
 
 
 def counted(call: Callable[[], Any]) -> tuple[int, Any]:
-    """Operations of the products of matrices, and what the call returns. Angles of rotary positions are left out."""
+    """Operations of the products of matrices, and what the call returns, without the angles of rotary positions, a product too."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -394,6 +403,7 @@ def test_an_encoder_by_hand() -> None:
     assert made.encoder_flops(5) == 2 * (2 * 5 * (attention + ffn) + 4 * 8 * 25) + 3 * 2 * 5 * 2 * 8 * 8
     assert made.encoder_bytes(5, 2) == 4 * (2 * (attention + ffn) + 3 * 2 * 64 + 10 * 3 * 2 * 8 + 10 * 8)
     assert made.encoder_bytes(0) == 0
+    assert made.encoder_bytes(5) == made.encoder_bytes(5, 1) < made.encoder_bytes(5, 2)
     assert made.layer_weight_bytes == 4 * (attention + 2 * 64 + ffn)
     assert made.layer_kv_bytes(2, 7, 3, 5) == 3 * (9 + 2 + 5) * 2 * 8 * 4
     assert made.prompt_bytes(5, 2) == made.encoder_bytes(5, 2) + made.pass_bytes(1, 0, 2, 5)
@@ -475,7 +485,9 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: TINY.layer_flops(0, 1), "width must be at least 1, got 0"),
     (lambda: TINY.layer_flops([1, 1.5], 1), r"width\[1\] must be a whole number, got 1.5"),
     (lambda: TINY.layer_kv_bytes(1, -1), "context must be at least 0, got -1"),
-    (lambda: TINY.pass_bytes(1, 1, 0), "batch must be at least 1, got 0"),
+    *[(lambda call=call: getattr(preset("t5-small"), call[0])(*call[1:], 0), "batch must be at least 1, got 0")  # type: ignore[misc]
+      for call in (("layer_flops", 1, 1), ("layer_kv_bytes", 1, 1), ("pass_flops", 1, 1), ("pass_bytes", 1, 1),
+                   ("encoder_flops", 5), ("encoder_bytes", 5), ("prompt_flops", 5), ("prompt_bytes", 5), ("memory_bytes", 5))],
     (lambda: TINY.pass_flops(1, 1, 1, 5), "source must be 0 without an encoder, got 5"),
     (lambda: TINY.encoder_flops([0, 3]), "source must be 0 without an encoder, got 3"),
     (lambda: preset("t5-small").pass_flops(1, 1, 1, -1), "source must be at least 0, got -1"),

@@ -5,6 +5,10 @@
 Between contexts times go smoothly, and parts timed behind two of them give the passes behind others to a few percent. Between
 widths they do not: a processor's products change their algorithm with the width, so that 12 positions can take longer than 16. A
 width that was not timed is therefore not to be trusted on a processor, and `widths=POWERS` shows by how much.
+
+How the rows came about: on a machine of two cores that others use, in rounds over the grid, of which the least disturbed counts
+point by point. Rows that say `disturbed` left out repeats in which the thread did not run all the time; those that do not were
+timed before that was looked at, and two of their points, disturbed in every round, were timed again in rounds 3 to 7.
 """
 
 from __future__ import annotations

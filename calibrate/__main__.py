@@ -1,0 +1,5 @@
+"""`python -m calibrate` is the `calibrate` command."""
+
+from calibrate.cli import main
+
+main()
