@@ -351,9 +351,9 @@ def rooflines(measured: Sequence[fits.Layers], sources: str = "") -> Claim:
         "models on the same GPU, or of all models on the other GPUs. Asked are medians of 12 % over a GPU's models, and of 25 % on "
         "a GPU that was not seen.",
         f"{worst.model} is the worst of unseen models: on the {worst.gpu} it is predicted {_sign(share)} in the median. The form "
-        "charges every model for two norms and a gated activation, which the three others have; phi-2 has one norm and no gate, and "
-        "small products, beside which that weighs most. The fit to the others alone puts the elementwise share at or near its lower "
-        "bound.",
+        "charges every model for two norms and a gated activation, which the three others have; phi-2 has one norm and no gate, "
+        "and small products, beside which that weighs most. The fit to the others alone puts the elementwise share at or near its "
+        "lower bound.",
         tuple(cases), sources,
     )  # fmt: skip
 
@@ -363,7 +363,7 @@ def roofline_attention(measured: Sequence[fits.Attention], efficiency: Efficienc
     cases = []
     for each in measured:
         shared, errors = each.shared, each.errors(efficiency)
-        for what, kept in ((f"up to {SHARED} heads share one", shared <= SHARED), ("more heads share one", shared > SHARED)):
+        for what, kept in ((f"up to {SHARED} heads share one", shared <= SHARED), (f"more than {SHARED} heads share one", shared > SHARED)):
             if kept.any():
                 cases.append(Case(f"{each.gpu} {each.engine}, {what}", errors[kept]))
     longest = max(float(np.max(1 / (1 + case.errors))) for case in cases)

@@ -5,9 +5,9 @@ how full the cache was. In a second without prompts every pass is a decoding ste
 over the tokens a second, and the profile is asked for a pass behind their mean context.
 
 What the engine calls prompts leaves out texts that it reads for a second time. Where the cache is full it throws a text out, to
-read it again, prompt and what was written, once there is room: the prompts that it counted sum up to those of all requests, each once,
-although dozens of times a text left the cache. Such seconds are found by counting, without looking at any time: running texts
-that neither were scheduled for the first time nor were there before must have come back.
+read it again, prompt and what was written, once there is room: the prompts that it counted sum up to those of all requests, each
+once, although dozens of times a text left the cache. Such seconds are found by counting, without looking at any time: running
+texts that neither were scheduled for the first time nor were there before must have come back.
 """
 
 from __future__ import annotations
