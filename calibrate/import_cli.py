@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -132,6 +134,8 @@ def _save(made: Profile, out: Path) -> None:
 
     if not re.fullmatch(r"[\w.-]+", made.name):
         raise ParameterError(f"name must be of letters, digits, dots, dashes and underscores, got {shown(made.name)}")
+    if not made.date:  # the source does not say when it was measured
+        made = replace(made, date=datetime.date.today().isoformat())
     path = profile.save(made, out)
     print(f"{path}: {made.provenance}")
     print(f"covers {made.coverage()}")

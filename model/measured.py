@@ -15,8 +15,6 @@ from model.roofline import Efficiency, Roofline
 from model.surface import NONE, Bound, Estimate, Surface
 from model.transformer import Shape
 
-COMPOSED = 0.1
-"""Relative error of a layer composed of its operations, where its profile does not say one: assumed."""
 PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 """All of a device's peaks: a bound that no time beats."""
 
@@ -53,8 +51,6 @@ class Measured:
             raise ParameterError(f"ways must be one of {has}, what profile {profile.name} has, got {ways}")
         self.profile, self.ways = profile, ways
         self.shape = shape_of(profile)
-        measured = any({"layer", "dense"} & {*source.parts} for source in profile.sources)
-        self._least_error = 0.0 if measured else float(profile.errors.get("composition", COMPOSED))
         self._surfaces: dict[tuple[str, int, int], Surface | None] = {}
 
     @property
@@ -115,7 +111,7 @@ class Measured:
                     f"busy must be one of {', '.join(map(str, known))}, what profile {self.profile.name} has, got {busy};"
                     " measure it"
                 )
-            return self._said(surface(width, context, batch))
+            return surface(width, context, batch)
         if busy:
             has = f"what profile {self.profile.name} has"
             raise ParameterError(f"busy must be 0, {has}, got {busy}; a device of its own is not slowed down")
@@ -125,11 +121,7 @@ class Measured:
         total = products(tokens) + self.attention(width, context, batch)
         if self.ways > 1:
             total = total + self._or_none("all_reduce", tokens * self.shape.hidden * self.shape.bytes_each).repeated(2)
-        return self._said(total)
-
-    def _said(self, found: Estimate) -> Estimate:
-        """A layer is no better known than the whole that it is put together to: errors of its parts add to that."""
-        return Estimate(found.seconds, np.maximum(found.error, self._least_error))
+        return total
 
     def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Estimate:
         """Attention of one layer [s]. Split over devices, each reads as many bytes as whole layers of a smaller batch would."""

@@ -99,6 +99,8 @@ class Profile:
         between.
     provenance
         `measured`, or `composed` of times measured for its operations.
+    date
+        When it was measured; where the source does not say, when it was imported.
     bandwidth, rate, cache_bytes
         Peak of the device [bytes/s], [operations/s] and its last cache [bytes]: what no time may beat.
     shape

@@ -295,6 +295,7 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = cost_of(tables, chosen[index])
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware.KINDS
+    _refuse_of_other_kinds(cost_table, where["cost"], real)
     cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
     priced = None
     if real:
@@ -338,6 +339,17 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     shapes = _shapes(cost, parameters, name, where["cost"])
     seconds = cost.seconds(parameters.layers)
     return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
+
+
+def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:
+    """A key that costs of other kinds have is no slip of the keyboard: say what it is of."""
+    own, other = (HardwareCost, Cost) if real else (Cost, HardwareCost)
+    known, theirs = ({field.name for field in fields(kind)} for kind in (own, other))
+    for key in table if isinstance(table, Mapping) else ():
+        if key in theirs - known:
+            instead = f"say {key}_s instead" if f"{key}_s" in known else "leave it out"
+            of = "costs in layer-times" if real else "kinds profile and roofline"
+            raise ParameterError(f"{where}.{key} is of {of}, got it with kind {checks.shown(table.get('kind', 'unit'))}; {instead}")
 
 
 def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Shape]:

@@ -295,7 +295,7 @@ ARGUMENTS: list[tuple[list[str], Files, list[str]]] = [
     ([*RUN, "s.toml", "-j", "1000000"], {}, ["jobs", "between 1 and 1024", "got 1000000"]),
     ([*RUN, "s.toml", "--dry-run", "-j", "0"], {}, ["jobs", "got 0"]),
     ([*RUN, "s.toml", "--dry-run", "--set", "method.candidates=0"], {}, ["candidates", "got 0"]),
-    (["ls", "nonsense"], {}, ["unknown list 'nonsense'", "methods, outcomes, published, scenarios"]),
+    (["ls", "nonsense"], {}, ["unknown list 'nonsense'", "methods, outcomes, profiles, published, scenarios"]),
     (["ls", "method"], {}, ["unknown list 'method'", "did you mean methods?"]),
     # Where the run should go.
     ([*RUN, "s.toml", "-o", "file"], {"file": "x"}, ["file", "not the directory of a run", "-o"]),

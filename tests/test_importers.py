@@ -70,8 +70,9 @@ def test_a_layer_of_vidur_is_the_sum_of_its_operations_each_once(folder: Path) -
     assert times(made, "embedding") == {(1,): 4.0, (2,): 4.0, (8,): 5.0, (64,): 5.0}
     row = made.table.filter((pl.col("part") == "dense") & (pl.col("tokens") == 2))
     assert row["repeats"].item() == 2
-    # The least of the least, and the greatest of the greatest, over repeats: nine operations, 1 us below and 2 above.
-    assert (round(row["low_s"].item() * 1e6, 3), round(row["high_s"].item() * 1e6, 3)) == (258.0, 289.0)
+    # Quartiles of a normal law with the sum of nine deviations of 1.5 us.
+    half = 9 * 1.5 * 0.6745
+    assert (row["low_s"].item() * 1e6, row["high_s"].item() * 1e6) == pytest.approx((269 - half, 269 + half))
     assert (made.kind, made.provenance, made.mode) == ("model", "measured", "kernel-only")
 
 
@@ -91,7 +92,10 @@ def test_transfers_of_vidur_are_medians_of_repeats_within_a_node(folder: Path) -
     # Between two devices, however many share a layer.
     assert times(made, "send") == {(8192,): 6.0, (1048576,): 10.0}
     row = made.table.filter((pl.col("part") == "all_reduce") & (pl.col("ways") == 2))
-    assert (row["low_s"].item(), row["high_s"].item(), row["repeats"].item()) == (8e-6, 30e-6, 3)
+    # The median of the repeats' quartiles: of 10 us, 12 us and 20 us, with deviations of 2, 3 and 9.5.
+    low, high = ([each - sign * 0.6745 * wide for each, wide in ((10, 2), (12, 3), (20, 9.5))] for sign in (1, -1))
+    middle = sorted(low)[1] * 1e-6, sorted(high)[1] * 1e-6, 3
+    assert (row["low_s"].item(), row["high_s"].item(), row["repeats"].item()) == pytest.approx(middle)
 
 
 def test_zero_times_of_single_operations_and_dips_are_kept_and_said(folder: Path) -> None:
@@ -197,8 +201,8 @@ def gone(path: Path) -> None:
 MLP, GEMM = "vidur/mlp.csv", "aiconfigurator/gemm/vllm/1.0/gemm_perf.parquet"
 DECODE = "aiconfigurator/attention/vllm/1.0/generation_attention_perf.parquet"
 DENSE, SEQUENCE, ATTENTION = (f"llmservingsim/tp1/{name}.csv" for name in ("dense", "per_sequence", "attention"))
-FIRST = "0.004,0.007,0.005,0.059,0.062,0.060"
-"""Norm and products of the first row: least, greatest, median."""
+FIRST = "0.0015,0.005,0.0015,0.060"
+"""Norm and products of the first row: deviation, median."""
 BAD = [
     # A file that is not there, or is not what it was.
     (MLP, gone, "mlp.csv: there is no such file"),
@@ -212,7 +216,7 @@ BAD = [
     (MLP, noise, "mlp.csv: it cannot be read as CSV"),
     (GEMM, noise, "gemm_perf.parquet: it cannot be read as Parquet"),
     # A header that changed.
-    (MLP, swap("time_stats.add.median", "time_stats.add.p50"), "column time_stats.add.median is missing; the nearest of its 37"),
+    (MLP, swap("time_stats.add.median", "time_stats.add.p50"), "column time_stats.add.median is missing; the nearest of its 27"),
     ("vidur/attention.csv", swap("kv_cache_size", "context"), "attention.csv: column kv_cache_size is missing"),
     ("vidur/cpu_overheads.csv", swap("schedule_median", "schedule"), "cpu_overheads.csv: column schedule_median is missing"),
     ("vidur/network/all_reduce.csv", swap("num_workers", "workers"), "all_reduce.csv: column num_workers is missing"),
@@ -241,7 +245,7 @@ BAD = [
     (ATTENTION, swap("0,0,1,16", "0,0,0,16"), "attention.csv: row 1, column n_decode: a pass needs a prompt or new tokens"),
     (GEMM, swap("bfloat16", "int4", 99), "column gemm_dtype: no row of bfloat16; there are fp8, int4"),
     # Times that no such device takes: 135 MB of weights in 5 us; arithmetic; keys and values; a layer that takes none.
-    (MLP, swap("0.109,0.112,0.110", "0.005,0.112,0.005"), "row 1, column time_stats.mlp_up_proj.median: 5e-06 s would be"),
+    (MLP, swap("0.0015,0.110", "0.0015,0.005"), "row 1, column time_stats.mlp_up_proj.median: 5e-06 s would be"),
     (GEMM, swap("1,8192,4096,0.029", "1,8192,4096,0.001"), "row 6, column latency: 1e-06 s would be 6.71e+13 bytes/s, above"),
     (DECODE, swap("4,32,8,128,4095", "64,32,8,128,4095"), "row 6, column latency: 4e-05 s would be 2.68e+13 bytes/s"),
     (DENSE, swap("gate_up_proj,8,252", "gate_up_proj,8,25.2"), "row 10, column time_us: 2.52e-05 s would be 9.32e+12 bytes/s"),
@@ -265,7 +269,7 @@ def test_a_spoiled_table_is_refused_by_file_row_and_column(
 
 def test_a_pass_that_takes_no_time_at_all_is_refused(folder: Path) -> None:
     path = folder / "vidur" / "network" / "send_recv.csv"
-    swap("0.005,0.007,0.006", "0.000,0.007,0.000")(path)
+    swap("0.0010,0.006", "0.0010,0.000")(path)
     with pytest.raises(ParameterError, match=r"send_recv.csv: row 1, column .*: the pass takes no time in total"):
         from_vidur(folder)
 
@@ -365,7 +369,7 @@ def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(
 
 
 def test_a_spoiled_table_writes_nothing(folder: Path, tmp_path: Path) -> None:
-    swap("0.109,0.112,0.110", "0.005,0.112,0.005")(folder / MLP)
+    swap("0.0015,0.110", "0.0015,0.005")(folder / MLP)
     out = tmp_path / "out"
     done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(out)])
     assert done.exit_code == 2

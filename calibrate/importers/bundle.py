@@ -54,6 +54,8 @@ MOST_READ = 4096
 """Heads of keys and values of all texts of a batch: 64 texts of Llama-2-13B have 2,560, and lie between powers of two."""
 SIZES_PER_DECADE = 8
 DIGITS = 6
+IMPORTED = "2026-11-21"
+"""When the tables were taken that do not say themselves when they were measured."""
 
 
 def profiles(data: str | Path) -> Iterator[Profile]:
@@ -303,8 +305,9 @@ def trimmed(table: Profile) -> Profile:
 
 
 def _finished(one: Profile, root: Path, known: Mapping[str, Source]) -> Profile:
-    """A profile with its sources by their names, thinned and rounded."""
-    return replace(one, table=_rounded(_thinned(one.table)), sources=_sourced(one, root, known))
+    """A profile with its sources by their names and a date, thinned and rounded."""
+    table, sources = _rounded(_thinned(one.table)), _sourced(one, root, known)
+    return replace(one, table=table, sources=sources, date=one.date or IMPORTED)
 
 
 def _thinned(table: pl.DataFrame) -> pl.DataFrame:

@@ -191,12 +191,11 @@ def check_total(table: Table, column: str, total: Floats) -> None:
 
 
 def merged(keys: Mapping[str, Floats], values: Mapping[str, Floats]) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
-    """One row for each point: the median of its repeats, with the least `low_s` and the greatest `high_s`; and how many there
-    were."""
+    """One row for each point: the median of its repeats, column by column; and how many there were."""
     import polars as pl
 
-    how = {name: getattr(pl.col(name), {"low_s": "min", "high_s": "max"}.get(name, "median"))() for name in values}
-    frame = pl.DataFrame({**keys, **values}).group_by(list(keys)).agg(*how.values(), pl.len().alias("repeats")).sort(list(keys))
+    medians = [pl.col(name).median() for name in values]
+    frame = pl.DataFrame({**keys, **values}).group_by(list(keys)).agg(*medians, pl.len().alias("repeats")).sort(list(keys))
     points, times = ({name: frame[name].to_numpy() for name in names} for names in (keys, values))
     return points, times, frame["repeats"].to_numpy()
 

@@ -39,6 +39,8 @@ SECOND_NORM = "post_attention_layernorm"
 """Models whose attention and feed-forward layers run side by side have no second norm."""
 STEP = ("schedule", "prepare_inputs_e2e", "sampler_launch", "process_model_outputs")
 """What the host does for a step."""
+QUARTILE = 0.6745
+"""Of a normal law, in deviations."""
 ROUNDING = 0.5e-6
 """Half of the last digit of the times [s]."""
 AROUND_ATTENTION = ("attn_input_reshape", "attn_kv_cache_save", "attn_output_reshape")
@@ -103,19 +105,19 @@ def _source(table: Table, root: Path, commit: str, parts: Any) -> Source:
 
 
 def _columns(operations: list[str]) -> list[str]:
-    return [f"time_stats.{each}.{what}" for each in operations for what in ("median", "min", "max")]
+    return [f"time_stats.{each}.{what}" for each in operations for what in ("median", "std")]
 
 
 def _times(table: Table, operations: list[str], unit: str) -> dict[str, Floats]:
-    """Sums over operations of their medians, least and greatest times, shape (rows,) [s]."""
-    said = {"time_s": "median", "low_s": "min", "high_s": "max"}
-    found = {
-        name: np.sum([table.seconds(f"time_stats.{each}.{what}", unit) for each in operations], axis=0)
-        for name, what in said.items()
-    }
-    # The median of an even number of rounded times may lie a rounding error outside them.
-    found["low_s"], found["high_s"] = np.minimum(found["low_s"], found["time_s"]), np.maximum(found["high_s"], found["time_s"])
-    return found
+    """Sums over operations of their medians, and of the quartiles that go with their deviations, shape (rows,) [s].
+
+    The least and the greatest of a few repeats would say more of the worst than of the usual error.
+    """
+    median, deviation = (
+        np.sum([table.seconds(f"time_stats.{each}.{what}", unit) for each in operations], axis=0) for what in ("median", "std")
+    )
+    half = QUARTILE * deviation
+    return {"time_s": median, "low_s": np.maximum(median - half, 0.0), "high_s": median + half}
 
 
 def _layer(
@@ -145,7 +147,7 @@ def _layer(
             )
     notes = [
         "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; low "
-        "and high are sums of the least and the greatest times",
+        "and high are quartiles that go with sums of deviations",
         "times were rounded to 1 us",
     ]
     return rows, notes + tables.dips(rows, "dense", "tokens")
