@@ -39,16 +39,17 @@ class Efficiency:
     error
         Relative error of a layer's time, as fitting found it [-].
 
-    The values that stand where they are left out were fitted to measured layers of four models on A100, A40 and H100, and to nine
-    tables of attention on A100, H100 and L40S: `calibrate fit roofline` fits them again.
+    The values that stand where they are left out were fitted to measured layers of four models on A100, A40 and H100, and to six
+    tables of attention on A100, H100 and L40S: `calibrate fit roofline` fits them again. The error is that of layers on a GPU that
+    the fit has not seen; attention by itself is off by more (`calibrate/VALIDATION.md`).
     """
 
     memory: float = 0.787
     compute: float = 0.688
-    elementwise: float = 0.737
-    cache: float = 0.877
+    elementwise: float = 0.736
+    cache: float = 0.81
     launch: float = 5.7e-6
-    attention_launch: float = 11.9e-6
+    attention_launch: float = 11.2e-6
     error: float = 0.12
 
     def __post_init__(self) -> None:
