@@ -4,6 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
 ARGS    ?=
+DATA    ?= $(or $(DECODESIM_DATA),../shared/data)
 WORKERS ?= 2
 PYTHON  ?=
 CANDIDATES := $(or $(PYTHON),python3.11 python3)
@@ -12,7 +13,7 @@ CANDIDATES := $(or $(PYTHON),python3.11 python3)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full bench notebooks lint clean
+.PHONY: help run test test-full bench validate notebooks lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -29,6 +30,9 @@ test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random exa
 
 bench: $(VENV)/.test-stamp  ## time the simulator
 	$(BIN)/python -m tests.bench $(ARGS)
+
+validate: $(VENV)/.run-stamp  ## write calibrate/VALIDATION.md anew from DATA; ARGS=--check says whether it is out of date
+	$(BIN)/calibrate report $(DATA) $(ARGS)
 
 notebooks: $(VENV)/.test-stamp  ## execute the notebooks
 	$(BIN)/python -m pytest --nbmake notebooks $(ARGS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from calibrate import import_cli, layers_command, links_command
+from calibrate import fit_command, import_cli, layers_command, links_command, report_command
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -15,6 +15,8 @@ app = typer.Typer(
 import_cli.register(app)
 layers_command.register(app)
 links_command.register(app)
+fit_command.register(app)
+report_command.register(app)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ How far that may be off is found by leaving each measured time out in turn (`gem
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -89,6 +89,10 @@ class Products:
         """Time of a product [s]; a measured one is what was measured."""
         return self._efficiency(m, n, k).seconds * self._least(m, n, k)
 
+    def left_out(self) -> list[Floats]:
+        """Relative errors of each measured efficiency, predicted from its neighbours along m, n and k: arrays over (m, n, k)."""
+        return self._efficiency.left_out()
+
     def cold(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
         """Time of a product whose weights come from memory [s].
 
@@ -99,13 +103,13 @@ class Products:
         return np.asarray(np.maximum(self(m, n, k), read))
 
 
-def gemm_left_out(operations: Profile) -> LeftOut:
+def gemm_left_out(operations: Profile, near: Sequence[tuple[int, int]] = SHAPES_NEAR) -> LeftOut:
     """Relative error of each product's time, predicted from its neighbours in m, corrected by what those miss at the nearest
     shapes.
 
     A time between two of its line, interpolated in logarithms, misses the steps in which kernels are chosen; they are nearly
-    the same for shapes next to it, six along k and four along n. The ends of lines are left out. `at` is m, both of shape
-    (products,).
+    the same for shapes next to it, six along k and four along n: steps `near`, none for the interpolation alone. The ends of lines
+    are left out. `at` is m, both of shape (products,).
     """
     _of_operations(operations)
     rows = operations.rows("gemm")
@@ -113,16 +117,33 @@ def gemm_left_out(operations: Profile) -> LeftOut:
     logs: Floats = np.full(tuple(axis.size for axis in axes), np.nan)
     logs[tuple(place.reshape(-1) for place in places)] = np.log(rows["time_s"].to_numpy())
     missed = residuals(logs, np.log(axes[2].astype(np.float64)))
-    expected = np.nan_to_num(neighbours(missed, SHAPES_NEAR))
+    expected = np.nan_to_num(neighbours(missed, near))
     return _left_out(missed - expected, axes[2])
 
 
-def attention_left_out(operations: Profile) -> LeftOut:
+def shapes_left_out(operations: Profile) -> LeftOut:
+    """Relative error of each product's time, predicted as that of a shape that was not measured: from those next to it in n, and
+    again in k.
+
+    That is what `Products` does between shapes, by their efficiency, at an m that was measured; the ends of lines are left out.
+    `at` is m, both of shape (predictions,).
+    """
+    products = Products(operations)
+    along_m, *along = products.left_out()
+    del along_m
+    at = np.broadcast_to(products.tokens[:, None, None], along[0].shape)
+    known = [~np.isnan(each) for each in along]
+    return LeftOut(
+        np.concatenate([at[each] for each in known]), np.concatenate([each[one] for each, one in zip(along, known, strict=True)])
+    )
+
+
+def attention_left_out(operations: Profile, *, alike: bool = True) -> LeftOut:
     """Relative error of each attention's time, predicted from its neighbours in context, corrected by what those miss where as
     many bytes are read.
 
-    Shapes read as many bytes, in as many kernels, where batch and kv_heads multiply to the same and head_dim is the same. `at`
-    is the context, both of shape (times,).
+    Shapes read as many bytes, in as many kernels, where batch and kv_heads multiply to the same and head_dim is the same; without
+    `alike` the interpolation stands alone. `at` is the context, both of shape (times,).
     """
     _of_operations(operations)
     rows = operations.rows("decode")
@@ -137,12 +158,12 @@ def attention_left_out(operations: Profile) -> LeftOut:
     missed = residuals(logs, np.log1p(contexts.astype(np.float64)))
     read = np.stack([shapes[:, 1] * shapes[:, 2], shapes[:, 3]], axis=1)
     expected: Floats = np.zeros(missed.shape)
-    for size in np.unique(read, axis=0):
-        alike = np.flatnonzero((read == size).all(axis=1))
-        if alike.size < 2:
+    for size in np.unique(read, axis=0) if alike else ():
+        places = np.flatnonzero((read == size).all(axis=1))
+        if places.size < 2:
             continue
-        for place in alike:
-            others = missed[alike[alike != place]]
+        for place in places:
+            others = missed[places[places != place]]
             known = ~np.isnan(others).all(axis=0)
             expected[place, known] = np.nanmedian(others[:, known], axis=0)
     return _left_out(missed - expected, contexts)

@@ -36,20 +36,22 @@ class Efficiency:
         beyond it.
     launch, attention_launch
         What each product of a layer, and its attention, take however little there is to do [s].
-    error
-        Relative error of a layer's time, as fitting found it [-].
+    error, attention_error
+        Relative error of the products' time, as fitting found it; of attention's, and of what is sent between devices [-].
 
-    The values that stand where they are left out were fitted to measured layers of four models on A100, A40 and H100, and to nine
-    tables of attention on A100, H100 and L40S: `calibrate fit roofline` fits them again.
+    The values that stand where they are left out were fitted to measured layers of four models on A100, A40 and H100, and to six
+    tables of attention on A100, H100 and L40S: `calibrate fit roofline` fits them again. The error of products is that on a GPU
+    that the fit has not seen; attention is off by 10 to 50 % from table to table (`calibrate/VALIDATION.md`), which .25 stands for.
     """
 
     memory: float = 0.787
     compute: float = 0.688
-    elementwise: float = 0.737
-    cache: float = 0.877
+    elementwise: float = 0.736
+    cache: float = 0.81
     launch: float = 5.7e-6
-    attention_launch: float = 11.9e-6
+    attention_launch: float = 11.2e-6
     error: float = 0.12
+    attention_error: float = 0.25
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -126,10 +128,10 @@ class Roofline:
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
         """One decoder layer [s]; how busy the host is makes no difference to a device of its own."""
         tokens = np.asarray(width) * np.asarray(batch)
-        seconds = self.products(tokens) + self.attention(width, context, batch)
+        total = self._said(self.products(tokens)) + self._guessed(self.attention(width, context, batch))
         if self.ways > 1:
-            seconds = seconds + 2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each)
-        return self._said(seconds)
+            total = total + self._guessed(2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each))
+        return total
 
     def all_reduce(self, size: ArrayLike) -> Floats:
         """Adding up the parts of a state that `ways` devices hold, around a ring [s]."""
@@ -152,8 +154,12 @@ class Roofline:
 
     def transfer(self, size: ArrayLike) -> Estimate:
         """Bytes over the link, behind its latency [s]."""
-        return self._said(np.asarray(size) / self.link + self.latency)
+        return self._guessed(np.asarray(size) / self.link + self.latency)
 
     def _said(self, seconds: ArrayLike) -> Estimate:
         found = np.asarray(seconds, dtype=np.float64)
         return Estimate(found, np.full(found.shape, self.efficiency.error))
+
+    def _guessed(self, seconds: ArrayLike) -> Estimate:
+        found = np.asarray(seconds, dtype=np.float64)
+        return Estimate(found, np.full(found.shape, self.efficiency.attention_error))

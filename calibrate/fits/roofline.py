@@ -1,0 +1,251 @@
+"""The efficiencies of `model.roofline`, fitted to measured layers, and how well they foretell models and GPUs left out of the fit.
+
+A layer's products and small kernels are fitted to Vidur's layers of four models on three GPUs; attention to AIConfigurator's
+tables of one new token a text. Both by least squares on logarithms: a layer of one token counts as much as one of a thousand,
+and what lies far off counts less than its square (`SOFT`). Passes of many tokens are measured far more densely than others, so a
+time weighs what it stands for on the logarithmic axis of tokens. Each efficiency is held within `BOUNDS`: what a GPU may
+plausibly reach.
+
+Attention counts as in a pass, in which keys and values come from memory: a repeated measurement that found them in the cache is
+taken for the time that reading them takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calibrate.importers import aiconfigurator, bundle, vidur
+from model import device as devices
+from model import transformer
+from model.checks import ParameterError
+from model.measured import PEAKS
+from model.profile import Profile
+from model.roofline import Efficiency, Roofline
+from model.surface import Floats
+from model.transformer import Shape
+
+MODELS = {**bundle.VIDUR, "phi-2": "microsoft/phi-2"}
+"""Models whose layers were measured, with their folders."""
+GPUS = tuple(bundle.NETWORKS)
+"""The GPUs that they were measured on."""
+TABLES = (
+    ("h100", "h100_sxm", "trtllm/1.3.0rc20"), ("h100", "h100_sxm", "vllm/0.14.0"), ("h100", "h100_sxm", "vllm/0.19.0"),
+    ("a100", "a100_sxm", "vllm/0.14.0"), ("l40s", "l40s", "trtllm/1.3.0rc20"), ("l40s", "l40s", "vllm/0.14.0"),
+)  # fmt: skip
+"""GPU, folder and engine of the tables of attention: all but three, which are impossible (`calibrate.importers.aiconfigurator`)."""
+BOUNDS = {
+    "memory": (0.4, 1.0), "compute": (0.3, 0.95), "elementwise": (0.3, 4.0), "launch": (0.5e-6, 60e-6),
+    "cache": (0.3, 4.0), "attention_launch": (0.5e-6, 60e-6),
+}  # fmt: skip
+"""Between what each efficiency may lie."""
+START = {"memory": 0.8, "compute": 0.7, "elementwise": 0.8, "launch": 5e-6, "cache": 0.8, "attention_launch": 8e-6}
+OF_LAYERS, OF_ATTENTION = ("memory", "compute", "elementwise", "launch"), ("cache", "attention_launch")
+SOFT = 0.05
+"""Errors beyond it count less than their squares [-]."""
+UNITS = dict.fromkeys(BOUNDS, 1.0) | {"launch": 1e-6, "attention_launch": 1e-6}
+"""In which each is about 1, as a search wants it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Measured layers of a model, but for their attention, on a GPU: tokens of the pass and seconds, both of shape (passes,)."""
+
+    gpu: str
+    model: str
+    tokens: Floats
+    seconds: Floats
+
+    def __post_init__(self) -> None:
+        if self.tokens.shape != self.seconds.shape or self.tokens.size < 3:
+            raise ParameterError(
+                f"layers of {self.model} on {self.gpu} must be at least 3 with a time each, got {self.tokens.size} tokens and"
+                f" {self.seconds.size} times; measure more widths"
+            )
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """The model on the GPU."""
+        return on(self.gpu, transformer.preset(self.model))
+
+    @cached_property
+    def weights(self) -> Floats:
+        """What each pass stands for on the logarithmic axis of tokens, shape (passes,)."""
+        return np.asarray(np.gradient(np.log(self.tokens)))
+
+    def predicted(self, efficiency: Efficiency) -> Floats:
+        """What these efficiencies say [s]."""
+        return replace(self.roofline, efficiency=efficiency).products(self.tokens)
+
+    def errors(self, efficiency: Efficiency) -> Floats:
+        """Predicted over measured times, less 1 [-]."""
+        return self.predicted(efficiency) / self.seconds - 1
+
+
+class Attention(NamedTuple):
+    """A table of the attention of one new token for each text: rows that have the same heads go together."""
+
+    gpu: str
+    engine: str
+    groups: tuple[tuple[Roofline, Floats, Floats, Floats], ...]
+    """A roofline with their heads, and their context, batch and time [s]."""
+
+    def predicted(self, efficiency: Efficiency) -> Floats:
+        """What these efficiencies say, group by group [s]."""
+        said = [replace(line, efficiency=efficiency).attention(1, context, batch) for line, context, batch, _ in self.groups]
+        return np.concatenate(said)
+
+    @property
+    def shared(self) -> Floats:
+        """How many heads share one of keys and values, group by group."""
+        each = [np.full(group[3].size, group[0].shape.heads / group[0].shape.kv_heads) for group in self.groups]
+        return np.concatenate(each)
+
+    @property
+    def seconds(self) -> Floats:
+        """What was measured, group by group [s]."""
+        return np.concatenate([group[3] for group in self.groups])
+
+    def errors(self, efficiency: Efficiency) -> Floats:
+        """Predicted over measured times, less 1 [-]."""
+        return self.predicted(efficiency) / self.seconds - 1
+
+
+def on(gpu: str, shape: Shape) -> Roofline:
+    """A model on a GPU, by its vendor's peaks."""
+    peaks = devices.device(gpu)
+    return Roofline(shape, peaks.bandwidth, peaks.rate(shape.dtype))
+
+
+# --- what is fitted to ---
+
+
+def layers_of(made: Profile) -> Layers:
+    """The layers of a profile of a whole model."""
+    rows = made.rows("dense")
+    return Layers(made.device, made.model, rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy())
+
+
+def layers(data: str | Path) -> tuple[Layers, ...]:
+    """Vidur's layers, from a folder that holds `gpu`."""
+    root = Path(data) / "gpu/vidur/compute"
+    return tuple(layers_of(vidur.read(root / gpu / path, model=name, gpu=gpu)) for gpu in GPUS for name, path in MODELS.items())
+
+
+def attention_of(operations: Profile) -> Attention:
+    """The attention of a profile of operations: that of models, `bundle.trimmed`."""
+    rows = bundle.trimmed(operations).rows("decode")
+    groups = []
+    for (heads, kv_heads, head_dim), each in rows.group_by("heads", "kv_heads", "head_dim", maintain_order=True):
+        shape = Shape(1, int(heads) * int(head_dim), int(heads), int(kv_heads), int(head_dim), 1, False, 1, True)
+        context, batch, seconds = (each[name].to_numpy().astype(np.float64) for name in ("context", "batch", "time_s"))
+        line = on(operations.device, shape)
+        least = replace(line, efficiency=PEAKS).attention(1, context, batch)
+        groups.append((line, context, batch, np.asarray(np.maximum(seconds, least))))
+    return Attention(operations.device, operations.facts["decode_engine"], tuple(groups))
+
+
+def attention(data: str | Path) -> tuple[Attention, ...]:
+    """AIConfigurator's attention, from a folder that holds `gpu`."""
+    root = Path(data) / "gpu/aiconfigurator"
+    return tuple(attention_of(aiconfigurator.read(root / folder, gpu=gpu, engine=engine)) for gpu, folder, engine in TABLES)
+
+
+# --- fits ---
+
+
+def fit_layers(measured: Sequence[Layers], start: Efficiency | None = None) -> Efficiency:
+    """The efficiencies of products and small kernels that fit measured layers best."""
+    if not measured:
+        raise ParameterError("layers must be of at least one model on one GPU, got none")
+    logs = [np.log(each.seconds) for each in measured]
+    shares = [np.sqrt(each.weights) for each in measured]
+
+    def missed(efficiency: Efficiency) -> Floats:
+        said = [np.log(each.predicted(efficiency)) for each in measured]
+        return np.concatenate([share * (one - log) for one, log, share in zip(said, logs, shares, strict=True)])
+
+    return _search(OF_LAYERS, missed, start or Efficiency())
+
+
+def fit_attention(measured: Sequence[Attention], start: Efficiency | None = None) -> Efficiency:
+    """The efficiencies of attention that fit tables of it best; that of arithmetic stays what `start` says."""
+    if not measured:
+        raise ParameterError("attention must be of at least one table, got none")
+    logs = [np.log(each.seconds) for each in measured]
+
+    def missed(efficiency: Efficiency) -> Floats:
+        return np.concatenate([np.log(each.predicted(efficiency)) - log for each, log in zip(measured, logs, strict=True)])
+
+    return _search(OF_ATTENTION, missed, start or Efficiency())
+
+
+def _search(names: Sequence[str], missed: Callable[[Efficiency], Floats], start: Efficiency) -> Efficiency:
+    """The efficiencies of these names, within their bounds, at which the least is missed."""
+    from scipy.optimize import least_squares
+
+    units = np.array([UNITS[name] for name in names])
+
+    def of(values: ArrayLike) -> Efficiency:
+        return replace(start, **dict(zip(names, map(float, np.asarray(values) * units), strict=True)))
+
+    low, high = (np.array([BOUNDS[name][side] for name in names]) / units for side in (0, 1))
+    begin = np.array([START[name] for name in names]) / units
+
+    def residuals(values: Any) -> Any:
+        return missed(of(values))
+
+    found = least_squares(residuals, begin, bounds=(low, high), loss="soft_l1", f_scale=SOFT, xtol=1e-10)
+    return of(found.x)
+
+
+class LeftOut(NamedTuple):
+    """A model on a GPU that the fit has not seen: relative errors of its layers [-], and the tokens of each, shape (passes,)."""
+
+    gpu: str
+    model: str
+    tokens: Floats
+    error: Floats
+
+
+def unseen_models(measured: Sequence[Layers]) -> list[LeftOut]:
+    """Each model on each GPU, by a fit to the others on the same GPU."""
+    return _left_out(measured, lambda one, other: one.gpu == other.gpu and one.model != other.model)
+
+
+def unseen_gpus(measured: Sequence[Layers]) -> list[LeftOut]:
+    """Each model on each GPU, by a fit to all models on the other GPUs."""
+    return _left_out(measured, lambda one, other: one.gpu != other.gpu)
+
+
+def _left_out(measured: Sequence[Layers], seen: Callable[[Layers, Layers], bool]) -> list[LeftOut]:
+    fits: dict[tuple[int, ...], Efficiency] = {}
+    found = []
+    for one in measured:
+        kept = tuple(index for index, other in enumerate(measured) if seen(one, other))
+        if kept not in fits:
+            fits[kept] = fit_layers([measured[index] for index in kept])
+        found.append(LeftOut(one.gpu, one.model, one.tokens, one.errors(fits[kept])))
+    return found
+
+
+def pooled(left_out: Iterable[LeftOut], most: float = np.inf) -> dict[str, float]:
+    """The median size of the errors on each GPU, its models together, at up to so many tokens [-]."""
+    by_gpu: dict[str, list[Floats]] = {}
+    for each in left_out:
+        by_gpu.setdefault(each.gpu, []).append(np.abs(each.error[each.tokens <= most]))
+    return {gpu: float(np.median(np.concatenate(errors))) for gpu, errors in by_gpu.items()}
+
+
+def fit(measured: Sequence[Layers], tables: Sequence[Attention]) -> Efficiency:
+    """All efficiencies; their error is the largest that a GPU left out of the fit showed, its models together."""
+    of_layers = fit_layers(measured)
+    gpus = {each.gpu for each in measured}
+    error = max(pooled(unseen_gpus(measured)).values()) if len(gpus) > 1 else of_layers.error
+    return replace(fit_attention(tables, of_layers), error=error)

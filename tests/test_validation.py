@@ -1,0 +1,473 @@
+"""How far off predictions are: each bound on what comes along, and on the public measurements where they are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner, Result
+
+from calibrate import report as page
+from calibrate import validation
+from calibrate.cli import app
+from calibrate.fits import cpu_step, engine_run
+from calibrate.fits import roofline as fits
+from calibrate.importers import bundle
+from model import compose, profile
+from model.checks import ParameterError
+from model.measured import PEAKS, Measured
+from model.profile import Profile
+from model.roofline import Efficiency
+from model.transformer import preset
+
+DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+needs_data = pytest.mark.skipif(
+    not (DATA / "gpu").is_dir(), reason="the folder of public measurements is absent: DECODESIM_DATA names it"
+)
+KEPT = Path(__file__).parent / "data" / "validation"
+OPERATIONS = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
+"""What the median product left out may miss, by GPU."""
+WHOLE = [f"{gpu}-{model}" for gpu in ("h100", "a100") for model in bundle.VIDUR]
+LAW = Efficiency(memory=0.7, compute=0.6, elementwise=0.5, cache=0.9, launch=7e-6, attention_launch=13e-6, error=0.12)
+
+
+# --- what comes along ---
+
+
+@pytest.fixture(scope="module")
+def operations() -> dict[str, Profile]:
+    return {gpu: profile.load(f"{gpu}-operations") for gpu in OPERATIONS}
+
+
+@pytest.fixture(scope="module")
+def layers() -> tuple[fits.Layers, ...]:
+    """Vidur's layers: three models from the profiles that come along, phi-2 from the table that is kept."""
+    small = pl.read_csv(KEPT / "phi_2.csv")
+    found = [fits.layers_of(profile.load(f"{gpu}-{model}")) for gpu in fits.GPUS for model in bundle.VIDUR]
+    for gpu in fits.GPUS:
+        rows = small.filter(pl.col("gpu") == gpu)
+        found.append(fits.Layers(gpu, "phi-2", rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()))
+    return tuple(found)
+
+
+def kept_run() -> engine_run.Run:
+    table = pl.read_csv(KEPT / "engine_run.csv")
+    return engine_run.Run(**{name: table[name].to_numpy().astype(np.float64) for name in table.columns})
+
+
+@pytest.mark.parametrize(("gpu", "bound"), OPERATIONS.items())
+def test_a_product_left_out_is_found_again(operations: dict[str, Profile], gpu: str, bound: float) -> None:
+    found = compose.gemm_left_out(operations[gpu])
+    assert found.median() <= bound
+    assert found.percentile(90) <= 0.17
+    if validation.is_dense(operations[gpu]):
+        assert found.median(high=32) <= 0.01
+    assert validation.is_dense(operations[gpu]) == (gpu == "h100")
+
+
+@pytest.mark.parametrize("gpu", ["a100", "l40s"])
+def test_without_the_shapes_beside_it_a_product_is_not_found_as_well(operations: dict[str, Profile], gpu: str) -> None:
+    """The check can fail: interpolation between coarse m alone misses the bound."""
+    assert compose.gemm_left_out(operations[gpu], ()).median() > OPERATIONS[gpu]
+
+
+@pytest.mark.parametrize("gpu", OPERATIONS)
+def test_attention_left_out_is_found_again(operations: dict[str, Profile], gpu: str) -> None:
+    found = compose.attention_left_out(operations[gpu])
+    alone = compose.attention_left_out(operations[gpu], alike=False)
+    assert found.median() <= 0.03
+    assert found.percentile(90) <= 0.17
+    assert alone.median() > 1.5 * found.median()
+    if gpu != "a100":
+        assert alone.median() > 0.03
+
+
+def composed(operations: dict[str, Profile]) -> validation.Claim:
+    return validation.composed(operations, [profile.load(name) for name in WHOLE])
+
+
+def test_a_composed_layer_is_what_was_measured(operations: dict[str, Profile]) -> None:
+    claim = composed(operations)
+    assert len(claim.cases) == len(WHOLE) * 4
+    for case in claim.cases:
+        # Split eight ways a layer takes as little as 41 us, and what is assumed of norms and launches shows.
+        assert case.median <= (0.11 if case.name.endswith("split 8 ways") else 0.10), case.name
+
+
+def test_a_composed_layer_without_what_lies_between_its_products_is_not(
+    operations: dict[str, Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "between", lambda _, __, tokens, ___: np.zeros(np.shape(tokens)))
+    assert sum(case.median > 0.10 for case in composed(operations).cases) > 8
+
+
+def test_a_step_of_an_engine_is_what_the_profile_says() -> None:
+    claim = validation.step(kept_run(), profile.load("rtx-4090-llama-3.1-8b"))
+    every, none_back = claim.case("all seconds without prompts"), claim.case("of these: none came back")
+    assert every.errors.size > 100
+    assert every.median <= 0.05
+    assert none_back.median <= 0.03
+    assert none_back.largest <= 0.20
+    assert claim.case("of these: texts came back and were read again").median > 0.15
+
+
+@pytest.mark.parametrize("part", ["attention", "dense"])
+def test_a_profile_that_lacks_a_part_of_a_step_misses_the_bound(part: str) -> None:
+    made = profile.load("rtx-4090-llama-3.1-8b")
+    scaled = pl.when(pl.col("part") == part).then(0.5).otherwise(1.0)
+    less = replace(made, table=made.table.with_columns(pl.col(name) * scaled for name in profile.TIMES))
+    assert validation.step(kept_run(), less).case("of these: none came back").median > 0.05
+
+
+def test_seconds_in_which_nothing_is_read_again_tell_apart_what_the_log_does_not() -> None:
+    """Of the seconds that take a tenth longer than predicted nearly all are such; lying beside a prompt tells nothing."""
+    run = kept_run()
+    errors = run.errors(Measured(profile.load("rtx-4090-llama-3.1-8b")))
+    late = run.decoding & (np.nan_to_num(errors) < -0.1)
+    assert (late & run.reading_again).sum() >= 0.85 * late.sum()
+    assert run.reading_again[run.decoding].mean() < 0.3
+    reading = run.prompts > 0
+    beside = np.append(False, reading[:-1]) | np.append(reading[1:], False)
+    near, far = (np.median(np.abs(errors[run.decoding & each])) for each in (beside, ~beside))
+    assert abs(near - far) < 0.01
+
+
+def test_a_model_that_the_fit_has_not_seen_is_within_12_percent(layers: tuple[fits.Layers, ...]) -> None:
+    found = fits.unseen_models(layers)
+    assert len(found) == 12
+    pooled = fits.pooled(found)
+    assert {*pooled} == {"a100", "h100", "a40"}
+    assert max(pooled.values()) <= 0.12
+    assert max(fits.pooled(found, 64).values()) <= 0.12
+    # The bad one: the form charges it for a norm and a gate that it has not.
+    each = {(one.gpu, one.model): float(np.median(np.abs(one.error))) for one in found}
+    assert {gpu for (gpu, model), error in each.items() if error > 0.12 and model == "phi-2"} == {*pooled}
+    assert max(error for (_, model), error in each.items() if model != "phi-2") <= 0.12
+    assert (preset("phi-2").norms, preset("phi-2").gated) == (1, False)
+    assert all((preset(model).norms, preset(model).gated) == (2, True) for model in bundle.VIDUR)
+
+
+def test_a_gpu_that_the_fit_has_not_seen_is_within_25_percent(layers: tuple[fits.Layers, ...]) -> None:
+    found = fits.unseen_gpus(layers)
+    assert max(fits.pooled(found).values()) <= 0.25
+    assert max(fits.pooled(found, 64).values()) <= 0.25
+    assert max(float(np.median(np.abs(one.error))) for one in found) <= 0.25
+
+
+def test_peaks_alone_foretell_no_layer(layers: tuple[fits.Layers, ...]) -> None:
+    """The checks can fail: without efficiencies the bounds are missed."""
+    bare = [fits.LeftOut(one.gpu, one.model, one.tokens, one.errors(PEAKS)) for one in layers]
+    assert min(fits.pooled(bare).values()) > 0.25
+    assert min(fits.pooled(bare, 64).values()) > 0.25
+
+
+def test_the_efficiencies_that_come_along_are_this_fit(layers: tuple[fits.Layers, ...]) -> None:
+    found, usual = fits.fit_layers(layers), Efficiency()
+    for name in fits.OF_LAYERS:
+        assert getattr(usual, name) == pytest.approx(getattr(found, name), rel=0.02), name
+    assert usual.error == pytest.approx(max(fits.pooled(fits.unseen_gpus(layers)).values()), rel=0.05)
+    other = fits.fit_layers([one for one in layers if one.gpu != "h100"])
+    assert other.elementwise != pytest.approx(usual.elementwise, rel=0.1)
+
+
+def test_parts_of_a_pass_on_a_processor_add_up_to_it() -> None:
+    claim = validation.processor({name: cpu_step.rows_of(name) for name in cpu_step.names()})
+    bounded = [case for case in claim.cases if "widths" not in case.name]
+    assert bounded
+    for case in bounded:
+        assert case.median <= 0.05, case.name
+    # The check can fail: at widths that were not timed it does, and says so.
+    assert all(case.median > 0.05 for case in claim.cases if "widths" in case.name)
+
+
+def test_one_cost_explains_the_measured_times_of_the_theorem() -> None:
+    claim = validation.theorem()
+    assert claim.case("one cost, fitted on the other data set").largest <= 0.012
+    assert claim.case("the theorem alone").median > 0.05
+
+
+# --- fits of what is known ---
+
+
+def made_up(gpu: str, model: str, law: Efficiency = LAW, factor: float = 1.0) -> fits.Layers:
+    tokens = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], dtype=np.float64)
+    line = replace(fits.on(gpu, preset(model)), efficiency=law)
+    return fits.Layers(gpu, model, tokens, factor * line.products(tokens))
+
+
+def attention_made_up(operations: Profile, law: Efficiency) -> fits.Attention:
+    """A table of attention whose times obey a law."""
+    one = fits.attention_of(operations)
+    groups = tuple(
+        (line, context, batch, replace(line, efficiency=law).attention(1, context, batch)) for line, context, batch, _ in one.groups
+    )
+    return one._replace(groups=groups)
+
+
+def test_layers_that_obey_a_law_give_its_efficiencies() -> None:
+    measured = [made_up(gpu, model) for gpu in ("a100", "h100") for model in ("llama-2-7b", "phi-2", "llama-2-70b")]
+    found = fits.fit_layers(measured)
+    for name in fits.OF_LAYERS:
+        assert getattr(found, name) == pytest.approx(getattr(LAW, name), rel=1e-3), name
+    assert max(fits.pooled(fits.unseen_models(measured)).values()) < 1e-3
+    assert max(fits.pooled(fits.unseen_gpus(measured)).values()) < 1e-3
+
+
+def test_a_gpu_left_out_is_left_out() -> None:
+    """One that takes twice as long as its peaks and the others' law say is missed by half, and found where it is fitted itself."""
+    measured = [
+        made_up(gpu, model, factor=2.0 if gpu == "a40" else 1.0)
+        for gpu in ("a100", "h100", "a40")
+        for model in ("llama-2-7b", "llama-2-13b")
+    ]
+    assert fits.pooled(fits.unseen_gpus(measured))["a40"] == pytest.approx(0.5, abs=1e-3)
+    odd = [made_up("a100", "llama-2-7b"), made_up("a100", "llama-2-13b"), made_up("a100", "phi-2", factor=2.0)]
+    worst = {one.model: float(np.median(np.abs(one.error))) for one in fits.unseen_models(odd)}
+    assert worst["phi-2"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_attention_that_obeys_a_law_gives_its_efficiencies(operations: dict[str, Profile]) -> None:
+    found = fits.fit_attention([attention_made_up(operations[gpu], LAW) for gpu in ("a100", "l40s")], LAW)
+    for name in fits.OF_ATTENTION:
+        assert getattr(found, name) == pytest.approx(getattr(LAW, name), rel=1e-3), name
+
+
+def test_what_was_found_in_the_cache_counts_as_read(operations: dict[str, Profile]) -> None:
+    for gpu in OPERATIONS:
+        one = fits.attention_of(operations[gpu])
+        assert (one.errors(PEAKS) <= 1e-12).all()
+        assert one.shared.size == one.seconds.size
+
+
+@pytest.mark.parametrize("bound", fits.BOUNDS)
+def test_what_comes_along_lies_within_the_bounds(bound: str) -> None:
+    low, high = fits.BOUNDS[bound]
+    assert low < getattr(Efficiency(), bound) < high
+
+
+# --- a run of an engine ---
+
+
+def write_run(folder: Path) -> Path:
+    """Two texts: the second waits, gets in, is thrown out while the first goes on, and comes back.
+
+    The log's first second ends half a second after the first request on the other clock.
+    """
+    rows = [(1, 100, 10, 1, 1, 50), (2, 80, 20, 2, 0, 90), (3, 0, 12, 1, 1, 60), (4, 0, 6, 2, 0, 95), (5, 0, 20, 2, 0, 96)]
+    rows += [(6, 0, 10, 1, 0, 60), (7, 0, 5, 0, 0, 0)]
+    names = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
+    pl.DataFrame(rows, schema=names, orient="row").write_csv(folder / "timeseries.csv")
+    requests = [
+        {"queued_ts": 100.0, "scheduled_ts": 100.1, "last_token_ts": 106.2},
+        {"queued_ts": 100.2, "scheduled_ts": 101.2, "last_token_ts": 105.2},
+    ]
+    (folder / "requests.jsonl").write_text("\n".join(json.dumps(each) for each in requests), encoding="utf-8")
+    (folder / "meta.json").write_text(json.dumps({"kv_cache": {"num_kv_tokens": 1000}}), encoding="utf-8")
+    return folder
+
+
+def test_texts_that_come_back_are_counted(tmp_path: Path) -> None:
+    run = engine_run.read(write_run(tmp_path))
+    assert run.returned.tolist() == [0, 0, -1, 1, 0, 0, 0]
+    assert run.context.tolist() == [500, 450, 600, 475, 480, 600, 0]
+    assert not run.decoding.any()  # too few run
+
+
+@pytest.mark.parametrize("name", ["meta.json", "requests.jsonl", "timeseries.csv"])
+def test_a_run_that_is_not_whole_is_refused(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path)
+    (folder / name).unlink()
+    with pytest.raises(ParameterError, match=name.split(".")[0]):
+        engine_run.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: fits.fit_layers([]), "layers must be of at least one model"),
+        (lambda: fits.fit_attention([]), "attention must be of at least one table"),
+        (lambda: fits.Layers("a100", "phi-2", np.ones(2), np.ones(2)), "at least 3 with a time each, got 2 tokens"),
+        (lambda: validation.Case("none", np.empty(0)), "at least one finite number, got 0"),
+        (lambda: validation.Case("odd", np.array([np.nan])), "at least one finite number"),
+        (lambda: validation.theorem().case("other"), "has no case 'other'"),
+        (lambda: engine_run.Run(*[np.ones(2)] * 5, np.ones(3)), "one value for each second"),
+    ],
+)
+def test_what_cannot_be_fitted_or_judged_says_why(wrong: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        wrong()
+
+
+# --- the page ---
+
+
+def claim(*cases: validation.Case) -> validation.Claim:
+    return validation.Claim("Something", "What was done.", "Where it fails.", cases, "measured: by hand")
+
+
+GOOD = validation.Case("good", np.array([0.01, -0.02, 0.03]), "m 3", 0.025)
+POOR = validation.Case("poor", np.array([-0.2, 0.4, 0.3]), "m 7", 0.25, 0.17)
+
+
+def test_the_page_says_first_what_is_bad() -> None:
+    said = page.text([claim(GOOD, POOR)])
+    lines = said.splitlines()
+    assert lines.index("## Bad at") < lines.index("## 1. Something")
+    assert "* **Something**: poor, median 30.0 %, its worst 40.0 %." in lines
+    assert "  * asked, and missed: poor, median 30.0 % over 25.0 %, nine of ten 38.0 % over 17.0 %" in lines
+    assert lines.index("| poor | 3 | 30.0 % | 38.0 % | 40.0 % (m 7) | 25.0 % |") + 1 == lines.index(
+        "| good | 3 | 2.0 % | 2.8 % | 3.0 % (m 3) | 2.5 % |"
+    )
+    assert lines[-1] == "Times measured: by hand."
+    assert "missed: good" not in said
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["report", *arguments], env={"DECODESIM_DATA": ""})
+
+
+def test_a_page_out_of_date_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "claims", lambda _: (claim(GOOD, POOR),))
+    path = tmp_path / "PAGE.md"
+    arguments = ("data", "-o", str(path))
+    missing = call(*arguments, "--check")
+    assert (missing.exit_code, path.exists()) == (1, False)
+    assert "PAGE.md is not there" in missing.stderr
+    written = call(*arguments)
+    assert written.exit_code == 0
+    assert "asked, and missed: Something: poor, median 30.0 %" in written.stdout
+    assert path.read_text(encoding="utf-8") == page.text([claim(GOOD, POOR)])
+    assert call(*arguments, "--check").exit_code == 0
+    for old in (path.read_text(encoding="utf-8").replace("30.0 %", "29.0 %"), path.read_text(encoding="utf-8") + "\n\n"):
+        path.write_text(old, encoding="utf-8")
+        stale = call(*arguments, "--check")
+        assert stale.exit_code == 1
+        assert stale.stderr.startswith("stale: PAGE.md")
+        assert path.read_text(encoding="utf-8") == old
+        call(*arguments)
+
+
+def test_without_the_data_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "PAGE.md"
+    path.write_text("as it was", encoding="utf-8")
+    for more in ((), ("--check",)):
+        done = call(str(tmp_path / "nothing"), "-o", str(path), *more)
+        assert done.exit_code == 2
+        assert done.stderr.splitlines() == [
+            "error: the data folder must hold gpu and SOURCES.md, got nothing; name it, or set DECODESIM_DATA to it"
+        ]
+        assert path.read_text(encoding="utf-8") == "as it was"
+    (tmp_path / "half" / "gpu").mkdir(parents=True)
+    half = call(str(tmp_path / "half"), "-o", str(path))
+    assert half.exit_code == 2
+    assert half.stderr.startswith("error: SOURCES.md: there is no such file")
+    fitted = CliRunner().invoke(app, ["fit", "roofline", str(tmp_path / "nothing")])
+    assert fitted.exit_code == 2
+    assert "there is no such file" in fitted.stderr
+
+
+def test_the_page_is_there_and_names_no_day_and_no_path() -> None:
+    said = page.usual().read_text(encoding="utf-8")
+    assert said.startswith("# How far off")
+    assert re.search(r"20\d\d-\d\d", said) is None
+    assert str(Path(__file__).parents[1]) not in said
+
+
+# --- on the public measurements ---
+
+
+@pytest.fixture(scope="module")
+def claims() -> tuple[validation.Claim, ...]:
+    return validation.claims(DATA)
+
+
+@needs_data
+def test_the_page_is_what_the_data_says(claims: tuple[validation.Claim, ...]) -> None:
+    assert page.stale(claims, page.usual()) == ""
+
+
+@needs_data
+def test_products_of_every_table_are_found_again(claims: tuple[validation.Claim, ...]) -> None:
+    cases = {case.name: case for case in claims[0].cases}
+    assert len(cases) == 18
+    for name, case in cases.items():
+        gpu, engine = name.split(",")[0].split()
+        if name.endswith("all m"):
+            # One file misses the bound of 3 %: vLLM 0.14.0 on the L40S, whose 20 values of m step further apart than its kernels.
+            bound = 0.033 if (gpu, engine) == ("l40s", "vllm/0.14.0") else OPERATIONS[gpu]
+            assert case.median <= bound, name
+            assert case.ninety <= 0.17, name
+        elif engine in ("trtllm/1.2.0rc5", "trtllm/1.3.0rc20", "vllm/0.19.0"):
+            assert case.asked == 0.01
+            assert case.median <= 0.01, name
+    assert [case.name for case in claims[0].cases if not case.kept] == ["l40s vllm/0.14.0, all m"]
+    alone = {case.name: case.median for case in claims[1].cases}
+    for name, case in cases.items():
+        if name.endswith("all m"):
+            assert alone[name.replace(", all m", ", m between others, all m")] > case.median
+
+
+@needs_data
+def test_attention_of_every_possible_table_is_found_again(claims: tuple[validation.Claim, ...]) -> None:
+    beside = [case for case in claims[2].cases if case.name.endswith("beside others")]
+    assert len(beside) == 6
+    for case in beside:
+        assert case.median <= 0.03, case.name
+        assert case.ninety <= 0.17, case.name
+    # The L40S file that would be off by 3.5 % reads half of its cache, as two others do: refused.
+    assert "l40s trtllm/1.0.0" in claims[2].bad
+
+
+@needs_data
+def test_layers_steps_and_rooflines_are_within_their_bounds(claims: tuple[validation.Claim, ...]) -> None:
+    by_title = {each.title.split(",")[0]: each for each in claims}
+    for case in by_title["A layer composed of its operations"].cases:
+        assert case.median <= (0.11 if case.name.endswith("8 ways") else 0.10), case.name
+    engine = by_title["A decoding step of Llama-3.1-8B on an RTX 4090"]
+    assert engine.case("all seconds without prompts").median <= 0.05
+    rooflines = by_title["A layer by its roofline"].cases
+    for kind, bound in (("model", 0.12), ("GPU", 0.25)):
+        pooled = [case for case in rooflines if case.name.startswith(f"unseen {kind}") and "all models" in case.name]
+        assert len(pooled) == 6
+        assert max(case.median for case in pooled) <= bound
+
+
+@needs_data
+def test_every_efficiency_that_comes_along_is_the_fit(layers: tuple[fits.Layers, ...]) -> None:
+    found, usual = fits.fit(fits.layers(DATA), fits.attention(DATA)), Efficiency()
+    for name in (*fits.OF_LAYERS, *fits.OF_ATTENTION):
+        assert getattr(usual, name) == pytest.approx(getattr(found, name), rel=0.02), name
+    again = fits.fit_layers(layers)
+    for name in fits.OF_LAYERS:
+        assert getattr(again, name) == pytest.approx(getattr(found, name), rel=1e-3), name
+
+
+@needs_data
+def test_what_is_kept_is_what_the_data_gives() -> None:
+    small = pl.read_csv(KEPT / "phi_2.csv")
+    for one in fits.layers(DATA):
+        if one.model == "phi-2":
+            rows = small.filter(pl.col("gpu") == one.gpu)
+            assert rows["tokens"].to_list() == one.tokens.tolist()
+            assert rows["time_s"].to_numpy() == pytest.approx(one.seconds, rel=1e-6)
+    run, kept = engine_run.read(DATA / validation.RUN), kept_run()
+    for name in ("prompts", "tokens", "running", "waiting", "context", "returned"):
+        assert getattr(kept, name) == pytest.approx(getattr(run, name), abs=0.06), name
+
+
+@needs_data
+def test_the_engine_counts_a_prompt_once_however_often_it_reads_it() -> None:
+    lines = (DATA / validation.RUN / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+    run = engine_run.read(DATA / validation.RUN)
+    assert run.prompts.sum() == sum(json.loads(line)["input_toks"] for line in lines)
+    assert run.tokens.sum() == sum(json.loads(line)["output_toks"] for line in lines)
+    assert run.returned[run.returned > 0].sum() > 90
+    assert run.returned.sum() == 0
