@@ -58,7 +58,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     """
     import polars as pl
 
-    from figures import distribution, methods, tradeoff
+    from figures import distribution, methods, speedup_by_device, tradeoff
 
     folder = Path(folder)
     stored = folder / "results.parquet"
@@ -77,13 +77,15 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     # Nor have those that write another text than the target, though some of them leave at an exit_layer too.
     lossy = rows.filter(~pl.col("exact")) if "exact" in rows.columns else rows.clear()
     others = others.join(lossy, "point", how="anti", maintain_order="left")
+    # Nor have units of several devices, which share the work of each layer.
+    others = others.filter(pl.col("ways").fill_null(1) == 1) if "ways" in others.columns else others
     if "exit_layer" in rows.columns and few and others["exit_layer"].count():
         for x in tradeoff.AXES:
             paths += save(tradeoff.draw(others, x=x), target / f"tradeoff_{x}")
     if few:
-        paths += _of_table_3(rows, target)
+        paths += _of_table_3(rows, target) + _of_devices(rows, target)
     if (drafting.height or lossy.height) and few:
-        paths += _of_drafting(drafting, target)
+        paths += _of_drafting(drafting, target, on_devices=speedup_by_device.device_column(rows) is not None)
         if rows["method"].n_unique() > 1:
             paths += save(methods.draw(rows), target / "methods")
     if lossy.height and few:
@@ -102,14 +104,14 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     return paths
 
 
-def _of_drafting(drafting: pl.DataFrame, target: Path) -> list[Path]:
-    """Speed-ups over every axis that was swept, and what some rows ask for."""
+def _of_drafting(drafting: pl.DataFrame, target: Path, *, on_devices: bool) -> list[Path]:
+    """Speed-ups over every axis that was swept, and what some rows ask for; a ratio of costs that devices gave is no axis."""
     from figures import speedup
 
     paths = []
     known = [name for name in speedup.AXES if name in drafting.columns and drafting[name].drop_nulls().len()]
     if len(known) == len(speedup.AXES):
-        for x in speedup.swept(drafting) or ["acceptance_rate"]:
+        for x in [x for x in speedup.swept(drafting) or ["acceptance_rate"] if not (on_devices and x == "cost_ratio")]:
             paths += save(speedup.draw(drafting, x), target / f"speedup_{x}")
     return paths + _of_hierarchies(drafting, target) + _of_the_deck(drafting, target)
 
@@ -166,6 +168,42 @@ def _of_table_3(rows: pl.DataFrame, target: Path) -> list[Path]:
     from figures import table_3
 
     return save(table_3.draw(rows), target / "table_3") if table_3.fits(rows) else []
+
+
+def _of_devices(rows: pl.DataFrame, target: Path) -> list[Path]:
+    """Speed-ups by device where several were swept; by how many are held, where layers are split over as many as replicas take."""
+    from figures import devices_held, speedup_by_device
+
+    paths = save(speedup_by_device.draw(rows), target / "speedup_by_device") if speedup_by_device.fits(rows) else []
+    return paths + (save(devices_held.draw(rows), target / "devices_held") if devices_held.fits(rows) else [])
+
+
+def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
+    """Draw what profiles say of their devices into a folder: the roofline, the cost of wide passes, and a layer's time.
+
+    `names` are those of bundled profiles, or paths of their .json, each of a model; at most three.
+    """
+    from figures import layer_time, roofline, verify_cost_hardware
+    from model import profile
+    from model.measured import Measured
+
+    if not 1 <= len(names) <= layer_time.MOST_PROFILES:
+        raise checks.ParameterError(f"profiles must be 1 to {layer_time.MOST_PROFILES}, got {len(names)}; draw the others apart")
+    found = [profile.load(name) for name in names]
+    twice = [each.name for index, each in enumerate(found) if each.name in {other.name for other in found[:index]}]
+    if twice:
+        raise checks.ParameterError(f"profiles must differ in their names, got {twice[0]} twice; leave one out")
+    drawn = {
+        "roofline": roofline.draw(found),
+        "verify_cost": verify_cost_hardware.draw({each.name: Measured(each) for each in found}),
+        "layer_time": layer_time.draw(found),
+    }
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise checks.ParameterError(f"cannot write {target}: {error.strerror}; name another folder") from None
+    return [path for name, figure in drawn.items() for path in save(figure, target / name)]
 
 
 def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFrame, target: Path) -> list[Path]:

@@ -19,7 +19,7 @@ AXES = {
     "compute_per_token": "unit-time per token  [plain decoding's]",
 }
 _Y = "speedup"
-_PLAIN = "autoregressive"
+_PLAIN, _SPLIT = "autoregressive", "tensor parallelism"
 _LABELS = {
     "acceptance_rate": "α = {:.3g}", "draft_length": "γ = {}", "match_rate": "p = {:.3g}", "candidates": "k = {}",
     "fallback_rate": "f = {:.3g}", "rollback_rate": "r = {:.3g}", "max_layers": "{} layers at first", "min_layers": "{} at last",
@@ -39,7 +39,10 @@ def draw(rows: pl.DataFrame) -> Figure:
     Where `exact` says that a method writes another text than the target, its marks are hollow.
     """
     bounds = [f"{metric}_{end}" for metric in (_Y, *AXES) for end in ("low", "high")]
-    table = demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES), ("exact", *bounds))
+    table = demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES), ("exact", "ways", *bounds))
+    # Plain decoding on several devices, each with its share of every layer, is another choice than on one.
+    split = (pl.col("method") == _PLAIN) & (pl.col("ways") > 1).fill_null(False)
+    table = table.with_columns(pl.when(split).then(pl.lit(_SPLIT)).otherwise("method").alias("method"))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)

@@ -71,6 +71,16 @@ def canvas(width: float, height: float, box: tuple[float, float, float, float]) 
     return figure, figure.add_axes(box)
 
 
+def side_by_side(count: int, height: float, bottom: float, top: float, gap: float) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels in a row, all between `bottom` and `top` (shares of its height), `gap` [inches] behind each."""
+    left, panel = 0.8, {1: 5.6, 2: 4.2}.get(count, 3.2)
+    width = left + count * (panel + gap)
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    boxes = [((left + index * (panel + gap)) / width, bottom, panel / width, top - bottom) for index in range(count)]
+    return figure, [figure.add_axes(box) for box in boxes]
+
+
 def looks(count: int) -> list[Look]:
     """One look a series. Where colours do not suffice they become a ramp from dark to light, which greys keep in order."""
     if count <= len(COLOURS):

@@ -192,16 +192,31 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 @app.command()
 @guarded
 def plot(
-    directory: Annotated[Path, typer.Argument(help="The directory of a run.")],
+    directory: Annotated[Path | None, typer.Argument(help="The directory of a run.")] = None,
+    profiles: Annotated[
+        list[str] | None,
+        typer.Option("--profile", metavar="NAME", help="A hardware profile (`sim ls profiles`) or its .json; up to three."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder of a profile's figures. Default: runs/profiles.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the figures of a run again, from its stored table.
+    """Draw the figures of a run again, from its stored table; or what hardware profiles say: roofline, wide passes, layers.
 
     sim plot runs/ppd-figures-3-and-4-0123abcd
+
+    sim plot --profile h100-llama-2-7b --profile a100-llama-2-7b -o pictures
     """
     import figures
 
-    paths = figures.of_run(directory)
+    if (directory is None) == (profiles is None):
+        said = "neither" if directory is None else "both"
+        raise _mistake(f"plot takes the directory of a run or --profile NAME, got {said}; name one of the two")
+    if directory is not None and out is not None:
+        raise _mistake(f"--out is used with --profile alone, got {out}; a run's figures are drawn into its directory")
+    if directory is not None:
+        paths = figures.of_run(directory)
+    else:
+        paths = figures.of_profiles(profiles or [], out or Path("runs", "profiles"))
     print(json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
 
 
