@@ -363,8 +363,8 @@ def roofline_attention(measured: Sequence[fits.Attention], efficiency: Efficienc
     cases = []
     for each in measured:
         shared, errors = each.shared, each.errors(efficiency)
-        groups = (f"up to {SHARED} heads share one", shared <= SHARED), (f"more than {SHARED} heads share one", shared > SHARED)
-        for what, kept in groups:
+        few = shared <= SHARED
+        for what, kept in ((f"up to {SHARED} heads share one", few), (f"more than {SHARED} heads share one", ~few)):
             if kept.any():
                 cases.append(Case(f"{each.gpu} {each.engine}, {what}", errors[kept]))
     longest = max(float(np.max(1 / (1 + case.errors))) for case in cases)
