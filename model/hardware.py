@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from model import checks
-from model.surface import NONE, Estimate, Floats
+from model.surface import NONE, Estimate
 from model.transformer import Shape
 
 
@@ -201,8 +201,3 @@ def refuse_too_large(what: Memory, device: str) -> None:
             f" {what.available / 1e9:.1f} GB of {device}, got {what.needed / 1e9:.1f} GB; take a smaller batch, context or model,"
             " more ways, or another device"
         )
-
-
-def slope(seconds: Floats, at: Floats) -> float:
-    """By how much a time grows along an axis, over its mean: what fixing a point of that axis leaves out."""
-    return float((seconds[-1] - seconds[0]) / seconds.mean()) if at.size > 1 else 0.0

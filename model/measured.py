@@ -78,12 +78,12 @@ class Measured:
             self._surfaces[key] = None if not rows.height else Surface(
                 {axis: rows[axis].to_numpy() for axis in AXES[part]}, rows["time_s"].to_numpy(),
                 spread=((rows["high_s"] - rows["low_s"]) / 2 / rows["time_s"].clip(1e-12)).to_numpy(),
-                error=self.profile.errors.get(part), bound=self._bound(part),
+                error=self.profile.errors.get(part), bound=self._bound(part, key[1]),
             )  # fmt: skip
         return self._surfaces[key]
 
-    def _bound(self, part: str) -> Bound | None:
-        peak = Roofline(self.shape, self.profile.bandwidth, self.profile.rate, PEAKS, self.ways)
+    def _bound(self, part: str, ways: int) -> Bound | None:
+        peak = Roofline(self.shape, self.profile.bandwidth, self.profile.rate, PEAKS, ways)
         bounds: dict[str, Bound] = {
             "layer": lambda width, context, batch: peak.layer(width, context, batch).seconds,
             "dense": peak.products,

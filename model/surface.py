@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
             return NotImplemented
         seconds = self.seconds + other.seconds
         wrong = self.seconds * self.error + other.seconds * other.error
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore"):
             return Estimate(seconds, np.where(seconds > 0, wrong / seconds, 0.0))
 
     def repeated(self, factor: ArrayLike) -> Estimate:
@@ -92,7 +92,7 @@ class Surface:
                 raise checks.ParameterError(f"{name} must have one value for each of {times.size} times, got {column.size}")
             points, place = np.unique(column, return_inverse=True)
             self.axes.append(points)
-            places.append(place.reshape(-1))
+            places.append(place.ravel())
         shape = tuple(points.size for points in self.axes)
         self.times: Floats = np.full(shape, np.nan)
         self.spread: Floats = np.zeros(shape)
@@ -116,13 +116,12 @@ class Surface:
 
     def _filled(self) -> Floats:
         """Logarithms of the times; a point that was not measured keeps the efficiency of its neighbour."""
-        with np.errstate(divide="ignore"):
-            logs = np.log(np.maximum(self.times, NOTHING))
+        logs = np.log(np.maximum(self.times, NOTHING))
         if self.known.all():
             return logs
         bounds = np.log(self._bounds(*np.meshgrid(*self.axes, indexing="ij")))
         rest = logs - bounds
-        for axis in range(rest.ndim - 1, -1, -1):
+        for axis in reversed(range(rest.ndim)):
             for step in (1, -1):
                 lines = np.moveaxis(rest, axis, 0)[::step]
                 for before, line in pairwise(lines):
@@ -142,7 +141,7 @@ class Surface:
         if int(np.prod(shape)) <= PIECE:
             seconds, error = self._at(asked)
             return Estimate(np.broadcast_to(seconds, shape), np.broadcast_to(error, shape))
-        flat = [np.broadcast_to(value, shape).reshape(-1) if value.size > 1 else value for value in asked]
+        flat = [np.broadcast_to(value, shape).ravel() if value.size > 1 else value for value in asked]
         seconds, error = np.empty(int(np.prod(shape))), np.empty(int(np.prod(shape)))
         for start in range(0, seconds.size, PIECE):  # what is worked on stays in the processor's cache
             own = slice(start, start + PIECE)
@@ -195,8 +194,7 @@ class Surface:
 
     def _left_out(self) -> float:
         """The median relative error at the inner points of every line, each predicted from its neighbours there; 0 without any."""
-        found = [np.abs(each) for each in self.left_out()]
-        together = np.concatenate([each[~np.isnan(each)] for each in found]) if found else np.empty(0)
+        together = np.concatenate([np.abs(each[~np.isnan(each)]) for each in self.left_out()])
         return float(np.median(together)) if together.size else 0.0
 
     def left_out(self) -> list[Floats]:
@@ -219,9 +217,9 @@ class Surface:
         """Points at which the time falls along an axis by more than a share of it, with that share: real tables have some."""
         index = self.names.index(axis)
         times = np.moveaxis(self.times, index, -1)
-        fall = 1 - times[..., 1:] / np.where(times[..., :-1] > 0, times[..., :-1], np.inf)
+        fall = 1 - times[..., 1:] / np.where(times[..., :-1] > 0, times[..., :-1], np.nan)  # from nothing there is no fall
         found = []
-        for place in np.argwhere(np.nan_to_num(fall) > tolerance):
+        for place in np.argwhere(fall > tolerance):
             *others, last = (int(each) for each in place)
             coordinates = [*others]
             coordinates.insert(index, last + 1)
@@ -244,8 +242,6 @@ def residuals(logs: Floats, scaled: Floats) -> Floats:
     for place in np.ndindex(*logs.shape[:-1]):
         line = logs[place]
         there = np.flatnonzero(~np.isnan(line))
-        if there.size < 3:
-            continue
         before, here, after = there[:-2], there[1:-1], there[2:]
         part = (scaled[here] - scaled[before]) / (scaled[after] - scaled[before])
         result[place][here] = line[here] - ((1 - part) * line[before] + part * line[after])
@@ -259,8 +255,8 @@ def neighbours(values: Floats, offsets: Sequence[tuple[int, ...]]) -> Floats:
         moved = np.full_like(values, np.nan)
         if any(abs(step) >= size for step, size in zip(offset, values.shape, strict=False)):
             continue
-        source = tuple(slice(max(step, 0), size + min(step, 0)) for step, size in zip(offset, values.shape, strict=False))
-        target = tuple(slice(max(-step, 0), size + min(-step, 0)) for step, size in zip(offset, values.shape, strict=False))
+        source = tuple(slice(max(step, 0), size + step) for step, size in zip(offset, values.shape, strict=False))
+        target = tuple(slice(max(-step, 0), size - step) for step, size in zip(offset, values.shape, strict=False))
         moved[target] = values[source]
         stacked.append(moved)
     if not stacked:

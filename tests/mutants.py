@@ -28,6 +28,7 @@ ARGUMENTS = "test_arguments.py"
 HIERARCHICAL = ("test_hierarchical.py", "test_hierarchical_exact.py")
 ADAPTIVE = ("test_adaptive.py",)
 BEAM = ("test_beam.py",)
+HARDWARE = ("test_hardware.py",)
 TESTS = {
     "model.ppd": PPD,
     "model.algorithms.ppd": PPD,
@@ -59,6 +60,12 @@ TESTS = {
     "model.algorithms._batches": ("test_skipping.py",),
     "model.account": ("test_account.py", "test_work.py"),
     "model.pearl": (ARGUMENTS, "test_pearl.py"),
+    "model.surface": ("test_surface.py",),
+    "model.roofline": HARDWARE,
+    "model.hardware": HARDWARE,
+    "model.operating_point": ("test_operating_point.py", *HARDWARE),
+    "model.measured": ("test_measured.py", *HARDWARE),
+    "model.profile": ("test_profile.py",),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from model import hardware
 from model.checks import ParameterError
-from model.hardware import Uniform, memory, pass_time, prompt_time, step_time
+from model.hardware import Memory, Uniform, memory, pass_time, prompt_time, step_time
 from model.measured import PEAKS, Measured
 from model.operating_point import operating_point
 from model.profile import Profile, Source, table_of
 from model.roofline import Efficiency, Roofline
+from model.surface import NONE, Estimate
 from model.transformer import preset
 
 SHAPE = preset("llama-2-13b")
 A100 = Roofline(SHAPE, 2.039e12, 312e12)
+BOUND = Roofline(SHAPE, 2e12, 3e14, PEAKS)
 WIDTHS, CONTEXTS, BATCHES = st.integers(1, 64), st.integers(0, 8192), st.integers(1, 64)
 
 
@@ -99,18 +101,107 @@ def test_devices_that_share_a_layer_do_no_less_together(ways, width, context):
     assert part > joining
 
 
-def test_a_roofline_refuses_what_is_none():
-    for more, message in (
+@given(WIDTHS, CONTEXTS, BATCHES, st.sampled_from([1, 2, 4]), st.sampled_from(["llama-2-13b", "llama-2-70b", "opt-1.3b"]))
+def test_the_bound_of_a_layer_is_reading_each_operand_once_or_its_arithmetic(width, context, batch, ways, name):
+    bound = Roofline(preset(name), 2e12, 3e14, PEAKS, ways)
+    part, tokens = preset(name).shard(ways), width * batch
+    products = 0.0
+    for inputs, outputs in part.matrices:
+        read = 2 * (inputs * outputs + tokens * (inputs + outputs))  # weights, and states in and out
+        products += max(read / 2e12, 2 * inputs * outputs * tokens / 3e14)
+    assert float(bound.products(tokens)) == pytest.approx(products, rel=1e-12)
+    # Of each text keys and values are read once; each new token meets those before it and itself, in two products.
+    met = sum(context + place for place in range(1, width + 1))
+    read = 2 * 2 * part.kv_heads * part.head_dim * batch * (context + width)
+    attention = max(read / 2e12, 2 * 2 * part.heads * part.head_dim * batch * met / 3e14)
+    assert float(bound.attention(width, context, batch)) == pytest.approx(attention, rel=1e-12)
+    joining = 0 if ways == 1 else 2 * float(bound.all_reduce(2 * tokens * part.hidden))
+    assert float(bound.layer(width, context, batch).seconds) == pytest.approx(products + attention + joining, rel=1e-12)
+
+
+def test_the_texts_of_a_layer_are_one_where_nobody_says():
+    for cost in (BOUND, A100):
+        assert float(cost.layer(3, 100).seconds) == float(cost.layer(3, 100, 1).seconds)
+        assert cost.step().seconds.shape == cost.step(1).seconds.shape == ()
+
+
+@given(st.integers(1, 300), CONTEXTS, BATCHES)
+def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context, batch):
+    """Reading and computing are in each other's way by the cube; launching and what is done element by element add up."""
+    got = Efficiency(memory=0.5, compute=0.25, elementwise=0.125, cache=0.0625, launch=1e-3, attention_launch=1e-2, error=0.3)
+    cost = Roofline(SHAPE, 2e12, 3e14, got)
+
+    def both(read, operations, share):
+        return ((read / (2e12 * share)) ** 3 + (operations / (3e14 * 0.25)) ** 3) ** (1 / 3)
+
+    products = sum(
+        both(2 * (inputs * outputs + tokens * (inputs + outputs)), 2 * inputs * outputs * tokens, 0.5) + 1e-3
+        for inputs, outputs in SHAPE.matrices
+    )
+    # Norms, additions and rotations move twelve states of a token, the activation four inner ones; four kernels of 3 us.
+    moved = 2 * tokens * (12 * SHAPE.hidden + 4 * SHAPE.ffn)
+    assert float(cost.products(tokens)) == pytest.approx(products + moved / (2e12 * 0.125) + 4 * 3e-6, rel=1e-12)
+    read = 4 * SHAPE.kv_heads * SHAPE.head_dim * batch * (context + 1)
+    attention = both(read, 4 * SHAPE.heads * SHAPE.head_dim * batch * (context + 1), 0.0625) + 1e-2
+    assert float(cost.attention(1, context, batch)) == pytest.approx(attention, rel=1e-12)
+    head = both(2 * SHAPE.head_weights, 2 * SHAPE.head_weights * tokens, 0.5)
+    assert float(cost.head(tokens).seconds) == pytest.approx(head, rel=1e-12)
+    for found in (cost.layer(1, context, batch), cost.head(tokens), cost.embedding(tokens), cost.step(batch), cost.transfer(1)):
+        assert float(found.error) == 0.3
+
+
+def test_what_moves_over_a_link_waits_for_it_and_what_is_embedded_is_read():
+    cost = replace(A100, link=1e9, latency=0.5, ways=4)
+    assert float(cost.transfer(2e9).seconds) == 2.5
+    # Around a ring of four each sends and receives all but its own quarter, twice.
+    assert float(cost.all_reduce(2e9)) == pytest.approx(2e9 * 2 * 3 / 4 / 1e9 + 0.5)
+    assert float(cost.embedding(3).seconds) == pytest.approx(3 * SHAPE.hidden * 2 / A100.bandwidth)
+    assert cost.step(np.array([1, 2])).seconds.tolist() == [0, 0]
+    # Each of four devices has a quarter of the vocabulary.
+    assert float(cost.head(1).seconds) == pytest.approx(float(A100.head(1).seconds) / 4)
+
+
+def test_what_is_assumed_of_a_device_is_possible():
+    """No share of a peak is above one, a launch takes microseconds; a link of 50 GB/s, 10 us away."""
+    got = A100.efficiency
+    for name in ("memory", "compute", "elementwise", "cache"):
+        assert 0.5 < getattr(got, name) < 1, name
+    for name in ("launch", "attention_launch"):
+        assert 1e-6 < getattr(got, name) < 20e-6, name
+    assert 0 < got.error < 0.5
+    assert (A100.link, A100.latency, A100.ways) == (50e9, 10e-6, 1)
+    assert A100.provenance == "assumed efficiencies of published peaks"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
         ({"bandwidth": 0}, "bandwidth must be at least 1, got 0"),
+        ({"rate": 0.5}, "rate must be at least 1, got 0.5"),
+        ({"link": 0}, "link must be at least 1, got 0"),
+        ({"latency": -0.5}, "latency must be at least 0, got -0.5"),
         ({"ways": 0}, "ways must be at least 1, got 0"),
-        ({"latency": -1.0}, "latency must be at least 0, got -1.0"),
-    ):
-        with pytest.raises(ParameterError, match=message):
-            replace(A100, **more)
-    with pytest.raises(ParameterError, match=r"memory must be above 0, got 0\.0"):
-        Efficiency(memory=0.0)
-    with pytest.raises(ParameterError, match="launch must be between 0 and 10, got -1"):
-        Efficiency(launch=-1)
+        ({"ways": 3}, "ways must divide heads=40, got 3"),
+    ],
+)
+def test_a_roofline_says_what_it_refuses(more, message):
+    with pytest.raises(ParameterError) as caught:
+        replace(A100, **more)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", ["memory", "compute", "elementwise", "cache", "launch", "attention_launch", "error"])
+def test_an_efficiency_says_what_it_refuses(name):
+    for value, message in ((-0.5, "between 0 and 10, got -0.5"), (10.5, "between 0 and 10, got 10.5")):
+        with pytest.raises(ParameterError) as caught:
+            Efficiency(**{name: value})
+        assert str(caught.value) == f"{name} must be {message}"
+    if name in ("memory", "compute", "elementwise", "cache"):
+        with pytest.raises(ParameterError) as caught:
+            Efficiency(**{name: 0.0})
+        assert str(caught.value) == f"{name} must be above 0, got 0.0; it is a share of the device's peak"
+    else:
+        Efficiency(**{name: 0.0})
 
 
 # --- a profile ---
@@ -189,6 +280,114 @@ def test_prompts_and_steps():
     assert float(prompt_time(A100, 1, source=512).seconds) == float(prompt_time(A100, 1).seconds)
     with pytest.raises(ParameterError, match="layers must be between 0 and 40, got 41"):
         pass_time(A100, 1, 512, layers=41)
+
+
+def test_the_papers_assumption_takes_layers_and_nothing_else():
+    cost = Uniform(SHAPE, 0.001)
+    for found in (cost.head(3), cost.embedding(3), cost.step(3), cost.transfer(3)):
+        assert found is NONE
+    found = cost.layer(np.array([1, 9]), np.array([[0], [7], [8]]), 5)
+    assert found.seconds.tolist() == [[0.001] * 2] * 3
+    assert found.error.tolist() == [[0] * 2] * 3
+    assert cost.layer(1, 0).seconds.shape == ()
+    assert (cost.ways, cost.provenance) == (1, "assumed")
+    with pytest.raises(ParameterError, match=r"^seconds_per_layer must be at least 0, got -0\.5$"):
+        Uniform(SHAPE, -0.5)
+
+
+class Counted(Uniform):
+    """One that says what it was asked for: a part for each kind of work, and a layer for every busy unit."""
+
+    def layer(self, width, context, batch=1, *, busy=0):
+        return Estimate(np.asarray(width) * batch * (1 + np.asarray(context)) * (1.0 + busy), np.asarray(0.1))
+
+    def head(self, positions):
+        return Estimate(np.asarray(positions) * 1e6 + 1e5, np.asarray(0.2))
+
+    def embedding(self, tokens):
+        return Estimate(np.asarray(tokens) * 1e9, np.asarray(0.4))
+
+    def step(self, batch=1):
+        return Estimate(np.asarray(batch) * 1e12, np.asarray(0.0))
+
+
+COUNTED = Counted(SHAPE, 0.0)
+
+
+@given(WIDTHS, CONTEXTS, BATCHES, st.integers(0, 3))
+def test_a_pass_is_its_layers_and_what_goes_with_each_of_its_tokens(width, context, batch, busy):
+    def whole(layers, heads):
+        parts = layers * width * batch * (1 + context) * (1 + busy), width * batch * 1e9, batch * 1e12
+        return sum(parts) + (batch * heads * 1e6 + 1e5 if heads else 0)
+
+    found = pass_time(COUNTED, width, context, batch, busy=busy)
+    assert float(found.seconds) == whole(40, width)
+    assert float(found.seconds * found.error) == pytest.approx(
+        0.1 * 40 * width * batch * (1 + context) * (1 + busy) + 0.4 * width * batch * 1e9 + 0.2 * (width * batch * 1e6 + 1e5)
+    )
+    for layers in (0, 1, 40):
+        for heads in (0, 1, width):
+            cut = pass_time(COUNTED, width, context, batch, layers=layers, heads=heads, busy=busy)
+            assert float(cut.seconds) == whole(layers, heads)
+    for more, meant in (({}, {"batch": 1, "busy": 0}), ({"heads": [0, 2]}, {"heads": np.array([0, 2])})):
+        assert (pass_time(COUNTED, width, context, **more).seconds == pass_time(COUNTED, width, context, **meant).seconds).all()
+    assert float(pass_time(COUNTED, width, context, heads=[0, 2]).seconds[1]) == float(
+        pass_time(COUNTED, width, context, heads=2).seconds
+    )
+    assert float(step_time(COUNTED, context).seconds) == float(pass_time(COUNTED, 1, context, 1).seconds)
+    assert float(prompt_time(COUNTED, width).seconds) == float(pass_time(COUNTED, width, 0, 1, heads=1).seconds)
+
+
+def test_an_encoder_reads_its_source_before_the_prompt():
+    shape = preset("t5-large")
+    reader = Roofline(shape, 2.039e12, 312e12)
+    for batch in (1, 3):
+        share = shape.encoder_layer_weights / shape.layer_weights
+        first = shape.encoder_layers * float(reader.layer(512, 0, batch).seconds) * share
+        alone = prompt_time(reader, 7, batch)
+        assert float(prompt_time(reader, 7, batch, source=512).seconds) == pytest.approx(first + float(alone.seconds))
+    assert float(prompt_time(reader, 7).seconds) == float(prompt_time(reader, 7, 1).seconds)
+
+
+@pytest.mark.parametrize(("layers", "got"), [(-1, "-1"), (41, "41"), (1.5, "1.5")])
+def test_a_pass_goes_through_layers_that_there_are(layers, got):
+    bound = "a whole number" if layers == 1.5 else "between 0 and 40"
+    with pytest.raises(ParameterError) as caught:
+        pass_time(A100, 1, 512, layers=layers)
+    assert str(caught.value) == f"layers must be {bound}, got {got}"
+
+
+class Twice(Uniform):
+    """A pass over more than one token takes twice as long up to a batch of 5, and a little longer beyond."""
+
+    def layer(self, width, context, batch=1, *, busy=0):
+        return Estimate(np.where(np.asarray(width) > 1, np.where(np.asarray(batch) > self.ways, 2.001, 2.0), 1.0), np.asarray(0.0))
+
+
+@pytest.mark.parametrize("last", [0, 1, 5, 1023, 1024, 2000])
+def test_exactly_twice_is_still_nearly_free(last):
+    found = Twice(SHAPE, 0.0, ways=last)
+    assert hardware.largest_batch(found, 512, 8) == min(last, 1024)
+    assert hardware.largest_batch(found, 512, 8, most=3) == min(last, 3)
+
+
+def test_what_is_handed_over_is_a_state_and_the_rows_of_its_layers():
+    for layers in (0, 20):
+        rows = 2 * layers * SHAPE.kv_heads * SHAPE.head_dim * 2
+        assert hardware.bytes_of_state(SHAPE, layers) == rows + SHAPE.hidden * 2
+
+
+def test_what_fits_exactly_is_not_refused():
+    hardware.refuse_too_large(Memory(6e9, 4e9, 10e9), "a100")
+    with pytest.raises(ParameterError) as caught:
+        hardware.refuse_too_large(Memory(6e9, 4.1e9, 10e9), "a100")
+    assert str(caught.value) == (
+        "weights (6.0 GB) and cache (4.1 GB) must be at most the 10.0 GB of a100, got 10.1 GB;"
+        " take a smaller batch, context or model, more ways, or another device"
+    )
+    assert Memory(6e9, 4e9, 0).share == float("inf")
+    assert memory(SHAPE, 80e9, context=9).cache == SHAPE.cache_bytes() * 9
+    assert memory(SHAPE, 80e9, context=9) == memory(SHAPE, 80e9, context=9, batch=1, ways=1)
 
 
 def test_the_largest_batch_is_the_last_at_which_width_is_nearly_free():

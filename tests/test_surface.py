@@ -111,10 +111,124 @@ def test_a_point_that_lacks_keeps_the_efficiency_of_its_neighbour():
     assert float(grid(2, 100).seconds) == 1.5
 
 
+@given(st.integers(0, 2**32))
+def test_points_that_lack_keep_the_efficiency_of_the_last_before_them_or_else_of_the_first_behind(seed):
+    """Along the last axis first, then along the one before it, until every point has one."""
+    rng = np.random.default_rng(seed)
+    widths, contexts = np.array([1.0, 2, 3, 7]), np.array([0.0, 5, 9, 30, 80])
+    there = rng.random((4, 5)) < 0.4
+    there[rng.integers(4), rng.integers(5)] = True
+    times = np.where(there, rng.uniform(1, 2, (4, 5)), np.nan)
+
+    def bound(width, context):
+        return np.asarray(width) * (1.0 + np.asarray(context))
+
+    least = bound(widths[:, None], contexts) + np.nanmin(times)
+    ratio = times / least
+
+    def filled(line):
+        known = np.flatnonzero(~np.isnan(line))
+        if not known.size:
+            return line
+        return np.array([line[max((each for each in known if each <= place), default=known[0])] for place in range(line.size)])
+
+    ratio = np.array([filled(line) for line in ratio])
+    ratio = np.array([filled(line) for line in ratio.T]).T
+    rows, columns = np.nonzero(there)
+    points = np.stack([widths[rows], contexts[columns]], axis=1)
+    grid = surface(points, times[there], bound=bound, error=0.07)
+    asked = np.ix_([width in points[:, 0] for width in widths], [context in points[:, 1] for context in contexts])
+    found = grid(widths[asked[0]], contexts[asked[1]])
+    assert found.seconds == pytest.approx((ratio * least)[asked], rel=1e-9)
+    assert (found.error == np.where(there[asked], 0, 0.07)).all()
+
+
 def test_a_time_rounded_to_nothing_comes_back_as_nothing():
     grid = Surface({"tokens": [1, 2, 4]}, [0.0, 1e-6, 2e-6])
     assert float(grid(1).seconds) == 0
     assert 0 < float(grid(1.5).seconds) < 1e-6
+    # A nanosecond stands for it in a logarithm, in the bound too.
+    assert float(grid(2**0.5).seconds) == pytest.approx((1e-9 * 1e-6) ** 0.5)
+    nothing = Surface({"tokens": [1, 2]}, [0.0, 0.0], bound=lambda tokens: np.asarray(tokens) * 1e-9)
+    assert float(nothing(1.5).seconds) == pytest.approx(1e-9)
+    kept = Surface({"width": [1, 1, 2], "context": [0, 1, 0]}, [0.0] * 3, bound=lambda width, context: width * context * 3e-9)
+    assert float(kept(2, 1).seconds) == pytest.approx(1e-9 * (6 + 1) / 1)
+
+
+@given(st.floats(-2, 2), st.integers(0, 4000))
+def test_powers_of_a_context_are_those_of_the_positions_that_a_token_sees(power, context):
+    """Those cached and itself: contexts begin at nothing."""
+    grid = Surface({"context": [0, 4000]}, [1.0, 4001.0**power])
+    assert float(grid(context).seconds) == pytest.approx((1.0 + context) ** power, rel=1e-9)
+
+
+@given(st.tuples(*[st.floats(-2, 2)] * 4), st.tuples(st.floats(2, 9), st.floats(0, 80), st.floats(1, 500), st.floats(3, 6)))
+def test_a_product_of_powers_of_many_axes_is_exact(powers, point):
+    axes = {"width": [2, 3, 9], "context": [0, 5, 30, 80], "batch": [1, 500], "heads": [3, 4, 5, 5.5, 6]}
+
+    def time(width, context, batch, heads):
+        return np.prod([each**power for each, power in zip((width, 1 + context, batch, heads), powers, strict=True)], axis=0)
+
+    rows = [each.ravel().astype(float) for each in np.meshgrid(*axes.values(), indexing="ij")]
+    grid = Surface(dict(zip(axes, rows, strict=True)), 1e3 * time(*rows))
+    assert (grid(*rows).seconds == 1e3 * time(*rows)).all()
+    assert float(grid(*point).seconds) == pytest.approx(1e3 * time(*point), rel=1e-9)
+    assert float(grid(*point).error) == pytest.approx(0, abs=1e-9)
+
+
+def test_each_factor_e_beyond_the_grid_adds_a_tenth_of_error():
+    points = np.array([[2, 0], [2, 9], [4, 0], [4, 9]], dtype=float)
+    grid = surface(points, np.array([1.0, 2, 3, 4]), error=0.05)
+    for width, context, beyond in (
+        (4 * np.e, 9, 1), (4, 10 * np.e - 1, 1), (2 / np.e, 0, 1), (4 * np.e**2, 10 * np.e - 1, 3), (2 / np.e, 10 * np.e - 1, 2),
+    ):  # fmt: skip
+        edge = float(grid(np.clip(width, 2, 4), np.clip(context, 0, 9)).error)
+        assert float(grid(width, context).error) == pytest.approx(edge + 0.1 * beyond)
+    # Some of an array may be beyond.
+    assert grid(np.array([3, 4 * np.e]), 5).error == pytest.approx(np.array([0.05, 0.15]))
+
+
+def test_without_a_bound_times_are_held_beyond_the_grid():
+    grid = surface(np.array([[2, 0], [2, 9], [4, 0], [4, 9]], dtype=float), np.array([1.0, 2, 3, 5]))
+    assert float(grid(100, 1000).seconds) == 5
+    assert grid([1, 100], [[0], [1000]]).seconds.tolist() == [[1, 3], [2, 5]]
+    # A point that lacks has the time of its neighbour.
+    assert float(surface(np.array([[1, 0], [1, 1], [2, 0]], dtype=float), np.array([1.0, 2, 3]))(2, 1).seconds) == pytest.approx(3)
+
+
+def test_arrays_of_any_size_are_looked_up_as_their_points_are():
+    grid = surface(np.array([[1, 0], [1, 900], [8, 0], [8, 900]], dtype=float), np.array([1.0, 2, 3, 5]), spread=[0, 0.1, 0.2, 0.3])
+    width = np.linspace(0.5, 10, 300)
+    for shape in ((1 << 15) // 8, (1 << 15) // 8 + 1, 40_000):
+        many = np.resize(width, (shape, 8))
+        together = grid(many, 30)
+        assert together.seconds.shape == together.error.shape == (shape, 8)
+        one = grid(width, 30)
+        assert (together.seconds == np.resize(one.seconds, (shape, 8))).all()
+        assert (together.error == np.resize(one.error, (shape, 8))).all()
+    # Rows and columns, of which one is short.
+    both, transposed = grid([1, 3], np.arange(20_000)[:, None]), grid(np.resize(width, 20_000), [[5], [90]])
+    assert both.seconds[123].tolist() == grid([1, 3], 123).seconds.tolist()
+    assert both.seconds[19_999].tolist() == grid([1, 3], 19_999).seconds.tolist()
+    assert (transposed.seconds[1, 600:900] == grid(width, 90).seconds).all()
+
+
+def test_a_point_is_asked_for_by_numbers_that_are_not_negative():
+    grid = Surface({"width": [1, 2]}, [1.0, 2.0])
+    with pytest.raises(checks.ParameterError, match=r"^width must be at least 0, got -0\.5$"):
+        grid(-0.5)
+    with pytest.raises(ValueError, match="zip"):
+        grid(1, 2)
+
+
+def test_a_measured_point_is_as_uncertain_as_its_repeats_spread_and_others_no_less():
+    width = [1, 2, 4]
+    grid = Surface({"width": width}, [1.0, 1.1, 1.3], spread=[0.5, 0.0, 0.3], error=0.05)
+    assert grid(width).error.tolist() == [0.5, 0.0, 0.3]
+    # Between points the spread is the lower one's, unless what lies between is less certain.
+    assert grid([1.5, 3]).error.tolist() == [0.5, 0.05]
+    without = Surface({"width": width}, [1.0, 1.1, 1.3])
+    assert without.spread.tolist() == without(width).error.tolist() == [0, 0, 0]
 
 
 @given(st.lists(TIMES, min_size=3, max_size=7))
@@ -128,11 +242,44 @@ def test_leaving_one_out_is_what_a_surface_without_it_says(times):
         assert errors[middle] == pytest.approx(float(without(width[middle]).seconds) / times[middle] - 1, rel=1e-9, abs=1e-12)
 
 
+@given(st.lists(TIMES, min_size=9, max_size=9), st.integers(0, 8))
+def test_the_error_between_points_is_the_median_of_what_leaving_one_out_shows(times, lacks):
+    points = np.array([(width, context) for width in (1, 4, 9) for context in (0, 3, 8)], dtype=float)
+    keep = np.arange(9) != lacks
+    grid = surface(points[keep], np.array(times)[keep])
+    across, along = grid.left_out()
+    whole = across.shape == along.shape == (3, 3)
+    assert whole
+    shown = []
+    for line in range(3):
+        for errors, place, neighbours_ in (
+            (across, (1, line), [(0, line), (2, line)]),
+            (along, (line, 1), [(line, 0), (line, 2)]),
+        ):
+            involved = [place, *neighbours_]
+            assert np.isnan(errors[place]) == (divmod(lacks, 3) in involved)
+            shown.append(errors[place])
+    assert np.isnan(across).sum() + np.isnan(along).sum() == 18 - np.isfinite(shown).sum()
+    assert grid.error == pytest.approx(np.nanmedian(np.abs(shown)))
+    assert Surface({"width": [1, 2]}, [1.0, 2.0]).error == 0
+
+
 def test_dips_are_named_with_their_share():
     grid = surface(np.array([[1, 8], [2, 8], [4, 8]], dtype=float), np.array([1.0, 0.8, 0.9]))
     assert grid.dips("width") == [((2.0, 8.0), pytest.approx(0.2))]
     assert grid.dips("width", tolerance=0.3) == []
     assert grid.dips("context") == []
+
+
+def test_dips_are_falls_from_one_point_of_a_line_to_the_next():
+    times = np.array([[4.0, 2.0, 2.0], [5.0, 6.0, 0.0], [0.0, 3.0, 1.0]])
+    points = np.array([(width, context) for width in (1, 2, 4) for context in (0, 8, 9)], dtype=float)
+    grid = surface(points, times.ravel())
+    assert grid.dips("context") == [((1.0, 8.0), 0.5), ((2.0, 9.0), 1.0), ((4.0, 9.0), pytest.approx(2 / 3))]
+    assert grid.dips("context", tolerance=0.5) == [((2.0, 9.0), 1.0), ((4.0, 9.0), pytest.approx(2 / 3))]
+    assert sorted(grid.dips("width")) == [((2.0, 9.0), 1.0), ((4.0, 0.0), 1.0), ((4.0, 8.0), 0.5)]
+    # A point that lacks neither falls nor is fallen from, and nothing can be less than nothing.
+    assert surface(points[[0, 2, 3, 4]], np.array([4.0, 3, 2, 1])).dips("context") == [((2.0, 8.0), 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +311,7 @@ def test_errors_of_a_sum_are_weighed_by_time_and_never_above_the_worst(parts):
 
 
 def test_nothing_has_no_error():
+    assert (float(NONE.seconds), float(NONE.error)) == (0, 0)
     assert float((NONE + NONE).error) == 0
     with pytest.raises(TypeError):
         NONE + 1  # type: ignore[operator]
@@ -185,7 +333,8 @@ def test_residuals_and_neighbours_say_what_loops_say(seed):
             before, after = there[there.index(index) - 1], there[there.index(index) + 1]
             said = np.interp(scaled[index], scaled[[before, after]], logs[place][[before, after]])
             assert found[place][index] == pytest.approx(logs[place][index] - said)
-    offsets = [(0, 1), (0, -1), (1, 0), (-2, 3)]
+    assert np.isnan(neighbours(found, [(3, 0), (0, -4), (1, 5), (-6, 1)])).all()
+    offsets = [(0, 1), (0, -1), (1, 0), (-2, 3), (1, 5), (-6, 1)]
     medians = neighbours(found, offsets)
     for i, j, m in np.ndindex(found.shape):
         inside = [(i + a, j + b) for a, b in offsets if 0 <= i + a < 3 and 0 <= j + b < 4]

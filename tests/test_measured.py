@@ -1,0 +1,227 @@
+"""A profile as a cost of passes: what it has is looked up, what it lacks is said, and beyond it peaks say how it goes on."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.checks import ParameterError
+from model.measured import PEAKS, Measured, shape_of
+from model.profile import AXES, Profile, Source, table_of
+from model.roofline import Efficiency, Roofline
+from model.surface import NONE
+from model.transformer import preset
+
+SHAPE = preset("llama-68m")
+POINTS = {
+    "layer": [(1, 0, 1), (1, 64, 1), (8, 0, 1), (8, 64, 1)],
+    "dense": [(1,), (4,), (64,)],
+    "attention": [*product((1, 8), (0, 1024), (1, 2, 4))],
+    "head": [(1,), (8,)],
+    "embedding": [(1,), (8,)],
+    "step": [(1,), (8,)],
+    "all_reduce": [(1024,), (2**20,)],
+    "send": [(1024,), (2**20,)],
+}
+"""Points of each part that profiles have here."""
+
+
+def profile(*parts: Any, **more: Any) -> Profile:
+    """A profile of the small Llama, of so many parts over so many ways: every time is another."""
+    rows = []
+    for part, ways, busy in (((each, 1, 0) if isinstance(each, str) else each) for each in parts):
+        for at, point in enumerate(POINTS[part]):
+            time = 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / ways * (1 + busy)
+            rows.append({"part": part, "ways": ways, "busy": busy, "time_s": time} | dict(zip(AXES[part], point, strict=True)))
+    said: dict[str, Any] = {
+        "name": "tiny", "device": "here", "model": "llama-68m", "dtype": "bfloat16", "engine": "none", "mode": "eager",
+        "kind": "model", "provenance": "measured", "date": "2026-11-21", "bandwidth": 1e11, "rate": 1e13, "cache_bytes": 1e6,
+        "table": table_of(rows), "sources": (Source("by hand", "rows"),), "shape": vars(SHAPE),
+    }  # fmt: skip
+    return Profile(**said | more)
+
+
+SPLIT = ("dense", "attention", "head", "embedding", "step", "send")
+BOTH = (*SPLIT, ("dense", 2, 0), ("all_reduce", 2, 0))
+
+
+def seconds(part: str, at: int, ways: int = 1, busy: int = 0) -> float:
+    return 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / ways * (1 + busy)
+
+
+def test_measured_points_of_every_part_come_back_to_the_last_bit() -> None:
+    cost = Measured(profile(*SPLIT))
+    asked = {"attention": cost.attention, "head": cost.head, "embedding": cost.embedding, "step": cost.step, "send": cost.transfer}
+    for part, ask in asked.items():
+        for at, point in enumerate(POINTS[part]):
+            assert float(ask(*point).seconds) == seconds(part, at), (part, point)
+    assert float(cost.layer(1, 1024, 4).seconds) == seconds("dense", 1) + seconds("attention", 5)
+    assert float(cost.layer(8, 0, 1).seconds) == float(cost.surface("dense")(8).seconds) + seconds("attention", 6)  # type: ignore[misc]
+    assert float(cost.layer(1, 0).seconds) == seconds("dense", 0) + seconds("attention", 0)
+    assert float(cost.attention(1, 0).seconds) == seconds("attention", 0)
+    assert float(cost.step().seconds) == seconds("step", 0)
+    assert (cost.ways, cost.shape, cost.missing) == (1, SHAPE, ())
+
+
+def test_whole_layers_are_those_of_their_business() -> None:
+    cost = Measured(profile("layer", ("layer", 1, 3)))
+    for busy in (0, 3):
+        for at, point in enumerate(POINTS["layer"]):
+            assert float(cost.layer(*point, busy=busy).seconds) == seconds("layer", at, busy=busy)
+    assert float(cost.layer(1, 0).seconds) == seconds("layer", 0)
+    with pytest.raises(ParameterError) as caught:
+        cost.layer(1, 0, busy=1)
+    assert str(caught.value) == "busy must be one of 0, 3, what profile tiny has, got 1; measure it"
+    with pytest.raises(ParameterError) as caught:
+        Measured(profile(*SPLIT)).layer(1, 0, busy=1)
+    assert str(caught.value) == "busy must be 0, what profile tiny has, got 1; a device of its own is not slowed down"
+
+
+def test_what_a_profile_lacks_takes_no_time_and_is_said() -> None:
+    whole = Measured(profile("layer"))
+    assert whole.missing == ("head", "embedding", "step", "send")
+    for found in (whole.head(1), whole.embedding(1), whole.step(), whole.transfer(1), whole.attention(1, 0)):
+        assert found is NONE
+    products = Measured(profile("dense", ("dense", 2, 0), "step"), ways=2)
+    assert products.missing == ("head", "embedding", "send", "all_reduce", "attention")
+    assert float(products.layer(1, 0).seconds) == seconds("dense", 0, ways=2)
+    assert products.head(1) is NONE
+    assert Measured(profile("dense", "step")).missing == ("head", "embedding", "send", "attention")
+
+
+def test_parts_of_a_split_layer_that_were_not_measured_are_those_of_a_whole_one() -> None:
+    one, two = Measured(profile(*BOTH)), Measured(profile(*BOTH), ways=2)
+    size = 4 * SHAPE.hidden * SHAPE.bytes_each
+    reduction = float(two.surface("all_reduce")(size).seconds)  # type: ignore[misc]
+    # Half of the keys and values each: as many bytes as whole layers of half as many texts.
+    half = float(one.attention(1, 1024, 2).seconds)
+    assert float(two.attention(1, 1024, 4).seconds) == half
+    assert float(two.attention(1, 0).seconds) == float(one.attention(1, 0, 0.5).seconds)
+    assert float(two.layer(1, 1024, 4).seconds) == pytest.approx(seconds("dense", 1, ways=2) + half + 2 * reduction)
+    # Half of the vocabulary each; embedding, a step and a transfer are what they are.
+    assert float(two.head(8).seconds) == seconds("head", 1) / 2
+    assert float(two.embedding(8).seconds) == seconds("embedding", 1)
+    assert float(two.step(8).seconds) == seconds("step", 1)
+    assert float(two.transfer(2**20).seconds) == seconds("send", 1)
+    own = Measured(profile(*BOTH, ("attention", 2, 0), ("head", 2, 0), ("step", 2, 0)), ways=2)
+    assert float(own.attention(1, 1024, 4).seconds) == seconds("attention", 5, ways=2)
+    assert float(own.head(8).seconds) == seconds("head", 1, ways=2)
+    assert float(own.step(8).seconds) == seconds("step", 1, ways=2)
+    assert own.surface("head", ways=1)(8).seconds == seconds("head", 1)  # type: ignore[misc]
+    assert one.surface("head", ways=2) is None
+
+
+def test_surfaces_are_made_once() -> None:
+    cost = Measured(profile(*BOTH))
+    assert cost.surface("dense") is cost.surface("dense", ways=1, busy=0)
+    assert cost.surface("dense") is not cost.surface("dense", ways=2)
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_beyond_what_was_measured_the_share_of_the_peaks_is_held(ways: int) -> None:
+    """Of the bound by arithmetic on top of the shortest time: what launching takes."""
+    parts = ("layer", "dense", "attention", "head", "embedding", "all_reduce", "send")
+    cost = Measured(profile(*((part, ways, 0) for part in parts)), ways=ways)
+    of = SHAPE.shard(ways)
+    read, rate = 1 / 1e11, 1 / 1e13
+
+    def dense(tokens: float) -> float:
+        return sum(
+            max((i * o + tokens * (i + o)) * 2 * read, 2 * i * o * tokens * rate) for i, o in of.matrices
+        )
+
+    def attention(width: float, context: float, batch: float) -> float:
+        met = batch * (width * context + width * (width + 1) / 2)
+        return max(4 * of.kv_heads * of.head_dim * batch * (context + width) * read, 4 * of.heads * of.head_dim * met * rate)
+
+    def joining(tokens: float) -> float:
+        around = 2 * (ways - 1) / ways / 50e9
+        return 0.0 if ways == 1 else 2 * (tokens * SHAPE.hidden * 2 * around + 10e-6)
+
+    bounds: dict[str, Any] = {
+        "dense": dense,
+        "attention": attention,
+        "layer": lambda width, context, batch: dense(width * batch) + attention(width, context, batch) + joining(width * batch),
+        "head": lambda many: max(of.head_weights * 2 * read, 2 * of.head_weights * many * rate),
+        "embedding": lambda tokens: tokens * SHAPE.hidden * 2 * read,
+        "all_reduce": lambda size: size * read,
+        "send": lambda size: size * read,
+    }
+    for part in parts:
+        surface, edge = cost.surface(part), POINTS[part][-1]
+        beyond = tuple(1000 * each + 7 for each in edge)
+        least = [bounds[part](*point) + seconds(part, 0, ways) for point in (edge, beyond)]
+        assert surface is not None
+        want = float(surface(*edge).seconds) * least[1] / least[0]
+        assert float(surface(*beyond).seconds) == pytest.approx(want, rel=1e-9), part
+        assert least[1] > 1.001 * least[0], part
+    # Nobody knows what a step should take: its time is held.
+    held = Measured(profile("layer", "step")).step(10**6)
+    assert float(held.seconds) == pytest.approx(seconds("step", 1))
+
+
+def test_peaks_are_all_of_them() -> None:
+    assert Efficiency(memory=1, compute=1, elementwise=1, cache=1, launch=0, attention_launch=0, error=0) == PEAKS
+    bound = Roofline(SHAPE, 1e11, 1e13, PEAKS)
+    assert float(bound.layer(1, 0).error) == 0
+
+
+def test_errors_are_those_of_the_profile_and_of_its_repeats() -> None:
+    rows = [
+        {"part": "layer", "width": width, "context": 0, "batch": 1, "time_s": 1e-3 * width, "low_s": low, "high_s": high}
+        for width, low, high in ((1, 0.9e-3, 1.3e-3), (2, 2e-3, 2e-3), (4, 4e-3, 4e-3))
+    ]
+    rows += [{"part": "head", "positions": many, "time_s": 0.0, "low_s": 0.0, "high_s": 0.0} for many in (1, 2)]
+    cost = Measured(profile("layer", table=table_of(rows), errors={"layer": 0.07}))
+    assert [float(cost.layer(width, 0).error) for width in (1, 2, 3)] == pytest.approx([0.2, 0, 0.07])
+    # A time rounded to nothing spreads over nothing.
+    assert (float(cost.head(1).seconds), float(cost.head(1).error)) == (0, 0)
+    rows[-1]["high_s"] = 1e-12
+    wide = Measured(profile("layer", table=table_of(rows)))
+    assert float(wide.head(2).error) == pytest.approx(0.5)
+    # Where the profile does not say, leaving points out does.
+    assert float(wide.layer(3, 0).error) == pytest.approx(0, abs=1e-12)
+
+
+def test_provenance_names_each_repository_once() -> None:
+    sources = (Source("one", "a"), Source("two", "b"), Source("one", "c"))
+    assert Measured(profile("layer", sources=sources)).provenance == "measured (one; two)"
+    assert Measured(profile("layer", provenance="composed")).provenance == "composed (by hand)"
+
+
+def test_a_shape_may_come_from_a_file() -> None:
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(SHAPE).items()}
+    found = shape_of(profile("layer", shape=lists))
+    assert found == SHAPE
+    assert hash(found) == hash(SHAPE)
+    lacking = {name: value for name, value in vars(SHAPE).items() if name != "hidden"}
+    for shape, message in (
+        (vars(SHAPE) | {"colour": 3}, "got an unexpected keyword argument 'colour'"),
+        (lacking, "missing 1 required positional argument: 'hidden'"),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            Measured(profile("layer", shape=shape))
+        assert str(caught.value) == f"shape of profile tiny: {message}"
+
+
+def test_a_profile_that_is_no_cost_of_a_pass_is_refused() -> None:
+    operations = profile("send", kind="links")
+    for made, ways, message in (
+        (operations, 1, "profile tiny is one of links; a pass needs one of a model, or compose it"),
+        (profile(*BOTH), 3, "ways must be one of 1, 2, what profile tiny has, got 3"),
+        (profile(*BOTH), 0, "ways must be at least 1, got 0"),
+        (profile(*BOTH), 1.0, "ways must be a whole number, got 1.0"),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            Measured(made, ways=ways)
+        assert str(caught.value) == message
+
+
+def test_arrays_are_looked_up_point_by_point() -> None:
+    cost = Measured(profile(*BOTH), ways=2)
+    width, context, batch = np.array([1, 3]), np.array([[0], [99], [5000]]), 3
+    found = cost.layer(width, context, batch)
+    for row, column in np.ndindex(3, 2):
+        one = cost.layer(width[column], context[row, 0], batch)
+        assert (float(one.seconds), float(one.error)) == pytest.approx((found.seconds[row, column], found.error[row, column]))
