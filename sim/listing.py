@@ -93,7 +93,7 @@ def _of_profile(found: Profile) -> dict[str, Any]:
         gave = f" ({', '.join(source.parts)})" if source.parts else ""
         said[f"source {index}"] = f"{source.repository}{commit}, {source.licence or 'own'}: {source.file}{gave}"
     said |= {f"note {index}": note for index, note in enumerate(found.notes, 1)}
-    return said | dict(found.facts)
+    return said | {f"fact: {name}": value for name, value in found.facts.items()}
 
 
 def _shape(shape: Shape) -> str:

@@ -128,7 +128,8 @@ def test_the_texts_of_a_layer_are_one_where_nobody_says():
 @given(st.integers(1, 300), CONTEXTS, BATCHES)
 def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context, batch):
     """Reading and computing are in each other's way by the cube; launching and what is done element by element add up."""
-    got = Efficiency(memory=0.5, compute=0.25, elementwise=0.125, cache=0.0625, launch=1e-3, attention_launch=1e-2, error=0.3)
+    shares = {"memory": 0.5, "compute": 0.25, "elementwise": 0.125, "cache": 0.0625}
+    got = Efficiency(**shares, launch=1e-3, attention_launch=1e-2, error=0.3, attention_error=0.4)
     cost = Roofline(SHAPE, 2e12, 3e14, got)
 
     def both(read, operations, share):
@@ -146,8 +147,11 @@ def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context
     assert float(cost.attention(1, context, batch)) == pytest.approx(attention, rel=1e-12)
     head = both(2 * SHAPE.head_weights, 2 * SHAPE.head_weights * tokens, 0.5)
     assert float(cost.head(tokens).seconds) == pytest.approx(head, rel=1e-12)
-    for found in (cost.layer(1, context, batch), cost.head(tokens), cost.embedding(tokens), cost.step(batch), cost.transfer(1)):
-        assert float(found.error) == 0.3
+    errors = [float(found.error) for found in (cost.head(tokens), cost.embedding(tokens), cost.step(batch), cost.transfer(1))]
+    assert errors == [0.3, 0.3, 0.3, 0.4]
+    layer, products = cost.layer(1, context, batch), float(cost.products(batch))
+    mixed = (0.3 * products + 0.4 * attention) / (products + attention)  # each error counts by its part of the time
+    assert float(layer.error) == pytest.approx(mixed)
 
 
 def test_what_moves_over_a_link_waits_for_it_and_what_is_embedded_is_read():
