@@ -350,10 +350,9 @@ def rooflines(measured: Sequence[fits.Layers], sources: str = "") -> Claim:
         "Four efficiencies (memory, arithmetic, elementwise, launch) fitted to Vidur's layers but for attention: of the other "
         "models on the same GPU, or of all models on the other GPUs. Asked are medians of 12 % over a GPU's models, and of 25 % on "
         "a GPU that was not seen.",
-        f"{worst.model} is the worst of unseen models: on the {worst.gpu} it is predicted {_sign(share)} in the median. The form "
-        "charges every model for two norms and a gated activation, which the three others have; phi-2 has one norm and no gate, "
-        "and small products, beside which that weighs most. The fit to the others alone puts the elementwise share at or near its "
-        "lower bound.",
+        f"{worst.model} is the worst of unseen models: on the {worst.gpu} it is predicted {_sign(share)} in the median. Real "
+        "products take steps with their width, and a roofline none: single widths are off by up to a third. Of a GPU that was not "
+        "seen all layers are off the same way, as its kernels reach more or less of its peaks than others do.",
         tuple(cases), sources,
     )  # fmt: skip
 

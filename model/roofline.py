@@ -19,8 +19,8 @@ from model import checks
 from model.surface import Estimate, Floats
 from model.transformer import Shape
 
-SMALL_KERNELS, SMALL_LAUNCH = 4, 3e-6
-"""Norms, activation and addition of a layer, and what launching one takes [s]: assumed."""
+SMALL_LAUNCH = 3e-6
+"""What launching a norm, an activation or a rotation takes [s]: assumed."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Efficiency:
     that the fit has not seen; attention is off by 10 to 50 % from table to table (`calibrate/VALIDATION.md`), which .25 stands for.
     """
 
-    memory: float = 0.787
-    compute: float = 0.688
-    elementwise: float = 0.736
+    memory: float = 0.793
+    compute: float = 0.714
+    elementwise: float = 0.384
     cache: float = 0.81
-    launch: float = 5.7e-6
+    launch: float = 6.2e-6
     attention_launch: float = 11.2e-6
     error: float = 0.12
     attention_error: float = 0.25
@@ -114,8 +114,11 @@ class Roofline:
             total = total + self._slower(size, work, self.efficiency.memory) + self.efficiency.launch
         if not self.efficiency.launch:  # a bound: nothing but reading the weights and computing
             return total
-        moved = got * (12 * part.hidden + 4 * part.ffn) * part.bytes_each
-        return np.asarray(total + moved / (self.bandwidth * self.efficiency.elementwise) + SMALL_KERNELS * SMALL_LAUNCH)
+        # A norm with the addition before it reads and writes two states, an activation what it makes one of, a rotation all heads.
+        turned = 2 * (part.heads + part.kv_heads) * part.head_dim
+        moved = got * (4 * part.norms * part.hidden + (3 if part.gated else 2) * part.ffn + turned) * part.bytes_each
+        small = (part.norms + 2) * SMALL_LAUNCH
+        return np.asarray(total + moved / (self.bandwidth * self.efficiency.elementwise) + small)
 
     def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Floats:
         """A layer's attention over what is cached [s]."""

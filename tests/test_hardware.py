@@ -139,8 +139,9 @@ def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context
         both(2 * (inputs * outputs + tokens * (inputs + outputs)), 2 * inputs * outputs * tokens, 0.5) + 1e-3
         for inputs, outputs in SHAPE.matrices
     )
-    # Norms, additions and rotations move twelve states of a token, the activation four inner ones; four kernels of 3 us.
-    moved = 2 * tokens * (12 * SHAPE.hidden + 4 * SHAPE.ffn)
+    # Two norms with their additions read and write two states each, the activation makes one of two, a rotation goes over the
+    # heads of queries and keys: four kernels of 3 us.
+    moved = 2 * tokens * (2 * 4 * SHAPE.hidden + 3 * SHAPE.ffn + 2 * 2 * SHAPE.hidden)
     assert float(cost.products(tokens)) == pytest.approx(products + moved / (2e12 * 0.125) + 4 * 3e-6, rel=1e-12)
     read = 4 * SHAPE.kv_heads * SHAPE.head_dim * batch * (context + 1)
     attention = both(read, 4 * SHAPE.heads * SHAPE.head_dim * batch * (context + 1), 0.0625) + 1e-2
@@ -169,7 +170,7 @@ def test_what_is_assumed_of_a_device_is_possible():
     """No share of a peak is above one, a launch takes microseconds; a link of 50 GB/s, 10 us away."""
     got = A100.efficiency
     for name in ("memory", "compute", "elementwise", "cache"):
-        assert 0.5 < getattr(got, name) < 1, name
+        assert 0.3 < getattr(got, name) < 1, name
     for name in ("launch", "attention_launch"):
         assert 1e-6 < getattr(got, name) < 20e-6, name
     assert 0 < got.error < 0.5

@@ -147,10 +147,8 @@ def test_a_model_that_the_fit_has_not_seen_is_within_12_percent(layers: tuple[fi
     assert {*pooled} == {"a100", "h100", "a40"}
     assert max(pooled.values()) <= 0.12
     assert max(fits.pooled(found, 64).values()) <= 0.12
-    # The bad one: the form charges it for a norm and a gate that it has not.
-    each = {(one.gpu, one.model): float(np.median(np.abs(one.error))) for one in found}
-    assert {gpu for (gpu, model), error in each.items() if error > 0.12 and model == "phi-2"} == {*pooled}
-    assert max(error for (_, model), error in each.items() if model != "phi-2") <= 0.12
+    # Each of them, though phi-2 has one norm and no gate, and the models that its prediction is fitted to two and one.
+    assert max(float(np.median(np.abs(one.error))) for one in found) <= 0.12
     assert (preset("phi-2").norms, preset("phi-2").gated) == (1, False)
     assert all((preset(model).norms, preset(model).gated) == (2, True) for model in bundle.VIDUR)
 
