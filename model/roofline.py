@@ -90,8 +90,7 @@ class Roofline:
         for name in ("bandwidth", "rate", "link"):
             checks.number(name, getattr(self, name), 1)
         checks.number("latency", self.latency, 0)
-        checks.whole("ways", self.ways, 1)
-        self.part  # noqa: B018  whether the model can be split so is found where it is made
+        self.part  # noqa: B018  whether the model can be split so is found where it is made, and refused in its words
 
     @cached_property
     def part(self) -> Shape:

@@ -166,6 +166,15 @@ def test_what_moves_over_a_link_waits_for_it_and_what_is_embedded_is_read():
     assert float(cost.head(1).seconds) == pytest.approx(float(A100.head(1).seconds) / 4)
 
 
+def test_counts_may_be_of_any_type_of_integers():
+    """Bytes and operations do not fit into the small ones."""
+    small = np.array([1, 100_000], dtype=np.int32)
+    for cost in (A100, BOUND):
+        assert cost.products(small).tolist() == cost.products(small.astype(float)).tolist()
+        assert cost.attention(small, small, small).tolist() == cost.attention(*[small.astype(float)] * 3).tolist()
+        assert cost.head(small).seconds.tolist() == cost.head(small.astype(float)).seconds.tolist()
+
+
 def test_what_is_assumed_of_a_device_is_possible():
     """No share of a peak is above one, a launch takes microseconds; a link of 50 GB/s, 10 us away."""
     got = A100.efficiency

@@ -214,3 +214,257 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
 def test_rows_have_no_column_that_nobody_knows():
     with pytest.raises(ParameterError, match="unknown column 'speed'"):
         table_of([{"part": "layer", "time_s": 1.0, "speed": 3}])
+
+
+# --- whole messages, and what is left out ---
+
+
+def refusal(make, *args, **more):
+    """What a call is refused with."""
+    with pytest.raises(ParameterError) as caught:
+        make(*args, **more)
+    return str(caught.value)
+
+
+def test_units_axes_and_words_are_those_of_the_table_in_the_documentation():
+    """A row for each part, `ways` and `busy` beside its axes; seconds, bytes, and counts without a unit."""
+    rows = [line for line in (profile.__doc__ or "").split("=\n")[2].splitlines() if not line.startswith("=")]
+    said: dict[str, list[str]] = {}
+    for line in rows:
+        part, axes = line[:15].strip(), line[15:43].strip(" ,")
+        part = part or [*said][-1]
+        said.setdefault(part, []).extend(axes.split(", ") if axes else [])
+    assert {part: tuple(axes) for part, axes in said.items()} == AXES
+    axes = {axis for each in AXES.values() for axis in each}
+    counted = dict.fromkeys(axes | {"ways", "busy", "repeats"}, "1")
+    assert counted | {"size": "bytes", "part": "name"} | dict.fromkeys(("time_s", "low_s", "high_s"), "s") == UNITS
+    assert profile.KINDS == {"model": ("layer", "dense"), "operations": ("gemm",), "links": ("send", "all_reduce")}
+
+
+def row_of(part, **more):
+    return {"part": part, "time_s": 1e-3} | dict.fromkeys(AXES[part], 2) | more
+
+
+@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in profile.KINDS.items() for part in parts])
+def test_each_kind_needs_one_of_its_parts(kind, part):
+    made_ = made([row_of(part), row_of("step")], kind=kind)
+    assert made_.parts == tuple(each for each in AXES if each in (part, "step"))
+    needed = " or ".join(profile.KINDS[kind])
+    assert refusal(made, [row_of("step"), row_of("head")], kind=kind) == (
+        f"a profile of kind {kind} must have rows of {needed}, got head, step"
+    )
+
+
+@pytest.mark.parametrize("part", AXES)
+def test_each_part_goes_by_its_axes_and_may_take_no_time_unless_it_is_much(part):
+    rows = [row_of("layer", width=9), row_of("gemm", m=9), row_of("send", size=9)]
+    made([*rows, row_of(part)])
+    for axis in ("ways", "busy", *AXES[part]):
+        least = 0 if axis in ("busy", "context") else 1
+        made([*rows, row_of(part, **{axis: least})])
+        assert refusal(made, [*rows, row_of(part, **{axis: least - 1})]) == (
+            f"row 4, column {axis}: must be a number of at least {least}, got {least - 1:.1f}"
+        )
+        assert refusal(made, [*rows, row_of(part), row_of(part, **{axis: 3}), row_of(part)]) == (
+            f"row 6: part {part} has its point more than once; keep the median of its repeats"
+        )
+        if axis in AXES[part]:
+            table = table_of([*rows, row_of(part)]).drop(axis)
+            users = [each for each in ("layer", "gemm", "send", part) if axis in AXES[each]]
+            assert refusal(made, table=table) == (
+                f"column {axis} is missing; part {users[0]} goes by {', '.join(AXES[users[0]])}"
+            )
+    nothing = [*rows, row_of(part, time_s=0.0)]
+    if part in ("layer", "dense", "gemm"):
+        assert refusal(made, nothing) == "row 4, column time_s: must be above 0, got 0.0"
+    else:
+        assert made(nothing).rows(part)["time_s"].to_list()[-1] == 0
+    for name, time in (("low_s", 2e-3), ("high_s", 0.5e-3)):
+        bounds = {"low_s": 0.001, "high_s": 0.001} | {name: time}
+        assert refusal(made, [*rows, row_of(part, **{name: time})]) == (
+            f"row 4, column time_s: must be between low_s={bounds['low_s']:g} and high_s={bounds['high_s']:g}, got 0.001"
+        )
+        assert refusal(made, [*rows, row_of(part, **{name: -1.0})]) == (
+            f"row 4, column {name}: must be a number of at least 0, got -1.0"
+        )
+    made([*rows, row_of(part, low_s=0.0, high_s=1.0)])
+
+
+def test_a_point_is_the_same_only_over_as_many_devices_and_busy_units():
+    rows = [row_of("dense", ways=ways, busy=busy) for ways in (1, 2) for busy in (0, 1)]
+    one = made([*rows, row_of("dense", tokens=3)])
+    assert one.ways == (1, 2)
+    assert one.coverage() == "dense (tokens 2 to 3, ways 1/2, busy 0/1)"
+    assert one.rows("dense").height == 2
+    assert one.rows("dense", 2).height == one.rows("dense", 1, 1).height == one.rows("dense", ways=2, busy=1).height == 1
+    assert made([*rows, row_of("head", ways=4), row_of("step", ways=8)]).ways == (1, 2)
+
+
+def test_rows_are_a_parts_axes_and_times_and_none_where_it_has_none():
+    one = made([row_of("dense"), row_of("head", positions=5, low_s=0.0, high_s=1.0)])
+    assert one.rows("head").rows(named=True) == [{"positions": 5, "time_s": 1e-3, "low_s": 0.0, "high_s": 1.0}]
+    for part in ("layer", "gemm", "decode"):  # whose axes the table has not
+        assert one.rows(part).height == 0
+        assert one.rows(part).schema == dict.fromkeys(AXES[part], pl.Int64) | dict.fromkeys(profile.TIMES, pl.Float64)
+    assert one.rows("embedding").schema == {"tokens": pl.Int64} | dict.fromkeys(profile.TIMES, pl.Float64)
+
+
+def test_what_a_table_of_rows_leaves_out():
+    """Times are their own quartiles, of one repeat, on one device of a host that has nothing else to do."""
+    table = table_of([{"part": "head", "time_s": 2.0, "positions": 3}, {"part": "step", "time_s": 1.0, "batch": 7, "repeats": 9}])
+    alone = {"ways": 1, "busy": 0}
+    assert table.rows(named=True) == [
+        alone | {"part": "head", "positions": 3, "batch": None, "time_s": 2.0, "low_s": 2.0, "high_s": 2.0, "repeats": 1},
+        alone | {"part": "step", "positions": None, "batch": 7, "time_s": 1.0, "low_s": 1.0, "high_s": 1.0, "repeats": 9},
+    ]
+    whole, real, text = pl.Int64, pl.Float64, pl.String
+    assert dict(table.schema) == {
+        "part": text, "ways": whole, "busy": whole, "batch": whole, "positions": whole,
+        "time_s": real, "low_s": real, "high_s": real, "repeats": whole,
+    }  # fmt: skip
+    assert table_of([]).columns == ["part", "ways", "busy", "time_s", "low_s", "high_s", "repeats"]
+    assert refusal(table_of, [{"part": "head", "time_s": 2.0, "zeal": 1, "kind": 3}]) == (
+        "unknown column 'kind'; known: busy, high_s, low_s, part, repeats, time_s, ways"
+    )
+
+
+@pytest.mark.parametrize("name", ["part", "ways", "busy", "time_s", "low_s", "high_s", "repeats"])
+def test_columns_that_lack_or_hold_something_else(name):
+    assert refusal(made, table=table_of(ROWS).drop(name)) == (
+        f"column {name} is missing; a profile has part, ways, busy, axes and time_s, low_s, high_s"
+    )
+    held, other = ("names", pl.lit(1)) if name == "part" else ("numbers", pl.lit("x"))
+    got = "Int32" if name == "part" else "String"
+    assert refusal(made, table=table_of(ROWS).with_columns(other.alias(name))) == f"column {name} must hold {held}, got {got}"
+
+
+def test_whole_messages_about_what_a_profile_says_of_itself():
+    for name in ("name", "device", "model", "dtype", "engine", "date"):
+        assert refusal(made, **{name: 3}) == f"{name} must be a text, got 3"
+    for name in ("bandwidth", "rate"):
+        assert refusal(made, **{name: 0.5}) == f"{name} must be at least 1, got 0.5"
+        made(**{name: 1.0})
+    assert refusal(made, cache_bytes=-0.5) == "cache_bytes must be at least 0, got -0.5"
+    made(cache_bytes=0)
+    for name, words in (("mode", ("cuda-graph", "eager", "kernel-only")), ("provenance", ("composed", "measured"))):
+        for word in words:
+            made(**{name: word})
+        assert refusal(made, **{name: "zzzz"}) == f"unknown {name} 'zzzz'; known: {', '.join(words)}"
+    assert refusal(made, kind="zzzz") == "unknown kind 'zzzz'; known: links, model, operations"
+    assert refusal(made, sources=()) == "sources must name where the rows come from, got none"
+    assert refusal(made, []) == "the table is empty; a profile has at least one row"
+    assert refusal(made, [*ROWS, {"part": "zzzz", "time_s": 1.0}]) == (
+        f"row 9: unknown part 'zzzz'; known: {', '.join(sorted(AXES))}"
+    )
+
+
+def test_what_a_source_and_a_profile_leave_out_is_nothing():
+    said = Source("by hand", "rows.csv")
+    assert vars(said) == {"repository": "by hand", "file": "rows.csv", "commit": "", "licence": "", "sha256": "", "parts": ()}
+    full = {name: value for name, value in vars(made()).items() if name not in ("shape", "errors", "notes", "facts")}
+    bare = Profile(**full)
+    assert (bare.shape, bare.errors, bare.notes, bare.facts) == ({}, {}, (), {})
+
+
+def test_what_is_written_twice_is_there_once_and_readable_as_text(tmp_path):
+    folder = tmp_path / "a" / "b"
+    sources = (Source("by hand", "rows.csv", "c0ffee", "MIT", "0" * 64, ("layer",)), Source("elsewhere", "naïve.csv"))
+    one = made(sources=sources, shape=SHAPE | {"biases": ["qkv"]}, notes=("naïve", "b"))
+    for _ in range(2):
+        path = profile.save(one, str(folder))
+    assert path == folder / "tiny.json"
+    assert sorted(each.name for each in folder.iterdir()) == ["tiny.json", "tiny.parquet"]
+    text = path.read_text(encoding="utf-8")
+    said = json.loads(text)
+    assert text == json.dumps(said, indent=1) + "\n"
+    assert said["sources"][0] == vars(sources[0]) | {"parts": ["layer"]}
+    assert (said["bandwidth_bytes_per_s"], said["rate_flop_per_s"], said["cache_bytes"], said["rows"]) == (1e10, 1e11, 1e6, 8)
+    # Lists of a shape come back as what shapes are made of.
+    back = profile.load(str(path))
+    assert back.shape["biases"] == ("qkv",)
+    assert (back.sources, back.notes) == (sources, ("naïve", "b"))
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    profile.save(made(), tmp_path)
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    with pytest.raises(TypeError):
+        profile.save(made(ROWS[:7], facts={"clock": object()}), tmp_path)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    seen = []
+
+    def refuse(source, target):
+        seen.append({each.name for each in tmp_path.iterdir()} - {*before})
+        raise OSError("full")
+
+    monkeypatch.setattr(profile.os, "replace", refuse)
+    with pytest.raises(OSError, match="full"):
+        profile.save(made(ROWS[:7]), tmp_path)
+    # Both were there whole, hidden, before either took its place.
+    ((data, said),) = (sorted(each, key=lambda name: "parquet" not in name) for each in seen)
+    assert data.startswith(".tiny.parquet.")
+    assert said.startswith(".tiny.json.")
+    assert len(data) - len(".tiny.parquet.") == len(said) - len(".tiny.json.") == 8
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+
+
+def test_whole_messages_about_files(written, tmp_path):
+    path = tmp_path / "tiny.json"
+    good = json.loads(path.read_text())
+    known = ", ".join(sorted(good))
+    for more, message in (
+        ({"schema_version": "2"}, f"schema_version must be {SCHEMA_VERSION}, got '2'; import or measure it again"),
+        ({"zzzz": 1}, f"unknown key zzzz; known: {known}"),
+        ({"sha256": "0" * 64}, "its table tiny.parquet is not the one that it was written with (sha256); restore both"),
+        ({"columns": {"zzzz": "s"}}, "column zzzz is unknown, got 's'"),
+        ({"columns": good["columns"] | {"time_s": "ms"}}, "column time_s must be in s, got 'ms'"),
+        ({"columns": {}}, "column part has no unit; columns must name all of the table's"),
+        ({"rows": 9}, "rows must be the table's 8, got 9"),
+        (
+            {"sources": [{"repository": "x"}]},
+            "sources must each have repository, file, commit, licence, sha256 and parts: 'parts'",
+        ),
+    ):
+        assert refusal(profile.load, written(**more)) == f"tiny.json: {message}"
+        path.write_text(json.dumps(good))
+    for key in good:
+        said = "it is not a profile: schema_version is missing" if key == "schema_version" else f"{key} is missing"
+        assert refusal(profile.load, written(**{key: ...})) == f"tiny.json: {said}"
+        path.write_text(json.dumps(good))
+    for text, message in (
+        ("[1, 2]", "it is not a profile: schema_version is missing"),
+        ('["schema_version"]', "it is not a profile: schema_version is missing"),
+        ("{", "it cannot be read as JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ):
+        path.write_text(text)
+        assert refusal(profile.load, path) == f"tiny.json: {message}"
+    path.write_text(json.dumps(good))
+    (tmp_path / "tiny.parquet").unlink()
+    assert refusal(profile.load, path) == "tiny.json: its table tiny.parquet is not beside it"
+    assert refusal(profile.load, tmp_path / "no.json") == "no.json: there is no such file"
+    (tmp_path / "folder.json").mkdir()
+    assert refusal(profile.load, tmp_path / "folder.json").startswith("folder.json: it cannot be read as JSON: [Errno 21]")
+    for other in (tmp_path / "tiny.parquet", tmp_path / "tiny"):
+        assert refusal(profile.load, other) == (
+            f"a profile is named by its .json file, got {other.name}; the table beside it is found by itself"
+        )
+
+
+def test_bundled_profiles_go_by_their_names(monkeypatch, tmp_path):
+    known = profile.names()
+    assert known == sorted(known)
+    assert "h100-llama-2-13b" in known
+    made_ = profile.load("h100-llama-2-13b")
+    assert made_.name == "h100-llama-2-13b"
+    listed = ", ".join(known)
+    assert refusal(profile.load, "zzzz") == f"unknown profile 'zzzz'; known: {listed}; or give the path of a profile's .json"
+    # A file in the folder where one is, by its name alone.
+    profile.save(made(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert profile.load("tiny.json").name == "tiny"
+    monkeypatch.setattr(profile, "_bundled", lambda: tmp_path)
+    (tmp_path / "notes.txt").write_text("")
+    assert profile.names() == ["tiny"]
+    assert profile.load("tiny").name == "tiny"
+    monkeypatch.setattr(profile, "_bundled", lambda: tmp_path / "nowhere")
+    assert profile.names() == []

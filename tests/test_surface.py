@@ -278,6 +278,9 @@ def test_dips_are_falls_from_one_point_of_a_line_to_the_next():
     assert grid.dips("context") == [((1.0, 8.0), 0.5), ((2.0, 9.0), 1.0), ((4.0, 9.0), pytest.approx(2 / 3))]
     assert grid.dips("context", tolerance=0.5) == [((2.0, 9.0), 1.0), ((4.0, 9.0), pytest.approx(2 / 3))]
     assert sorted(grid.dips("width")) == [((2.0, 9.0), 1.0), ((4.0, 0.0), 1.0), ((4.0, 8.0), 0.5)]
+    assert Surface({"tokens": [1, 2]}, [2.0, 1.5]).dips("tokens") == [((2.0,), 0.25)]
+    deep = Surface({"width": [1, 1, 2, 2], "context": [3] * 4, "batch": [4, 5, 4, 5]}, [1.0, 3, 0.5, 3])
+    assert deep.dips("width") == [((2.0, 3.0, 4.0), 0.5)]
     # A point that lacks neither falls nor is fallen from, and nothing can be less than nothing.
     assert surface(points[[0, 2, 3, 4]], np.array([4.0, 3, 2, 1])).dips("context") == [((2.0, 8.0), 0.5)]
 
