@@ -36,7 +36,7 @@ class HardwareCost:
         `profile`: measured tables. `roofline`: the arithmetic of a shape over a device's published peaks.
     profile, draft_profile, medium_profile
         Names of bundled profiles (`sim ls profiles`), or paths of their .json, one for each model of the method. One of operations
-        composes the shape that is named beside it.
+        composes the shape that is named beside it. A shape without a profile is estimated by kind `roofline` on the same device.
     device
         Of kind `roofline` (`sim ls devices`).
     shape, draft_shape, medium_shape
@@ -125,7 +125,11 @@ class HardwareCost:
             return None if shape is None else _roofline(str(self.device), shape, self.dtype, self._efficiency(), ways)
         name = getattr(self, f"{where}profile")
         if name is None:
-            return None
+            # Nobody has measured it there: its arithmetic over the same device's peaks has to do.
+            at = None if shape is None else self.of("target")
+            if not isinstance(at, Measured) or at.profile.device not in device.DEVICES:
+                return None
+            return _roofline(at.profile.device, shape, at.profile.dtype, Efficiency(), ways)
         try:
             return _measured(name, shape, self.dtype, ways)
         except ParameterError as error:

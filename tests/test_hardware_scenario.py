@@ -276,6 +276,19 @@ def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
     assert row["seconds_per_layer"] == float(Measured(profile.load("h100-llama-2-13b")).layer(1, 528).seconds)
 
 
+def test_a_draft_that_nobody_measured_is_estimated_on_the_same_device() -> None:
+    method = {"name": "speculative", "draft_length": 4, "layers": 32}
+    cost = {"kind": "profile", "profile": "rtx-4090-llama-3.1-8b", "draft_shape": "llama-68m"}
+    of = DEVICES["rtx-4090"]
+    guessed = Roofline(preset("llama-68m"), of.bandwidth, of.rates["bfloat16"])
+    measured = Measured(profile.load("rtx-4090-llama-3.1-8b"))
+    ratio = float(step_time(guessed, 528).seconds / step_time(measured, 528).seconds)
+    for row in rows_of(scenario(method, cost, ACCEPT)):
+        assert row["cost_ratio"] == pytest.approx(ratio)
+        assert row["cost_source"].startswith("measured")
+        assert "assumed efficiencies of the published peaks of rtx-4090" in row["cost_source"]
+
+
 def test_tensor_parallel_scenario_says_who_wins() -> None:
     table = sim.run("ppd-against-tensor-parallel", out=None, views=["formula"])
     for (name,), part in table.group_by("cost.profile" if "cost.profile" in table.columns else "profile"):
