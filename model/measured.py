@@ -97,7 +97,7 @@ class Measured:
 
     def _or_none(self, part: str, *point: ArrayLike) -> Estimate:
         surface = self.surface(part)
-        if surface is None and self.ways > 1:
+        if surface is None:
             surface = self.surface(part, ways=1)
         return NONE if surface is None else surface(*point)
 
@@ -137,10 +137,10 @@ class Measured:
     def head(self, positions: ArrayLike) -> Estimate:
         """Projection of so many positions [s]; split over devices, each has its part of the vocabulary."""
         surface = self.surface("head")
-        if surface is None and self.ways > 1:
-            whole = self.surface("head", ways=1)
-            return NONE if whole is None else whole(positions).repeated(1 / self.ways)
-        return NONE if surface is None else surface(positions)
+        if surface is not None:
+            return surface(positions)
+        whole = self.surface("head", ways=1)
+        return NONE if whole is None else whole(positions).repeated(1 / self.ways)
 
     def embedding(self, tokens: ArrayLike) -> Estimate:
         """Embedding so many tokens [s]."""

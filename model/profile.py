@@ -237,7 +237,7 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
     order = np.lexsort(points.T)
     twice = np.flatnonzero((points[order][1:] == points[order][:-1]).all(axis=1))
     if twice.size:
-        row = int(rows[order[twice[0] + 1]])
+        row = rows[order[twice + 1]].min()  # sorting keeps equal points in order: of each pair the later one
         raise ParameterError(f"row {row + 1}: part {part} has its point more than once; keep the median of its repeats")
 
 
@@ -252,7 +252,7 @@ def save(profile: Profile, folder: str | Path) -> Path:
     data = folder / f"{profile.name}.parquet"
     marked = [folder / f".{data.name}.{secrets.token_hex(4)}", folder / f".{path.name}.{secrets.token_hex(4)}"]
     try:
-        profile.table.write_parquet(marked[0], compression="zstd", statistics=False)
+        profile.table.write_parquet(marked[0], statistics=False)
         said = {"schema_version": SCHEMA_VERSION} | {name: getattr(profile, name) for name in _SAME}
         said |= {"bandwidth_bytes_per_s": profile.bandwidth, "rate_flop_per_s": profile.rate}
         said |= {"shape": dict(profile.shape), "errors": dict(profile.errors)}

@@ -32,7 +32,7 @@ def profile(*parts: Any, **more: Any) -> Profile:
     rows = []
     for part, ways, busy in (((each, 1, 0) if isinstance(each, str) else each) for each in parts):
         for at, point in enumerate(POINTS[part]):
-            time = 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / ways * (1 + busy)
+            time = 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / ways**0.5 * (1 + busy)
             rows.append({"part": part, "ways": ways, "busy": busy, "time_s": time} | dict(zip(AXES[part], point, strict=True)))
     said: dict[str, Any] = {
         "name": "tiny", "device": "here", "model": "llama-68m", "dtype": "bfloat16", "engine": "none", "mode": "eager",
@@ -47,7 +47,7 @@ BOTH = (*SPLIT, ("dense", 2, 0), ("all_reduce", 2, 0))
 
 
 def seconds(part: str, at: int, ways: int = 1, busy: int = 0) -> float:
-    return 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / ways * (1 + busy)
+    return 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / ways**0.5 * (1 + busy)
 
 
 def test_measured_points_of_every_part_come_back_to_the_last_bit() -> None:
@@ -60,7 +60,9 @@ def test_measured_points_of_every_part_come_back_to_the_last_bit() -> None:
     assert float(cost.layer(8, 0, 1).seconds) == float(cost.surface("dense")(8).seconds) + seconds("attention", 6)  # type: ignore[misc]
     assert float(cost.layer(1, 0).seconds) == seconds("dense", 0) + seconds("attention", 0)
     assert float(cost.attention(1, 0).seconds) == seconds("attention", 0)
-    assert float(cost.step().seconds) == seconds("step", 0)
+    assert (float(cost.step().seconds), float(cost.step().error)) == (seconds("step", 0), 0)
+    # A device of its own has nothing to join.
+    assert float(Measured(profile(*SPLIT, "all_reduce")).layer(1, 0).seconds) == float(cost.layer(1, 0).seconds)
     assert (cost.ways, cost.shape, cost.missing) == (1, SHAPE, ())
 
 

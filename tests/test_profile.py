@@ -300,6 +300,18 @@ def test_a_point_is_the_same_only_over_as_many_devices_and_busy_units():
     assert made([*rows, row_of("head", ways=4), row_of("step", ways=8)]).ways == (1, 2)
 
 
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=9))
+def test_the_first_row_that_repeats_a_point_is_named(tokens):
+    again = [index for index, each in enumerate(tokens) if each in tokens[:index]]
+    rows = [row_of("head"), *(row_of("dense", tokens=each) for each in tokens)]
+    if again:
+        assert refusal(made, rows) == (
+            f"row {again[0] + 2}: part dense has its point more than once; keep the median of its repeats"
+        )
+    else:
+        made(rows)
+
+
 def test_rows_are_a_parts_axes_and_times_and_none_where_it_has_none():
     one = made([row_of("dense"), row_of("head", positions=5, low_s=0.0, high_s=1.0)])
     assert one.rows("head").rows(named=True) == [{"positions": 5, "time_s": 1e-3, "low_s": 0.0, "high_s": 1.0}]
