@@ -195,6 +195,8 @@ class Priced:
     provenance: str
     prompt_s: float
     """Reading the prompt, before the first token is decoded [s]."""
+    missing: tuple[str, ...] = ()
+    """Parts of a pass that the target's profile has no times of, though the method or its devices have them: they take none."""
 
 
 def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, ...], where: str, name: str) -> Priced:
@@ -237,7 +239,10 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
     room = _memory(cost, models, tokens, parameters, texts)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
     reading = float(hardware.prompt_time(models["target"], max(cost.prompt, 1), cost.batch).seconds)
-    return Priced(point, shapes, cost.ways, factor, room, source, reading)
+    target = models["target"]
+    unheard = () if parameters.units > 1 else ("send",)  # nobody hands anything over
+    missing = tuple(part for part in target.missing if part not in unheard) if isinstance(target, Measured) else ("step",)
+    return Priced(point, shapes, cost.ways, factor, room, source, reading, missing)
 
 
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")

@@ -157,7 +157,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
-        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "prompt_s", "cost_source"}
+        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "prompt_s", "cost_source", "cost_missing"}
     if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
         aside -= {"units"}
     if frame["exact"].n_unique() > 1:
@@ -213,6 +213,10 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             f"a step's seconds are off by up to about ±{wrong:.1%}, and grow by at most {drift:.1%} from the first token to the"
             " last: costs are those in the middle"
         )
+        lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
+        if lacking:
+            parts = ", ".join(sorted({part for each in lacking for part in each.split(", ")}))
+            lines.append(f"nobody has timed, and it counts as nothing (column cost_missing): {parts}")
         if "memory_share" not in names or _one(table, pl.col("memory_share").is_null().any()):
             lines.append("of some devices nobody knows how much memory they have: whether weights and cache fit was not looked at")
     if "speedup_input_low" in names:

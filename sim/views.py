@@ -243,6 +243,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         at = case.priced.point
         row |= {"seconds_error": at.error, "context_drift": at.drift, "ways": case.ways}
         row |= {"prompt_s": case.priced.prompt_s, "cost_source": case.priced.provenance}
+        row |= {"cost_missing": ", ".join(case.priced.missing) or None}
         row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
     row |= {} if case.fitted_on is None else {"fitted_on": case.fitted_on}
     # An axis that none of these columns shows has its own, under its path.

@@ -173,6 +173,7 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     assert "by-hand.json: measured (by hand); prompt 512, batch 1, ways 1" in said
     assert "costs are those in the middle" in said
     assert "whether weights and cache fit was not looked at" in said
+    assert "nobody has timed, and it counts as nothing (column cost_missing): embedding" in said
 
 
 def _written(tables: dict[str, Any], folder: Path) -> list[str]:
@@ -287,6 +288,22 @@ def test_a_draft_that_nobody_measured_is_estimated_on_the_same_device() -> None:
         assert row["cost_ratio"] == pytest.approx(ratio)
         assert row["cost_source"].startswith("measured")
         assert "assumed efficiencies of the published peaks of rtx-4090" in row["cost_source"]
+
+
+def test_what_nobody_has_timed_is_said() -> None:
+    def missing(cost: Tables, method: Tables | None = None) -> str | None:
+        return rows_of(scenario(method or {"name": "autoregressive"}, cost, MATCH if method else None))[0]["cost_missing"]
+
+    assert missing(ROOFLINE) == "step"
+    assert missing(H100) == "step"
+    reader = {"kind": "profile", "profile": "a40-llama-2-7b"}
+    assert missing(reader, {"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 1}) == "step"
+    split = rows_of(scenario({"name": "autoregressive", "layers": 32}, reader | {"ways": 2}))[0]
+    assert split["cost_missing"] == "step, all_reduce"
+    alone = {"kind": "profile", "profile": "rtx-4090-llama-3.1-8b"}
+    assert rows_of(scenario({"name": "autoregressive", "layers": 32}, alone))[0]["cost_missing"] is None
+    handing = scenario({"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 1}, alone, MATCH)
+    assert rows_of(handing)[0]["cost_missing"] == "send"
 
 
 def test_tensor_parallel_scenario_says_who_wins() -> None:
