@@ -287,7 +287,7 @@ class Shape:
         25.70
         """
         each = self.layer_weight_bytes + self.layer_kv_bytes(width, context, batch, source)
-        tokens = checks.whole_array("width", width, 1) * checks.whole_array("batch", batch, 1)
+        tokens = self._projected(width, batch, None)
         return np.asarray(self.layers * each + self.head_bytes(self._projected(width, batch, heads)) + self.embedding_bytes(tokens))
 
     def encoder_flops(self, source: ArrayLike, batch: ArrayLike = 1) -> Floats:

@@ -490,6 +490,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
                    ("encoder_flops", 5), ("encoder_bytes", 5), ("prompt_flops", 5), ("prompt_bytes", 5), ("memory_bytes", 5))],
     (lambda: TINY.pass_flops(1, 1, 1, 5), "source must be 0 without an encoder, got 5"),
     (lambda: TINY.encoder_flops([0, 3]), "source must be 0 without an encoder, got 3"),
+    (lambda: TINY.encoder_bytes(1), "source must be 0 without an encoder, got 1"),
     (lambda: preset("t5-small").pass_flops(1, 1, 1, -1), "source must be at least 0, got -1"),
     (lambda: TINY.pass_flops(2, 1, heads=3), "heads must be at most width, got 3 for 2"),
     (lambda: TINY.pass_flops(2, 1, heads=-1), "heads must be at least 0, got -1"),
@@ -524,7 +525,7 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"model_type": "qwen2"}, "num_key_value_heads is missing"),
     (LLAMA | {"model_type": "qwen3", "num_key_value_heads": 2}, "head_dim is missing in a config of model_type qwen3"),
     (T5 | {"relative_attention_num_buckets": None}, "relative_attention_num_buckets is missing"),
-    (T5 | {"model_type": "mt5"}, "tie_word_embeddings is missing in a config of model_type mt5, which needs .*tie_word_embeddings"),
+    (T5 | {"model_type": "mt5"}, "tie_word_embeddings is missing in a config of model_type mt5, which needs .*, tie_word_embeddings$"),
     (LLAMA | {"dtype": None}, "dtype is missing in the config; give one of bfloat16"),
     (LLAMA | {"dtype": "float61"}, "unknown dtype 'float61'; did you mean float16"),
     (LLAMA | {"hidden_size": "48"}, "hidden_size must be a whole number, got '48'"),
@@ -557,6 +558,13 @@ def test_what_the_bad_configs_are_made_of_is_good(config: dict[str, Any]) -> Non
     assert (made.layers, made.hidden, made.heads) == (3, 48, 4)
     assert made.head_dim == config.get("d_kv", 12)
     assert {*made.biases} <= {*BIASED}
+
+
+def test_a_dtype_goes_by_either_key_and_with_the_name_of_its_library() -> None:
+    without = {key: value for key, value in LLAMA.items() if key != "dtype"}
+    for key in ("dtype", "torch_dtype"):
+        for name in ("float16", "torch.float16"):
+            assert from_config(without | {key: name}).dtype == "float16"
 
 
 def test_a_file_that_is_no_config(tmp_path: Path) -> None:
