@@ -56,7 +56,8 @@ class HardwareCost:
     link_s, promotion_s, state_check_s
         As `link`, `promotion` and `state_check` of kind `unit`, in seconds; the first two on top of what the hardware takes.
     memory_efficiency, compute_efficiency, launch_s
-        Of kind `roofline`: shares of the peaks that products reach, and the least time of a layer's; assumed where left out.
+        Of kind `roofline`: shares of the peaks that products reach, and what each takes besides; fitted to other devices where left
+        out. Without any launch nothing but the peaks counts: a bound.
     """
 
     kind: str
@@ -89,8 +90,8 @@ class HardwareCost:
         for name in of_roofline if self.kind == "profile" else of_profile:
             if getattr(self, name):
                 raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")
-        for name in ("profile", "shape") if self.kind == "profile" else ("device", "shape"):
-            if getattr(self, name) is None and not (self.kind == "profile" and name == "shape"):
+        for name in ("profile",) if self.kind == "profile" else ("device", "shape"):
+            if getattr(self, name) is None:
                 known = "`sim ls profiles`" if name == "profile" else f"`sim ls {name}s`"
                 raise ParameterError(f"{name} is required by kind {self.kind!r} and has no default; {known} lists them")
         for name in ("profile", "draft_profile", "medium_profile", "device", "shape", "draft_shape", "medium_shape", "dtype"):
