@@ -525,7 +525,7 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"model_type": "qwen2"}, "num_key_value_heads is missing"),
     (LLAMA | {"model_type": "qwen3", "num_key_value_heads": 2}, "head_dim is missing in a config of model_type qwen3"),
     (T5 | {"relative_attention_num_buckets": None}, "relative_attention_num_buckets is missing"),
-    (T5 | {"model_type": "mt5"}, "tie_word_embeddings is missing in a config of model_type mt5, which needs .*, tie_word_embeddings$"),
+    (T5 | {"model_type": "mt5"}, "tie_word_embeddings is missing in a config of model_type mt5, .*, tie_word_embeddings$"),
     (LLAMA | {"dtype": None}, "dtype is missing in the config; give one of bfloat16"),
     (LLAMA | {"dtype": "float61"}, "unknown dtype 'float61'; did you mean float16"),
     (LLAMA | {"hidden_size": "48"}, "hidden_size must be a whole number, got '48'"),
