@@ -354,6 +354,16 @@ def test_a_pass_is_its_layers_its_head_and_its_rows(made: Shape, width: int, con
     assert deeper.pass_bytes(*where) - made.pass_bytes(*where) == layer
 
 
+@given(SIZES, WIDTHS, CONTEXTS)
+def test_the_products_of_a_layer_are_all_of_its_arithmetic_but_attention(made: Shape, width: int, context: int) -> None:
+    attended = width * context + width * (width + 1) // 2
+    products = sum(2 * width * inputs * outputs for inputs, outputs in made.matrices)
+    assert made.layer_flops(width, context) == products + 4 * made.heads * made.head_dim * attended
+    queries, *_, inner, out = made.matrices
+    assert queries == (made.hidden, (made.heads + 2 * made.kv_heads) * made.head_dim)
+    assert (inner, out) == ((made.hidden, made.ffn * (2 if made.gated else 1)), (made.ffn, made.hidden))
+
+
 @pytest.mark.parametrize("made", [TINY, preset("t5-small"), preset("opt-125m")])
 def test_what_is_left_out_is_one_text_without_a_source(made: Shape) -> None:
     for ask in (made.layer_flops, made.layer_kv_bytes, made.pass_flops, made.pass_bytes):
