@@ -603,7 +603,7 @@ def _llama_biases(config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_bytes())
     except OSError as error:
         raise ParameterError(f"cannot read the config {path}: {error.strerror}") from None
     except ValueError as error:

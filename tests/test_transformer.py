@@ -354,6 +354,26 @@ def test_a_pass_is_its_layers_its_head_and_its_rows(made: Shape, width: int, con
     assert deeper.pass_bytes(*where) - made.pass_bytes(*where) == layer
 
 
+@given(SIZES, WIDTHS, CONTEXTS)
+def test_the_products_of_a_layer_are_all_of_its_arithmetic_but_attention(made: Shape, width: int, context: int) -> None:
+    attended = width * context + width * (width + 1) // 2
+    products = sum(2 * width * inputs * outputs for inputs, outputs in made.matrices)
+    assert made.layer_flops(width, context) == products + 4 * made.heads * made.head_dim * attended
+    queries, *_, inner, out = made.matrices
+    assert queries == (made.hidden, (made.heads + 2 * made.kv_heads) * made.head_dim)
+    assert (inner, out) == ((made.hidden, made.ffn * (2 if made.gated else 1)), (made.ffn, made.hidden))
+
+
+@pytest.mark.parametrize("made", [TINY, preset("t5-small"), preset("opt-125m")])
+def test_what_is_left_out_is_one_text_without_a_source(made: Shape) -> None:
+    for ask in (made.layer_flops, made.layer_kv_bytes, made.pass_flops, made.pass_bytes):
+        assert ask(3, 5) == ask(3, 5, 1) == ask(3, 5, 1, 0)
+    for about in (made.encoder_flops, made.encoder_bytes, made.prompt_flops, made.prompt_bytes):
+        source = 4 if made.encoder_layers or about in (made.prompt_flops, made.prompt_bytes) else 0
+        assert about(source) == about(source, 1)
+    assert made.memory_bytes(5) == made.memory_bytes(5, 1) == made.memory_bytes(5, 1, 0)
+
+
 @given(SIZES, WIDTHS, CONTEXTS, BATCHES, SOURCES)
 def test_arithmetic_and_cache_go_with_the_batch_and_weights_do_not(
     made: Shape, width: int, context: int, batch: int, source: int
@@ -525,7 +545,8 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"model_type": "qwen2"}, "num_key_value_heads is missing"),
     (LLAMA | {"model_type": "qwen3", "num_key_value_heads": 2}, "head_dim is missing in a config of model_type qwen3"),
     (T5 | {"relative_attention_num_buckets": None}, "relative_attention_num_buckets is missing"),
-    (T5 | {"model_type": "mt5"}, "tie_word_embeddings is missing in a config of model_type mt5, .*, tie_word_embeddings$"),
+    (T5 | {"model_type": "mt5"},
+     "tie_word_embeddings is missing in a config of model_type mt5, which needs .*, tie_word_embeddings$"),
     (LLAMA | {"dtype": None}, "dtype is missing in the config; give one of bfloat16"),
     (LLAMA | {"dtype": "float61"}, "unknown dtype 'float61'; did you mean float16"),
     (LLAMA | {"hidden_size": "48"}, "hidden_size must be a whole number, got '48'"),
