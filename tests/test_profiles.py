@@ -246,8 +246,9 @@ def test_composed_layers_are_what_was_measured(gpu: str, model: str) -> None:
     table = bundle.operations(DATA, gpu)
     for ways in (1, 2, 4):
         assert bundle.differences(table, measured, (ways,)).median() <= 0.10
-    # Split eight ways a layer takes as little as 41 us, a fourth of it norms and sums: what is assumed of them shows.
-    assert bundle.differences(table, measured, (8,)).median() <= 0.11
+    # A known miss: split eight ways this layer takes 41 us, a fourth of it norms and sums, and what is assumed of them shows.
+    missed = (gpu, model) == ("h100", "llama-2-7b")
+    assert bundle.differences(table, measured, (8,)).median() <= (0.11 if missed else 0.10)
 
 
 @needs_data

@@ -35,6 +35,8 @@ needs_data = pytest.mark.skipif(
 KEPT = Path(__file__).parent / "data" / "validation"
 OPERATIONS = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
 """What the median product left out may miss, by GPU."""
+MISSED = "h100 llama-2-7b, split 8 ways"
+"""The one composed layer that is more than a tenth off by the whole tables, 41 us long: a known miss, held from growing."""
 WHOLE = [f"{gpu}-{model}" for gpu in ("h100", "a100") for model in bundle.VIDUR]
 LAW = Efficiency(memory=0.7, compute=0.6, elementwise=0.5, cache=0.9, launch=7e-6, attention_launch=13e-6, error=0.12)
 
@@ -98,8 +100,8 @@ def test_a_composed_layer_is_what_was_measured(operations: dict[str, Profile]) -
     claim = composed(operations)
     assert len(claim.cases) == len(WHOLE) * 4
     for case in claim.cases:
-        # Split eight ways a layer takes as little as 41 us, and what is assumed of norms and launches shows.
-        assert case.median <= (0.11 if case.name.endswith("split 8 ways") else 0.10), case.name
+        assert case.median <= 0.10, case.name
+        assert case.kept, case.name
 
 
 def test_a_composed_layer_without_what_lies_between_its_products_is_not(
@@ -428,7 +430,7 @@ def test_attention_of_every_possible_table_is_found_again(claims: tuple[validati
 def test_layers_steps_and_rooflines_are_within_their_bounds(claims: tuple[validation.Claim, ...]) -> None:
     by_title = {each.title.split(",")[0]: each for each in claims}
     for case in by_title["A layer composed of its operations"].cases:
-        assert case.median <= (0.11 if case.name.endswith("8 ways") else 0.10), case.name
+        assert case.median <= (0.11 if case.name == MISSED else 0.10), case.name
     engine = by_title["A decoding step of Llama-3.1-8B on an RTX 4090"]
     assert engine.case("all seconds without prompts").median <= 0.05
     rooflines = by_title["A layer by its roofline"].cases
