@@ -423,9 +423,9 @@ def processor(files: Mapping[str, tuple[Mapping[str, object], list[dict[str, obj
         "Layers, head, embedding and what is left of a step, timed behind two contexts, against whole passes behind others; the "
         "same widths, or others. Asked is a median of 5 % at the same widths.",
         "Other widths than those timed are not to be trusted on a processor: its products change their algorithm from width to "
-        "width. The machine was shared, and of the rounds over the grid the shortest pass counts. Two passes held out beside another "
-        "process were far off in all three rounds, and were timed again five times for that reason: what they showed before "
-        "stands here as well, and how much another process slows a pass down is a lower bound.",
+        "width. The machine was shared, and of the rounds over the grid the shortest pass counts. Two passes held out beside "
+        "another process were far off in all three rounds, and were timed again five times for that reason: what they showed "
+        "before stands here as well, and how much another process slows a pass down is a lower bound.",
         tuple(cases), sources,
     )  # fmt: skip
 
