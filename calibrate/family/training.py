@@ -1,0 +1,255 @@
+"""Training of small models of the Llama architecture, on tokens that lie in memory: minutes on a GPU, an hour on a core.
+
+Matrices are trained with Muon, the rest with AdamW, both of torch; the rate rises, and then falls to nothing in a straight line.
+Windows of the text are read in an order that the seed decides, another in each epoch. What has been done is kept as it goes:
+`train` with `resume` goes on from there and ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model import checks
+from model.checks import ParameterError
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    Tensor = torch.Tensor
+    Tokens = NDArray[np.int64]
+
+HEAD_DIM = 32
+KEEP_EVERY = 120.0
+"""Seconds between two states that are kept."""
+SEEN = 64
+"""Windows of the held-out text that a loss is the mean of while a model is trained; at the end it is that of all."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A decoder of `layers` layers of `hidden` and `ffn` wide, with heads of 32."""
+
+    layers: int
+    hidden: int
+    ffn: int
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        checks.whole("hidden", self.hidden, HEAD_DIM)
+        checks.whole("ffn", self.ffn, 1)
+        if self.hidden % HEAD_DIM:
+            raise ParameterError(f"hidden must be a multiple of {HEAD_DIM}, that of a head, got {self.hidden}")
+
+    def config(self, vocabulary: int, positions: int) -> Any:
+        """The library's configuration."""
+        from transformers import LlamaConfig
+
+        heads = self.hidden // HEAD_DIM
+        return LlamaConfig(
+            vocab_size=vocabulary, hidden_size=self.hidden, intermediate_size=self.ffn, num_hidden_layers=self.layers,
+            num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=positions, tie_word_embeddings=True,
+            bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        )  # fmt: skip
+
+
+FAMILY = {"target": Size(12, 160, 432), "medium": Size(5, 128, 344), "draft": Size(2, 96, 256)}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained: windows of `length` tokens, `batch` at a time, all of the text `epochs` times over."""
+
+    epochs: float = 3.0
+    batch: int = 8
+    length: int = 512
+    rate: float = 6e-3
+    warm_up: int = 100
+    weight_decay: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.number("epochs", self.epochs, 0)
+        for name in ("batch", "length"):
+            checks.whole(name, getattr(self, name), 1)
+        checks.number("rate", self.rate, 0)
+        checks.whole("warm_up", self.warm_up, 0)
+        checks.number("weight_decay", self.weight_decay, 0)
+        checks.whole("seed", self.seed, 0)
+
+    def steps(self, tokens: int) -> int:
+        """Updates of the weights, for a text of so many tokens."""
+        windows = (tokens - 1) // self.length
+        if windows < self.batch:
+            raise ParameterError(f"a text must have at least batch*length+1={self.batch * self.length + 1} tokens, got {tokens}")
+        return max(int(self.epochs * windows / self.batch), 1)
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """The rate of this update, from 0.
+
+        >>> recipe = Recipe(rate=1.0, warm_up=10)
+        >>> [recipe.rate_at(step, 110) for step in (0, 9, 10, 60, 109)]
+        [0.1, 1.0, 1.0, 0.5, 0.01]
+        """
+        if step < self.warm_up:
+            return self.rate * (step + 1) / self.warm_up
+        return self.rate * (steps - step) / max(steps - self.warm_up, 1)
+
+    def windows(self, tokens: Tokens, step: int) -> Tokens:
+        """The windows of an update, shape (batch, length + 1): the last token of each is only ever predicted."""
+        count = (tokens.size - 1) // self.length
+        places = []
+        for number in range(step * self.batch, (step + 1) * self.batch):
+            epoch, place = divmod(number, count)
+            order, start = _order(self.seed, epoch, count, (tokens.size - 1) % self.length)
+            places.append(start + order[place] * self.length)
+        return np.stack([tokens[start : start + self.length + 1] for start in places])
+
+
+def _order(seed: int, epoch: int, count: int, room: int) -> tuple[Tokens, int]:
+    """In which order the windows of an epoch come, and where the first of them begins."""
+    random = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+    return random.permutation(count), int(random.integers(room + 1))
+
+
+Report = Callable[[int, int, str], None]
+
+
+def train(
+    model: Any, tokens: Tokens, held_out: Tokens, recipe: Recipe, kept: Path, *, device: str = "cpu", resume: bool = False,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Train a model of transformers in place; the log. What goes on is kept in the file `kept` until it is done.
+
+    `tokens` and `held_out` have shape (tokens,).
+    """
+    import torch
+
+    steps = recipe.steps(tokens.size)
+    model.to(device).train()
+    optimizers = _optimizers(model, recipe)
+    settings = json.dumps({**asdict(recipe), "tokens": int(tokens.size)}, sort_keys=True)
+    log: dict[str, Any] = {"losses": [], "held_out": []}
+    first, before = 0, 0.0
+    if resume and kept.exists():
+        first, before, log = _restore(kept, model, optimizers, settings)
+    begun = time.perf_counter()
+    last_kept, recent = begun, []
+    for step in range(first, steps):
+        windows = torch.from_numpy(recipe.windows(tokens, step)).to(device)
+        loss = _loss(model, windows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.rate_at(step, steps)
+            optimizer.step()
+            optimizer.zero_grad()
+        recent.append(loss.detach())
+        if len(recent) == 50 or step + 1 == steps:
+            log["losses"].append([step + 1, round(float(torch.stack(recent).mean()), 4)])
+            if not math.isfinite(log["losses"][-1][1]):
+                raise ParameterError(f"rate {recipe.rate:g} is too high: the loss is no number at step {step + 1}; take a lower one")
+            recent = []
+        if report is not None:
+            report(step + 1, steps, f"loss {log['losses'][-1][1]:.3f}" if log["losses"] else "")
+        if time.perf_counter() - last_kept > KEEP_EVERY:
+            log["held_out"].append([step + 1, round(loss_of(model, held_out, recipe.length, device, SEEN), 4)])
+            model.train()
+            _keep(kept, model, optimizers, settings, step + 1, before + time.perf_counter() - begun, log)
+            last_kept = time.perf_counter()
+    log["seconds"] = round(before + time.perf_counter() - begun, 1)
+    kept.unlink(missing_ok=True)
+    model.eval()
+    return log
+
+
+def loss_of(model: Any, tokens: Tokens, length: int, device: str = "cpu", windows: int | None = None) -> float:
+    """Mean cross-entropy [nats per token] over windows of a text, all of them or so many, evenly spread."""
+    import torch
+
+    count = (tokens.size - 1) // length
+    places = np.arange(count) if windows is None or windows >= count else np.linspace(0, count - 1, windows).astype(int)
+    total = 0.0
+    model.eval()
+    with torch.inference_mode():
+        for group in np.array_split(places, max(len(places) // 16, 1)):
+            chosen = np.stack([tokens[place * length : (place + 1) * length + 1] for place in group])
+            total += float(_loss(model, torch.from_numpy(chosen).to(device))) * len(group)
+    return total / len(places)
+
+
+def _loss(model: Any, windows: Tensor) -> Tensor:
+    import torch
+
+    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+
+def _optimizers(model: Any, recipe: Recipe) -> list[Any]:
+    """Muon for the matrices within layers, AdamW for the rest."""
+    import torch
+
+    inner, outer = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (inner if parameter.ndim == 2 and ".layers." in name else outer).append(parameter)
+    muon: Any = torch.optim.Muon(inner, lr=0.0, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(outer, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def _state(model: Any, optimizers: list[Any]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors that training goes on from, by name."""
+    for name, parameter in model.named_parameters():
+        yield f"model.{name}", parameter
+    for number, optimizer in enumerate(optimizers):
+        for index, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                yield f"optimizer.{number}.{index}.{key}", value
+
+
+def _keep(kept: Path, model: Any, optimizers: list[Any], settings: str, step: int, seconds: float, log: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {name: value.detach().cpu().contiguous() for name, value in _state(model, optimizers)}
+    about = {"settings": settings, "step": str(step), "seconds": str(seconds), "log": json.dumps(log)}
+    part = kept.with_name(f"{kept.name}.part")
+    save_file(tensors, part, about)
+    part.replace(kept)
+
+
+def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tuple[int, float, dict[str, Any]]:
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(kept, framework="pt") as file:  # type: ignore[no-untyped-call]
+            about = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+    except (SafetensorError, OSError) as error:
+        raise ParameterError(f"{kept.name} cannot be read, and nothing goes on from it: {error}; train without --resume") from None
+    if about["settings"] != settings:
+        raise ParameterError(
+            f"{kept.name} is of another training: {about['settings']}, now asked for {settings}; give the same settings, or train"
+            " without --resume"
+        )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"model.{name}"])
+    for number, optimizer in enumerate(optimizers):
+        for index, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
+            prefix = f"optimizer.{number}.{index}."
+            state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+            # What counts steps stays where it was made; what is as large as the weights goes where they are.
+            optimizer.state[parameter] = {
+                key: value.to(parameter.device) if value.ndim else value for key, value in state.items()
+            }
+    return int(about["step"]), float(about["seconds"]), json.loads(about["log"])

@@ -1,0 +1,37 @@
+"""The tokens of the family: byte pairs learnt on the training corpus, one tokenizer for all models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from calibrate.family.corpus import Corpus
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+END = "<|end|>"
+"""Ends a module, and a text that a model writes. Its number is 0."""
+SIZE = 1024
+
+
+def learnt(corpus: Corpus, size: int = SIZE) -> Any:
+    """A tokenizer of the `tokenizers` library, with `size` tokens; bytes are its letters, so that it can write any text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus.training.values(), trainer)
+    return tokenizer
+
+
+def encoded(tokenizer: Any, texts: dict[str, str]) -> NDArray[Any]:
+    """The tokens of all modules, one behind the other with END between, shape (tokens,)."""
+    import numpy as np
+
+    end = tokenizer.token_to_id(END)
+    found = tokenizer.encode_batch([*texts.values()], add_special_tokens=False)
+    return np.concatenate([np.array([*each.ids, end], dtype=np.int64) for each in found])
