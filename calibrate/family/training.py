@@ -157,7 +157,8 @@ def train(
         if len(recent) == 50 or step + 1 == steps:
             log["losses"].append([step + 1, round(float(torch.stack(recent).mean()), 4)])
             if not math.isfinite(log["losses"][-1][1]):
-                raise ParameterError(f"rate {recipe.rate:g} is too high: the loss is no number at step {step + 1}; take a lower one")
+                where = f"the loss is no number at step {step + 1}"
+                raise ParameterError(f"rate {recipe.rate:g} is too high: {where}; take a lower one")
             recent = []
         if report is not None:
             report(step + 1, steps, f"loss {log['losses'][-1][1]:.3f}" if log["losses"] else "")
@@ -198,7 +199,8 @@ def _optimizers(model: Any, recipe: Recipe) -> list[Any]:
     """Muon for the matrices within layers, AdamW for the rest."""
     import torch
 
-    inner, outer = [], []
+    inner: list[Any] = []
+    outer: list[Any] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (inner if parameter.ndim == 2 and ".layers." in name else outer).append(parameter)
@@ -231,7 +233,7 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(kept, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(kept, framework="pt") as file:
             about = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
     except (SafetensorError, OSError) as error:
