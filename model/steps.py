@@ -11,7 +11,7 @@ visible to it layer by layer. `Commit` is the only thing that makes output; deco
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 Steps = Generator["Step", Any, Any]
 """An algorithm or a sub-process: yields steps, is sent answers, returns whatever its starter may want of it."""
@@ -83,6 +83,11 @@ class Forward(NamedTuple):
         if len(self.texts) > 1:
             return self.at + 1
         return max(self.positions) + 1 if self.after else self.at + len(self.tokens)
+
+
+GREEDY: Final = "next"
+SAMPLED: Final = "sample"
+"""What decoders read that take the likeliest token, and those that draw one."""
 
 
 class Read(NamedTuple):

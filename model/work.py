@@ -6,6 +6,7 @@ stop nothing before its end (the literal and the flat form of Predictive Pipelin
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -157,6 +158,8 @@ class Work:
     account: Account = field(default_factory=Account)
     forks: int = 0
     commits: list[str] = field(default_factory=list)
+    """The kind of each commit."""
+    committed: list[Commit] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
@@ -187,12 +190,14 @@ class Work:
         return self.account.passes_of
 
 
-class _Task:
-    def __init__(self, body: Steps | Forward, parent: _Task | None = None) -> None:
+class Task:
+    """A process: its body, the cache that it works on, what it has started and what it returned."""
+
+    def __init__(self, body: Steps | Forward, parent: Task | None = None) -> None:
         self.body = _one_pass(body) if isinstance(body, Forward) else body
         self.parent = parent
-        self.cache: Cache | None = None
-        self.started: list[_Task] = []
+        self.cache: Any = None
+        self.started: list[Task] = []
         self.value: Any = None
         self.answer: Any = None
         self.passes = 0
@@ -213,58 +218,120 @@ def count(steps: Steps, world: World, tokens: int) -> Work:
     >>> work.commits, work.layer_passes  # 40 + 20 of the main process, 3 x 20 of sub-processes a token
     (['match', 'miss'], 180)
     """
-    work = Work()
-    world.written = work.tokens
-    alive = deque([_Task(steps)])
-    while alive and len(work.tokens) < tokens:
-        task = alive.popleft()
-        _run(task, world, work, tokens)
-        alive.extend(task.started)
-    return work
+    return Counting(world).run(steps, tokens)
 
 
-def _run(task: _Task, world: World, work: Work, tokens: int, passes: int | None = None) -> None:
-    """Drive a task to its end, or until it has made so many passes. A sub-process starts when it is first looked at."""
-    if task.cache is None:
-        task.cache = Cache() if task.parent is None or task.parent.cache is None else task.parent.cache.copy()
-    while not task.ended and len(work.tokens) < tokens and task.passes != passes:
-        try:
-            step = task.body.send(task.answer)
-        except StopIteration as end:
-            task.value, task.ended = end.value, True
-            return
-        task.answer = None
-        match step:
-            case Forward():
-                task.cache.write(step)
-                task.last = step
-                task.passes += 1
-                work.account.add(step)
-                task.answer = step  # in a world without tensors a pass is its own output
-            case Read():
-                task.answer = world.read(step)
-            case Fork():
-                heirs_of = step.heirs_of or (None,) * len(step.bodies)
-                task.answer = tuple(_Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
-                task.started.extend(task.answer)
-                work.forks += len(task.answer)
-            case Join():
-                for sub in step.tasks:
-                    _run(sub, world, work, tokens)
-                task.answer = tuple(sub.value for sub in step.tasks)
-            case Stop():
-                for sub in step.tasks:
-                    _run(sub, world, work, tokens, passes=1)
-                    sub.ended = True
-                    sub.body.close()
-                task.started = [sub for sub in task.started if not sub.ended]
-            case Adopt():
-                task.cache.adopt(step.task.last, step.at, step.layers)
-                work.account.adoptions += 1
-                work.account.adopted_rows += step.layers
-                task.answer = step.task.value
-            case Commit():
-                work.commits.append(step.kind)
-                work.tokens[len(work.tokens) - step.back :] = step.tokens
-                if step.drafted is not None:
-                    work.rounds[len(step.tokens) - step.back - 1, step.drafted] += 1
+class Interpreter(ABC):
+    """Interprets an algorithm without a clock, one process at a time: what passes and reads are is left open.
+
+    A sub-process starts when it is first looked at: when somebody waits for it, when it is stopped (it is then in its first pass),
+    or when its starter has ended.
+    """
+
+    def __init__(self) -> None:
+        self.work = Work()
+        self.wanted = 0
+
+    @abstractmethod
+    def new_cache(self) -> Any:
+        """What the first process starts with; it knows how to `copy` itself."""
+
+    @abstractmethod
+    def forward(self, cache: Any, step: Forward) -> Any:
+        """Make a pass, on this cache; its output."""
+
+    @abstractmethod
+    def read(self, step: Read) -> Any:
+        """The answer to a read."""
+
+    @abstractmethod
+    def adopt(self, cache: Any, task: Task, at: int, layers: int) -> None:
+        """Take over an ended task's rows of layers [0, layers) at position `at`."""
+
+    def commit(self, step: Commit) -> None:
+        """Put out tokens."""
+        work = self.work
+        work.commits.append(step.kind)
+        work.committed.append(step)
+        work.tokens[len(work.tokens) - step.back :] = step.tokens
+        if step.drafted is not None:
+            work.rounds[len(step.tokens) - step.back - 1, step.drafted] += 1
+
+    def run(self, steps: Steps, tokens: int) -> Work:
+        """Interpret until `tokens` tokens are out, or the algorithm ends."""
+        self.wanted = tokens
+        alive = deque([Task(steps)])
+        while alive and len(self.work.tokens) < tokens:
+            task = alive.popleft()
+            self._drive(task)
+            alive.extend(task.started)
+        return self.work
+
+    def _drive(self, task: Task, passes: int | None = None) -> None:
+        """Drive a task to its end, or until it has made so many passes."""
+        work = self.work
+        if task.cache is None:
+            task.cache = self.new_cache() if task.parent is None or task.parent.cache is None else task.parent.cache.copy()
+        while not task.ended and len(work.tokens) < self.wanted and task.passes != passes:
+            try:
+                step = task.body.send(task.answer)
+            except StopIteration as end:
+                task.value, task.ended = end.value, True
+                return
+            task.answer = None
+            match step:
+                case Forward():
+                    task.answer = self.forward(task.cache, step)
+                    task.last = step
+                    task.passes += 1
+                    work.account.add(step)
+                case Read():
+                    task.answer = self.read(step)
+                case Fork():
+                    heirs_of = step.heirs_of or (None,) * len(step.bodies)
+                    task.answer = tuple(Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
+                    task.started.extend(task.answer)
+                    work.forks += len(task.answer)
+                case Join():
+                    for sub in step.tasks:
+                        self._drive(sub)
+                    task.answer = tuple(sub.value for sub in step.tasks)
+                case Stop():
+                    for sub in step.tasks:
+                        self._drive(sub, passes=1)
+                        sub.ended = True
+                        sub.body.close()
+                    task.started = [sub for sub in task.started if not sub.ended]
+                case Adopt():
+                    self.adopt(task.cache, step.task, step.at, step.layers)
+                    work.account.adoptions += 1
+                    work.account.adopted_rows += step.layers
+                    task.answer = step.task.value
+                case Commit():
+                    self.commit(step)
+
+
+class Counting(Interpreter):
+    """The counter: a world answers, and a pass is its own output."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        world.written = self.work.tokens
+
+    def new_cache(self) -> Cache:
+        """No rows yet."""
+        return Cache()
+
+    def forward(self, cache: Cache, step: Forward) -> Forward:
+        """See `Interpreter`."""
+        cache.write(step)
+        return step
+
+    def read(self, step: Read) -> Any:
+        """See `Interpreter`."""
+        return self.world.read(step)
+
+    def adopt(self, cache: Cache, task: Task, at: int, layers: int) -> None:
+        """See `Interpreter`."""
+        cache.adopt(task.last, at, layers)

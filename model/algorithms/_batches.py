@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from model import checks
 from model.latency import UnitCost
+from model.steps import Forward, Steps
 
 MAX_BATCH = 4096
 
@@ -40,6 +41,23 @@ def texts(parameters: Any, tokens: int) -> list[dict[int, int]]:
     lengths = (tokens,) * parameters.batch if parameters.lengths is None else parameters.lengths
     numbered = [*enumerate(lengths)]
     return [dict(numbered[start : start + parameters.batch]) for start in range(0, len(numbered), parameters.batch)]
+
+
+def read_prompts(layers: int, prompt: Sequence[int], prompts: Sequence[Sequence[int]], batch: Sequence[int]) -> Steps:
+    """Let the target read the prompts of a batch but for their last tokens, where each text has its own."""
+    for text in batch if prompts else ():
+        if len(prompts[text]) != len(prompt):
+            raise checks.ParameterError(
+                f"prompts must be of one length, {len(prompt)} tokens, as texts of a batch stand at one position; prompt {text} has"
+                f" {len(prompts[text])}"
+            )
+        if prompt[:-1]:
+            yield Forward("target", tuple(prompts[text][:-1]), 0, 0, layers, texts=(text,))
+
+
+def last_words(prompt: Sequence[int], prompts: Sequence[Sequence[int]], batch: Sequence[int]) -> tuple[int, ...]:
+    """The last token of each text's prompt."""
+    return tuple([prompts[text][-1] if prompts else prompt[-1] for text in batch])
 
 
 def columns(parameters: Any, tokens: int) -> Iterator[tuple[int, int]]:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from model import checks
-from model.steps import Commit, Forward, Read, Steps
+from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Steps
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the plain decoder needs to know: the depth of the model."""
+    """What the plain decoder needs to know: the depth of the model, and whether tokens are drawn or the likeliest taken."""
 
     layers: int
+    sampled: bool = False
 
     OUTCOMES = ()
     EXACT = True
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        checks.flag("sampled", self.sampled)
 
     @property
     def units(self) -> int:
@@ -27,13 +30,16 @@ class Parameters:
         return 1
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one."""
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
     layers = parameters.layers
+    says: Literal["next", "sample"] = SAMPLED if parameters.sampled else GREEDY
     text = list(prompt)
     if text[:-1]:
         yield Forward("target", tuple(text[:-1]), 0, 0, layers)
     for at in range(len(prompt) - 1, len(prompt) - 1 + tokens):
         out = yield Forward("target", (text[at],), at, 0, layers, heads=1)
-        text.append((yield Read("next", out)))
+        text.append((yield Read(says, out)))
         yield Commit("token", (text[-1],))
+        if text[-1] == stop:
+            return

@@ -95,10 +95,11 @@ class Parameters:
 
 
 class Draft(NamedTuple):
-    """What the small model wrote, and whether it stopped because it was unsure."""
+    """What the small model wrote, whether it stopped because it was unsure, and the outputs of all its passes."""
 
     guesses: list[Guess]
     unsure: bool
+    outputs: list[Any]
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
@@ -116,7 +117,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int
         if parameters.exit_layer is None:
             out = yield look(large, text, written.guesses)
         else:
-            out = yield from _look_deeper(parameters, small, text, written.guesses)
+            out = yield from _look_deeper(parameters, small, text, written)
         read = yield from _decide(parameters, large, text, written, out, stop)
         small.rows = min(small.rows, read)
 
@@ -125,25 +126,27 @@ def write(parameters: Parameters, model: Model, text: Sequence[int], length: int
     """Have the small model write at most so many tokens behind the text, until it is unsure."""
     threshold = UNSURE if parameters.fallback_threshold is None else parameters.fallback_threshold
     guesses: list[Guess] = []
+    outputs: list[Any] = []
     ahead = list(text)
     while len(guesses) < length:
         out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, 0, model.layers, None, 1, model.unit)
         model.rows = len(ahead)
+        outputs.append(out)
         token = yield Read("next", out)
         if (yield Read("confidence", out, token=token)) < threshold:
-            return Draft(guesses, unsure=True)
+            return Draft(guesses, True, outputs)
         guesses.append(Guess(token, out))
         ahead.append(token)
-    return Draft(guesses, unsure=False)
+    return Draft(guesses, False, outputs)
 
 
-def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], guesses: Sequence[Guess]) -> Generator[Step, Any, Any]:
+def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], written: Draft) -> Generator[Step, Any, Any]:
     """The large model's layers behind the small one's, over what these have read; the last token first goes through them too."""
-    new = (text[-1], *[guess.token for guess in guesses])
-    states = [guess.output for guess in guesses]
-    if model.rows < len(text) + len(guesses):
-        states.append((yield Forward("target", new[-1:], model.rows, 0, model.layers)))
-        model.rows = len(text) + len(guesses)
+    new = (text[-1], *[guess.token for guess in written.guesses])
+    states = written.outputs
+    if model.rows < len(text) + len(new) - 1:
+        states = [*states, (yield Forward("target", new[-1:], model.rows, 0, model.layers))]
+        model.rows = len(text) + len(new) - 1
     return (yield Forward("target", new, len(text) - 1, model.layers, parameters.layers, tuple(states), len(new)))
 
 

@@ -142,19 +142,27 @@ class Parameters:
         return float(decayed_threshold(self.threshold, column, self.longest, self.temperature, form=self.decay))
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
-    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one."""
+def decode(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None, prompts: Sequence[Sequence[int]] = ()
+) -> Steps:
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+
+    A text ends with the token `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
+    """
     parameters.check_tokens(tokens)
     start = len(prompt) - 1
-    if start:
+    if start and not prompts:
         yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
     for batch in _batches.texts(parameters, tokens):
-        last = dict.fromkeys(batch, prompt[-1])
+        yield from _batches.read_prompts(parameters.layers, prompt, prompts, tuple(batch))
+        last = dict(zip(batch, _batches.last_words(prompt, prompts, tuple(batch)), strict=True))
         owed = None
         if parameters.fill == "backfill":
             owed = Owed(parameters.layers, start, tuple(batch) if parameters.texts > 1 else ())
         for column in range(max(batch.values())):
-            texts = tuple(text for text, length in batch.items() if length > column)
+            texts = tuple(text for text, length in batch.items() if length > column and (last[text] != stop or not column))
+            if not texts:
+                break
             step = Forward(
                 "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
                 texts=texts if parameters.texts > 1 else (),

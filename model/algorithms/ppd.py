@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from model import checks
-from model.steps import Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
 
 HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %
 FORMS = ("literal", "eager", "nested", "flat")
@@ -29,12 +30,16 @@ FORMS = ("literal", "eager", "nested", "flat")
 
 @dataclass(frozen=True)
 class Parameters:
-    """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form."""
+    """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form.
+
+    `sampled` draws the final token in place of taking the likeliest (Appendix B); the candidates are the likeliest all the same.
+    """
 
     layers: int
     exit_layer: int
     candidates: int
     form: str = "literal"
+    sampled: bool = False
 
     OUTCOMES = ("match",)
     EXACT = True
@@ -45,6 +50,7 @@ class Parameters:
         checks.whole("exit_layer", self.exit_layer, 1, self.layers, "layers")
         checks.whole("candidates", self.candidates, 1, checks.MAX_CANDIDATES)
         checks.one_of("form", self.form, FORMS)
+        checks.flag("sampled", self.sampled)
         if self.form in ("literal", "eager") and 2 * self.exit_layer < self.layers:
             raise checks.ParameterError(
                 f"exit_layer must be at least layers/2={self.layers / 2:g} in the {self.form} form, got {self.exit_layer};"
@@ -72,17 +78,17 @@ class Parameters:
         return self.form != "nested"
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one."""
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
     if prompt[:-1]:
         yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
     form = {"literal": _barrier, "flat": _barrier, "eager": _eager, "nested": _nested}[parameters.form]
-    yield from form(parameters, prompt[-1], len(prompt) - 1, len(prompt) - 1 + tokens)
+    yield from form(parameters, prompt[-1], len(prompt) - 1, len(prompt) - 1 + tokens, stop)
 
 
-def _barrier(parameters: Parameters, token: int, at: int, end: int) -> Steps:
+def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: int | None) -> Steps:
     """Algorithm 2. The main process is at depth `depth` of `token`, whose early prediction is made at layer `gap`."""
-    layers, exit_layer, candidates, places = _fields(parameters)
+    layers, exit_layer, candidates, places, says = _fields(parameters)
     depth, gap, out = 0, exit_layer, None
     while True:
         out = yield Forward("target", (token,), at, depth, gap, out, HEAD)
@@ -90,10 +96,10 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int) -> Steps:
         subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, layers - gap) for guess in early]), places)
         out = yield Forward("target", (token,), at, gap, layers, out, HEAD)
         yield Join(subs)
-        token, at = (yield Read("next", out)), at + 1
-        match = token in early
+        token, at = (yield Read(says, out)), at + 1
+        match, done = token in early, at == end or token == stop
         yield Commit("match" if match else "miss", (token,))
-        if at == end:
+        if done:
             return
         if match:
             depth = layers - gap
@@ -103,20 +109,20 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int) -> Steps:
             depth, gap, out = 0, exit_layer, None
 
 
-def _eager(parameters: Parameters, token: int, at: int, end: int) -> Steps:
+def _eager(parameters: Parameters, token: int, at: int, end: int, stop: int | None) -> Steps:
     """As Algorithm 2, but sub-processes run to their exit layer, and only the right one is ever waited for."""
-    layers, exit_layer, candidates, places = _fields(parameters)
+    layers, exit_layer, candidates, places, says = _fields(parameters)
     depth, out = 0, None
     while True:
         out = yield Forward("target", (token,), at, depth, exit_layer, out, HEAD)
         early = yield Read("top", out, -1, candidates)
         subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, exit_layer) for guess in early]), places)
         out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
-        token, at = (yield Read("next", out)), at + 1
-        match = token in early
-        yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or at == end))
+        token, at = (yield Read(says, out)), at + 1
+        match, done = token in early, at == end or token == stop
+        yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or done))
         yield Commit("match" if match else "miss", (token,))
-        if at == end:
+        if done:
             return
         depth, out = 0, None
         if match:
@@ -125,25 +131,25 @@ def _eager(parameters: Parameters, token: int, at: int, end: int) -> Steps:
             out = yield Adopt(subs[early.index(token)], at, depth)
 
 
-def _nested(parameters: Parameters, token: int, at: int, end: int) -> Steps:
+def _nested(parameters: Parameters, token: int, at: int, end: int, stop: int | None) -> Steps:
     """A process that decodes what follows `token` and starts the like for each candidate. On a match the right one goes on."""
-    layers, exit_layer, candidates, _ = _fields(parameters)
+    layers, exit_layer, candidates, _, says = _fields(parameters)
     anywhere = (None,) * candidates
     while True:
         out = yield Forward("target", (token,), at, 0, exit_layer, None, HEAD)
         early = yield Read("top", out, -1, candidates)
-        subs = yield Fork(tuple(_nested(parameters, guess, at + 1, end) for guess in early), anywhere)
+        subs = yield Fork(tuple(_nested(parameters, guess, at + 1, end, stop) for guess in early), anywhere)
         out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
-        token, at = (yield Read("next", out)), at + 1
-        match = token in early
-        yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or at == end))
+        token, at = (yield Read(says, out)), at + 1
+        match, done = token in early, at == end or token == stop
+        yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or done))
         yield Commit("match" if match else "miss", (token,))
-        if at == end:
+        if done:
             return
         if match:
             return
 
 
-def _fields(parameters: Parameters) -> tuple[int, int, int, tuple[int, ...]]:
+def _fields(parameters: Parameters) -> tuple[int, int, int, tuple[int, ...], Literal["next", "sample"]]:
     places = tuple(range(1, parameters.candidates + 1))
-    return parameters.layers, parameters.exit_layer, parameters.candidates, places
+    return parameters.layers, parameters.exit_layer, parameters.candidates, places, SAMPLED if parameters.sampled else GREEDY

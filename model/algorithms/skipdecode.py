@@ -90,19 +90,28 @@ class Parameters:
         return _batches.outputs_of(self, tokens)
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
-    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one."""
+def decode(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None, prompts: Sequence[Sequence[int]] = ()
+) -> Steps:
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+
+    A text ends with the token `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
+    """
     parameters.check_tokens(tokens)
     gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
     layers, start = parameters.layers, len(prompt) - 1
-    if start:
+    if start and not prompts:
         yield Forward("target", tuple(prompt[:-1]), 0, 0, layers)
     for batch in _batches.texts(parameters, tokens):
-        texts, words = tuple(batch), (prompt[-1],) * len(batch)
+        texts = tuple(batch)
+        yield from _batches.read_prompts(layers, prompt, prompts, texts)
+        words = _batches.last_words(prompt, prompts, texts)
         for column in range(max(batch.values())):
-            if column in batch.values():  # texts that have ended
-                live = [index for index, text in enumerate(texts) if batch[text] > column]
+            if column in batch.values() or stop in words:  # texts that have ended
+                live = [index for index, text in enumerate(texts) if batch[text] > column and (words[index] != stop or not column)]
                 texts, words = tuple([texts[index] for index in live]), tuple([words[index] for index in live])
+            if not texts:
+                break
             width = len(texts)
             numbers = texts if parameters.texts > 1 else ()
             out = yield Forward("target", words, start + column, 0, layers, None, width, None, (), numbers, gaps[column])

@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from model import checks
-from model.steps import Commit, Forward, Read, Step, Steps
+from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps
 
 PLACEMENTS = ("together", "apart")
-GREEDY: Final = "next"
-SAMPLED: Final = "sample"
 MAX_DRAFT = 250
 """Longer drafts than anybody makes; positions within one are kept in a byte."""
 

@@ -1,0 +1,107 @@
+"""Tiny models of the transformers library with random weights, and what they write one token at a time without any cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+VOCABULARY = 29
+DEPTHS = {"target": 5, "draft": 2, "medium": 3}
+KINDS = ("llama", "qwen2", "gpt2", "opt", "gpt_neox", "phi", "t5")
+SOURCE = (5, 6, 7, 8)
+"""What the encoder of an encoder-decoder reads."""
+
+
+def config(kind: str, layers: int) -> Any:
+    """A configuration of a tiny model."""
+    import transformers
+
+    wide = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 4}
+    usual = wide | {"intermediate_size": 24, "max_position_embeddings": 96}
+    match kind:
+        case "llama":
+            return transformers.LlamaConfig(**usual, num_key_value_heads=2)
+        case "qwen2":
+            return transformers.Qwen2Config(**usual, num_key_value_heads=4)
+        case "gpt_neox":
+            return transformers.GPTNeoXConfig(**usual)
+        case "phi":
+            return transformers.PhiConfig(**usual)
+        case "gpt2":
+            return transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=layers, n_head=4, n_positions=96)
+        case "opt":
+            return transformers.OPTConfig(**wide, ffn_dim=24, max_position_embeddings=96, word_embed_proj_dim=8)
+        case "t5":
+            return transformers.T5Config(
+                vocab_size=VOCABULARY, d_model=16, d_ff=24, d_kv=4, num_layers=2, num_decoder_layers=layers, num_heads=4,
+                decoder_start_token_id=0,
+            )  # fmt: skip
+    raise AssertionError(kind)
+
+
+@lru_cache(maxsize=64)
+def model(kind: str, layers: int, seed: int = 0, dtype: str = "float64") -> Any:
+    """A model whose text is not all one token: its weights are larger than those that training begins with."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)  # several tests run at once, and tiny products gain nothing by more
+    torch.manual_seed(seed)
+    of = transformers.AutoModelForSeq2SeqLM if kind == "t5" else transformers.AutoModelForCausalLM
+    found = of.from_config(config(kind, layers))
+    with torch.no_grad():
+        for parameter in found.parameters():
+            if parameter.ndim > 1:
+                parameter *= 3
+    found.generation_config.eos_token_id = None
+    return found.to(getattr(torch, dtype)).eval()
+
+
+def decoders(kind: str, *roles: str, seed: int = 0, dtype: str = "float64", same: bool = False) -> dict[str, Any]:
+    """Decoders by role; with `same` all have the target's first weights, so that drafts are often right."""
+    from calibrate.decoder import decoder_of
+
+    found = {}
+    for number, role in enumerate(("target", *roles)):
+        full = model(kind, DEPTHS[role], seed if same else seed + 100 * number, dtype)
+        found[role] = decoder_of(full, f"{kind} {role}")
+        if kind == "t5":
+            found[role].read_source(SOURCE)
+    return found
+
+
+def logits(full: Any, text: Sequence[int]) -> Any:
+    """Of the token behind a text, computed from scratch: shape (vocabulary,)."""
+    import torch
+
+    with torch.inference_mode():
+        ids = torch.tensor([list(text)])
+        given = {"input_ids": ids}
+        if full.config.is_encoder_decoder:
+            given = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": ids}
+        return full(**given, use_cache=False).logits[0, -1]
+
+
+def oracle(full: Any, prompt: Sequence[int], tokens: int, stop: int | None = None) -> list[int]:
+    """The greedy text, one token at a time, each from scratch."""
+    text = list(prompt)
+    for _ in range(tokens):
+        text.append(int(logits(full, text).argmax()))
+        if text[-1] == stop:
+            break
+    return text[len(prompt) :]
+
+
+def beam_oracle(full: Any, prompt: Sequence[int], tokens: int, beams: int) -> list[tuple[float, list[int]]]:
+    """A beam search from scratch: the texts kept last with their scores, best first."""
+    import torch
+
+    kept: list[tuple[float, list[int]]] = [(0.0, [])]
+    for _ in range(tokens):
+        found = []
+        for score, text in kept:
+            chances = torch.log_softmax(logits(full, [*prompt, *text]), -1).tolist()
+            found += [(score + chance, [*text, token]) for token, chance in enumerate(chances)]
+        kept = sorted(found, key=lambda each: -each[0])[:beams]
+    return kept

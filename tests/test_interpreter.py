@@ -1,0 +1,352 @@
+"""The algorithms on real models: what they write is what the plain decoder writes, token for token, or what they say they change.
+
+The oracle has no cache and decodes one token at a time (`tests.real_models`). In float64 equality is strict.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from calibrate.interpreter import Answered, Luck, Real, Sampling, softmax
+from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
+from model.checks import ParameterError
+from model.work import Work
+from tests import real_models
+from tests.real_models import DEPTHS, KINDS
+
+LAYERS = DEPTHS["target"]
+SMALL = {"draft_layers": DEPTHS["draft"]}
+THREE = SMALL | {"medium_layers": DEPTHS["medium"]}
+EXACT: dict[str, tuple[Any, Any]] = {
+    "plain": (autoregressive, autoregressive.Parameters(LAYERS)),
+    **{
+        f"ppd {form} {layer} {k}": (ppd, ppd.Parameters(LAYERS, layer, k, form))
+        for form, layers in (("literal", (3, 4, 5)), ("eager", (3, 5)), ("flat", (1, 2)), ("nested", (2, 3)))
+        for layer, k in itertools.product(layers, (1, 3))
+    },
+    **{f"speculative {gamma}": (speculative, speculative.Parameters(LAYERS, gamma, **SMALL)) for gamma in (0, 1, 3, 50)},
+    **{
+        f"adaptive {policy}": (adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, **SMALL, **more))
+        for policy, more in (
+            ("heuristic", {}), ("confidence", {"confidence_threshold": 0.3}), ("gradient", {"believed_cost_ratio": 0.1}),
+            ("optimum", {"believed_cost_ratio": 0.1}),
+        )
+    },
+    **{
+        f"hierarchical {reading}": (
+            hierarchical, hierarchical.Parameters(LAYERS, 3, reading, 2 if reading == "recursive" else None, **THREE),
+        )
+        for reading in hierarchical.READINGS
+    },
+    "one beam": (beam, beam.Parameters(LAYERS, 3, 1, **SMALL)),
+    "one beam per beam": (beam, beam.Parameters(LAYERS, 3, 1, "per-beam", **SMALL)),
+    "bild at its limit": (bild, bild.Parameters(LAYERS, 4, fallback_threshold=1.0, rollback_threshold=0.0, **SMALL)),
+    "bild code, all agree": (bild, bild.Parameters(LAYERS, 4, 0.0, 0.0, "code", **SMALL)),
+    "bild in itself": (bild, bild.Parameters(LAYERS, 4, fallback_threshold=1.0, rollback_threshold=0.0, exit_layer=3)),
+    "skipdecode of all layers": (skipdecode, skipdecode.Parameters(LAYERS, LAYERS, LAYERS, 5, 60)),
+    "early exit never": (early_exit, early_exit.Parameters(LAYERS, threshold=1.0)),
+    "early exit never, states": (early_exit, early_exit.Parameters(LAYERS, "state", threshold=1.0, fill="backfill")),
+    "early exit behind the last": (early_exit, early_exit.Parameters(LAYERS, exit_layer=LAYERS)),
+}  # fmt: skip
+
+
+def run(
+    kind: str, module: Any, parameters: Any, prompt: list[int], tokens: int, *, seed: int = 0, dtype: str = "float64",
+    same: bool = False, log: list[Answered] | None = None, **more: Any,
+) -> Work:
+    """A decoding on tiny models of a kind."""
+    own = {name: more.pop(name) for name in ("sampling", "luck") if name in more}
+    decoders = real_models.decoders(kind, "draft", "medium", seed=seed, dtype=dtype, same=same)
+    real = Real(decoders, log=log, **own)
+    return real.run(module.decode(parameters, prompt, tokens, **more), tokens)
+
+
+def prompt_of(kind: str) -> list[int]:
+    """Encoder-decoders begin with their start token."""
+    return [0] if kind == "t5" else [3, 4, 5, 6, 17]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_methods_write_what_the_plain_decoder_writes(kind: str, name: str) -> None:
+    module, parameters = EXACT[name]
+    prompt = prompt_of(kind)
+    expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
+    assert run(kind, module, parameters, prompt, 16).tokens == expected
+
+
+@given(
+    name=st.sampled_from([*EXACT]), kind=st.sampled_from(["llama", "gpt2", "opt", "t5"]), seed=st.integers(0, 3),
+    prompt=st.lists(st.integers(0, real_models.VOCABULARY - 1), min_size=1, max_size=9), tokens=st.integers(1, 12),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_exact_whatever_the_prompt_and_the_length(name: str, kind: str, seed: int, prompt: list[int], tokens: int) -> None:
+    module, parameters = EXACT[name]
+    expected = real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
+    assert run(kind, module, parameters, prompt, tokens, seed=seed).tokens == expected
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_in_float32_a_first_difference_is_a_near_tie(name: str) -> None:
+    module, parameters = EXACT[name]
+    full = real_models.model("llama", LAYERS, dtype="float32")
+    prompt = prompt_of("llama")
+    expected = real_models.oracle(full, prompt, 16)
+    found = run("llama", module, parameters, prompt, 16, dtype="float32").tokens
+    differing = [place for place, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]
+    if differing:
+        best, second = real_models.logits(full, [*prompt, *expected[: differing[0]]]).topk(2).values.tolist()
+        assert best - second < 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name, (module, _) in EXACT.items() if module is not beam])
+def test_a_text_ends_with_the_token_that_ends_texts(name: str) -> None:
+    module, parameters = EXACT[name]
+    full, prompt = real_models.model("llama", LAYERS), prompt_of("llama")
+    whole = real_models.oracle(full, prompt, 16)
+    stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
+    assert run("llama", module, parameters, prompt, 16, stop=stop).tokens == whole[: whole.index(stop) + 1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize(("beams", "length", "draft_beams"), [(2, 0, None), (2, 2, None), (3, 3, 5), (4, 1, 4)])
+def test_exact_beam_search_is_that_of_the_target_alone(kind: str, beams: int, length: int, draft_beams: int | None) -> None:
+    prompt = prompt_of(kind)
+    expected = real_models.beam_oracle(real_models.model(kind, LAYERS), prompt, 8, beams)
+    real = Real(real_models.decoders(kind, "draft"))
+    kept: list[Any] = []
+
+    def steps() -> Any:
+        kept.extend((yield from beam.decode(beam.Parameters(LAYERS, length, beams, draft_beams=draft_beams, **SMALL), prompt, 8)))
+
+    real.run(steps(), 8)
+    assert real.work.tokens == expected[0][1]
+    # The last commit ends the run before the process returns; whoever drives it further sees all of them.
+    for commit in real.work.committed:
+        assert commit.kind == "round"
+
+
+@pytest.mark.parametrize("arrangement", beam.ARRANGEMENTS)
+def test_arrangements_of_hypotheses_write_the_same(arrangement: str) -> None:
+    parameters = beam.Parameters(LAYERS, 2, 3, "per-beam", arrangement=arrangement, **SMALL)
+    together = beam.Parameters(LAYERS, 2, 3, "per-beam", **SMALL)
+    assert run("llama", beam, parameters, [3, 4], 9).tokens == run("llama", beam, together, [3, 4], 9).tokens
+
+
+# --- batches ---
+
+
+PROMPTS = [[3, 4, 5], [6, 1, 2], [9, 9, 8], [3, 4, 6]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("name", ["skipdecode", "early exit"])
+def test_texts_of_a_batch_do_not_see_each_other(kind: str, batch: int, name: str) -> None:
+    lengths = (8, 5, 7, 8)
+    parameters: Any = early_exit.Parameters(LAYERS, exit_layer=LAYERS, batch=batch, lengths=lengths)
+    module: Any = early_exit
+    if name == "skipdecode":
+        module, parameters = skipdecode, skipdecode.Parameters(LAYERS, 5, 5, 3, 12, batch=batch, lengths=lengths)
+    real = Real(real_models.decoders(kind))
+    texts: dict[int, list[int]] = {number: [] for number in range(4)}
+    steps = module.decode(parameters, PROMPTS[0], 8, prompts=PROMPTS)
+    _follow(real, steps, texts, sum(lengths))
+    full = real_models.model(kind, LAYERS)
+    for number, length in enumerate(lengths):
+        assert texts[number] == real_models.oracle(full, PROMPTS[number], length)
+
+
+def _follow(real: Real, steps: Any, texts: dict[int, list[int]], tokens: int) -> None:
+    """Run, and put what is committed with the texts that the pass before was of."""
+    last: tuple[int, ...] = ()
+
+    def watched() -> Any:
+        nonlocal last
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+            if hasattr(step, "texts") and step.heads:
+                last = step.texts or (0,)
+            if hasattr(step, "drafted"):
+                for text, token in zip(last, step.tokens, strict=True):
+                    texts[text].append(token)
+            answer = yield step
+
+    real.run(watched(), tokens)
+
+
+def test_a_batch_of_skipdecode_skips_what_one_text_alone_would() -> None:
+    """Positions decide, not texts: each text of a batch is what it would be alone."""
+    alone = skipdecode.Parameters(LAYERS, 2, 5, 3, 12)
+    together = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, batch=4, lengths=(8, 8, 8, 8))
+    texts: dict[int, list[int]] = {number: [] for number in range(4)}
+    _follow(Real(real_models.decoders("llama")), skipdecode.decode(together, PROMPTS[0], 8, prompts=PROMPTS), texts, 32)
+    for number, prompt in enumerate(PROMPTS):
+        assert texts[number] == run("llama", skipdecode, alone, prompt, 8).tokens
+
+
+def test_skipped_layers_are_not_run() -> None:
+    """What SkipDecode writes is what the model with only these layers writes behind a prompt that all layers have read."""
+    parameters = skipdecode.Parameters(LAYERS, 3, 3, 3, 12, warm_up=1)
+    work = run("llama", skipdecode, parameters, [3, 4, 5], 6)
+    by_kind = {kind: counts[0] for kind, counts in work.account.passes_by_kind.items()}
+    assert [kind[5] for kind in by_kind if kind[4]] == [((1, 3),)]
+    assert work.layer_passes == 2 * LAYERS + 6 * 3
+
+
+# --- early exits ---
+
+
+@pytest.mark.parametrize("measure", ["softmax", "state"])
+def test_early_exits_go_by_the_threshold(measure: str) -> None:
+    """A threshold of 0 leaves at the first layer that may be left, one of 1 never does; between them some tokens leave."""
+    depths = []
+    for threshold in (0.0, 0.9 if measure == "state" else 0.06, 1.0):
+        work = run("llama", early_exit, early_exit.Parameters(LAYERS, measure, threshold=threshold, first_check=2), [3, 4, 5], 10)
+        kinds = [(kind[3] - kind[2], counts[0]) for kind, counts in work.account.passes_by_kind.items() if not kind[6]]
+        depths.append(sum(layers * count for layers, count in kinds) - LAYERS)  # the prompt is one pass through all layers
+    assert depths[0] == 10 * 2 < depths[1] < depths[2] == 10 * LAYERS
+
+
+@pytest.mark.parametrize("fill", early_exit.FILLS)
+def test_leaving_at_the_first_layer_reads_that_layer(fill: str) -> None:
+    """The first token of a text that leaves at layer 2 is what the common head makes of layer 2, whatever fills rows later."""
+    import torch
+
+    full = real_models.model("llama", LAYERS)
+    text = [3, 4, 5, 6]
+    with torch.inference_mode():
+        states = full(torch.tensor([text]), output_hidden_states=True).hidden_states[2][0, -1]
+        expected = int(full.lm_head(full.model.norm(states)).argmax())
+    parameters = early_exit.Parameters(LAYERS, threshold=0.0, first_check=2, fill=fill)
+    assert run("llama", early_exit, parameters, text, 4).tokens[0] == expected
+
+
+def test_propagated_rows_are_what_the_layers_make_of_the_state_that_left() -> None:
+    """Where all tokens leave at one layer, propagating at once and making rows later write the same text."""
+    texts = [
+        run("llama", early_exit, early_exit.Parameters(LAYERS, threshold=threshold, first_check=1, fill=fill), [3, 4, 5], 12).tokens
+        for threshold, fill in itertools.product((0.12, 0.3), early_exit.FILLS)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[2] == texts[3]
+
+
+# --- Big Little Decoder ---
+
+
+@pytest.mark.parametrize("variant", bild.VARIANTS)
+def test_bild_with_a_draft_that_is_the_target_takes_nothing_back(variant: str) -> None:
+    twin = {role: real_models.decoders("llama")["target"] for role in ("target", "draft")}
+    parameters = bild.Parameters(LAYERS, 4, 0.0, float("inf"), variant, draft_layers=LAYERS)
+    work = Real(twin).run(bild.decode(parameters, [3, 4, 5], 12), 12)
+    assert work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 12)
+    assert {*work.commits} == {"cap"}
+
+
+def test_bild_decides_by_the_thresholds() -> None:
+    """Each fallback has a confidence below its threshold, each rollback a distance above its, and nothing that stays has."""
+    log: list[Answered] = []
+    work = run("llama", bild, bild.Parameters(LAYERS, 4, 0.2, 3.0, **SMALL), [3, 4, 5], 30, seed=1, log=log)
+    low = sum(each.kind == "confidence" and each.answer < 0.2 for each in log)
+    far = sum(each.kind == "distance" and each.answer > 3.0 for each in log)
+    assert (low, far) >= (1, 1)
+    assert far == work.commits.count("rollback")
+    assert low >= work.commits.count("fallback")
+
+
+# --- sampling ---
+
+
+def test_sampled_speculative_decoding_has_the_targets_law_exactly() -> None:
+    """Chi-square of pairs of tokens against their exact chances; a right program fails one time in a thousand."""
+    from scipy.stats import chisquare
+
+    sampling = Sampling(temperature=1.0, top_k=4)
+    full, prompt = real_models.model("llama", LAYERS, 5), [3, 4]
+    exact: dict[tuple[int, int], float] = {}
+    first = sampling.law(real_models.logits(full, prompt).numpy())
+    for token in np.flatnonzero(first):
+        second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
+        exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
+    decoders = real_models.decoders("llama", "draft", seed=5)
+    parameters = speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)
+    seen = dict.fromkeys(exact, 0)
+    trials = 1500
+    for number in range(trials):
+        real = Real(decoders, sampling=sampling, luck=Luck(7, number))
+        a, b = real.run(speculative.decode(parameters, prompt, 2), 2).tokens
+        seen[a, b] += 1
+    counted = np.array([[seen[pair], chance * trials] for pair, chance in exact.items() if chance * trials >= 5])
+    rest = trials - counted.sum(axis=0)
+    table = np.vstack([counted, rest]) if rest[1] > 1e-6 else counted
+    assert chisquare(table[:, 0], table[:, 1] * table[:, 0].sum() / table[:, 1].sum()).pvalue > 1e-3
+
+
+def test_drawn_texts_are_the_same_for_the_same_seed_and_others_for_another() -> None:
+    parameters = speculative.Parameters(LAYERS, 3, sampled=True, **SMALL)
+    texts = [run("llama", speculative, parameters, [3, 4], 20, luck=Luck(seed)).tokens for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_sampled_ppd_draws_what_plain_sampling_draws() -> None:
+    """Whatever is predicted early, the final tokens are drawn by the same luck: Appendix B of the paper."""
+    plain = run("llama", autoregressive, autoregressive.Parameters(LAYERS, sampled=True), [3, 4], 16, luck=Luck(3)).tokens
+    for form, layer in (("literal", 3), ("eager", 3), ("flat", 2), ("nested", 3)):
+        parameters = ppd.Parameters(LAYERS, layer, 2, form, sampled=True)
+        assert run("llama", ppd, parameters, [3, 4], 16, luck=Luck(3)).tokens == plain
+
+
+@given(
+    logits=st.lists(st.floats(-8, 8), min_size=1, max_size=12), top_k=st.integers(0, 13), top_p=st.floats(0, 1),
+    temperature=st.floats(0.1, 4),
+)  # fmt: skip
+def test_laws_keep_the_likeliest(logits: list[float], top_k: int, top_p: float, temperature: float) -> None:
+    scores = np.array(logits)
+    law = Sampling(temperature, top_k, top_p).law(scores)
+    whole = softmax(scores / temperature)
+    kept = law > 0
+    assert law.sum() == pytest.approx(1)
+    assert kept[int(scores.argmax())] or law.max() == pytest.approx(1 / kept.sum())
+    if top_k:
+        assert kept.sum() <= top_k
+    if (~kept).any() and kept.any():
+        assert whole[kept].min() >= whole[~kept].max() - 1e-12
+    assert whole[kept].sum() >= min(top_p, whole[np.argsort(-whole)][: top_k or None].sum() * top_p) - 1e-9
+
+
+# --- what is refused ---
+
+
+def test_models_of_different_vocabularies_are_refused() -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from calibrate.decoder import decoder_of
+
+    torch.manual_seed(0)
+    other = LlamaForCausalLM(
+        LlamaConfig(vocab_size=30, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
+    with pytest.raises(ParameterError, match="one vocabulary, got target 29, draft 30"):
+        Real(real_models.decoders("llama") | {"draft": decoder_of(other, "other")})
+
+
+def test_a_text_longer_than_the_model_knows_is_refused() -> None:
+    with pytest.raises(ParameterError, match="at most 96 positions together, which gpt2 target knows, got 97"):
+        run("gpt2", autoregressive, autoregressive.Parameters(LAYERS), [3] * 90, 20)
+
+
+def test_more_layers_than_the_model_has_are_refused() -> None:
+    with pytest.raises(ParameterError, match="layers of the target must be 5"):
+        run("llama", autoregressive, autoregressive.Parameters(6), [3], 2)
