@@ -142,7 +142,7 @@ def _prompts(where: str | Path, template: str | None) -> Iterator[Prompt]:
     if path.is_file():
         return _of_file(path, str(where), template)
     if path.is_dir():
-        raise ParameterError(f"{where}: it is a folder; give a file: {FORMS}")
+        raise ParameterError(f"{path}: it is a folder; give a file: {FORMS}")
     if str(where) in DATA_SETS:
         return _of_rows(_public(str(where)), str(where), template)
     if path.suffix or len(path.parts) > 1:
