@@ -1,4 +1,4 @@
-"""`calibrate train`: small models of the family."""
+"""`calibrate train` and `calibrate heads`: small models of the family, and exit heads of any model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.command import guarded, progress
+from calibrate.command import guarded, numbers, progress
 
 if TYPE_CHECKING:
     from calibrate.family.corpus import Corpus
+    from calibrate.family.store import Loaded
 
 _QUICK_TEXT = 40_000
 
@@ -22,6 +23,7 @@ _QUICK_TEXT = 40_000
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("train")(train)
+    app.command("heads")(heads)
 
 
 @guarded
@@ -53,18 +55,14 @@ def train(
 
     calibrate train -o mine --role tiny --layers 2 --hidden 64 --ffn 172 --text notes --vocabulary 512
     """
-    from calibrate import machine
     from calibrate.family import corpus, making, training
     from calibrate.family.vocabulary import SIZE
-    from model import checks
 
     sizes = _sizes(role, layers, hidden, ffn)
     given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64, "warm_up": 10} if quick else {}
     recipe = training.Recipe(**small | {key: value for key, value in given.items() if value is not None})
-    if threads is not None:
-        checks.whole("threads", threads, 1)
-    where = machine.chosen(device)
+    where = _device(device, threads)
     read = corpus.standard_library() if text is None else corpus.own(text)
     read = read.cut(_QUICK_TEXT) if quick else read
     note = _note(read) if text is None and not quick else ""
@@ -75,7 +73,7 @@ def train(
         command = _command(name, None if layers is None else size, recipe, said) + (" --quick" if quick else "")
         with _resumable(), progress(quiet, name) as bar:
             logs[name] = making.make(
-                name, size, recipe, read, tokenizer, out, command=command, device=where, threads=threads, resume=resume, report=bar,
+                name, size, recipe, read, tokenizer, out, command=command, device=where, resume=resume, report=bar,
             )  # fmt: skip
         if not as_json:
             print(_trained(name, logs[name], out / name))
@@ -84,6 +82,104 @@ def train(
         print(json.dumps({"note": note, "models": models}, indent=2))
     elif note:
         print(note, file=sys.stderr)
+
+
+@guarded
+def heads(
+    model: Annotated[str, typer.Option(help="A directory, one of the family (target), or OWNER/NAME of the hub.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File. Default: heads.safetensors beside the weights.")] = None,
+    settings: Annotated[str, typer.Option(help="own, or paper: Table 4 of the paper on pipelined decoding.")] = "own",
+    layers: Annotated[str | None, typer.Option(help="With commas between. Default: all but the last.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often the text is read. Default: 1; of the paper: 3.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows of an update. Default: 16; of the paper: 128.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a window, at most. Default: 512; of the paper: 2048.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.001; of the paper: 2e-05.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the order of windows. Default: 0.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Train an exit head for every layer of a frozen model, side by side, and say how often they foretell what the model writes.
+
+    calibrate heads --model target -o heads.safetensors
+
+    calibrate heads --model my-llama --settings paper --text articles --layers 10,16,20
+    """
+    from dataclasses import replace
+
+    from calibrate.family import heads as work
+    from calibrate.family import store
+    from model import checks
+
+    checks.one_of("settings", settings, work.SETTINGS)
+    given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
+    small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64} if quick else {}
+    wanted = replace(work.SETTINGS[settings], **small | {key: value for key, value in given.items() if value is not None})
+    chosen = None if layers is None else numbers("layers", layers)
+    where = _device(device, threads)
+    path = store.found(model) / store.HEADS if out is None else out
+    loaded = store.load(model, where)
+    read = _text(loaded, text)
+    read = read.cut(_QUICK_TEXT) if quick else read
+    said = {"settings": settings, **given, "layers": layers, "text": None if text is None else read.name}
+    words = [f"--{key} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
+    command = " ".join(["calibrate heads --model", loaded.name, *words])
+    with _resumable(), progress(quiet, "heads") as bar:
+        about = work.train(loaded, read, wanted, path, layers=chosen, command=command, resume=resume, report=bar)
+    if as_json:
+        print(json.dumps(about | {"file": str(path)}, indent=2))
+        return
+    print("\n".join(_foretold(about)))
+    print(path)
+
+
+def _foretold(about: dict[str, Any]) -> Iterator[str]:
+    """A table of what heads are worth, the common one and the trained one of each layer."""
+    kind = f"measured on {about['corpus']['held_out_tokens']} held-out tokens"
+    yield f"{about['name']}: loss [nats per token] and how often the model's own token is among the first 1, 3, 5; {kind}"
+    yield f"{'layer':>5}{'common head':>34}{'trained head':>34}"
+    rows = {(row["head"], row["layer"]): row for row in about["results"]}
+    for layer in sorted({layer for _, layer in rows}):
+        cells = [rows[head, layer] for head in ("common", "trained")]
+        yield f"{layer:>5}" + "".join(
+            f"{row['loss']:>10.3f}{row['top_1']:>8.3f}{row['top_3']:>8.3f}{row['top_5']:>8.3f}" for row in cells
+        )
+    yield f"the model's own loss: {about['held_out_loss']:.3f}"
+
+
+def _device(device: str | None, threads: int | None) -> str:
+    """The device to work on, with so many threads of torch."""
+    from calibrate import machine
+    from model import checks
+
+    if threads is not None:
+        checks.whole("threads", threads, 1)
+    where = machine.chosen(device)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    return where
+
+
+def _text(loaded: Loaded, text: Path | None) -> Corpus:
+    """The text given, or that which a model of the family was trained on."""
+    from calibrate.family import corpus, store
+    from model.checks import ParameterError
+
+    if text is not None:
+        return corpus.own(text)
+    read = store.log_of(loaded.folder)["corpus"] if (loaded.folder / store.LOG).exists() else {"name": ""}
+    if not read["name"].startswith(corpus.STANDARD):
+        raise ParameterError(f"text must be given for model {loaded.name}, which did not read the standard library: --text FILE")
+    found = corpus.standard_library()
+    if found.checksum != read["checksum"]:
+        print(f"note: model {loaded.name} was trained on other text than the library of Python {found.python}", file=sys.stderr)
+    return found
 
 
 def _sizes(role: str, layers: int | None, hidden: int | None, ffn: int | None) -> dict[str, Any]:

@@ -25,6 +25,7 @@ HELD_OUT = (
     "queue.py", "sched.py", "shelve.py", "statistics.py", "textwrap.py", "tomllib", "wsgiref", "zipapp.py",
 )  # fmt: skip
 """Modules and packages of all kinds, about one part in fourteen of the text."""
+STANDARD = "Python standard library"
 PART = 14
 """Of texts that are not ours, one part in so many is set aside."""
 SUFFIXES = (".md", ".py", ".rst", ".txt")
@@ -39,7 +40,7 @@ class Corpus:
     python: str
     checksum: str
     """Of all paths and texts, sha256: what another version of Python has is another corpus."""
-    name: str = "Python standard library"
+    name: str = STANDARD
 
     @property
     def characters(self) -> int:

@@ -47,19 +47,15 @@ def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE) -> A
 
 def make(
     role: str, size: Size, recipe: Recipe, corpus: Corpus, tokenizer: Any, folder: Path, *, command: str = "", device: str = "cpu",
-    threads: int | None = None, resume: bool = False, report: Report | None = None,
+    resume: bool = False, report: Report | None = None,
 ) -> dict[str, Any]:
     """Train a model and write it to `folder`/`role`; its log. With `resume` what is done already is not done again."""
-    import torch
-
     place, kept = folder / role, folder / f"{role}.kept"
     if resume and (place / store.LOG).exists():
         return store.log_of(place)
     store.refuse_existing(place)
     if kept.exists() and not resume:
         raise ParameterError(f"{kept} is of a training that was broken off; --resume goes on with it, or remove it")
-    if threads is not None:
-        torch.set_num_threads(threads)
     tokens, held_out = vocabulary.encoded(tokenizer, corpus.training), vocabulary.encoded(tokenizer, corpus.held_out)
     model = begun(size, tokenizer.get_vocab_size(), recipe)
     log = training.train(model, tokens, held_out, recipe, kept, device=device, resume=resume, report=report)
