@@ -180,7 +180,7 @@ class Model:
             self.full = kind.from_config(architecture.config, **build).eval()
         self.body = self.full.get_decoder()
         self.layers: list[Any] = list(_first(self.body, "layers", "h", "block"))
-        self.norm = _first(self.body, "norm", "ln_f", "final_layer_norm", "final_layernorm")
+        self.norm = final_norm(self.body)
         self.embedding = self.body.get_input_embeddings()
         self.head = self.full.get_output_embeddings()
         if len(self.layers) != architecture.shape.layers:
@@ -388,6 +388,11 @@ class GraphPass(Pass):
                 layer.cumulative_length.fill_(self.context)
                 if hasattr(layer, "cumulative_length_int"):
                     layer.cumulative_length_int = self.context
+
+
+def final_norm(body: Any) -> Any:
+    """What a decoder's last state goes through before the head; None where it has none."""
+    return _first(body, "norm", "ln_f", "final_layer_norm", "final_layernorm")
 
 
 def _first(module: Any, *names: str) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from calibrate import fit_command, import_cli, layers_command, links_command, report_command
+from calibrate import family_commands, fit_command, import_cli, layers_command, links_command, report_command
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Profiles of hardware: what passes of a model take on a device, imported or measured.",
+    help="Profiles of hardware, imported or measured, and small real models to try methods on.",
     epilog="Start with: calibrate layers --model llama-68m --quick -o profiles",
 )  # fmt: skip
 import_cli.register(app)
@@ -17,6 +17,7 @@ layers_command.register(app)
 links_command.register(app)
 fit_command.register(app)
 report_command.register(app)
+family_commands.register(app)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from model.checks import ParameterError
 
@@ -24,6 +25,10 @@ HELD_OUT = (
     "queue.py", "sched.py", "shelve.py", "statistics.py", "textwrap.py", "tomllib", "wsgiref", "zipapp.py",
 )  # fmt: skip
 """Modules and packages of all kinds, about one part in fourteen of the text."""
+STANDARD = "Python standard library"
+PART = 14
+"""Of texts that are not ours, one part in so many is set aside."""
+SUFFIXES = (".md", ".py", ".rst", ".txt")
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,21 @@ class Corpus:
     python: str
     checksum: str
     """Of all paths and texts, sha256: what another version of Python has is another corpus."""
+    name: str = STANDARD
 
     @property
     def characters(self) -> int:
         """Of the training text."""
         return sum(map(len, self.training.values()))
+
+    def cut(self, characters: int) -> Corpus:
+        """The first modules of both parts, so many characters to train on and a tenth to hold out: enough to try a command."""
+        parts = _first(self.training, characters), _first(self.held_out, characters // 10)
+        return Corpus(*parts, self.python, _checksum(parts[0] | parts[1]), f"{self.name}, its beginning")
+
+    def about(self) -> dict[str, Any]:
+        """What the logs of models say of it."""
+        return {"name": self.name, "python": self.python, "checksum": self.checksum, "characters": self.characters}
 
 
 def standard_library(root: Path | None = None) -> Corpus:
@@ -52,18 +67,67 @@ def standard_library(root: Path | None = None) -> Corpus:
     where = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
     training: dict[str, str] = {}
     held_out: dict[str, str] = {}
-    digest = hashlib.sha256()
     for path in sorted(_modules(where)):
         try:
             text = (where / path).read_text(encoding="utf-8")
         except UnicodeDecodeError:  # a few old modules say what they are written in
             continue
         (held_out if path.parts[0] in HELD_OUT else training)[str(path)] = text
-        digest.update(f"{path}\0{len(text)}\0".encode())
-        digest.update(text.encode())
     if not training or not held_out:
         raise ParameterError(f"no standard library is at {where}, or not its text; give the folder that has random.py in it")
-    return Corpus(training, held_out, platform.python_version(), digest.hexdigest())
+    return Corpus(training, held_out, platform.python_version(), _checksum(training | held_out))
+
+
+def own(path: Path) -> Corpus:
+    """The corpus of a text file, or of the texts in a folder and below it: one part in fourteen is held out.
+
+    Of a file that is its end; of a folder whole files, those whose names have the least sha256: a file more changes little.
+    """
+    if path.is_file():
+        lines = _read(path).splitlines(keepends=True)
+        kept = len(lines) - max(len(lines) // PART, 1)
+        training, held_out = {path.name: "".join(lines[:kept])}, {f"{path.name}, its end": "".join(lines[kept:])}
+    elif path.is_dir():
+        files = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
+        texts = {each.relative_to(path).as_posix(): each for each in files if not _hidden(each.relative_to(path))}
+        by_hash = sorted(texts, key=lambda name: hashlib.sha256(name.encode()).digest())
+        aside = set(by_hash[: max(len(texts) // PART, 1)])
+        training = {name: _read(each) for name, each in texts.items() if name not in aside}
+        held_out = {name: _read(texts[name]) for name in sorted(aside)}
+    else:
+        raise ParameterError(f"text must be a file or a folder, and there is none at {path}")
+    if not any(training.values()) or not any(held_out.values()):
+        kinds = f"two lines of a file, or two files of {', '.join(SUFFIXES)} in a folder"
+        raise ParameterError(f"text must have a part to train on and one to hold out, at least {kinds}; {path.name} has not")
+    return Corpus(training, held_out, platform.python_version(), _checksum(training | held_out), path.resolve().name)
+
+
+def _checksum(texts: dict[str, str]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(texts, key=PurePosixPath):
+        digest.update(f"{path}\0{len(texts[path])}\0".encode())
+        digest.update(texts[path].encode())
+    return digest.hexdigest()
+
+
+def _first(texts: dict[str, str], characters: int) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    for path, text in texts.items():
+        chosen[path] = text[: characters - sum(map(len, chosen.values()))]
+        if sum(map(len, chosen.values())) >= characters:
+            break
+    return chosen
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"text must be in UTF-8, and {path.name} is not: {error.reason} at byte {error.start}") from None
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith((".", "__pycache__")) for part in path.parts)
 
 
 def _modules(root: Path) -> Iterator[PurePosixPath]:

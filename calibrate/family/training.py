@@ -134,43 +134,101 @@ def train(
     import torch
 
     steps = recipe.steps(tokens.size)
+    enough("held-out text", held_out, recipe.length)
     model.to(device).train()
-    optimizers = _optimizers(model, recipe)
-    settings = json.dumps({**asdict(recipe), "tokens": int(tokens.size)}, sort_keys=True)
-    log: dict[str, Any] = {"losses": [], "held_out": []}
-    first, before = 0, 0.0
-    if resume and kept.exists():
-        first, before, log = _restore(kept, model, optimizers, settings)
-    begun = time.perf_counter()
-    last_kept, recent = begun, []
-    for step in range(first, steps):
-        windows = torch.from_numpy(recipe.windows(tokens, step)).to(device)
-        loss = _loss(model, windows)
+
+    def learn(step: int) -> Tensor:
+        loss = _loss(model, torch.from_numpy(recipe.windows(tokens, step)).to(device))
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.rate_at(step, steps)
-            optimizer.step()
-            optimizer.zero_grad()
-        recent.append(loss.detach())
-        if len(recent) == 50 or step + 1 == steps:
-            log["losses"].append([step + 1, round(float(torch.stack(recent).mean()), 4)])
-            if not math.isfinite(log["losses"][-1][1]):
-                where = f"the loss is no number at step {step + 1}"
-                raise ParameterError(f"rate {recipe.rate:g} is too high: {where}; take a lower one")
-            recent = []
-        if report is not None:
-            report(step + 1, steps, f"loss {log['losses'][-1][1]:.3f}" if log["losses"] else "")
-        if time.perf_counter() - last_kept > KEEP_EVERY:
-            log["held_out"].append([step + 1, round(loss_of(model, held_out, recipe.length, device, SEEN), 4)])
-            model.train()
-            _keep(kept, model, optimizers, settings, step + 1, before + time.perf_counter() - begun, log)
-            last_kept = time.perf_counter()
-    log["seconds"] = round(before + time.perf_counter() - begun, 1)
-    kept.unlink(missing_ok=True)
+        return loss.detach()
+
+    def seen() -> float:
+        loss = loss_of(model, held_out, recipe.length, device, SEEN)
+        model.train()
+        return loss
+
+    settings = json.dumps({**asdict(recipe), "tokens": int(tokens.size)}, sort_keys=True)
+    work = Work(model, optimizers_of(model, recipe), learn, seen, lambda step: recipe.rate_at(step, steps), steps, settings)
+    log = work.done(kept, resume=resume, report=report)
     model.eval()
     return log
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is to be done `steps` times over: gradients, and an update of the weights. It can be broken off and gone on with.
+
+    Parameters
+    ----------
+    module, optimizers
+        What is trained, and what updates it.
+    learn
+        Adds the gradients of a step, from 0, to the weights; the loss, detached.
+    seen
+        The loss on held-out text as it is now.
+    rate
+        The rate of a step.
+    settings
+        All that the result follows from, as text: only the same work goes on with what was kept of it.
+    clip
+        The largest norm of all gradients together; None for any.
+    """
+
+    module: Any
+    optimizers: list[Any]
+    learn: Callable[[int], Tensor]
+    seen: Callable[[], float]
+    rate: Callable[[int], float]
+    steps: int
+    settings: str
+    clip: float | None = 1.0
+
+    def done(self, kept: Path, *, resume: bool = False, report: Report | None = None) -> dict[str, Any]:
+        """Do it; the log of losses and seconds. The state is in the file `kept` meanwhile, which goes in the end."""
+        import torch
+
+        log: dict[str, Any] = {"losses": [], "held_out": []}
+        first, before = 0, 0.0
+        if resume and kept.exists():
+            first, before, log = _restore(kept, self.module, self.optimizers, self.settings)
+        begun = time.perf_counter()
+        last_kept, recent = begun, []
+        for step in range(first, self.steps):
+            loss = self.learn(step)
+            if self.clip is not None:
+                torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.rate(step)
+                optimizer.step()
+                optimizer.zero_grad()
+            recent.append(loss)
+            if len(recent) == 50 or step + 1 == self.steps:
+                log["losses"].append([step + 1, round(float(torch.stack(recent).mean()), 4)])
+                _finite(log["losses"][-1][1], step)
+                recent = []
+            if report is not None:
+                report(step + 1, self.steps, f"loss {log['losses'][-1][1]:.3f}" if log["losses"] else "")
+            if time.perf_counter() - last_kept > KEEP_EVERY:
+                log["held_out"].append([step + 1, round(self.seen(), 4)])
+                _finite(log["held_out"][-1][1], step)  # nobody wants to go on from there
+                seconds = before + time.perf_counter() - begun
+                _keep(kept, self.module, self.optimizers, self.settings, step + 1, seconds, log)
+                last_kept = time.perf_counter()
+        log["seconds"] = round(before + time.perf_counter() - begun, 1)
+        kept.unlink(missing_ok=True)
+        return log
+
+
+def _finite(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise ParameterError(f"the loss must be a number, and is {loss} after step {step + 1}: take a lower rate")
+
+
+def enough(what: str, tokens: Tokens, length: int) -> None:
+    """Refuse a text that has not one window."""
+    if tokens.size <= length:
+        raise ParameterError(f"{what} must have at least length+1={length + 1} tokens, got {tokens.size}; give a longer one")
 
 
 def loss_of(model: Any, tokens: Tokens, length: int, device: str = "cpu", windows: int | None = None) -> float:
@@ -195,7 +253,7 @@ def _loss(model: Any, windows: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
-def _optimizers(model: Any, recipe: Recipe) -> list[Any]:
+def optimizers_of(model: Any, recipe: Recipe) -> list[Any]:
     """Muon for the matrices within layers, AdamW for the rest."""
     import torch
 
@@ -237,12 +295,18 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
             about = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
     except (SafetensorError, OSError) as error:
-        raise ParameterError(f"{kept.name} cannot be read, and nothing goes on from it: {error}; train without --resume") from None
+        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {error}; remove it and begin anew") from None
+    if not about or not {"settings", "step", "seconds", "log"} <= about.keys():
+        raise ParameterError(f"{kept.name} was not kept by a training; remove it and begin anew")
     if about["settings"] != settings:
         raise ParameterError(
-            f"{kept.name} is of another training: {about['settings']}, now asked for {settings}; give the same settings, or train"
-            " without --resume"
+            f"{kept.name} is of another training: {about['settings']}, now asked for {settings}; give the same settings, or"
+            " remove it and begin anew"
         )
+    for name, parameter in model.named_parameters():
+        shape = tuple(tensors[f"model.{name}"].shape) if f"model.{name}" in tensors else None
+        if shape != tuple(parameter.shape):
+            raise ParameterError(f"{kept.name} is of another model: {name} must be of {tuple(parameter.shape)}, got {shape}")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])

@@ -1,10 +1,11 @@
-"""The tokens of the family: byte pairs learnt on the training corpus, one tokenizer for all models."""
+"""The tokens of the family: byte pairs learnt on the training corpus, one tokenizer for all models of a directory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from calibrate.family.corpus import Corpus
+from model import checks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -12,12 +13,15 @@ if TYPE_CHECKING:
 END = "<|end|>"
 """Ends a module, and a text that a model writes. Its number is 0."""
 SIZE = 1024
+LEAST, MOST = 257, 65536
+"""All bytes and END; and no more than small models can have any use for."""
 
 
 def learnt(corpus: Corpus, size: int = SIZE) -> Any:
     """A tokenizer of the `tokenizers` library, with `size` tokens; bytes are its letters, so that it can write any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    checks.whole("vocabulary", size, LEAST, MOST)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -26,6 +30,14 @@ def learnt(corpus: Corpus, size: int = SIZE) -> Any:
     )
     tokenizer.train_from_iterator(corpus.training.values(), trainer)
     return tokenizer
+
+
+def wrapped(tokenizer: Any, positions: int) -> Any:
+    """The same as transformers takes it, for a model of so many positions: texts come back letter by letter."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind: Any = PreTrainedTokenizerFast
+    return kind(tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False, model_max_length=positions)
 
 
 def encoded(tokenizer: Any, texts: dict[str, str]) -> NDArray[Any]:

@@ -1,0 +1,300 @@
+"""Models as directories: those of the family, made here, and any other that transformers reads. Only safetensors are loaded.
+
+A directory of the family holds `config.json` and `model.safetensors` (half precision), its tokenizer, and `training.json`: how it
+was made, on which text, and what it is worth. `AutoModelForCausalLM` and `AutoTokenizer` read it. Whatever is loaded is in float32
+and checked; code that comes with a model is never run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model import checks
+from model.checks import ParameterError
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensor = torch.Tensor
+
+MODELS = Path(__file__).parent / "models"
+CONFIG, WEIGHTS, INDEX, LOG, HEADS = (
+    "config.json", "model.safetensors", "model.safetensors.index.json", "training.json", "heads.safetensors",
+)  # fmt: skip
+OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
+"""What weights come in too, and what may run anything when it is read."""
+SCHEMA = "decodesim.model/1"
+WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+"""What is fetched from the hub: weights, settings and tokenizers, no code."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A decoder-only model in float32 with its tokenizer, in evaluation mode."""
+
+    name: str
+    folder: Path
+    model: Any
+    tokenizer: Any
+    checksum: str
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers it has."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def hidden(self) -> int:
+        """How wide its states are."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of its output matrix."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def positions(self) -> int:
+        """The longest text that it was made for."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or checks.MAX_TOKENS)
+
+    def tokens(self, texts: dict[str, str]) -> Any:
+        """The tokens of all texts, one behind the other with the end of text between where there is one, shape (tokens,)."""
+        import numpy as np
+
+        end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+        with quiet():  # it warns that a whole module is longer than the model reads at once
+            found = self.tokenizer([*texts.values()], add_special_tokens=False)["input_ids"]
+        return np.concatenate([np.array([*each, *end], dtype=np.int64) for each in found])
+
+
+def bundled(name: str) -> Path:
+    """The directory of a model of the family that comes with the package.
+
+    >>> bundled("targt")
+    Traceback (most recent call last):
+        ...
+    model.checks.ParameterError: unknown model of the family 'targt'; ...
+    """
+    checks.one_of("model of the family", name, names())
+    return MODELS / name
+
+
+def names() -> list[str]:
+    """The models of the family that come with the package."""
+    return sorted(path.parent.name for path in MODELS.glob(f"*/{CONFIG}"))
+
+
+def found(model: str) -> Path:
+    """Where a model is: a directory, the name of one of the family, or OWNER/NAME of the hub, which alone asks the network."""
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if model in names():
+        return bundled(model)
+    if path.is_absolute() or model.startswith(".") or model.count("/") != 1 or not all(model.split("/")) or path.exists():
+        known = f"a directory, one of the family ({', '.join(names()) or 'none is here'}) or OWNER/NAME of the hub"
+        raise ParameterError(f"model must be {known}, and {checks.shown(model)} is none")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=[*WANTED], ignore_patterns=["*/*"]))
+    except Exception as error:  # whatever a network can do
+        raise ParameterError(f"model {model} could not be had from the hub: {line(error)}; give a directory instead") from None
+
+
+def checksum(folder: Path) -> str:
+    """Of a model's weights, sha256: heads and logs say by it whose they are. Of several files, one after the other."""
+    digest = hashlib.sha256()
+    for path in weights(folder):
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def weights(folder: Path) -> list[Path]:
+    """The files that hold a model's weights, in the order of their names."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        mapping = table(folder / INDEX).get("weight_map")
+        if not isinstance(mapping, dict) or not all(isinstance(name, str) for name in mapping.values()):
+            raise ParameterError(f"{INDEX} of {folder.name} must have a weight_map of files by tensor; fetch the model again")
+        paths = [folder / name for name in sorted(set(mapping.values()))]
+        for path in paths:
+            if path.parent != folder or path.suffix != ".safetensors" or not path.is_file():
+                raise ParameterError(f"{INDEX} of {folder.name} names {path.name}, which must be a safetensors file beside it")
+        return paths
+    others = sorted(path.name for path in folder.glob("*") if path.suffix in OTHERS)
+    instead = f", and only {', '.join(others)}, which are not read" if others else ""
+    raise ParameterError(f"{folder.name} has no {WEIGHTS}{instead}; only safetensors are loaded: convert it with save_pretrained")
+
+
+def load(model: str | Path, device: str = "cpu") -> Loaded:
+    """Load a decoder-only model and its tokenizer: a directory, the name of one of the family, or OWNER/NAME of the hub."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = found(str(model))
+    name = folder.resolve().name if Path(model).is_dir() else str(model)
+    _config(folder, name)
+    files = weights(folder)
+    kind: Any = AutoModelForCausalLM
+    ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    with quiet():
+        try:
+            built, said = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **ours)
+        except Exception as error:  # a truncated file, sizes that do not fit, a type of model that has no output
+            names_of = ", ".join(path.name for path in files)
+            raise ParameterError(f"model {name} cannot be loaded from {names_of}: {line(error)}; fetch or make it again") from None
+        if said["missing_keys"]:
+            lacks = sorted(said["missing_keys"])
+            raise ParameterError(f"model {name} lacks {len(lacks)} tensors that its config.json asks for, such as {lacks[0]}")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **ours)
+        except Exception as error:  # none there, or one that needs code of its own
+            what = f"model {name} has no tokenizer that can be loaded: {line(error)}"
+            raise ParameterError(f"{what}; put tokenizer.json beside it") from None
+    finite(name, built.named_parameters())
+    result = Loaded(name, folder, built.to(device).eval(), tokenizer, checksum(folder))
+    if len(tokenizer) > result.vocabulary:
+        bound = f"tokens of model {name} must be at most its vocabulary={result.vocabulary}"
+        raise ParameterError(f"{bound}, got a tokenizer of {len(tokenizer)}; it is another model's")
+    return result
+
+
+def finite(name: str, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """Refuse tensors that are not all numbers."""
+    for tensor, value in tensors:
+        bad = int((~value.isfinite()).sum())
+        if bad:
+            bound = f"{tensor} of {name} must be finite, and {bad} of its {value.numel()} numbers are not"
+            raise ParameterError(f"{bound}; fetch or make it again")
+
+
+def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
+    """Write a model in half precision with its tokenizer and log to a new directory, whole or not at all.
+
+    `tokenizer` is one of transformers, or of `tokenizers` as `vocabulary.learnt` gives it.
+    """
+    from calibrate.family import vocabulary
+
+    refuse_existing(folder)
+    half = copy.deepcopy(model).cpu().half()
+    finite(f"{folder.name} in half precision", half.named_parameters())
+    if not hasattr(tokenizer, "save_pretrained"):
+        tokenizer = vocabulary.wrapped(tokenizer, half.config.max_position_embeddings)
+    with whole(folder) as part, quiet():
+        part.mkdir()
+        half.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        (part / LOG).write_text(json.dumps({"schema": SCHEMA, **log}, indent=1) + "\n", encoding="utf-8")
+
+
+def halved(model: Any) -> None:
+    """Round the weights to half precision, in place: what is said of a model is said of the weights that are saved."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half().to(parameter.dtype))
+
+
+def log_of(folder: Path) -> dict[str, Any]:
+    """What a model's directory says of how it was made."""
+    said = table(folder / LOG)
+    if said.get("schema") != SCHEMA:
+        raise ParameterError(f"{LOG} of {folder.name} must be of schema {SCHEMA}, got {checks.shown(said.get('schema'))}")
+    return said
+
+
+def refuse_existing(path: Path) -> None:
+    """Nothing that is there is written over."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ParameterError(f"{path} is there already; remove it, or choose another place with -o")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write a file or a directory to; it is put there in the end, or nothing is left of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """Of what models are made with."""
+    import platform
+
+    import tokenizers
+
+    from calibrate import adapter
+
+    return {"python": platform.python_version(), **adapter.versions(), "tokenizers": tokenizers.__version__}
+
+
+def _config(folder: Path, name: str) -> None:
+    """Refuse what is no decoder-only model, or none without code of its own, before anything large is read."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    said = table(folder / CONFIG)
+    kind = said.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        if "auto_map" in said:
+            own = f"model {name} is of type {checks.shown(kind)} and would run code of its own (auto_map), which is never done"
+            raise ParameterError(f"{own}; take a type that transformers has")
+        raise ParameterError(f"{CONFIG} of model {name} must have a model_type of transformers, got {checks.shown(kind)}")
+    if said.get("is_encoder_decoder"):
+        raise ParameterError(f"model {name} must be decoder-only, and {kind} has an encoder")
+
+
+def table(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ParameterError(f"{path.parent.name} has no {path.name}; give a model in the format of transformers") from None
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{path.name} of {path.parent.name} cannot be read as JSON: {line(error)}") from None
+    if not isinstance(said, dict):
+        raise ParameterError(f"{path.name} of {path.parent.name} must be a table of keys, got {checks.shown(said)}")
+    return said
+
+
+def line(error: Exception) -> str:
+    """The first line that an error says, without the full stop."""
+    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The library's bars and warnings go meanwhile: what matters of them is said as an error."""
+    from transformers.utils import logging as library
+
+    logging: Any = library
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

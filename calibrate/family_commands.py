@@ -1,0 +1,241 @@
+"""`calibrate train` and `calibrate heads`: small models of the family, and exit heads of any model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.command import guarded, numbers, progress
+
+if TYPE_CHECKING:
+    from calibrate.family.corpus import Corpus
+    from calibrate.family.store import Loaded
+
+_QUICK_TEXT = 40_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command("train")(train)
+    app.command("heads")(heads)
+
+
+@guarded
+def train(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the tokenizer; each model gets one below it.")],
+    role: Annotated[str, typer.Option(help="Which models, with commas between.")] = "target,medium,draft",
+    layers: Annotated[int | None, typer.Option(help="A size of your own, with --hidden, --ffn and one --role.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="How wide it is: a multiple of 32.")] = None,
+    ffn: Annotated[int | None, typer.Option(help="How wide the middle of its feed-forward parts is.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often the text is read. Default: 3.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows of an update. Default: 8.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a window, and positions of the model. Default: 512.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.006.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights and order. Default: 0.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Tokens that are learnt, once for the directory. Default: 1024.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file, or a folder of them. Default: the standard library.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu: weights are the same again with as many.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of lines.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Train small decoder-only models with one tokenizer on the source of the Python standard library; half precision is written.
+
+    calibrate train -o family --threads 1
+
+    calibrate train -o family --role target --epochs 3 --threads 1 --resume
+
+    calibrate train -o mine --role tiny --layers 2 --hidden 64 --ffn 172 --text notes --vocabulary 512
+    """
+    from calibrate.family import corpus, making, training
+    from calibrate.family.vocabulary import SIZE
+
+    sizes = _sizes(role, layers, hidden, ffn)
+    given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
+    small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64, "warm_up": 10} if quick else {}
+    recipe = training.Recipe(**small | {key: value for key, value in given.items() if value is not None})
+    where = _device(device, threads)
+    read = corpus.standard_library() if text is None else corpus.own(text)
+    read = read.cut(_QUICK_TEXT) if quick else read
+    note = _note(read) if text is None and not quick else ""
+    tokenizer = making.tokenizer_of(out, read, SIZE if vocabulary is None else vocabulary)
+    logs = {}
+    said = {"vocabulary": vocabulary, "text": None if text is None else read.name, "threads": threads}
+    for name, size in sizes.items():
+        command = _command(name, None if layers is None else size, recipe, said) + (" --quick" if quick else "")
+        with _resumable(), progress(quiet, name) as bar:
+            logs[name] = making.make(
+                name, size, recipe, read, tokenizer, out, command=command, device=where, resume=resume, report=bar,
+            )  # fmt: skip
+        if not as_json:
+            print(_trained(name, logs[name], out / name))
+    if as_json:
+        models = {name: log | {"folder": str(out / name)} for name, log in logs.items()}
+        print(json.dumps({"note": note, "models": models}, indent=2))
+    elif note:
+        print(note, file=sys.stderr)
+
+
+@guarded
+def heads(
+    model: Annotated[str, typer.Option(help="A directory, one of the family (target), or OWNER/NAME of the hub.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File. Default: heads.safetensors beside the weights.")] = None,
+    settings: Annotated[str, typer.Option(help="own, or paper: Table 4 of the paper on pipelined decoding.")] = "own",
+    layers: Annotated[str | None, typer.Option(help="With commas between. Default: all but the last.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often the text is read. Default: 1; of the paper: 3.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows of an update. Default: 16; of the paper: 128.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a window, at most. Default: 512; of the paper: 2048.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.001; of the paper: 2e-05.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the order of windows. Default: 0.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Train an exit head for every layer of a frozen model, side by side, and say how often they foretell what the model writes.
+
+    calibrate heads --model target -o heads.safetensors
+
+    calibrate heads --model my-llama --settings paper --text articles --layers 10,16,20
+    """
+    from dataclasses import replace
+
+    from calibrate.family import heads as work
+    from calibrate.family import store
+    from model import checks
+
+    checks.one_of("settings", settings, work.SETTINGS)
+    given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
+    small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64} if quick else {}
+    wanted = replace(work.SETTINGS[settings], **small | {key: value for key, value in given.items() if value is not None})
+    chosen = None if layers is None else numbers("layers", layers)
+    where = _device(device, threads)
+    path = store.found(model) / store.HEADS if out is None else out
+    loaded = store.load(model, where)
+    read = _text(loaded, text)
+    read = read.cut(_QUICK_TEXT) if quick else read
+    said = {"settings": settings, **given, "layers": layers, "text": None if text is None else read.name}
+    words = [f"--{key} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
+    command = " ".join(["calibrate heads --model", loaded.name, *words])
+    with _resumable(), progress(quiet, "heads") as bar:
+        about = work.train(loaded, read, wanted, path, layers=chosen, command=command, resume=resume, report=bar)
+    if as_json:
+        print(json.dumps(about | {"file": str(path)}, indent=2))
+        return
+    print("\n".join(_foretold(about)))
+    print(path)
+
+
+def _foretold(about: dict[str, Any]) -> Iterator[str]:
+    """A table of what heads are worth, the common one and the trained one of each layer."""
+    kind = f"measured on {about['corpus']['held_out_tokens']} held-out tokens"
+    yield f"{about['name']}: loss [nats per token] and how often the model's own token is among the first 1, 3, 5; {kind}"
+    yield f"{'layer':>5}{'common head':>34}{'trained head':>34}"
+    rows = {(row["head"], row["layer"]): row for row in about["results"]}
+    for layer in sorted({layer for _, layer in rows}):
+        cells = [rows[head, layer] for head in ("common", "trained")]
+        yield f"{layer:>5}" + "".join(
+            f"{row['loss']:>10.3f}{row['top_1']:>8.3f}{row['top_3']:>8.3f}{row['top_5']:>8.3f}" for row in cells
+        )
+    yield f"the model's own loss: {about['held_out_loss']:.3f}"
+
+
+def _device(device: str | None, threads: int | None) -> str:
+    """The device to work on, with so many threads of torch."""
+    from calibrate import machine
+    from model import checks
+
+    if threads is not None:
+        checks.whole("threads", threads, 1)
+    where = machine.chosen(device)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    return where
+
+
+def _text(loaded: Loaded, text: Path | None) -> Corpus:
+    """The text given, or that which a model of the family was trained on."""
+    from calibrate.family import corpus, store
+    from model.checks import ParameterError
+
+    if text is not None:
+        return corpus.own(text)
+    read = store.log_of(loaded.folder)["corpus"] if (loaded.folder / store.LOG).exists() else {"name": ""}
+    if not read["name"].startswith(corpus.STANDARD):
+        raise ParameterError(f"text must be given for model {loaded.name}, which did not read the standard library: --text FILE")
+    found = corpus.standard_library()
+    if found.checksum != read["checksum"]:
+        print(f"note: model {loaded.name} was trained on other text than the library of Python {found.python}", file=sys.stderr)
+    return found
+
+
+def _sizes(role: str, layers: int | None, hidden: int | None, ffn: int | None) -> dict[str, Any]:
+    from calibrate.family.training import FAMILY, Size
+    from model import checks
+    from model.checks import ParameterError
+
+    roles = [each.strip() for each in role.split(",")]
+    if (layers, hidden, ffn) == (None, None, None):
+        for each in roles:
+            checks.one_of("role", each, FAMILY)
+        return {each: FAMILY[each] for each in roles}
+    if layers is None or hidden is None or ffn is None:
+        raise ParameterError("layers, hidden and ffn must be given all three, or none of them for the sizes of the family")
+    if len(roles) != 1 or not roles[0].replace("-", "").replace("_", "").isalnum():
+        raise ParameterError(f"role must be one name of letters, digits, - and _ for a model of your own, got {checks.shown(role)}")
+    return {roles[0]: Size(layers, hidden, ffn)}
+
+
+def _command(role: str, size: Any, recipe: Any, said: dict[str, Any]) -> str:
+    """The command that gives these weights again, with all that they follow from and without anybody's paths."""
+    parts = [f"calibrate train -o family --role {role}"]
+    parts += [f"--layers {size.layers} --hidden {size.hidden} --ffn {size.ffn}"] if size is not None else []
+    parts += [f"--{name} {getattr(recipe, name):g}" for name in ("epochs", "batch", "length", "rate", "seed")]
+    parts += [f"--{name} {value}" for name, value in said.items() if value is not None]
+    return " ".join(parts)
+
+
+def _note(read: Corpus) -> str:
+    """Whether the text is the one that the bundled models were trained on: another version of Python has another."""
+    from calibrate.family import store
+
+    if "target" not in store.names():
+        return ""
+    pinned = store.log_of(store.bundled("target"))["corpus"]
+    if pinned["checksum"] == read.checksum:
+        return "note: the text is that of the bundled family"
+    return (
+        f"note: this is the library of Python {read.python}, {read.characters} characters, and the bundled family read that of"
+        f" Python {pinned['python']}, {pinned['characters']} characters: weights and losses will be others"
+    )
+
+
+def _trained(name: str, log: dict[str, Any], folder: Path) -> str:
+    size = log["size"]
+    return (
+        f"{name}: {size['layers']} layers of {size['hidden']}, {log['parameters']} parameters;"
+        f" held-out loss {log['held_out_loss']:.4f} nats per token (measured, {log['corpus']['held_out_tokens']} tokens),"
+        f" {log['seconds']:.0f} s; {folder}"
+    )
+
+
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None

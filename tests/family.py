@@ -1,0 +1,67 @@
+"""Tiny models for the tests of the family: 300 tokens, a layer or three of 32, some thousand letters of text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from typer.testing import CliRunner
+
+from calibrate.cli import app
+from calibrate.family import corpus, making, vocabulary
+from calibrate.family.training import Recipe, Size
+
+TINY = Size(3, 32, 64)
+RECIPE = Recipe(epochs=1, batch=4, length=32, warm_up=5)
+
+
+def text() -> corpus.Corpus:
+    return corpus.standard_library().cut(12_000)
+
+
+def made(folder: Path, role: str = "tiny", size: Size = TINY, recipe: Recipe = RECIPE, **more: Any) -> Path:
+    """A trained model in a directory of its own, with the tokenizer of the folder."""
+    read = text()
+    making.make(role, size, recipe, read, making.tokenizer_of(folder, read, 300), folder, **more)
+    return folder / role
+
+
+def tokens(read: corpus.Corpus) -> tuple[Any, Any, Any]:
+    """A tokenizer and the tokens of both parts."""
+    tokenizer = vocabulary.learnt(read, 300)
+    return tokenizer, vocabulary.encoded(tokenizer, read.training), vocabulary.encoded(tokenizer, read.held_out)
+
+
+def broken(folder: Path, name: str, how: Any) -> None:
+    """Change one tensor of a model's weights."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name] = how(tensors[name])
+    save_file(tensors, path, {"format": "pt"})
+
+
+def config(folder: Path, **changes: Any) -> None:
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | changes))
+
+
+def told(*arguments: str) -> str:
+    """What a command that must fail says: one line, exit code 2, no traceback, nothing on stdout."""
+    done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == 2, (done.exit_code, done.stdout, done.stderr, done.exception)
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def states(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
+
+

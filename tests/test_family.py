@@ -1,0 +1,537 @@
+"""The family: text, tokens, training that can be broken off, and models as directories that refuse what is broken."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from calibrate.cli import app
+from calibrate.family import corpus, making, store, training, vocabulary
+from calibrate.family.training import FAMILY, Recipe, Size
+from model.checks import ParameterError
+from tests import family
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def read() -> corpus.Corpus:
+    return family.text()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model; tests that change one take a copy."""
+    return family.made(tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture
+def copied(kept: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kept, tmp_path / "tiny"))
+
+
+# The text
+
+
+def test_held_out_modules_are_in_no_training_text() -> None:
+    found = corpus.standard_library()
+    assert not set(found.training) & set(found.held_out)
+    assert {Path(path).parts[0] for path in found.held_out} == set(corpus.HELD_OUT)
+    for path in found.training:
+        assert Path(path).parts[0] not in corpus.HELD_OUT
+    part = sum(map(len, found.held_out.values())) / found.characters
+    assert part == pytest.approx(1 / 14, rel=0.2), "said to be one part in fourteen"
+
+
+def test_any_change_of_the_library_changes_its_checksum(tmp_path: Path) -> None:
+    for name, text in (("csv.py", "rows\n"), ("random.py", "dice\n")):
+        (tmp_path / name).write_text(text)
+    first = corpus.standard_library(tmp_path)
+    assert corpus.standard_library(tmp_path).checksum == first.checksum
+    for name, text in (("csv.py", "row\n"), ("random.py", "Dice\n")):
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text)
+        assert corpus.standard_library(tmp_path).checksum != first.checksum
+        (tmp_path / name).write_text(before)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "left_out.py").write_text("not read\n")
+    assert corpus.standard_library(tmp_path) == first
+
+
+def test_one_file_is_split_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "poem.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(140)))
+    found = corpus.own(path)
+    (begin,), (end,) = found.training.values(), found.held_out.values()
+    assert begin + end == path.read_text()
+    assert end.count("\n") == 10
+
+
+def test_a_folder_holds_whole_files_out_and_a_file_more_moves_few(tmp_path: Path) -> None:
+    for number in range(42):
+        (tmp_path / f"{number}.md").write_text(f"text {number}\n")
+    (tmp_path / "picture.png").write_bytes(b"\xff\xfe")
+    (tmp_path / ".hidden.md").write_text("not read\n")
+    found = corpus.own(tmp_path)
+    assert (len(found.training), len(found.held_out)) == (39, 3)
+    assert not set(found.training) & set(found.held_out)
+    (tmp_path / "more.md").write_text("more\n")
+    assert len(set(corpus.own(tmp_path).held_out) & set(found.held_out)) >= 2
+
+
+def test_the_beginning_of_a_text_is_its_beginning(read: corpus.Corpus) -> None:
+    whole = corpus.standard_library()
+    assert read.characters == 12_000
+    for part, all_of_it in ((read.training, whole.training), (read.held_out, whole.held_out)):
+        assert all(all_of_it[path].startswith(text) for path, text in part.items())
+    assert read.checksum != whole.checksum
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path / "nothing", "text must be a file or a folder"),
+        (lambda path: path, "text must have a part to train on and one to hold out"),
+        (lambda path: _written(path / "one.txt", b"a single line"), "text must have a part"),
+        (lambda path: _written(path / "latin.txt", b"caf\xe9\n" * 20), "text must be in UTF-8"),
+    ],
+)
+def test_texts_that_are_none_are_refused(tmp_path: Path, make: Any, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        corpus.own(make(tmp_path))
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+# The tokens
+
+
+def test_every_text_comes_back_letter_by_letter(kept: Path, read: corpus.Corpus) -> None:
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    ours = Tokenizer.from_file(str(kept.parent / making.TOKENIZER))
+    theirs = AutoTokenizer.from_pretrained(kept)
+    assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == (vocabulary.END, 0, 300)
+    samples = [*read.training.values(), *read.held_out.values(), " a  b\t\r\n\n  ", "ß日本 🦊\x00", "don 't , stop ."]
+    for text in samples:
+        numbers = ours.encode(text, add_special_tokens=False).ids
+        assert theirs(text)["input_ids"] == numbers
+        assert theirs.decode(numbers) == text
+
+
+def test_tokens_of_all_texts_end_each_with_the_end(read: corpus.Corpus) -> None:
+    tokenizer, numbers, _ = family.tokens(read)
+    assert (numbers == 0).sum() == len(read.training)
+    assert numbers[-1] == 0
+    parts = np.split(numbers, np.flatnonzero(numbers == 0)[:-1] + 1)
+    assert [tokenizer.decode(part[:-1].tolist()) for part in parts] == [*read.training.values()]
+
+
+def test_a_directory_has_one_tokenizer_and_one_text(tmp_path: Path, read: corpus.Corpus) -> None:
+    first = making.tokenizer_of(tmp_path, read, 300)
+    again = making.tokenizer_of(tmp_path, read, 300)
+    assert first.get_vocab() == again.get_vocab()
+    with pytest.raises(ParameterError, match="must be of the same text: checksum is"):
+        making.tokenizer_of(tmp_path, corpus.standard_library().cut(13_000), 300)
+    with pytest.raises(ParameterError, match="vocabulary is 301, and was 300"):
+        making.tokenizer_of(tmp_path, read, 301)
+    (tmp_path / making.TOKENIZER).write_text("{")
+    with pytest.raises(ParameterError, match=r"tokenizer\.json of .* cannot be read"):
+        making.tokenizer_of(tmp_path, read, 300)
+
+
+# Training
+
+
+def test_windows_of_an_epoch_are_all_of_the_text_once() -> None:
+    recipe, numbers = Recipe(batch=2, length=5), np.arange(52)
+    seen = np.concatenate([recipe.windows(numbers, step) for step in range(5)])
+    assert (np.diff(seen) == 1).all()
+    assert np.unique(seen[:, :-1]).size == 50, "ten windows of five that do not overlap"
+    others = np.concatenate([recipe.windows(numbers, step) for step in range(5, 10)])
+    assert seen[:, 0].tolist() != others[:, 0].tolist()
+    assert np.array_equal(recipe.windows(numbers, 3), recipe.windows(numbers, 3))
+
+
+class BrokenOffError(Exception):
+    """Somebody pulled the plug."""
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_broken_off_training_ends_with_the_same_weights(stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    recipe = replace(family.RECIPE, epochs=0.3)
+    whole = family.made(tmp_path / "whole", recipe=recipe)
+
+    def pull(step: int, steps: int, at: str) -> None:
+        assert steps > 8
+        if step == stop + 1:
+            raise BrokenOffError
+
+    with pytest.raises(BrokenOffError):
+        family.made(tmp_path / "parts", recipe=recipe, report=pull)
+    assert not (tmp_path / "parts" / "tiny").exists()
+    with pytest.raises(ParameterError, match="broken off; --resume goes on with it"):
+        family.made(tmp_path / "parts", recipe=recipe)
+    seen: list[int] = []
+    parts = family.made(tmp_path / "parts", recipe=recipe, resume=True, report=lambda step, *_: seen.append(step))
+    assert seen[0] == stop + 1, "what was done is not done again"
+    assert parts.joinpath(store.WEIGHTS).read_bytes() == whole.joinpath(store.WEIGHTS).read_bytes()
+    assert store.log_of(parts)["held_out_loss"] == store.log_of(whole)["held_out_loss"]
+    assert not list((tmp_path / "parts").glob("*.kept*"))
+
+
+def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    recipe = replace(family.RECIPE, epochs=0.2)
+
+    def pull(step: int, *_: object) -> None:
+        if step == 2:
+            raise BrokenOffError
+
+    with pytest.raises(BrokenOffError):
+        family.made(tmp_path, recipe=recipe, report=pull)
+    with pytest.raises(ParameterError, match="is of another training"):
+        family.made(tmp_path, recipe=replace(recipe, seed=1), resume=True)
+    with pytest.raises(ParameterError, match=r"is of another model: .* must be of \(300, 64\), got \(300, 32\)"):
+        family.made(tmp_path, recipe=recipe, size=Size(3, 64, 64), resume=True)
+    place = tmp_path / "tiny.kept"
+    place.write_bytes(place.read_bytes()[:1000])
+    with pytest.raises(ParameterError, match="cannot be read"):
+        family.made(tmp_path, recipe=recipe, resume=True)
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_training_learns_and_says_what_the_saved_weights_are_worth(kept: Path, read: corpus.Corpus) -> None:
+    log = store.log_of(kept)
+    _, numbers, held_out = family.tokens(read)
+    assert log["corpus"] == read.about() | {"tokens": numbers.size, "held_out_tokens": held_out.size}
+    fresh = making.begun(family.TINY, 300, family.RECIPE)
+    before = training.loss_of(fresh, held_out, 32)
+    assert before == pytest.approx(math.log(300), abs=0.1), "weights that know nothing"
+    loaded = store.load(kept)
+    after = training.loss_of(loaded.model, held_out, 32)
+    assert after == pytest.approx(log["held_out_loss"], abs=1e-5)
+    assert after < before - 0.5
+    assert log["parameters"] == sum(each.numel() for each in loaded.model.parameters())
+    assert log["source"] == "measured"
+    assert loaded.tokens(read.held_out).tolist() == held_out.tolist()
+
+
+def test_the_mean_loss_is_that_of_every_token_alone(read: corpus.Corpus) -> None:
+    model = making.begun(family.TINY, 300, family.RECIPE).eval()
+    numbers = np.arange(100, 231) % 300
+    alone = []
+    for start in range(0, 128, 32):
+        row = torch.from_numpy(numbers[start : start + 33])[None]
+        with torch.no_grad():
+            chances = model(row[:, :-1]).logits.double().log_softmax(-1)[0]
+        alone += [-float(chances[place, row[0, place + 1]]) for place in range(32)]
+    assert training.loss_of(model, numbers, 32) == pytest.approx(np.mean(alone), rel=1e-6)
+
+
+def test_a_rate_that_blows_up_is_told_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="take a lower rate"):
+        family.made(tmp_path, recipe=replace(family.RECIPE, rate=1e30))
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
+    model = making.begun(family.TINY, 300, family.RECIPE)
+    some, none = np.zeros(500, np.int64), np.zeros(32, np.int64)
+    with pytest.raises(ParameterError, match="at least batch\\*length\\+1=129 tokens, got 128"):
+        training.train(model, some[:128], some, family.RECIPE, Path("unused"))
+    with pytest.raises(ParameterError, match="held-out text must have at least length\\+1=33 tokens, got 32"):
+        training.train(model, some, none, family.RECIPE, Path("unused"))
+
+
+def test_the_sizes_of_the_family_fit_their_room() -> None:
+    """Half precision and heads for every layer of the target but the last, under 24 MB all together."""
+    numbers = 0
+    for role, size in (*FAMILY.items(), ("aligned", FAMILY["draft"])):
+        with torch.device("meta"):
+            from transformers import LlamaForCausalLM
+
+            numbers += sum(each.numel() for each in LlamaForCausalLM(size.config(vocabulary.SIZE, 512)).parameters())
+        if role == "target":
+            numbers += (size.layers - 1) * vocabulary.SIZE * size.hidden
+    assert 2 * numbers < 24e6
+
+
+# Directories
+
+
+def test_what_is_saved_is_what_is_loaded_rounded_to_half(kept: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = making.begun(family.TINY, 300, family.RECIPE)
+    store.save(model, store.load(kept).tokenizer, {"role": "none"}, tmp_path / "one")
+    assert all(value.dtype is torch.float16 for value in family.states(tmp_path / "one").values())
+    back = store.load(tmp_path / "one").model
+    for name, value in model.named_parameters():
+        assert torch.equal(back.get_parameter(name), value.half().float())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    assert theirs.dtype is torch.float16
+    store.halved(model)
+    line = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(model.eval()(line).logits, back(line).logits)
+
+
+def test_nothing_is_written_over_or_half(kept: Path, tmp_path: Path) -> None:
+    loaded = store.load(kept)
+    with pytest.raises(ParameterError, match="is there already"):
+        store.save(loaded.model, loaded.tokenizer, {}, kept)
+    with torch.no_grad():
+        next(loaded.model.parameters())[0, 0] = 1e6  # no half
+    with pytest.raises(ParameterError, match=r"embed_tokens.weight of big in half precision must be finite, and 1 of its 9600"):
+        store.save(loaded.model, loaded.tokenizer, {}, tmp_path / "big")
+    assert not list(tmp_path.iterdir())
+
+    class Bad:
+        def save_pretrained(self, folder: Path) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        store.save(store.load(kept).model, Bad(), {}, tmp_path / "half")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checksum_is_of_the_weights_alone(kept: Path, copied: Path) -> None:
+    import hashlib
+
+    assert store.checksum(kept) == hashlib.sha256((kept / store.WEIGHTS).read_bytes()).hexdigest()
+    (copied / store.LOG).unlink()
+    assert store.checksum(copied) == store.checksum(kept)
+    family.broken(copied, "model.norm.weight", lambda value: value + 0.5)
+    assert store.checksum(copied) != store.checksum(kept)
+
+
+def test_weights_in_several_files_are_read_too(kept: Path, copied: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    shutil.rmtree(copied)
+    AutoModelForCausalLM.from_pretrained(kept).save_pretrained(copied, max_shard_size="40KB")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(kept / name, copied)
+    files = store.weights(copied)
+    assert len(files) > 1
+    one, other = store.load(kept).model.state_dict(), store.load(copied).model.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    files[0].unlink()
+    with pytest.raises(ParameterError, match="which must be a safetensors file beside it"):
+        store.load(copied)
+
+
+def _pickle(folder: Path) -> None:
+    torch.save(family.states(folder), folder / "pytorch_model.bin")
+    (folder / store.WEIGHTS).unlink()
+
+
+def _cut(folder: Path) -> None:
+    path = folder / store.WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _lack(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = family.states(folder)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / store.WEIGHTS, {"format": "pt"})
+
+
+BAD = {
+    "nan": (lambda path: family.broken(path, "model.norm.weight", lambda value: value * math.nan), "model.norm.weight of tiny"),
+    "inf": (lambda path: family.broken(path, "model.norm.weight", lambda value: value / 0), "32 of its 32 numbers are not"),
+    "truncated": (_cut, "model tiny cannot be loaded from model.safetensors"),
+    "lacking": (_lack, "lacks 1 tensors that its config.json asks for, such as model.layers.1.mlp.up_proj.weight"),
+    "sizes": (lambda path: family.config(path, hidden_size=64), "model tiny cannot be loaded"),
+    "pickle": (_pickle, "only pytorch_model.bin, which are not read; only safetensors are loaded"),
+    "no weights": (lambda path: (path / store.WEIGHTS).unlink(), "tiny has no model.safetensors; only safetensors"),
+    "no config": (lambda path: (path / "config.json").unlink(), "tiny has no config.json"),
+    "config": (lambda path: (path / "config.json").write_text("{"), "config.json of tiny cannot be read as JSON"),
+    "list": (lambda path: (path / "config.json").write_text("[]"), "must be a table of keys"),
+    "type": (lambda path: family.config(path, model_type="llamma"), "must have a model_type of transformers, got 'llamma'"),
+    "t5": (lambda path: family.config(path, model_type="t5", is_encoder_decoder=True), "must be decoder-only"),
+    "code": (
+        lambda path: family.config(path, model_type="mine", auto_map={"AutoModelForCausalLM": "evil.Mine"}),
+        "would run code of its own",
+    ),
+    "no tokenizer": (lambda path: [each.unlink() for each in path.glob("tokenizer*")], "has no tokenizer"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_broken_models_are_refused_in_one_line(case: str, copied: Path) -> None:
+    how, message = BAD[case]
+    how(copied)
+    with pytest.raises(ParameterError, match=message) as caught:
+        store.load(copied)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_beside_a_known_model_is_not_run(copied: Path) -> None:
+    (copied / "evil.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').write_text('yes')\nclass Mine: pass\n")
+    family.config(copied, auto_map={"AutoModelForCausalLM": "evil.Mine", "AutoConfig": "evil.Mine"})
+    store.load(copied)
+    assert not (copied / "ran").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(copied: Path, tmp_path: Path, read: corpus.Corpus) -> None:
+    vocabulary.wrapped(vocabulary.learnt(read, 310), 32).save_pretrained(copied)
+    with pytest.raises(ParameterError, match="must be at most its vocabulary=300, got a tokenizer of 310"):
+        store.load(copied)
+
+
+@pytest.mark.parametrize("name", ["targt", "./no/such", "/no/such", "a/b/c", ""])
+def test_models_that_are_not_there_are_refused_without_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the network"))
+    with pytest.raises(ParameterError, match="must be a directory, one of the family"):
+        store.load(name or "nothing")
+
+
+def test_the_hub_gives_no_code_and_its_errors_are_one_line(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fnmatch
+
+    def fetched(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        assert name == "owner/name"
+        for file in ("modeling.py", "pytorch_model.bin", "original/model.safetensors", "model.pkl"):
+            allowed = any(fnmatch.fnmatch(file, each) for each in allow_patterns)
+            assert not allowed or any(fnmatch.fnmatch(file, each) for each in ignore_patterns), file
+        return str(kept)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    assert store.load("owner/name").name == "owner/name"
+
+    def fails(*_: object, **__: object) -> str:
+        raise OSError("no way\nthrough")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
+    with pytest.raises(ParameterError, match="model owner/name could not be had from the hub: no way; give a directory instead"):
+        store.load("owner/name")
+
+
+def test_bundled_models_are_found_by_name_and_others_named(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    monkeypatch.setattr(store, "MODELS", kept.parent)
+    assert store.names() == ["tiny"]
+    assert store.bundled("tiny") == kept
+    assert store.load("tiny").checksum == store.checksum(kept)
+    with pytest.raises(ParameterError, match="unknown model of the family 'tini'; did you mean tiny"):
+        store.bundled("tini")
+
+
+@pytest.mark.parametrize("name", store.names())
+def test_models_of_the_package_are_what_they_say(name: str) -> None:
+    """Their own loss on a few windows of the held-out text, where this Python has the text that they read."""
+    log = store.log_of(store.bundled(name))
+    loaded = store.load(name)
+    assert log["parameters"] == sum(each.numel() for each in loaded.model.parameters())
+    found = corpus.standard_library()
+    if found.checksum != log["corpus"]["checksum"]:
+        pytest.skip(f"this is the library of Python {found.python}, and {name} read that of {log['corpus']['python']}")
+    held_out = loaded.tokens(found.held_out)
+    assert held_out.size == log["corpus"]["held_out_tokens"]
+    sample = log["held_out_sample"]
+    loss = training.loss_of(loaded.model, held_out, log["recipe"]["length"], windows=sample["windows"])
+    assert loss == pytest.approx(sample["loss"], rel=1e-4)
+    assert loss == pytest.approx(log["held_out_loss"], rel=0.3), "a few windows of many"
+
+
+# The command
+
+
+def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
+    common = ["train", "-o", str(tmp_path / "out"), "--role", "mine", "--layers", "1", "--hidden", "32", "--ffn", "32", "--quick",
+              "--vocabulary", "300", "--epochs", "0.1", "--device", "cpu", "--threads", "1"]  # fmt: skip
+    done = CliRunner().invoke(app, [*common, "--json"])
+    assert done.exit_code == 0, done.stderr
+    said = json.loads(done.stdout)["models"]["mine"]
+    assert said["size"] == {"layers": 1, "hidden": 32, "ffn": 32}
+    assert said["recipe"]["epochs"] == 0.1
+    assert str(tmp_path) not in said["command"]
+    assert said | {"folder": ""} == store.log_of(tmp_path / "out" / "mine") | {"folder": ""}
+    assert "is there already" in family.told(*common)
+    again = CliRunner().invoke(app, [*common, "--resume"])
+    assert again.exit_code == 0
+    assert "held-out loss" in again.stdout
+    assert "measured" in again.stdout
+    # The command that it says gives the same weights.
+    words = said["command"].split()[1:]
+    words[words.index("-o") + 1] = str(tmp_path / "again")
+    assert CliRunner().invoke(app, [*words, "--device", "cpu"]).exit_code == 0
+    assert store.checksum(tmp_path / "again" / "mine") == store.checksum(tmp_path / "out" / "mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--role targte", "unknown role 'targte'; did you mean target?"),
+        ("--layers 3", "layers, hidden and ffn must be given all three"),
+        ("--role a,b --layers 1 --hidden 32 --ffn 32", "role must be one name"),
+        ("--role ../a --layers 1 --hidden 32 --ffn 32", "role must be one name"),
+        ("--role a --layers 1 --hidden 33 --ffn 32", "hidden must be a multiple of 32, that of a head, got 33"),
+        ("--role a --layers 0 --hidden 32 --ffn 32", "layers must be between 1"),
+        ("--epochs nan", "epochs must be finite"),
+        ("--batch 0", "batch must be at least 1, got 0"),
+        ("--seed -1", "seed must be at least 0, got -1"),
+        ("--threads 0", "threads must be at least 1, got 0"),
+        ("--device tpu", "unknown device 'tpu'"),
+        ("--text no-such-text", "text must be a file or a folder, and there is none at no-such-text"),
+        ("--quick --vocabulary 256", "vocabulary must be between 257 and 65536, got 256"),
+    ],
+)
+def test_train_refuses_and_leaves_nothing(words: str, message: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert message in family.told("train", "-o", str(out), *words.split())
+    assert not out.exists() or not list(out.iterdir())
+
+
+def test_an_interrupted_train_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(making, "make", interrupted)
+    done = CliRunner().invoke(app, ["train", "-o", str(tmp_path), "--quick", "--role", "draft", "--device", "cpu"])
+    assert done.exit_code == 130
+    assert "--resume" in done.stderr
+
+
+def test_another_text_than_the_bundled_familys_is_noted(kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from calibrate import family_commands
+
+    found = family.text()
+    assert family_commands._note(found) == "" or store.names()
+    shutil.copytree(kept, tmp_path / "target")
+    monkeypatch.setattr(store, "MODELS", tmp_path)
+    assert family_commands._note(found) == "note: the text is that of the bundled family"
+    assert "weights and losses will be others" in family_commands._note(corpus.standard_library())
+
+
+def test_help_has_examples_and_the_defaults_that_hold() -> None:
+    said = " ".join(CliRunner().invoke(app, ["train", "--help"], terminal_width=200).stdout.split())
+    assert "calibrate train -o family" in said
+    recipe = Recipe()
+    for name in ("epochs", "batch", "length", "rate", "seed"):
+        assert f"Default: {getattr(recipe, name):g}." in said, name
+    assert f"Default: {vocabulary.SIZE}." in said
