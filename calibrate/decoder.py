@@ -7,19 +7,15 @@ each family of architectures. Nothing else of this project calls a layer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from calibrate.rows import Rows, RowsMade
-from model import checks
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
     import torch
 
     Tensor = torch.Tensor
-
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 class Place(NamedTuple):
@@ -70,6 +66,9 @@ class Decoder:
         self.dtype: torch.dtype = self.head.weight.dtype
         self.heads: dict[int, Tensor] = {}
         """Trained heads by the layer behind which they read, shape (vocabulary, hidden) each; elsewhere the model's own reads."""
+        self.tokenizer: Any = None
+        self.checksum = ""
+        """Of its weights, where they were read from files."""
         self.source: Any = None
         """What the encoder of an encoder-decoder made of its text."""
         self.longest = self._longest()
@@ -102,18 +101,18 @@ class Decoder:
     def run(
         self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: Rows, state: Tensor | None = None, *, batch: int = 1,
         after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
-        before_last: list[Any] | None = None,
+        seen: list[Tensor] | None = None,
     ) -> Tensor:
         """Run layers [first, last) but for `gaps` on tokens from position `at` on, shape (width, hidden): `model.steps.Forward`.
 
-        `state` is what the layers before have made of them. Rows behind `at` are let go of first. In a batch there is one token
-        of each text. `before_last` gets the state before the last layer.
+        `state` is what the layers before have made of them. Rows behind `at` are let go of first. In a batch the tokens of the
+        first text come first, and then as many of the second. `seen` gets the state before each layer.
         """
         import torch
 
         with torch.inference_mode():
             self._cut(rows, at, first, last, rows_only)
-            width = 1 if batch > 1 else len(tokens)
+            width = len(tokens) // batch
             place = self._place(at, width, after, rows)
             hidden = self._begin(tokens, batch, place) if state is None else state.view(batch, width, -1)
             skipped = {layer for low, high in gaps for layer in range(low, high)}
@@ -121,8 +120,8 @@ class Decoder:
             for layer in range(first, last):
                 if layer in skipped:
                     continue
-                if before_last is not None and layer == last - 1:
-                    before_last.append(hidden.reshape(-1, hidden.shape[-1]))
+                if seen is not None:
+                    seen.append(hidden.reshape(-1, hidden.shape[-1]))
                 try:
                     made = self._layer(layer, hidden, place, rows)
                 except RowsMade:
@@ -172,7 +171,7 @@ class Decoder:
         import torch
 
         numbers = torch.tensor(tokens, device=self.device)
-        return self._embedded(numbers[:, None] if batch > 1 else numbers[None], place)
+        return self._embedded(numbers.view(batch, -1), place)
 
     def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
         result: Tensor = self.embedding(tokens)
@@ -194,10 +193,16 @@ class Decoder:
         import torch
 
         with torch.inference_mode():
-            states = self._normed(states)
             if layer < self.layers and layer in self.heads:
-                return torch.nn.functional.linear(states, self.heads[layer])
-            return self._projected(states)
+                return torch.nn.functional.linear(self._normed(states), self.heads[layer])
+            return self.common(states)
+
+    def common(self, states: Tensor) -> Tensor:
+        """What the model's own head says of states behind any layer, as if that were the last."""
+        import torch
+
+        with torch.inference_mode():
+            return self._projected(self._normed(states))
 
     def _normed(self, states: Tensor) -> Tensor:
         return states if self.norm is None else self.norm(states)
@@ -340,56 +345,10 @@ def _unknown(name: str, kind: str) -> ParameterError:
 
 
 def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
-    """A model from a directory in the library's format, or as OWNER/NAME from the hub; only the last asks the network.
+    """A model by its directory, the name of one of the family, or OWNER/NAME of the hub: see `calibrate.family.store.load`."""
+    from calibrate.family import store
 
-    Weights are read from safetensors alone, no code of the model's is run, and weights that are no numbers are refused.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    checks.one_of("dtype", dtype, DTYPES)
-    path = Path(where)
-    name = path.name if path.is_dir() else where
-    if not path.is_dir() and (where.count("/") != 1 or where.startswith((".", "/")) or not all(where.split("/"))):
-        form = "a directory in transformers format or OWNER/NAME of the hub"
-        raise ParameterError(f"model must be {form}, and there is no directory {where}")
-    if path.is_dir():
-        _check_files(path)
-    safe: dict[str, Any] = {"trust_remote_code": False}
-    try:
-        config = AutoConfig.from_pretrained(where, **safe)
-        if config.model_type not in KINDS:
-            raise _unknown(name, config.model_type)
-        kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        full, told = kind.from_pretrained(
-            where, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, attn_implementation="sdpa", **safe
-        )
-    except ParameterError:
-        raise
-    except Exception as error:  # whatever files can hold, and networks do
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ParameterError(f"model {name} cannot be loaded: {said}") from None
-    missing = sorted(told["missing_keys"])
-    if missing:
-        raise ParameterError(f"model {name} lacks weights: {missing[0]} and {len(missing) - 1} more; its file is of another model")
-    for key, values in full.named_parameters():
-        if not bool(torch.isfinite(values).all()):
-            raise ParameterError(f"model {name} has weights that are no numbers, in {key}; it would say nothing")
-    return decoder_of(full.to(device), name)
-
-
-def _check_files(path: Path) -> None:
-    """Refuse a directory that is no model, has no safetensors, or wants code of its own to be run."""
-    import json
-
-    config = path / "config.json"
-    if not config.exists():
-        raise ParameterError(f"{path.name} must hold config.json and model.safetensors, and it has no config.json")
-    try:
-        said = json.loads(config.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ParameterError(f"{path.name}/config.json cannot be read as JSON: {str(error).splitlines()[0]}") from None
-    if isinstance(said, dict) and "auto_map" in said:
-        raise ParameterError(f"{path.name} wants code of its own to be run ({checks.shown(said['auto_map'])}); that is never done")
-    if not any(path.glob("*.safetensors")):
-        raise ParameterError(f"{path.name} has no safetensors; other formats can run code when they are read, and are not taken")
+    loaded = store.load(where, device, dtype)
+    decoder = decoder_of(loaded.model, loaded.name)
+    decoder.tokenizer, decoder.checksum = loaded.tokenizer, loaded.checksum
+    return decoder

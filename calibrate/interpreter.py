@@ -260,13 +260,13 @@ class Real(Interpreter):
         if first == last:
             return Output(step, decoder, states, None)
         rows = cache.of(role, texts)
-        before: list[Tensor] | None = [] if compared else None
+        seen: list[Tensor] | None = [] if compared else None
         states = decoder.run(
             tokens, at, first, last, rows, states, batch=max(len(texts), 1), after=after, gaps=gaps, rows_only=rows_only,
-            before_last=before,
+            seen=seen,
         )  # fmt: skip
         cache.check(step, rows)
-        return Output(step, decoder, states, before[0] if before else None)
+        return Output(step, decoder, states, seen[-1] if seen else None)
 
     def adopt(self, cache: Held, task: Task, at: int, layers: int) -> None:
         """Take over rows."""

@@ -34,13 +34,14 @@ CONFIG, WEIGHTS, INDEX, LOG, HEADS = (
 OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
 """What weights come in too, and what may run anything when it is read."""
 SCHEMA = "decodesim.model/1"
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """What is fetched from the hub: weights, settings and tokenizers, no code."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A decoder-only model in float32 with its tokenizer, in evaluation mode."""
+    """A model with its tokenizer, in evaluation mode."""
 
     name: str
     folder: Path
@@ -141,20 +142,24 @@ def weights(folder: Path) -> list[Path]:
     raise ParameterError(f"{folder.name} has no {WEIGHTS}{instead}; only safetensors are loaded: convert it with save_pretrained")
 
 
-def load(model: str | Path, device: str = "cpu") -> Loaded:
-    """Load a decoder-only model and its tokenizer: a directory, the name of one of the family, or OWNER/NAME of the hub."""
+def load(model: str | Path, device: str = "cpu", dtype: str = "float32") -> Loaded:
+    """Load a model and its tokenizer: a directory, the name of one of the family, or OWNER/NAME of the hub."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    checks.one_of("dtype", dtype, DTYPES)
 
     folder = found(str(model))
     name = folder.resolve().name if Path(model).is_dir() else str(model)
     _config(folder, name)
     files = weights(folder)
-    kind: Any = AutoModelForCausalLM
+    kind: Any = AutoModelForSeq2SeqLM if table(folder / CONFIG).get("is_encoder_decoder") is True else AutoModelForCausalLM
     ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     with quiet():
         try:
-            built, said = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **ours)
+            built, said = kind.from_pretrained(
+                folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, **ours
+            )
         except Exception as error:  # a truncated file, sizes that do not fit, a type of model that has no output
             names_of = ", ".join(path.name for path in files)
             raise ParameterError(f"model {name} cannot be loaded from {names_of}: {line(error)}; fetch or make it again") from None

@@ -1,0 +1,170 @@
+"""`calibrate log` and `calibrate rates`: what models say along the target's own text, and the rates that follow from it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.command import guarded, numbers, progress
+
+if TYPE_CHECKING:
+    from calibrate.decoder import Decoder
+    from calibrate.log import Spent
+
+_GAMMAS = "1,2,3,5,7"
+_CANDIDATES = "1,3,5"
+_BINS = 4
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command("log")(log)
+    app.command("rates")(rates)
+
+
+@guarded
+def log(
+    target: Annotated[str, typer.Option(help="A directory, one of the family (target), or OWNER/NAME of the hub.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the log, ending in .parquet.")],
+    draft: Annotated[str | None, typer.Option(help="A smaller model of the same tokenizer.")] = None,
+    heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those beside the target, if any.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")] = None,
+    template: Annotated[str | None, typer.Option(help="How a data set is asked: squad, cnn-dm, wmt or none.")] = None,
+    limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 200,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of the held-out prompts; others are cut to at most this.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Of each text.")] = 64,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw the texts; otherwise they are greedy.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Of drawn texts. Default: 1.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Of drawn texts: tokens to draw from. Default: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of drawn texts: chances to draw from. Default: 1.")] = None,
+    seed: Annotated[int, typer.Option(help="Of prompts and drawn texts.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Log what models say along the target's own texts: every layer's match for every k, and how far drafts would survive.
+
+    calibrate log --target target --draft draft -o family.parquet
+
+    calibrate log --target my-llama --draft my-small-llama --prompts squad.json --limit 100 -o squad.parquet
+    """
+    from calibrate import log as work
+    from calibrate.interpreter import Sampling
+
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if asked and not sample:
+        from model.checks import ParameterError
+
+        raise ParameterError(f"{next(iter(asked))} is of drawn texts; give --sample too, or leave it out")
+    sampling = Sampling(**asked) if sample else None  # type: ignore[arg-type]
+    opened, said = _opened(target, draft, heads, dtype, device, threads)
+    found = _prompts(prompts, template, limit, prompt_tokens, seed, opened["target"].tokenizer)
+    said |= {
+        "prompts": [{"id": name, "tokens": ids} for name, ids in found], "asked": tokens, "seed": seed,
+        "sampling": None if sampling is None else vars(sampling),
+    }  # fmt: skip
+    try:
+        with progress(quiet, "texts") as bar:
+            log, spent = work.make(
+                out, said, opened["target"], [ids for _, ids in found], tokens, draft=opened.get("draft"), sampling=sampling,
+                seed=seed, resume=resume, report=bar,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"interrupted; what was logged is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps({"log": str(out), "rows": log.table.height, "texts": len(found), "seconds": vars(spent)}, indent=2))
+        return
+    print(f"{out}: {log.table.height} positions of {len(found)} texts")
+    print("\n".join(_shares(spent)))
+
+
+def _shares(spent: Spent) -> Iterator[str]:
+    """Where the time went, measured."""
+    for name, seconds in vars(spent).items():
+        share = f"{seconds / spent.total:7.0%}" if spent.total else ""
+        yield f"  {name.replace('_', ' '):14}{seconds:9.2f} s{share}   measured"
+
+
+def _opened(
+    target: str, draft: str | None, heads: Path | None, dtype: str, device: str | None, threads: int | None
+) -> tuple[dict[str, Decoder], dict[str, Any]]:
+    """The models, and what a log says of them."""
+    from calibrate import adapter, decoder, machine
+    from calibrate.family import heads as trained
+    from calibrate.family import store
+    from model.checks import ParameterError
+
+    where = machine.chosen(device)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    said: dict[str, Any] = {"dtype": dtype, "versions": dict(adapter.versions()), "heads": None}
+    opened: dict[str, Decoder] = {}
+    for role, name in (("target", target), ("draft", draft)):
+        if name is None:
+            continue
+        opened[role] = found = decoder.load(name, device=where, dtype=dtype)
+        said[role] = {name: getattr(found, name) for name in ("name", "checksum", "layers", "vocabulary")}
+    first = opened["target"]
+    if draft is not None and opened["draft"].tokenizer.get_vocab() != first.tokenizer.get_vocab():
+        bound = f"draft {opened['draft'].name} must have the tokens of {first.name}"
+        raise ParameterError(f"{bound}, and has others; take one of its kin")
+    path = store.found(target) / store.HEADS if heads is None else heads
+    if heads is not None or path.is_file():
+        own = trained.load(
+            path, checksum=first.checksum, layers=first.layers, hidden=int(first.head.weight.shape[1]), vocabulary=first.vocabulary
+        )
+        first.heads = {layer: weight.to(first.device, first.dtype) for layer, weight in own.items()}
+        said["heads"] = {"file": path.name, "layers": sorted(own)}
+    return opened, said
+
+
+def _prompts(
+    where: str | None, template: str | None, limit: int, length: int, seed: int, tokenizer: Any
+) -> list[tuple[str, list[int]]]:
+    """Prompts by name, as tokens."""
+    from calibrate import prompts
+    from model import checks
+
+    checks.whole("limit", limit, 1)
+    checks.whole("prompt_tokens", length, 1)
+    if where is None:
+        found = prompts.held_out(length, limit, seed, tokenizer=tokenizer.backend_tokenizer)
+    else:
+        found = prompts.load(where, template=template, limit=limit, seed=seed)
+    return [(each.id, tokenizer(each.text, add_special_tokens=False)["input_ids"][-length:]) for each in found]
+
+
+@guarded
+def rates(
+    where: Annotated[str, typer.Argument(metavar="LOG", help="A .parquet, a bundled one (family), or a public .jsonl.")],
+    candidates: Annotated[str, typer.Option(help="Early candidates k.")] = _CANDIDATES,
+    lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
+    cost_ratio: Annotated[float, typer.Option(help="Of a draft pass, where speed-ups are foretold.")] = 0.1,
+    drafter: Annotated[str | None, typer.Option(help="Of a public log: eagle, ngram, ...")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
+) -> None:
+    """Match and acceptance rates of a log, with intervals, by layer and position, and whether coins are independent.
+
+    calibrate rates family
+
+    calibrate rates squad.parquet --candidates 1,3 --lengths 4,8
+    """
+    from calibrate import rate_tables
+
+    made = rate_tables.of(where, numbers("candidates", candidates), numbers("lengths", lengths), cost_ratio, drafter)
+    if as_json:
+        print(json.dumps([table.document() for table in made], indent=2))
+        return
+    print("\n\n".join("\n".join(table.lines()) for table in made))

@@ -1,0 +1,159 @@
+"""The decision log: what models say along the target's own text, one row for each token that it puts out.
+
+It is counterfactual, and complete for methods that keep to that text: at every position it knows the rank of the final token behind
+every layer (so the match of Predictive Pipelined Decoding for every exit layer and every k), and whether a draft that starts there
+is right, and for how long (so speculative decoding with any draft lengths).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import checks, kept
+from model.checks import ParameterError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Whole = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+KIND, VERSION = "decision log", 1
+HEADS = ("common", "trained")
+"""The head that reads behind a layer: the model's own, or one that was trained for that layer (Table 2 of [Yang2024]: N and Y)."""
+TARGET: Mapping[str, str] = {
+    "text": "number of the prompt, from 0", "position": "output position, from 0", "token": "what the target put out",
+    "rank_common": "rank of that token behind each layer, from 1, under the model's own head",
+    "rank_trained": "the same under the head trained for the layer; 0 where there is none",
+    "confidence": "largest probability behind each layer, under the model's own head",
+    "saturation": "cosine between the states before and behind each layer",
+}  # fmt: skip
+DRAFT: Mapping[str, str] = {
+    "draft_token": "the draft's likeliest", "q_token": "the draft's chance of the target's token",
+    "p_token": "the target's chance of it", "q_draft": "the draft's chance of its likeliest",
+    "p_draft": "the target's chance of that", "overlap": "sum of min(p, q): the chance that a drawn draft is accepted",
+    "draft_confidence": "the draft's largest probability", "distance": "the target's cross-entropy of the draft's likeliest [nats]",
+    "accepted": "tokens of a greedy draft that survive if it starts here",
+}  # fmt: skip
+BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
+
+
+@dataclass(frozen=True, eq=False)
+class PositionLog:
+    """A decision log.
+
+    `table` has the columns of `TARGET`, and of `DRAFT` where there was a draft; those by layer are arrays of `layers`. `said` is
+    where it is from: models with checksums, prompts, tokens asked for, how tokens were chosen, versions.
+
+    >>> log = bundled()
+    >>> log.layers, log.ranks(6).shape == (log.table.height,)
+    (12, True)
+    """
+
+    table: pl.DataFrame
+    said: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        missing = [name for name in TARGET if name not in self.table.columns]
+        if missing:
+            raise ParameterError(f"a decision log must have column {missing[0]}, got {', '.join(self.table.columns)}")
+        present = [name for name in DRAFT if name in self.table.columns]
+        if present and len(present) < len(DRAFT):
+            lacking = next(name for name in DRAFT if name not in present)
+            raise ParameterError(f"a decision log with a draft must have column {lacking} too")
+        if not self.table.height:
+            raise ParameterError("a decision log must have at least one row")
+
+    @cached_property
+    def layers(self) -> int:
+        """Layers of the target."""
+        return int(self.table["rank_common"].to_numpy().shape[1])
+
+    @cached_property
+    def starts(self) -> Whole:
+        """The first row of each text, and behind the last the number of rows; shape (texts + 1,)."""
+        text = self.table["text"].to_numpy()
+        return np.concatenate([[0], np.flatnonzero(np.diff(text)) + 1, [text.size]])
+
+    @property
+    def drafted(self) -> bool:
+        """Whether there was a draft."""
+        return "accepted" in self.table.columns
+
+    def by_text(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """A column's values, one array for each text."""
+        return np.split(values, self.starts[1:-1])
+
+    def ranks(self, layer: int, head: str = "common") -> Whole:
+        """The rank of the target's token behind a layer, shape (rows,)."""
+        checks.whole("layer", layer, 1, self.layers)
+        checks.one_of("head", head, HEADS)
+        found: Whole = self.table[f"rank_{head}"].to_numpy()[:, layer - 1]
+        if not found.all():
+            there = [each + 1 for each in np.flatnonzero(self.table["rank_trained"].to_numpy()[0])]
+            known = f"heads of this log are at layers {checks.shown(there)}" if there else "this log was made without heads"
+            raise ParameterError(f"layer {layer} has no trained head: {known}; take head 'common'")
+        return found
+
+    def matches(self, layer: int, candidates: int, head: str = "common") -> list[Bools]:
+        """Whether the target's token is among so many early candidates of a layer: for each text an array (positions,)."""
+        checks.whole("candidates", candidates, 1)
+        return self.by_text(self.ranks(layer, head) <= candidates)
+
+    def column(self, name: str) -> list[NDArray[Any]]:
+        """What is known of the draft: for each text an array (positions,)."""
+        if not self.drafted:
+            raise ParameterError("this log was made without a draft; make one with --draft")
+        return self.by_text(self.table[name].to_numpy())
+
+    def agreements(self) -> list[Bools]:
+        """Whether a greedy draft's token is the target's, for each text an array (positions,)."""
+        return [length > 0 for length in self.column("accepted")]
+
+    def chances(self) -> list[Floats]:
+        """The chance that a drawn draft is accepted where the target's token is known, min(1, q/p): for each text (positions,).
+
+        Of a token x that is put out, the joint chance of drafting and accepting it is min(p, q), so given x it is min(1, q/p).
+        """
+        pairs = zip(self.column("q_token"), self.column("p_token"), strict=True)
+        return [np.minimum(1.0, q / np.maximum(p, np.finfo(np.float64).tiny)) for q, p in pairs]
+
+
+def load(where: str | Path) -> PositionLog:
+    """A decision log from its file, or by the name of a bundled one."""
+    if str(where) in names():
+        where = str(_folder() / f"{where}.parquet")
+    elif not str(where).endswith(".parquet"):
+        raise ParameterError(f"{checks.unknown('log', str(where), names())}; or give the path of a log's .parquet")
+    table, said = kept.read(where, KIND, VERSION)
+    return PositionLog(table, said)
+
+
+def save(log: PositionLog, path: str | Path) -> Path:
+    """Write a decision log to a file ending in .parquet."""
+    return kept.write(path, KIND, VERSION, log.table, log.said)
+
+
+def bundled(name: str = "family") -> PositionLog:
+    """A log that comes with the project."""
+    return load(name)
+
+
+def names() -> list[str]:
+    """The bundled logs."""
+    folder = _folder()
+    found = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name.removesuffix(".parquet") for name in found if name.endswith(".parquet"))
+
+
+def _folder() -> Any:
+    return resources.files("model") / "logs"
