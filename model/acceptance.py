@@ -274,6 +274,57 @@ class Replay(Law):
             )
 
 
+class ReplayChances(Law):
+    """Recorded chances: a replication is one of the records, drawn by its first coin, with an independent coin for each position.
+
+    `records` has shape (sequences, positions). It is what a log knows of drawn drafts: given the token that is put out, the chance
+    that a drafted one was accepted there.
+
+    >>> ReplayChances([[1.0, 0.5], [0.0, 0.5]]).pmf(2).tolist()
+    [0.25, 0.5, 0.25]
+    """
+
+    def __init__(self, records: ArrayLike) -> None:
+        self.records = checks.array("records", records, 0, 1)
+        if self.records.ndim != 2 or not self.records.size:
+            raise checks.ParameterError("records must be lists of chances, all of one length of at least 1")
+
+    def mean(self, positions: ArrayLike) -> Floats:
+        return np.asarray(np.vectorize(lambda n: self.first(n).sum(axis=1).mean(), otypes=[np.float64])(positions))
+
+    def variance(self, positions: ArrayLike) -> Floats:
+        """Within records, where positions are independent, and between them."""
+        return np.asarray(np.vectorize(self._variance, otypes=[np.float64])(positions))
+
+    def _variance(self, positions: int) -> float:
+        chances = self.first(positions)
+        return float((chances * (1 - chances)).sum(axis=1).mean() + chances.sum(axis=1).var())
+
+    def pmf(self, positions: int) -> Floats:
+        laws = [ByPosition(record).pmf(positions) for record in self.first(positions)]
+        return np.asarray(np.mean(laws, axis=0))
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+        chosen, start = None, 0
+        for tile in coins:
+            coin = tile
+            if chosen is None:
+                # Which record it is and where in its share of the coin are independent, and both uniform.
+                chosen = (tile[0] * len(self.records)).astype(np.intp)
+                coin = np.concatenate([tile[:1] * len(self.records) - chosen, tile[1:]])
+            self.first(start + len(tile))
+            yield coin < self.records[chosen, start : start + len(tile)].T
+            start += len(tile)
+
+    def first(self, positions: int) -> Floats:
+        """The records of the first `positions` positions, shape (sequences, positions)."""
+        if positions > self.records.shape[1]:
+            raise checks.ParameterError(
+                f"records must cover {positions} output positions, got {self.records.shape[1]}; give longer records or fewer tokens"
+            )
+        return np.asarray(self.records[:, :positions])
+
+
 class TwoClass:
     """How often a draft is unsure of a token: with chance `low_if_accepted` if it would be accepted, `low_if_rejected` if not.
 

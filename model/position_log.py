@@ -115,6 +115,15 @@ class PositionLog:
             raise ParameterError("this log was made without a draft; make one with --draft")
         return self.by_text(self.table[name].to_numpy())
 
+    def covering(self, texts: list[NDArray[Any]], tokens: int) -> NDArray[Any]:
+        """The first `tokens` values of all texts that have so many, shape (texts, tokens); texts may have ended before."""
+        long = [each[:tokens] for each in texts if len(each) >= tokens]
+        if not long:
+            longest = max(len(each) for each in texts)
+            bound = f"tokens must be at most {longest}, as the longest text of this log has"
+            raise ParameterError(f"{bound}, got {tokens}; decode fewer")
+        return np.stack(long)
+
     def agreements(self) -> list[Bools]:
         """Whether a greedy draft's token is the target's, for each text an array (positions,)."""
         return [length > 0 for length in self.column("accepted")]

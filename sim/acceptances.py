@@ -80,18 +80,41 @@ class ByPosition:
 
 @dataclass(frozen=True)
 class Replay:
-    """Recorded outcomes by output position, from `records` or from a JSON `file` that holds them: lists of true and false."""
+    """Recorded outcomes by output position: `records`, a JSON `file` of them (lists of true and false), or a decision `log`.
+
+    Of a log (its file, or the name of a bundled one) they say where its draft's token is the target's; of one of drawn texts, for
+    methods that draw theirs, how likely it was accepted.
+    """
 
     records: tuple[tuple[bool, ...], ...] | None = None
     file: str | None = None
+    log: str | None = None
     source: str = "measured"
 
     def __post_init__(self) -> None:
-        self._matches()
+        if self.log is None:
+            self._matches()
+        elif self.records is not None or self.file is not None:
+            raise checks.ParameterError("outcomes.kind 'replay' takes records, a file or a log, one of the three")
+        else:
+            outcomes.log_of(self.log).column("accepted")
+            check_provenance(None, self.source)
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point."""
-        return self._matches().outcome(parameters, tokens)
+        if self.log is None:
+            return self._matches().outcome(parameters, tokens)
+        log = outcomes.log_of(self.log)
+        outcomes.check_depth(log, parameters)
+        drawn, sampled = log.said.get("sampling") is not None, bool(getattr(parameters, "sampled", False))
+        if drawn != sampled:
+            texts, remedy = ("drawn", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
+            raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {texts} texts; {remedy}")
+        if not drawn:
+            law: Any = acceptance.Replay(log.covering(log.agreements(), tokens))
+        else:
+            law = acceptance.ReplayChances(log.covering(log.chances(), tokens))
+        return outcomes.of_log(log, self.log, law, tokens, self.source)
 
     def _matches(self) -> outcomes.Replay:
         return _like(outcomes.Replay, records=self.records, file=self.file, source=self.source)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from model import acceptance, checks, published
+from model import acceptance, checks, position_log, published
 from model.intervals import half_width, wilson
+from model.position_log import PositionLog
 
 SOURCES = ("assumed", "measured", "published")
 
@@ -117,15 +119,30 @@ class ByPosition:
 
 @dataclass(frozen=True)
 class Replay:
-    """Recorded sequences of matches, from `records` or from a JSON `file` that holds them: a list of lists of true and false."""
+    """Recorded sequences of matches: `records`, a JSON `file` that holds them (lists of true and false), or a decision `log`.
+
+    Of a log (its file, or the name of a bundled one) they are the matches at the method's own layer and candidates, under the head
+    that is named: `common`, or one that was `trained` for the layer.
+    """
 
     records: tuple[tuple[bool, ...], ...] | None = None
     file: str | None = None
+    log: str | None = None
+    head: str | None = None
     source: str = "measured"
 
     def __post_init__(self) -> None:
-        if (self.records is None) == (self.file is None):
-            raise checks.ParameterError("outcomes.kind 'replay' takes either records or file, one of the two")
+        if sum(each is not None for each in (self.records, self.file, self.log)) != 1:
+            raise checks.ParameterError("outcomes.kind 'replay' takes records, a file or a log, one of the three")
+        if self.log is not None:
+            log_of(self.log)
+            check_provenance(None, self.source)
+            if self.head is None:
+                raise checks.ParameterError(f"head is required with a log: one of {', '.join(position_log.HEADS)}")
+            checks.one_of("head", self.head, position_log.HEADS)
+            return
+        if self.head is not None:
+            raise checks.ParameterError("head is of a decision log; leave it out")
         if not isinstance(self.file, str | None):  # what a scenario file holds may be anything
             raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(self.file)}")
         check_provenance(None, self.source)
@@ -133,16 +150,16 @@ class Replay:
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point; its interval is between records: they are independent, positions within one are not."""
-        law = self._law()
-        records = law.first(tokens)
-        by_record, by_position = records.mean(axis=1), records.mean(axis=0)
-        rate = float(by_record.mean())
-        half = float(half_width(by_record.std(ddof=1), len(records))) if len(records) > 1 else 0.0
-        if half == 0:
-            return Outcome(law, rate, self.source)
-        low, high = (np.clip(by_position + shift, 0, 1) for shift in (-half, half))
-        ends = acceptance.ByPosition(low), acceptance.ByPosition(high)
-        return Outcome(law, rate, self.source, *ends, float(low.mean()), float(high.mean()), records.size)
+        if self.log is None:
+            return recorded(self._law(), tokens, self.source)
+        log = log_of(self.log)
+        layer, candidates = of_method(parameters, "replay of a log", ("exit_layer", "candidates"))
+        if layer == log.layers:
+            matches = [np.ones(len(text), dtype=np.bool_) for text in log.by_text(log.table["token"].to_numpy())]
+        else:
+            check_depth(log, parameters)
+            matches = log.matches(layer, candidates, self.head or "common")
+        return of_log(log, self.log, acceptance.Replay(log.covering(matches, tokens)), tokens, self.source)
 
     def _law(self) -> acceptance.Replay:
         records = self._read()
@@ -161,6 +178,50 @@ class Replay:
         if self.file is None:
             return self.records
         return json_of(self.file, "records")
+
+
+def log_of(name: Any) -> PositionLog:
+    """A decision log by its file, or by the name of a bundled one; read once."""
+    if not isinstance(name, str):
+        raise checks.ParameterError(f"log must be a path or a name in quotes, got {checks.shown(name)}")
+    return _log_once(name, Path(name).stat().st_mtime_ns if Path(name).is_file() else None)
+
+
+@lru_cache(maxsize=4)
+def _log_once(name: str, stamp: object) -> PositionLog:
+    return position_log.load(name)
+
+
+def check_depth(log: PositionLog, parameters: Any) -> None:
+    """Refuse a log of a target with another number of layers."""
+    if parameters.layers != log.layers:
+        raise checks.ParameterError(f"method.layers must be {log.layers}, as the target of the log has, got {parameters.layers}")
+
+
+def of_method(parameters: Any, kind: str, names: Sequence[str]) -> list[Any]:
+    """What a law needs to know of the method."""
+    missing = [name for name in names if not hasattr(parameters, name)]
+    if missing:
+        raise checks.ParameterError(f"outcomes.kind {kind!r} needs a method with {missing[0]}")
+    return [getattr(parameters, name) for name in names]
+
+
+def of_log(log: PositionLog, name: str, law: Any, tokens: int, source: str) -> Outcome:
+    """The outcome of records of a decision log: says how many of its texts are long enough."""
+    return recorded(law, tokens, f"{source}: {len(law.records)} of {len(log.starts) - 1} texts of {Path(name).name}")
+
+
+def recorded(law: Any, tokens: int, source: str) -> Outcome:
+    """The outcome of recorded sequences; its interval is between them."""
+    records = law.first(tokens)
+    by_record, by_position = records.mean(axis=1), records.mean(axis=0)
+    rate = float(by_record.mean())
+    half = float(half_width(by_record.std(ddof=1), len(records))) if len(records) > 1 else 0.0
+    if half == 0:
+        return Outcome(law, rate, source)
+    low, high = (np.clip(by_position + shift, 0, 1) for shift in (-half, half))
+    ends = acceptance.ByPosition(low), acceptance.ByPosition(high)
+    return Outcome(law, rate, source, *ends, float(low.mean()), float(high.mean()), records.size)
 
 
 def json_of(file: str, what: str, form: str = "JSON") -> Any:

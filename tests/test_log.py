@@ -1,0 +1,282 @@
+"""Decision logs: they say what models say, and the simulator that replays them does what the real run did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from calibrate import log as logging
+from calibrate import rate_tables
+from calibrate.cli import app
+from calibrate.interpreter import Luck, Real, Sampling
+from model import position_log
+from model.algorithms import adaptive, autoregressive, ppd, speculative
+from model.checks import ParameterError
+from model.latency import UnitCost
+from model.position_log import PositionLog
+from model.world import Draft, World
+from sim.cluster import Cluster
+from sim.events import simulate
+from tests import real_models
+from tests.real_models import DEPTHS, VOCABULARY
+
+LAYERS, TOKENS = DEPTHS["target"], 12
+PROMPTS = {number: [int(token) for token in np.random.default_rng(number).integers(0, VOCABULARY, 5)] for number in range(6)}
+
+
+def kin(seed: int = 0) -> dict[str, Any]:
+    """A target, and a draft that is the target's own first layers: right now and then."""
+    from calibrate.decoder import decoder_of
+
+    decoders = real_models.decoders("llama", "draft", seed=seed)
+    full, small = real_models.model("llama", LAYERS, seed), real_models.model("llama", DEPTHS["draft"], seed + 1000)
+    state = {name: value for name, value in full.state_dict().items() if name in small.state_dict()}
+    small.load_state_dict(state)
+    return decoders | {"draft": decoder_of(small, "draft")}
+
+
+def made(seed: int = 0, **more: Any) -> PositionLog:
+    """A log of six short texts."""
+    decoders = kin(seed)
+    table = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"], **more)
+    sampling = more.get("sampling")
+    return PositionLog(table, {"sampling": None if sampling is None else vars(sampling), "heads": None, "draft": {"name": "draft"}})
+
+
+def test_texts_are_the_targets_own() -> None:
+    log = made()
+    for number, text in enumerate(log.by_text(log.table["token"].to_numpy())):
+        assert text.tolist() == real_models.oracle(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
+
+
+def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
+    """Ranks, confidences and chances from one pass of the library's own model over prompt and text, without our rows."""
+    import torch
+
+    decoders, log = kin(), made()
+    full, small = decoders["target"].full, decoders["draft"].full
+    for number, rows in enumerate(log.table.partition_by("text", maintain_order=True)):
+        tokens = rows["token"].to_list()
+        ids = torch.tensor([PROMPTS[number] + tokens[:-1]])
+        with torch.inference_mode():
+            passed = full(ids, output_hidden_states=True)
+            q = torch.softmax(small(ids).logits[0, -TOKENS:], -1)
+        p = torch.softmax(passed.logits[0, -TOKENS:], -1)
+        for layer in range(1, LAYERS + 1):
+            states = passed.hidden_states[layer][0, -TOKENS:]
+            logits = full.lm_head(states if layer == LAYERS else full.model.norm(states))
+            own = logits.gather(1, torch.tensor(tokens)[:, None])
+            ranks = (logits > own).sum(-1) + 1
+            assert rows["rank_common"].to_numpy()[:, layer - 1].tolist() == ranks.tolist()
+            assert rows["confidence"].to_numpy()[:, layer - 1] == pytest.approx(logits.softmax(-1).amax(-1).numpy(), rel=1e-5)
+        best = q.argmax(-1)
+        assert rows["draft_token"].to_list() == best.tolist()
+        assert rows["overlap"].to_numpy() == pytest.approx(torch.minimum(p, q).sum(-1).numpy(), rel=1e-5)
+        places = torch.arange(TOKENS)
+        assert rows["q_token"].to_numpy() == pytest.approx(q[places, torch.tensor(tokens)].numpy(), rel=1e-5)
+        assert rows["p_draft"].to_numpy() == pytest.approx(p[places, best].numpy(), rel=1e-5)
+        assert rows["distance"].to_numpy() == pytest.approx(-p[places, best].log().numpy(), rel=1e-5)
+
+
+def test_accepted_lengths_are_those_of_drafts_that_start_there() -> None:
+    """A speculative run whose prompt is the text up to a position accepts as many tokens in its first round."""
+    decoders, log = kin(), made()
+    for number, lengths in enumerate(log.column("accepted")):
+        text = PROMPTS[number] + log.by_text(log.table["token"].to_numpy())[number].tolist()
+        for place in range(0, TOKENS - 1, 3):
+            room = TOKENS - place
+            steps = speculative.decode(speculative.Parameters(LAYERS, room - 1, draft_layers=2), text[: 5 + place], room)
+            first = Real(decoders).run(steps, room).committed[0]
+            assert len(first.tokens) - 1 == min(lengths[place], room - 1)
+
+
+def test_groups_and_order_do_not_matter() -> None:
+    decoders = kin()
+    whole = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"])
+    for number, prompt in PROMPTS.items():
+        alone = logging.logged(decoders["target"], {number: prompt}, TOKENS, draft=decoders["draft"])
+        same = whole.filter(pl.col("text") == number)
+        for name in ("token", "rank_common", "draft_token", "accepted"):
+            assert alone[name].to_list() == same[name].to_list()
+
+
+# --- replay = run ---
+
+
+def replayed(log: PositionLog, number: int, module: Any, parameters: Any, layer: int | None = None, k: int = 1) -> tuple[Any, Any]:
+    """The real run behind a prompt, and the simulator on what the log says of it."""
+    prompt = PROMPTS[number]
+    real = Real(kin()).run(module.decode(parameters, prompt, TOKENS), TOKENS)
+    matches = [] if layer is None else log.matches(layer, k)[number].tolist()
+    survivors = log.column("accepted")[number].tolist()
+    world = World(len(prompt), LAYERS, matches, {"draft": Draft("target", survivors)})
+    # In a world a token is its position; its prompt is as long as the real one.
+    steps = module.decode(parameters, [*range(len(prompt))], TOKENS)
+    return real, simulate(steps, TOKENS, Cluster(parameters.units), UnitCost(LAYERS, cost_ratio=0.1), world)
+
+
+def agree(real: Any, run: Any) -> None:
+    """The same commits, of as many tokens, and the same passes."""
+    assert [(step.kind, len(step.tokens)) for step in real.committed] == [(kind, count) for _, kind, count in run.commits]
+    assert real.rounds == run.rounds
+    assert real.account.passes_by_kind == run.account.passes_by_kind
+
+
+@given(number=st.sampled_from([*PROMPTS]), form=st.sampled_from(["literal", "flat"]), k=st.integers(1, 3), data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> None:
+    layer = data.draw(st.integers(3 if form == "literal" else 1, LAYERS - 1))
+    agree(*replayed(made(), number, ppd, ppd.Parameters(LAYERS, layer, k, form), layer, k))
+
+
+@pytest.mark.parametrize("form", ["eager", "nested"])
+@pytest.mark.parametrize("number", PROMPTS)
+def test_ppd_whose_processes_are_stopped_commits_the_same(form: str, number: int) -> None:
+    """How far a stopped process has come the clock decides, and a run without one counts its whole pass: commits are compared."""
+    real, run = replayed(made(), number, ppd, ppd.Parameters(LAYERS, 3, 2, form), 3, 2)
+    assert [(step.kind, len(step.tokens)) for step in real.committed] == [(kind, count) for _, kind, count in run.commits]
+
+
+@given(number=st.sampled_from([*PROMPTS]), gamma=st.integers(0, 8))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_speculation_replayed_is_speculation_run(number: int, gamma: int) -> None:
+    agree(*replayed(made(), number, speculative, speculative.Parameters(LAYERS, gamma, draft_layers=2)))
+
+
+@pytest.mark.parametrize("policy", ["heuristic", "gradient", "optimum"])
+@pytest.mark.parametrize("number", PROMPTS)
+def test_adaptive_drafts_replayed_are_those_run(policy: str, number: int) -> None:
+    more = {} if policy == "heuristic" else {"believed_cost_ratio": 0.1}
+    agree(*replayed(made(), number, adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, draft_layers=2, **more)))
+
+
+def test_plain_decoding_replayed_is_that_run() -> None:
+    agree(*replayed(made(), 0, autoregressive, autoregressive.Parameters(LAYERS)))
+
+
+def test_some_drafts_and_candidates_are_right_and_some_are_not() -> None:
+    """Or the tests above would compare nothing."""
+    log = made()
+    assert 0.05 < np.concatenate(log.agreements()).mean() < 0.95
+    assert 0.05 < np.concatenate(log.matches(3, 1)).mean() < 0.98
+
+
+# --- drawn texts ---
+
+
+def test_drawn_texts_are_accepted_as_often_as_the_log_says() -> None:
+    """Accepted over tested of sampled runs against the mean of sum min(p, q) along drawn texts: within 3.3 standard errors, which a
+    right program passes 999 times in 1000."""
+    sampling = Sampling(top_k=6)
+    decoders = kin()
+    prompts = {number: PROMPTS[0] for number in range(150)}
+    table = logging.logged(decoders["target"], prompts, 4, draft=decoders["draft"], sampling=sampling, seed=3)
+    first = table.filter(pl.col("position") == 0)["overlap"].to_numpy()
+    assert np.ptp(first) < 1e-6  # the same prompt, the same laws
+    accepted = [
+        Real(decoders, sampling=sampling, luck=Luck(5, number))
+        .run(speculative.decode(speculative.Parameters(LAYERS, 1, sampled=True, draft_layers=2), PROMPTS[0], 2), 2)
+        .committed[0]
+        .tokens
+        for number in range(400)
+    ]
+    rate, beta = np.mean([len(tokens) == 2 for tokens in accepted]), float(first[0])
+    assert abs(rate - beta) < 3.3 * np.sqrt(beta * (1 - beta) / 400)
+
+
+def test_the_chance_given_the_token_has_the_mean_of_the_overlap() -> None:
+    log = made(sampling=Sampling(), seed=1)
+    chances, overlap = np.concatenate(log.chances()), np.concatenate(log.column("overlap"))
+    difference = chances - overlap  # of mean zero at each position, given what was before it
+    assert abs(difference.mean()) < 3.3 * difference.std(ddof=1) / np.sqrt(difference.size)
+
+
+# --- files and commands ---
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+    log = made()
+    path = position_log.save(log, tmp_path / "log.parquet")
+    again = position_log.load(path)
+    assert again.table.equals(log.table)
+    assert again.said == log.said
+
+
+def test_a_log_that_was_cut_off_or_is_no_log_is_refused(tmp_path: Path) -> None:
+    path = position_log.save(made(), tmp_path / "log.parquet")
+    content = path.read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ParameterError, match=r"cut\.parquet cannot be read as a decision log.*cut off"):
+        position_log.load(tmp_path / "cut.parquet")
+    made().table.write_parquet(tmp_path / "bare.parquet")
+    with pytest.raises(ParameterError, match=r"bare\.parquet must be a decision log, got 'no note of what it is'"):
+        position_log.load(tmp_path / "bare.parquet")
+    from model import kept
+
+    kept.write(tmp_path / "new.parquet", position_log.KIND, 99, made().table, {})
+    with pytest.raises(ParameterError, match="schema_version must be 1, got 99"):
+        position_log.load(tmp_path / "new.parquet")
+    with pytest.raises(ParameterError, match="unknown log 'famly'"):
+        position_log.load("famly")
+
+
+def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> None:
+    decoders, prompts = kin(), [*PROMPTS.values()]
+    said = {"sampling": None, "heads": None}
+    whole, _ = logging.make(tmp_path / "whole.parquet", said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
+
+    def stop(done: int, total: int, at: str) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "log.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, report=stop)
+    assert not out.exists()
+    with pytest.raises(ParameterError, match="broken off; go on with --resume"):
+        logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
+    with pytest.raises(ParameterError, match="parts of another log: seed differs"):
+        logging.make(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
+    again, spent = logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
+    assert again.table.equals(whole.table)
+    assert spent.total > 0
+    assert not out.with_suffix(".parts").exists()
+
+
+def test_tables_of_rates_count_what_the_log_holds() -> None:
+    log = made()
+    found = {table.title: table for table in rate_tables.tables(log, [1, 2], [1, 3], 0.1)}
+    matches = next(table for title, table in found.items() if title.startswith("Match rates (measured)"))
+    for layer, head, count, rate, low, high, trials in matches.rows:
+        assert head == "N"
+        assert rate == pytest.approx(np.concatenate(log.matches(layer, count)).mean())
+        assert trials == len(PROMPTS) * TOKENS
+        assert low <= rate <= high
+    assert all("\n".join(table.lines()) and json.dumps(table.document()) for table in found.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["log", "--target", "nowhere", "-o", "x.parquet"], "model must be a directory"),
+        (["log", "--target", "target", "-o", "x.parquet", "--temperature", "2"], "temperature is of drawn texts"),
+        (["rates", "nowhere.parquet"], "there is no such file"),
+        (["rates", "famly"], "unknown log"),
+        (["rates", "nowhere.parquet", "--candidates", "0"], "candidates must be"),
+    ],
+)
+def test_what_cannot_be_logged_is_one_line(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
