@@ -453,7 +453,7 @@ def test_models_of_the_package_are_what_they_say(name: str) -> None:
     held_out = loaded.tokens(found.held_out)
     assert held_out.size == log["corpus"]["held_out_tokens"]
     sample = log["held_out_sample"]
-    loss = training.loss_of(loaded.model, held_out, log["recipe"]["length"], windows=sample["windows"])
+    loss = training.loss_of(loaded.model, held_out, sample["length"], windows=sample["windows"])
     assert loss == pytest.approx(sample["loss"], rel=1e-4)
     assert loss == pytest.approx(log["held_out_loss"], rel=0.3), "a few windows of many"
 

@@ -183,6 +183,24 @@ def finite(name: str, tensors: Iterator[tuple[str, Tensor]]) -> None:
             raise ParameterError(f"{bound}; fetch or make it again")
 
 
+def same_tokens(one: Loaded, other: Loaded) -> None:
+    """Refuse two models that do not mean the same by the same number."""
+    text = "def same(tokens):\n    return [each + 1 for each in tokens]  # näxt\n"
+    if one.vocabulary != other.vocabulary:
+        raise _different(one, other, f"vocabularies are of {one.vocabulary} and {other.vocabulary} tokens")
+    words = one.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+    for word in words[0].keys() | words[1].keys():
+        if words[0].get(word) != words[1].get(word):
+            numbers = f"{words[0].get(word, 'no token')} and {words[1].get(word, 'no token')}"
+            raise _different(one, other, f"{checks.shown(word)} is {numbers}")
+    if one.tokens({"": text}).tolist() != other.tokens({"": text}).tolist():
+        raise _different(one, other, "they cut a text into other tokens")
+
+
+def _different(one: Loaded, other: Loaded, why: str) -> ParameterError:
+    return ParameterError(f"models {one.name} and {other.name} must have the same tokenizer: {why}; take two of one family")
+
+
 def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
     """Write a model in half precision with its tokenizer and log to a new directory, whole or not at all.
 
