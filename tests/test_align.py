@@ -146,6 +146,8 @@ def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, fol
     for place, when in ((folders[1], "before"), (aligned, "after")):
         counts = align.agreement(store.load(place), texts, 8)
         assert counts["hits"].sum() / counts["positions"].sum() == pytest.approx(found[when], abs=1e-5)
+    loss = training.loss_of(store.load(aligned).model, target.tokens(family.text().held_out), FEW.length)
+    assert loss == pytest.approx(log["held_out_loss"], abs=7e-6)
     assert log["target"]["checksum"] == store.checksum(folders[0])
     assert log["draft"]["checksum"] == store.checksum(folders[1])
     assert log["role"] == "aligned"
@@ -242,6 +244,7 @@ def test_align_is_a_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
     assert "is there already" in family.told(*common)
     again = CliRunner().invoke(app, [*common, "--resume", "--json"])
     assert json.loads(again.stdout) == log | {"folder": str(out)}
+    assert "made with prompts 16, now asked for 17" in family.told(*common, "--resume", "--prompts", "17")
 
 
 @pytest.mark.parametrize(

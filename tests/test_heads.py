@@ -296,8 +296,9 @@ def test_heads_are_trained_by_a_command(folder: Path, tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines() if line[:5].strip().isdecimal()] == ["2"]
     assert str(tmp_path) not in heads.about(path)["command"]
     assert "is there already" in family.told(*common, "-o", str(path))
-    again = CliRunner().invoke(app, [*common, "-o", str(path), "--resume", "--json"])
+    again = CliRunner().invoke(app, [*common, "-o", str(path), "--layers", "2", "--resume", "--json"])
     assert json.loads(again.stdout) == heads.about(path) | {"file": str(path)}
+    assert "made with heads of layers [2], now asked for [1, 2]" in family.told(*common, "-o", str(path), "--resume")
 
 
 @pytest.mark.parametrize(

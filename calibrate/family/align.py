@@ -82,8 +82,13 @@ def align(
 ) -> dict[str, Any]:
     """Train `draft` on what `target` writes and save it to a new directory; its log. The loaded draft is changed."""
     written, kept = (folder.with_name(f"{folder.name}.{each}") for each in ("written", "kept"))
+    sums = {"target": target.checksum, "draft": draft.checksum, "text": corpus.checksum}
+    said = json.dumps(sums | asdict(settings), sort_keys=True)
     if resume and (folder / store.LOG).exists():
-        return store.log_of(folder)
+        log = store.log_of(folder)
+        was = {"target": log["target"]["checksum"], "draft": log["draft"]["checksum"], "text": log["corpus"]["checksum"]}
+        store.refuse_other(folder, was | log["settings"], sums | asdict(settings))
+        return log
     store.refuse_existing(folder)
     if not resume and (written.exists() or kept.exists()):
         there = written if written.exists() else kept
@@ -97,8 +102,6 @@ def align(
     training.enough("held-out text", held_out, settings.length)
     inputs = prompts(tokens, settings.prompts, settings.prompt, settings.seed)
     checked = prompts(held_out, min(settings.held_out, held_out.size // settings.prompt), settings.prompt, settings.seed)
-    sums = {"target": target.checksum, "draft": draft.checksum, "text": corpus.checksum}
-    said = json.dumps(sums | asdict(settings), sort_keys=True)
     theirs = outputs(target, checked, settings.tokens)
     before = agreement(draft, theirs, settings.prompt) | making.worth(draft.model, held_out, settings.length)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -83,20 +83,24 @@ def train(
     import torch
 
     kept = path.with_name(f"{path.name}.kept")
+    chosen = _layers(loaded, layers)
+    settings = replace(settings, length=min(settings.length, loaded.positions))
+    said = {"model": loaded.checksum, "text": corpus.checksum, "heads of layers": list(chosen), **asdict(settings)}
     if resume and path.exists():
-        return about(path)
+        there = about(path)
+        layers_there = sorted({row["layer"] for row in there["results"]})
+        was = {"model": there["model"], "text": there["corpus"]["checksum"], "heads of layers": layers_there, **there["settings"]}
+        store.refuse_other(path, was, said)
+        return there
     store.refuse_existing(path)
     if kept.exists() and not resume:
         raise ParameterError(f"{kept} is of a training that was broken off; --resume goes on with it, or remove it")
-    chosen = _layers(loaded, layers)
-    settings = replace(settings, length=min(settings.length, loaded.positions))
     check(loaded)
     tokens, held_out = loaded.tokens(corpus.training), loaded.tokens(corpus.held_out)
     recipe = settings.recipe(tokens.size)
     steps = recipe.steps(tokens.size)
     training.enough("held-out text", held_out, settings.length)
     heads = started(loaded, chosen)
-    said = {"model": loaded.checksum, "text": corpus.checksum, "layers": list(chosen), **asdict(settings)}
 
     def seen() -> float:
         return float(np.mean([row["loss"] for row in judged(loaded, {"trained": heads}, held_out, settings.length, training.SEEN)]))

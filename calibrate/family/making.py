@@ -52,7 +52,10 @@ def make(
     """Train a model and write it to `folder`/`role`; its log. With `resume` what is done already is not done again."""
     place, kept = folder / role, folder / f"{role}.kept"
     if resume and (place / store.LOG).exists():
-        return store.log_of(place)
+        log = store.log_of(place)
+        was = {**log["size"], **log["recipe"], "text": log["corpus"]["checksum"]}
+        store.refuse_other(place, was, asdict(size) | asdict(recipe) | {"text": corpus.checksum})
+        return log
     store.refuse_existing(place)
     if kept.exists() and not resume:
         raise ParameterError(f"{kept} is of a training that was broken off; --resume goes on with it, or remove it")

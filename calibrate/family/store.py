@@ -243,6 +243,14 @@ def refuse_existing(path: Path) -> None:
         raise ParameterError(f"{path} is there already; remove it, or choose another place with -o")
 
 
+def refuse_other(path: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+    """What is there already is taken for what is asked for only where it was made so."""
+    for key, value in now.items():
+        if was.get(key) != value:
+            change = f"{key} {checks.shown(was.get(key))}, now asked for {checks.shown(value)}"
+            raise ParameterError(f"{path} is there already, made with {change}; give the same, or choose another place with -o")
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A place beside `path` to write a file or a directory to; it is put there in the end, or nothing is left of it."""
