@@ -1,4 +1,4 @@
-"""`calibrate train` and `calibrate heads`: small models of the family, and exit heads of any model."""
+"""`calibrate train`, `heads` and `align`: small models of the family; exit heads and aligned drafts of any models."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("train")(train)
     app.command("heads")(heads)
+    app.command("align")(align)
 
 
 @guarded
@@ -94,6 +95,7 @@ def heads(
     batch: Annotated[int | None, typer.Option(help="Windows of an update. Default: 16; of the paper: 128.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a window, at most. Default: 512; of the paper: 2048.")] = None,
     rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.001; of the paper: 2e-05.")] = None,
+    labels: Annotated[str | None, typer.Option(help="text, or model: what the model would write. Default: text.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the order of windows. Default: 0.")] = None,
     text: Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
@@ -116,7 +118,7 @@ def heads(
     from model import checks
 
     checks.one_of("settings", settings, work.SETTINGS)
-    given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
+    given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed, "labels": labels}
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64} if quick else {}
     wanted = replace(work.SETTINGS[settings], **small | {key: value for key, value in given.items() if value is not None})
     chosen = None if layers is None else numbers("layers", layers)
@@ -135,6 +137,64 @@ def heads(
         return
     print("\n".join(_foretold(about)))
     print(path)
+
+
+@guarded
+def align(
+    target: Annotated[str, typer.Option(help="Whose texts are learnt: a directory, one of the family, or OWNER/NAME.")],
+    draft: Annotated[str, typer.Option(help="The model that learns them, with the same tokenizer.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the aligned draft.")],
+    prompts: Annotated[int | None, typer.Option(help="Texts that the target writes. Default: 4096.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens of the training text before each. Default: 64.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens that it writes, greedily. Default: 128.")] = None,
+    held_out: Annotated[int | None, typer.Option(help="Held-out prompts to measure agreement on. Default: 256.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often the texts are read. Default: 2.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Texts of an update. Default: 16.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.002.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of prompts and their order. Default: 0.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few texts: to see whether it works.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of lines.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Train a draft further on what the target writes behind prompts of the training text, as Big Little Decoder aligns its models.
+
+    calibrate align --target target --draft draft -o aligned
+
+    calibrate align --target my-llama --draft my-small-llama --text articles --prompts 20000 -o aligned
+    """
+    from calibrate.family import align as work
+    from calibrate.family import store
+
+    given = {
+        "prompts": prompts, "prompt": prompt, "tokens": tokens, "held_out": held_out, "epochs": epochs, "batch": batch,
+        "rate": rate, "seed": seed,
+    }  # fmt: skip
+    small: dict[str, Any] = {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4} if quick else {}
+    settings = work.Settings(**small | {key: value for key, value in given.items() if value is not None})
+    where = _device(device, threads)
+    large, little = store.load(target, where), store.load(draft, where)
+    read = _text(little, text)
+    read = read.cut(_QUICK_TEXT) if quick else read
+    said = given | {"text": None if text is None else read.name, "threads": threads}
+    words = [f"--{key.replace('_', '-')} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
+    command = " ".join([f"calibrate align --target {large.name} --draft {little.name} -o {out.name}", *words])
+    with _resumable(), progress(quiet, "align") as bar:
+        log = work.align(large, little, read, settings, out, command=command, resume=resume, report=bar)
+    if as_json:
+        print(json.dumps(log | {"folder": str(out)}, indent=2))
+        return
+    found = log["agreement"]
+    where = f"measured on {found['positions']} tokens behind {found['prompts']} held-out prompts"
+    print(
+        f"agreement with the greedy texts of {log['target']['name']}: {found['before']:.4f} before, {found['after']:.4f} after,"
+        f" gained {found['gain']:.4f} +- {found['gain_error']:.4f} ({where})"
+    )
+    before, after = log["held_out_loss_before"], log["held_out_loss"]
+    print(f"loss on held-out text: {before:.4f} before, {after:.4f} nats per token after (measured); {out}")
 
 
 def _foretold(about: dict[str, Any]) -> Iterator[str]:

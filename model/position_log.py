@@ -104,10 +104,25 @@ class PositionLog:
             raise ParameterError(f"layer {layer} has no trained head: {known}; take head 'common'")
         return found
 
-    def matches(self, layer: int, candidates: int, head: str = "common") -> list[Bools]:
-        """Whether the target's token is among so many early candidates of a layer: for each text an array (positions,)."""
+    def matches(self, layer: int, candidates: int, head: str = "common", *, form: str = "literal") -> list[Bools]:
+        """Whether the target's token is among so many early candidates of a layer: for each text an array (positions,).
+
+        The flat form of Predictive Pipelined Decoding predicts where it is: behind a match later than the exit layer, if that is
+        below the middle.
+        """
         checks.whole("candidates", candidates, 1)
-        return self.by_text(self.ranks(layer, head) <= candidates)
+        if form != "flat" or 2 * layer >= self.layers:
+            return self.by_text(self.ranks(layer, head) <= candidates)
+        later = max(layer, self.layers - layer)
+        kept = {each: self.by_text(self.ranks(each, head) <= candidates) for each in {layer, later, max(layer, self.layers - later)}}
+        found = []
+        for text in range(len(self.starts) - 1):
+            gap, matches = layer, []
+            for place in range(kept[layer][text].size):
+                matches.append(bool(kept[gap][text][place]))
+                gap = max(layer, self.layers - gap) if matches[-1] else layer
+            found.append(np.array(matches, dtype=np.bool_))
+        return found
 
     def column(self, name: str) -> list[NDArray[Any]]:
         """What is known of the draft: for each text an array (positions,)."""

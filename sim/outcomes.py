@@ -158,7 +158,8 @@ class Replay:
             matches = [np.ones(len(text), dtype=np.bool_) for text in log.by_text(log.table["token"].to_numpy())]
         else:
             check_depth(log, parameters)
-            matches = log.matches(layer, candidates, self.head or "common")
+            form = getattr(parameters, "form", "literal")
+            matches = log.matches(layer, candidates, self.head or "common", form=form)
         return of_log(log, self.log, acceptance.Replay(log.covering(matches, tokens)), tokens, self.source)
 
     def _law(self) -> acceptance.Replay:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from calibrate.cli import app
@@ -199,6 +200,27 @@ def test_broken_off_training_ends_with_the_same_weights(stop: int, tmp_path: Pat
     assert parts.joinpath(store.WEIGHTS).read_bytes() == whole.joinpath(store.WEIGHTS).read_bytes()
     assert store.log_of(parts)["held_out_loss"] == store.log_of(whole)["held_out_loss"]
     assert not list((tmp_path / "parts").glob("*.kept*"))
+
+
+def test_seconds_are_those_of_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by one whenever it is asked."""
+    clock = iter(range(10_000))
+    monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+
+    def pull(step: int, *_: object) -> None:
+        if step == 9:
+            raise BrokenOffError
+
+    recipe = replace(family.RECIPE, epochs=0.3)
+    with pytest.raises(BrokenOffError):
+        family.made(tmp_path, recipe=recipe, report=pull)
+    with safe_open(tmp_path / "tiny.kept", framework="np") as file:
+        said = file.metadata()
+    assert (said["step"], float(said["seconds"]) > 20) == ("8", True)
+    left = recipe.steps(family.tokens(family.text())[1].size) - 8
+    seconds = store.log_of(family.made(tmp_path, recipe=recipe, resume=True))["seconds"]
+    assert float(said["seconds"]) < seconds < float(said["seconds"]) + 4 * left + 2
 
 
 def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +475,7 @@ def test_models_of_the_package_are_what_they_say(name: str) -> None:
     held_out = loaded.tokens(found.held_out)
     assert held_out.size == log["corpus"]["held_out_tokens"]
     sample = log["held_out_sample"]
-    loss = training.loss_of(loaded.model, held_out, log["recipe"]["length"], windows=sample["windows"])
+    loss = training.loss_of(loaded.model, held_out, sample["length"], windows=sample["windows"])
     assert loss == pytest.approx(sample["loss"], rel=1e-4)
     assert loss == pytest.approx(log["held_out_loss"], rel=0.3), "a few windows of many"
 
@@ -476,6 +498,7 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
     assert again.exit_code == 0
     assert "held-out loss" in again.stdout
     assert "measured" in again.stdout
+    assert "made with epochs 0.1, now asked for 0.2" in family.told(*common, "--resume", "--epochs", "0.2")
     # The command that it says gives the same weights.
     words = said["command"].split()[1:]
     words[words.index("-o") + 1] = str(tmp_path / "again")

@@ -101,7 +101,7 @@ def test_gradients_are_those_of_the_whole_batch_however_it_is_cut(loaded: Loaded
     for chunk in (10**6, 16):
         monkeypatch.setattr(heads, "CHUNK", chunk)
         started = heads.started(loaded, (1, 2))
-        loss = heads._learn(loaded, started, windows)
+        loss = heads._learn(loaded, started, windows, "text")
         found.append([float(loss), *(head.grad for head in started.values())])
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
@@ -156,6 +156,19 @@ def test_training_that_was_broken_off_ends_with_the_same_heads(
     assert set(one) == set(other) == {"layer.1", "layer.2"}
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert [each.name for each in tmp_path.iterdir()] == ["heads"]
+
+
+def test_a_head_can_learn_what_the_model_would_write(loaded: Loaded, tmp_path: Path) -> None:
+    windows = np.random.default_rng(0).integers(0, 300, (2, 9))
+    started = heads.started(loaded, (1,))
+    loss = heads._learn(loaded, started, windows, "model")
+    seen, own = heads.states(loaded, torch.from_numpy(windows[:, :-1]), (1,))
+    guesses = seen[1] @ started[1].detach().T
+    wanted = guesses.double().log_softmax(-1).gather(-1, own.argmax(-1, keepdim=True))
+    assert float(loss) == pytest.approx(-float(wanted.mean()), rel=1e-5)
+    about = heads.train(loaded, family.text(), replace(FEW, labels="model"), tmp_path / "heads")
+    rows = {(row["head"], row["layer"]): row for row in about["results"]}
+    assert rows["trained", 1]["top_1"] > rows["common", 1]["top_1"]
 
 
 def test_the_papers_settings_are_its_table_4() -> None:
@@ -283,8 +296,9 @@ def test_heads_are_trained_by_a_command(folder: Path, tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines() if line[:5].strip().isdecimal()] == ["2"]
     assert str(tmp_path) not in heads.about(path)["command"]
     assert "is there already" in family.told(*common, "-o", str(path))
-    again = CliRunner().invoke(app, [*common, "-o", str(path), "--resume", "--json"])
+    again = CliRunner().invoke(app, [*common, "-o", str(path), "--layers", "2", "--resume", "--json"])
     assert json.loads(again.stdout) == heads.about(path) | {"file": str(path)}
+    assert "made with heads of layers [2], now asked for [1, 2]" in family.told(*common, "-o", str(path), "--resume")
 
 
 @pytest.mark.parametrize(
@@ -292,6 +306,7 @@ def test_heads_are_trained_by_a_command(folder: Path, tmp_path: Path) -> None:
     [
         ("--settings papers", "unknown settings 'papers'; did you mean paper?"),
         ("--layers 3", "layer must be between 1 and layers-1=2, got 3"),
+        ("--labels texts", "unknown labels 'texts'; did you mean text?"),
         ("--layers 1,b", "layers must be whole numbers"),
         ("--rate -1", "rate must be at least 0, got -1"),
         ("--batch 0", "batch must be at least 1"),

@@ -69,10 +69,10 @@ def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
         with torch.inference_mode():
             passed = full(ids, output_hidden_states=True)
             q = torch.softmax(small(ids).logits[0, -TOKENS:], -1)
+            behind = [states[0, -TOKENS:] for states in passed.hidden_states[1:]]
+            said = [full.lm_head(states if states is behind[-1] else full.model.norm(states)) for states in behind]
         p = torch.softmax(passed.logits[0, -TOKENS:], -1)
-        for layer in range(1, LAYERS + 1):
-            states = passed.hidden_states[layer][0, -TOKENS:]
-            logits = full.lm_head(states if layer == LAYERS else full.model.norm(states))
+        for layer, logits in enumerate(said, start=1):
             own = logits.gather(1, torch.tensor(tokens)[:, None])
             ranks = (logits > own).sum(-1) + 1
             assert rows["rank_common"].to_numpy()[:, layer - 1].tolist() == ranks.tolist()
@@ -111,11 +111,13 @@ def test_groups_and_order_do_not_matter() -> None:
 # --- replay = run ---
 
 
-def replayed(log: PositionLog, number: int, module: Any, parameters: Any, layer: int | None = None, k: int = 1) -> tuple[Any, Any]:
+def replayed(
+    log: PositionLog, number: int, module: Any, parameters: Any, layer: int | None = None, k: int = 1, form: str = "literal"
+) -> tuple[Any, Any]:
     """The real run behind a prompt, and the simulator on what the log says of it."""
     prompt = PROMPTS[number]
     real = Real(kin()).run(module.decode(parameters, prompt, TOKENS), TOKENS)
-    matches = [] if layer is None else log.matches(layer, k)[number].tolist()
+    matches = [] if layer is None else log.matches(layer, k, form=form)[number].tolist()
     survivors = log.column("accepted")[number].tolist()
     world = World(len(prompt), LAYERS, matches, {"draft": Draft("target", survivors)})
     # In a world a token is its position; its prompt is as long as the real one.
@@ -134,7 +136,7 @@ def agree(real: Any, run: Any) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> None:
     layer = data.draw(st.integers(3 if form == "literal" else 1, LAYERS - 1))
-    agree(*replayed(made(), number, ppd, ppd.Parameters(LAYERS, layer, k, form), layer, k))
+    agree(*replayed(made(), number, ppd, ppd.Parameters(LAYERS, layer, k, form), layer, k, form))
 
 
 @pytest.mark.parametrize("form", ["eager", "nested"])

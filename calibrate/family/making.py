@@ -52,7 +52,10 @@ def make(
     """Train a model and write it to `folder`/`role`; its log. With `resume` what is done already is not done again."""
     place, kept = folder / role, folder / f"{role}.kept"
     if resume and (place / store.LOG).exists():
-        return store.log_of(place)
+        log = store.log_of(place)
+        was = {**log["size"], **log["recipe"], "text": log["corpus"]["checksum"]}
+        store.refuse_other(place, was, asdict(size) | asdict(recipe) | {"text": corpus.checksum})
+        return log
     store.refuse_existing(place)
     if kept.exists() and not resume:
         raise ParameterError(f"{kept} is of a training that was broken off; --resume goes on with it, or remove it")
@@ -78,16 +81,21 @@ def finish(
 ) -> dict[str, Any]:
     """Round a trained model to half precision, say what that is worth on all of the held-out text, and write it; the log."""
     store.halved(model)
-    device = str(model.device)
     whole = about(model, role, command) | {
         "size": asdict(size), "recipe": asdict(recipe),
         "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
-        "held_out_loss": round(training.loss_of(model, held_out, recipe.length, device), 5),
-        "held_out_sample": {"windows": SAMPLE, "loss": round(training.loss_of(model, held_out, recipe.length, device, SAMPLE), 5)},
+        **worth(model, held_out, recipe.length),
         "while_training": {"losses": log["losses"], "held_out": log["held_out"]}, "seconds": log["seconds"],
     }  # fmt: skip
     store.save(model, tokenizer, whole, folder)
     return store.log_of(folder)
+
+
+def worth(model: Any, held_out: NDArray[Any], length: int) -> dict[str, Any]:
+    """The loss on all of the held-out text, and that on a few windows, which is soon computed again."""
+    device = str(model.device)
+    sample = {"windows": SAMPLE, "length": length, "loss": round(training.loss_of(model, held_out, length, device, SAMPLE), 5)}
+    return {"held_out_loss": round(training.loss_of(model, held_out, length, device), 5), "held_out_sample": sample}
 
 
 def about(model: Any, role: str, command: str) -> dict[str, Any]:

@@ -188,6 +188,24 @@ def finite(name: str, tensors: Iterator[tuple[str, Tensor]]) -> None:
             raise ParameterError(f"{bound}; fetch or make it again")
 
 
+def same_tokens(one: Loaded, other: Loaded) -> None:
+    """Refuse two models that do not mean the same by the same number."""
+    text = "def same(tokens):\n    return [each + 1 for each in tokens]  # näxt\n"
+    if one.vocabulary != other.vocabulary:
+        raise _different(one, other, f"vocabularies are of {one.vocabulary} and {other.vocabulary} tokens")
+    words = one.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+    for word in words[0].keys() | words[1].keys():
+        if words[0].get(word) != words[1].get(word):
+            numbers = f"{words[0].get(word, 'no token')} and {words[1].get(word, 'no token')}"
+            raise _different(one, other, f"{checks.shown(word)} is {numbers}")
+    if one.tokens({"": text}).tolist() != other.tokens({"": text}).tolist():
+        raise _different(one, other, "they cut a text into other tokens")
+
+
+def _different(one: Loaded, other: Loaded, why: str) -> ParameterError:
+    return ParameterError(f"models {one.name} and {other.name} must have the same tokenizer: {why}; take two of one family")
+
+
 def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
     """Write a model in half precision with its tokenizer and log to a new directory, whole or not at all.
 
@@ -228,6 +246,14 @@ def refuse_existing(path: Path) -> None:
     """Nothing that is there is written over."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ParameterError(f"{path} is there already; remove it, or choose another place with -o")
+
+
+def refuse_other(path: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+    """What is there already is taken for what is asked for only where it was made so."""
+    for key, value in now.items():
+        if was.get(key) != value:
+            change = f"{key} {checks.shown(was.get(key))}, now asked for {checks.shown(value)}"
+            raise ParameterError(f"{path} is there already, made with {change}; give the same, or choose another place with -o")
 
 
 @contextlib.contextmanager

@@ -109,12 +109,12 @@ class Recipe:
         places = []
         for number in range(step * self.batch, (step + 1) * self.batch):
             epoch, place = divmod(number, count)
-            order, start = _order(self.seed, epoch, count, (tokens.size - 1) % self.length)
+            order, start = order_of(self.seed, epoch, count, (tokens.size - 1) % self.length)
             places.append(start + order[place] * self.length)
         return np.stack([tokens[start : start + self.length + 1] for start in places])
 
 
-def _order(seed: int, epoch: int, count: int, room: int) -> tuple[Tokens, int]:
+def order_of(seed: int, epoch: int, count: int, room: int) -> tuple[Tokens, int]:
     """In which order the windows of an epoch come, and where the first of them begins."""
     random = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     return random.permutation(count), int(random.integers(room + 1))
@@ -262,8 +262,11 @@ def optimizers_of(model: Any, recipe: Recipe) -> list[Any]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (inner if parameter.ndim == 2 and ".layers." in name else outer).append(parameter)
+    adam = torch.optim.AdamW(outer, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+    if not inner:  # an architecture that calls its layers something else
+        return [adam]
     muon: Any = torch.optim.Muon(inner, lr=0.0, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(outer, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)]
+    return [muon, adam]
 
 
 def _state(model: Any, optimizers: list[Any]) -> Iterator[tuple[str, Tensor]]:
