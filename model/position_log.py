@@ -114,7 +114,7 @@ class PositionLog:
         if form != "flat" or 2 * layer >= self.layers:
             return self.by_text(self.ranks(layer, head) <= candidates)
         later = max(layer, self.layers - layer)
-        kept = {each: self.by_text(self.ranks(each, head) <= candidates) for each in {layer, later, max(layer, self.layers - later)}}
+        kept = {each: self.by_text(self.ranks(each, head) <= candidates) for each in (layer, later)}
         found = []
         for text in range(len(self.starts) - 1):
             gap, matches = layer, []

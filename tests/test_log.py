@@ -179,7 +179,7 @@ def test_drawn_texts_are_accepted_as_often_as_the_log_says() -> None:
     right program passes 999 times in 1000."""
     sampling = Sampling(top_k=6)
     decoders = kin()
-    prompts = {number: PROMPTS[0] for number in range(150)}
+    prompts = dict.fromkeys(range(150), PROMPTS[0])
     table = logging.logged(decoders["target"], prompts, 4, draft=decoders["draft"], sampling=sampling, seed=3)
     first = table.filter(pl.col("position") == 0)["overlap"].to_numpy()
     assert np.ptp(first) < 1e-6  # the same prompt, the same laws
@@ -275,7 +275,9 @@ def test_tables_of_rates_count_what_the_log_holds() -> None:
         (["rates", "nowhere.parquet", "--candidates", "0"], "candidates must be"),
     ],
 )
-def test_what_cannot_be_logged_is_one_line(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_logged_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
