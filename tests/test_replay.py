@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,9 @@ from hypothesis import strategies as st
 
 from calibrate import decoding
 from calibrate.interpreter import Luck, Sampling
-from model import methods, replay
+from model import decision_log, methods, replay
+from model.checks import ParameterError
+from model.decision_log import DecisionLog
 from model.decoding import Answered, Decoding, Question, drafting, question
 from model.latency import UnitCost
 from model.replay import Replayed, UnloggedError
@@ -226,6 +231,68 @@ def test_questions_differ_by_all_that_is_asked() -> None:
     ]  # fmt: skip
     assert len({one, *others}) == len(others) + 1
     assert Answered._fields == (*Question._fields, "answer")
+
+
+# --- logs on disk ---
+
+
+def saved(found: Decoding, folder: Path) -> DecisionLog:
+    """What a log says once it has been written and read."""
+    log = DecisionLog((found,), ("one",), {"target": {"name": "tiny", "checksum": "0", "layers": LAYERS}}, {"temperature": 0.5}, 3)
+    return decision_log.load(decision_log.save(log, folder / "own.parquet"))
+
+
+@given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds, stop=st.none() | st.integers(0, VOCABULARY - 1))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_log_says_all_that_a_run_did(
+    choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: int | None
+) -> None:
+    """Every read to the last bit, and enough for the simulator to play it from the files alone."""
+    method, table = choice
+    found = record("llama", method, table, prompt, tokens, seed=seed, stop=stop)
+    with tempfile.TemporaryDirectory() as folder:
+        (again,) = saved(found, Path(folder)).decodings
+    for name in ("method", "settings", "prompt", "asked", "commits", "stop", "seconds", "reads", "tokens"):
+        assert getattr(again, name) == getattr(found, name), name
+    assert again.account == found.account
+    same(again)
+
+
+def test_a_log_of_several_texts_keeps_them_apart(tmp_path: Path) -> None:
+    decodings = tuple(record("llama", "speculative", {"draft_length": 3}, [prompt], 6) for prompt in (3, 4, 5))
+    log = DecisionLog(decodings, ("a", "b", "c"), {}, None, 0, "2026-01-01", {"torch": "2"})
+    again = decision_log.load(decision_log.save(log, tmp_path / "own.json"))
+    assert [each.reads for each in again.decodings] == [each.reads for each in decodings]
+    assert (again.names, again.date, again.versions) == (log.names, log.date, log.versions)
+    assert again.table().equals(log.table())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema_version": 9}, "own.json: schema_version must be 1, got 9; decode it again"),
+        ({"part": "others"}, "own.json: unknown part 'others'; known: own"),
+        ({"seeds": 1}, "own.json: unknown key seeds; did you mean seed?"),
+        ({"rows": 1}, "own.json: columns must be text, order, kind"),
+        ({"sha256": "0"}, "own.json: its table own.parquet is not the one that it was written with"),
+        ({"seed": -1}, "own.json: seed must be at least 0, got -1"),
+        ({"texts": [3]}, "own.json: it is not as it was written"),
+        ({"texts": []}, "own.json: it is not as it was written"),
+        ({"texts": [{}]}, "own.json: adopted_rows of a text is missing"),
+    ],
+)
+def test_damaged_logs_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    saved(record("llama", "autoregressive", {}, [3], 4), tmp_path)
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ParameterError) as caught:
+        decision_log.load(path)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_log_lies_as_it_was_named() -> None:
+    with pytest.raises(ParameterError, match=r"a log must be named FILE.parquet, got 'own.csv'"):
+        decision_log.json_of("own.csv")
 
 
 # --- the record itself ---
