@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from calibrate.decoder import Decoder
 from calibrate.rows import Rows, joined
 from model import checks
 from model.checks import ParameterError
+from model.decoding import Answered, question
 from model.steps import CacheError, Continuation, Forward, Read, Steps
 from model.work import Cache, Interpreter, Task, Work
 
@@ -86,20 +87,6 @@ class Luck:
         again = self.times[purpose, position, text]
         words = [*self.key, position, text, again, *purpose.encode()]
         return float(np.random.Generator(np.random.Philox(np.random.SeedSequence(words))).random())
-
-
-class Answered(NamedTuple):
-    """A read and its answer, as it was asked for during a run."""
-
-    kind: str
-    role: str
-    layer: int
-    """Behind which it read."""
-    position: int
-    """Of the token that it is about."""
-    text: int
-    token: int | None
-    answer: Any
 
 
 class Output:
@@ -278,12 +265,7 @@ class Real(Interpreter):
         """Look at what a pass has made."""
         found = self._found(step)
         if self.log is not None:
-            output: Output = step.output
-            place = step.offset if len(output.step.texts) > 1 else 0
-            text = output.step.texts[place] if output.step.texts else 0
-            last = output.step
-            position = 0 if step.kind == "beams" else output.positions[step.offset] + 1
-            self.log.append(Answered(step.kind, last.role, last.last, position, text, step.token, found))
+            self.log.append(Answered(*question(step, step.output.step), found))
         return found
 
     def _found(self, step: Read) -> Any:

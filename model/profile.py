@@ -27,10 +27,7 @@ decode         heads, kv_heads, head_dim,  attention of one new token for each t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -40,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks
+from model import checks, pairs
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -246,33 +243,18 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
 
 def save(profile: Profile, folder: str | Path) -> Path:
     """Write NAME.json and NAME.parquet; whole or not at all, the JSON last. Returns its path."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{profile.name}.json"
-    data = folder / f"{profile.name}.parquet"
-    marked = [folder / f".{data.name}.{secrets.token_hex(4)}", folder / f".{path.name}.{secrets.token_hex(4)}"]
-    try:
-        profile.table.write_parquet(marked[0], statistics=False)
-        said = {"schema_version": SCHEMA_VERSION} | {name: getattr(profile, name) for name in _SAME}
-        said |= {"bandwidth_bytes_per_s": profile.bandwidth, "rate_flop_per_s": profile.rate}
-        said |= {"shape": dict(profile.shape), "errors": dict(profile.errors)}
-        said |= {"notes": list(profile.notes), "facts": dict(profile.facts)}
-        said |= {"columns": {name: UNITS[name] for name in profile.table.columns}, "rows": profile.table.height}
-        said |= {"sources": [vars(source) | {"parts": list(source.parts)} for source in profile.sources]}
-        said |= {"sha256": hashlib.sha256(marked[0].read_bytes()).hexdigest()}
-        marked[1].write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-        os.replace(marked[0], data)
-        os.replace(marked[1], path)
-    finally:
-        for each in marked:
-            each.unlink(missing_ok=True)
-    return path
+    said = {"schema_version": SCHEMA_VERSION} | {name: getattr(profile, name) for name in _SAME}
+    said |= {"bandwidth_bytes_per_s": profile.bandwidth, "rate_flop_per_s": profile.rate}
+    said |= {"shape": dict(profile.shape), "errors": dict(profile.errors)}
+    said |= {"notes": list(profile.notes), "facts": dict(profile.facts)}
+    said |= {"columns": {name: UNITS[name] for name in profile.table.columns}, "rows": profile.table.height}
+    said |= {"sources": [vars(source) | {"parts": list(source.parts)} for source in profile.sources]}
+    return pairs.save(Path(folder) / f"{profile.name}.json", said, profile.table)
 
 
 _SAME = ("name", "kind", "device", "model", "dtype", "engine", "mode", "provenance", "date", "cache_bytes")
 _KEYS = {
-    *_SAME, "schema_version", "bandwidth_bytes_per_s", "rate_flop_per_s", "shape", "errors", "notes", "facts", "columns", "rows",
-    "sources", "sha256",
+    *_SAME, "bandwidth_bytes_per_s", "rate_flop_per_s", "shape", "errors", "notes", "facts", "columns", "rows", "sources",
 }  # fmt: skip
 
 
@@ -292,29 +274,7 @@ def load(where: str | Path) -> Profile:
 
 
 def _read(path: Path) -> Profile:
-    import polars as pl
-
-    try:
-        said = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ParameterError("there is no such file") from None
-    except (OSError, ValueError) as error:
-        raise ParameterError(f"it cannot be read as JSON: {str(error).splitlines()[0]}") from None
-    if not isinstance(said, dict) or "schema_version" not in said:
-        raise ParameterError("it is not a profile: schema_version is missing")
-    if said["schema_version"] != SCHEMA_VERSION:
-        found = checks.shown(said["schema_version"])
-        raise ParameterError(f"schema_version must be {SCHEMA_VERSION}, got {found}; import or measure it again")
-    for key in sorted(_KEYS ^ {*said}):
-        raise ParameterError(f"{key} is missing" if key in _KEYS else f"unknown key {key}; {checks.nearest(key, _KEYS)}")
-    data = path.with_suffix(".parquet")
-    try:
-        content = data.read_bytes()
-    except OSError:
-        raise ParameterError(f"its table {data.name} is not beside it") from None
-    if hashlib.sha256(content).hexdigest() != said["sha256"]:
-        raise ParameterError(f"its table {data.name} is not the one that it was written with (sha256); restore both")
-    table = pl.read_parquet(content)
+    said, table = pairs.load(path, _KEYS, "a profile", SCHEMA_VERSION, "import or measure it again")
     for name, unit in said["columns"].items():
         if UNITS.get(name) != unit:
             known = f"must be in {UNITS[name]}" if name in UNITS else "is unknown"

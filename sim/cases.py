@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from model import checks, published
@@ -15,6 +15,7 @@ from model.algorithms import _batches
 from model.checks import ParameterError
 from model.latency import OPERATIONS, RATIOS, UnitCost
 from model.published import ppd_table_3
+from model.tables import build, renamed
 from model.transformer import PRESETS, Shape
 from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
@@ -289,7 +290,7 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     module = methods.algorithm(name)
     own = {section: table.pop(section, None) for section in OWN}
     _refuse_unused(tables, chosen)
-    parameters = build(module.Parameters, _renamed(module.Parameters, table), "method")
+    parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
     if hasattr(parameters, "check_tokens"):
         parameters.check_tokens(settings.tokens)
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
@@ -378,40 +379,10 @@ def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Sha
     return found
 
 
-def build(kind: type, table: Any, where: str) -> Any:
-    """A checked object from a table: no unknown key, none missing, and whatever the object checks itself."""
-    if not isinstance(table, Mapping):
-        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
-    known = {field.name: field for field in fields(kind)}
-    for key in table:
-        if key not in known:
-            raise ParameterError(f"unknown key {where}.{key}; {checks.nearest(key, known)}")
-    missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
-    if missing:
-        raise ParameterError(f"{where}.{missing[0]} is required and has no default; add it under [{where}]")
-    try:
-        return kind(**{key: _frozen(value) for key, value in table.items()})
-    except ParameterError as error:
-        raise ParameterError(error if str(error).startswith(where) else f"{where}: {error}") from None
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
-
-
 def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
     """The outcomes that a method asks for with these parameters: all of its OUTCOMES, or what its `asked` picks of them."""
     found: tuple[str, ...] = kind.asked(table) if hasattr(kind, "asked") else kind.OUTCOMES
     return found
-
-
-def _renamed(kind: Any, table: Tables) -> Tables:
-    """A method's table with what other programs call its parameters under their names here."""
-    aliases = getattr(kind, "ALIASES", {})
-    twice = [alias for alias, key in aliases.items() if {alias, key} <= table.keys()]
-    if twice:
-        raise ParameterError(f"method.{twice[0]} is another name of {aliases[twice[0]]}; give one of the two")
-    return {aliases.get(key, key): value for key, value in table.items()}
 
 
 def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:

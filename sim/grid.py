@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from model import checks
 from model.checks import ParameterError
+from model.tables import parse_value
 from sim import cases, scenario
 from sim.cases import Case
 from sim.scenario import SECTIONS, Tables
@@ -174,18 +174,6 @@ def _values(path: str, values: Any) -> Sequence[Any]:
     if not values:
         raise ParameterError(f"sweep.{path} must have at least one value, got an empty list; give values or leave the axis out")
     return values
-
-
-def parse_value(text: str) -> Any:
-    """A value from the command line: what TOML makes of it, or the text itself.
-
-    >>> parse_value("0.4"), parse_value("true"), parse_value("literal"), parse_value("[1, 2]")
-    (0.4, True, 'literal', [1, 2])
-    """
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, or a number too long or brackets too deep for its parser
-        return text
 
 
 def parse_axis(text: str) -> Any:

@@ -20,9 +20,10 @@ import polars as pl
 
 from model import checks
 from model.checks import ParameterError
+from model.tables import parse_value
 from sim import results, scenario, views
 from sim.files import TEMPORARY, alone, intact, write_hashed, write_text, write_whole
-from sim.grid import Grid, parse_axis, parse_value
+from sim.grid import Grid, parse_axis
 from sim.plan import Plan, Shard
 from sim.scenario import Tables
 

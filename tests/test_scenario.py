@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from model.checks import ParameterError
+from model.tables import parse_value
 from sim import scenario
-from sim.grid import Grid, parse_axis, parse_value
+from sim.grid import Grid, parse_axis
 from sim.plan import Plan
 from sim.sweep import resolve
 

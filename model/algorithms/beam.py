@@ -307,10 +307,11 @@ def _speculated(
     counts = [_draft_length(parameters, beam, end) for beam in beams]
     lines = [[beam.end] for beam in beams]  # a hypothesis' last token, and what is drafted behind it
     for step in range(max(counts)):
-        going = [line for line, count in zip(lines, counts, strict=True) if step < count]
-        out, places = yield from draft.read([line[-1] for line in going])
-        for line, place in zip(going, places, strict=True):
-            (best,) = yield Read("beams", out, hypotheses=((place, 0.0),))
+        going = [(beam.score, line) for beam, line, count in zip(beams, lines, counts, strict=True) if step < count]
+        out, places = yield from draft.read([line[-1] for _, line in going])
+        for (score, line), place in zip(going, places, strict=True):
+            # Its score changes nothing of which token is best, and tells the hypotheses of several processes apart.
+            (best,) = yield Read("beams", out, hypotheses=((place, score),))
             line.append(_behind(line[-1], best).end)
     out, places = yield from target.read([node for line in lines for node in line])
     at, found = iter(places), []

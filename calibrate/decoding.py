@@ -1,0 +1,132 @@
+"""Decoding real models by the algorithms of this project: what was put out and done, and every read with its answer.
+
+The Python twin of `calibrate decode`. Seconds are measured on this machine, between two moments at which the device is idle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from calibrate.decoder import Decoder
+from calibrate.interpreter import Luck, Real, Sampling
+from model import checks, methods, tables
+from model.checks import ParameterError
+from model.decoding import Answered, Decoding
+
+DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium": "medium_layers"})
+"""What says the depth of a model, by its role."""
+
+
+def decode(
+    method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
+    sampling: Sampling | None = None, luck: Luck | None = None, stop: int | None = None, log: bool = False,
+) -> Decoding:
+    """Decode `tokens` tokens behind a prompt of at least one, or until the token `stop`.
+
+    Parameters
+    ----------
+    method
+        A name of `model/algorithms`, or a dotted module.
+    models
+        Decoders by role: the target, and those that the method has beside it.
+    settings
+        The method's parameters but for the depths of the models, which they say themselves.
+    sampling, luck
+        The law of drawn tokens, and where the numbers come from.
+    log
+        Whether every read and its answer are kept.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from calibrate.decoder import decoder_of
+    >>> tiny = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
+    >>> models = {role: decoder_of(LlamaForCausalLM(tiny), role) for role in ("target", "draft")}
+    >>> found = decode("speculative", models, [3, 5], 6, {"draft_length": 2})
+    >>> len(found.tokens), found.settings["layers"], sum(found.rounds.values()) == len(found.commits)
+    (6, 2, True)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    parameters = parameters_of(method, models, {} if settings is None else settings)
+    text = tuple(int(token) for token in prompt)
+    check_text(models, text, tokens)
+    reads: list[Answered] = []
+    real = Real(models, sampling=sampling, luck=luck, log=reads if log else None)
+    module = methods.algorithm(method)
+    more = {} if stop is None or not takes_stop(method) else {"stop": stop}
+    steps = module.decode(parameters, list(text), tokens, **more)
+    settle(models)
+    start = time.perf_counter()
+    work = real.run(steps, tokens)
+    settle(models)
+    seconds = time.perf_counter() - start
+    said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
+    return Decoding(
+        method, said, text, tokens, tuple(work.committed), work.account, more.get("stop"), seconds, tuple(reads)
+    )  # fmt: skip
+
+
+def parameters_of(method: str, models: Mapping[str, Decoder], settings: Mapping[str, Any]) -> Any:
+    """The checked parameters of a method on these models: of just the roles that it has, with their depths filled in."""
+    kind = methods.algorithm(method).Parameters
+    table = tables.renamed(kind, settings)
+    wanted = roles(method, table)
+    for role in wanted:
+        if role not in models:
+            option = "model" if role == "target" else role
+            raise ParameterError(f"method {method} needs a {role} model and has none; give one with --{option}")
+    for role in models:
+        if role not in wanted:
+            has = f"has no {role} model" if len(wanted) > 1 else "drafts with no other model"
+            raise ParameterError(f"--{role} is not used by method {method}, which {has} with these parameters; leave it out")
+    for role in wanted:
+        key = DEPTHS[role]
+        if key in table and table[key] != models[role].layers:
+            name = models[role].name
+            given = checks.shown(table[key])
+            raise ParameterError(f"{key} must be {models[role].layers}, as {name} has, got {given}; leave it out")
+        table[key] = models[role].layers
+    parameters = tables.build(kind, table, "method", "give it with --set KEY=VALUE")
+    if getattr(parameters, "texts", 1) > 1:
+        given = f"{parameters.texts} texts; leave out batch and lengths"
+        raise ParameterError(f"batch must be 1, as one text is decoded at a time, got {given}")
+    return parameters
+
+
+def roles(method: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The models that a method has with these parameters, the target first."""
+    kind = methods.algorithm(method).Parameters
+    return ("target", *methods.roles(kind, tables.renamed(kind, settings)))
+
+
+def takes_stop(method: str) -> bool:
+    """Whether a token ends its texts: beam search takes none."""
+    return "stop" in inspect.signature(methods.algorithm(method).decode).parameters
+
+
+def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int) -> None:
+    """Refuse a prompt that is empty, holds what no model has a row for, or is too long with what is to be written."""
+    if not prompt:
+        raise ParameterError("prompt must have at least one token, got none; begin with the model's start token")
+    for role, decoder in models.items():
+        wrong = [token for token in prompt if not 0 <= token < decoder.vocabulary]
+        if wrong:
+            bound = f"between 0 and {decoder.vocabulary - 1}, the vocabulary of {decoder.name}"
+            raise ParameterError(f"prompt must hold tokens {bound}, got {wrong[0]}; tokenize it with that model's tokenizer")
+        needed = len(prompt) + tokens - 1  # the last token is written, not read
+        if decoder.longest is not None and needed > decoder.longest:
+            raise ParameterError(
+                f"prompt and tokens must fit the {decoder.longest} positions of the {role} {decoder.name}, got {len(prompt)} and"
+                f" {tokens}; take a shorter prompt or fewer tokens"
+            )
+
+
+def settle(models: Mapping[str, Decoder]) -> None:
+    """Wait until the device has done all that it was given."""
+    if any(decoder.device.type == "cuda" for decoder in models.values()):
+        import torch
+
+        torch.cuda.synchronize()

@@ -1,0 +1,68 @@
+"""A table with all that is known of it, as two files side by side: NAME.json, which says what it is, and NAME.parquet.
+
+Either is plain text or plain columns: nothing in them is executed. The JSON holds the table's checksum and is written last, so what
+is there is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model import checks
+from model.checks import ParameterError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def save(path: Path, said: Mapping[str, Any], table: pl.DataFrame) -> Path:
+    """Write a JSON file and the table beside it, whole or not at all; the path of the JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
+    marked = [path.with_name(f".{each.name}.{secrets.token_hex(4)}") for each in (data, path)]
+    try:
+        table.write_parquet(marked[0], statistics=False)
+        digest = hashlib.sha256(marked[0].read_bytes()).hexdigest()
+        marked[1].write_text(json.dumps({**said, "sha256": digest}, indent=1) + "\n", encoding="utf-8")
+        os.replace(marked[0], data)
+        os.replace(marked[1], path)
+    finally:
+        for each in marked:
+            each.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path, keys: Collection[str], what: str, version: int, again: str) -> tuple[dict[str, Any], pl.DataFrame]:
+    """What a JSON file says, with just these keys and this schema version, and the table beside it, if that is its own.
+
+    `what` is what messages call it, `again` what to do with one of another version.
+    """
+    import polars as pl
+
+    try:
+        said = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ParameterError("there is no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ParameterError(f"it cannot be read as JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(said, dict) or "schema_version" not in said:
+        raise ParameterError(f"it is not {what}: schema_version is missing")
+    if said["schema_version"] != version:
+        raise ParameterError(f"schema_version must be {version}, got {checks.shown(said['schema_version'])}; {again}")
+    known = {*keys, "schema_version", "sha256"}
+    for key in sorted(known ^ {*said}):
+        raise ParameterError(f"{key} is missing" if key in known else f"unknown key {key}; {checks.nearest(key, known)}")
+    data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
+    try:
+        content = data.read_bytes()
+    except OSError:
+        raise ParameterError(f"its table {data.name} is not beside it") from None
+    if hashlib.sha256(content).hexdigest() != said["sha256"]:
+        raise ParameterError(f"its table {data.name} is not the one that it was written with (sha256); restore both")
+    return said, pl.read_parquet(content)

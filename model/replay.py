@@ -1,0 +1,79 @@
+"""What real models said, said again: a world that answers each read as it was answered during a recorded decoding.
+
+The simulator on it plays the run again, pass by pass: the same commits, the same account of passes. What it adds is a clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from model import methods, tables
+from model.decoding import Answered, Decoding, Question, question
+from model.steps import Read, Steps
+
+
+class UnloggedError(LookupError):
+    """A read that nobody has logged: the algorithm that is replayed is not the one that was recorded, or went another way."""
+
+
+class Replayed:
+    """Answers reads with what was logged for the same question; the first one first where a question was asked several times.
+
+    A question is known by its pass (model, layer, position, tokens) and by what it asks about, not by who asks it. So methods whose
+    processes ask the same of different texts cannot be replayed: Predictive Pipelined Decoding in its nested form. There the real
+    run has not even made the passes of processes that it stopped, and their reads are not in the log.
+
+    >>> from model.steps import Forward
+    >>> step = Forward("target", (7,), 0, 0, 4, heads=1)
+    >>> world = Replayed([Answered(*question(Read("next", None), step), 9)])
+    >>> world.read(Read("next", step)), world.left
+    (9, 0)
+    >>> world.read(Read("next", step))
+    Traceback (most recent call last):
+        ...
+    model.replay.UnloggedError: nobody has logged a further next of the target behind layer 4 at position 1, of the pass over ...
+    """
+
+    def __init__(self, reads: Iterable[Answered]) -> None:
+        self.answers: dict[Question, deque[Any]] = defaultdict(deque)
+        for each in reads:
+            self.answers[Question(*each[:-1])].append(each.answer)
+        self.written: Sequence[int] = ()
+        """What has been put out so far; an interpreter puts its own list here."""
+
+    @property
+    def left(self) -> int:
+        """How many answers nobody has asked for yet."""
+        return sum(map(len, self.answers.values()))
+
+    def read(self, step: Read) -> Any:
+        """The answer to a read of an output, which in worlds without tensors is the pass that made it."""
+        asked = question(step, step.output)
+        try:
+            return self.answers[asked].popleft()
+        except IndexError:
+            raise UnloggedError(_said(asked)) from None
+
+
+def _said(asked: Question) -> str:
+    about = f" about token {asked.token}" if asked.token is not None else ""
+    about += f", text {asked.text} of the batch" if asked.text else ""
+    return (
+        f"nobody has logged a further {asked.kind} of the {asked.role} behind layer {asked.layer} at position"
+        f" {asked.position}{about}, of the pass over {[*asked.tail]} at {asked.at}"
+    )
+
+
+def parameters_of(decoding: Decoding) -> Any:
+    """The method's parameters, checked again."""
+    return tables.build(methods.algorithm(decoding.method).Parameters, dict(decoding.settings), "settings")
+
+
+def steps_of(decoding: Decoding) -> Steps:
+    """The algorithm that was decoded with, at its beginning. Interpret it until as many tokens are out as there were."""
+    module = methods.algorithm(decoding.method)
+    more = {} if decoding.stop is None else {"stop": decoding.stop}
+    steps: Steps = module.decode(parameters_of(decoding), decoding.prompt, decoding.asked, **more)
+    return steps
