@@ -6,6 +6,8 @@ they say costs heads and no pass. The draft reads the finished texts in one pass
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import numpy as np
 
 from calibrate.decoder import Decoder
 from calibrate.interpreter import Luck, Sampling
-from model import checks, kept
+from model import checks, pairs
 from model.checks import ParameterError
 from model.position_log import DRAFT, TARGET, PositionLog, save
 
@@ -48,7 +50,7 @@ class Spent:
         return self.writing + self.heads + self.trained_heads + self.draft
 
 
-PART, PART_VERSION = "part of a decision log", 1
+_PART = 1
 
 
 def make(
@@ -62,8 +64,8 @@ def make(
     """
     import polars as pl
 
-    if out.suffix != ".parquet":
-        raise ParameterError(f"out must end in .parquet, got {out.name}")
+    if out.suffix != ".json":
+        raise ParameterError(f"out must end in .json, beside which the table comes to lie, got {out.name}")
     if out.exists():
         raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
     if not prompts or not all(prompts):
@@ -74,25 +76,24 @@ def make(
     spent, found = Spent(), []
     numbered = groups(prompts, group)
     for index, numbers in enumerate(numbered):
-        path = folder / f"{index:05}.parquet"
+        path = folder / f"{index:05}.json"
         if path.exists():
-            table, before = kept.read(path, PART, PART_VERSION)
-            if before != said:
-                differing = next(key for key in {**before, **said} if before.get(key) != said.get(key))
+            before, table = pairs.load(path, ("said",), "part of a decision log", _PART, "log it again")
+            told = json.loads(json.dumps(said))
+            if before["said"] != told:
+                differing = next(key for key in {**before["said"], **told} if before["said"].get(key) != told.get(key))
                 what = f"{folder.name} holds parts of another log"
                 raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
         else:
             own = {number: prompts[number] for number in numbers}
             table = logged(target, own, tokens, draft=draft, sampling=sampling, seed=seed, spent=spent)
-            kept.write(path, PART, PART_VERSION, table, said)
+            pairs.save(path, {"schema_version": _PART, "said": said}, table)
         found.append(table)
         if report is not None:
             report(sum(map(len, numbered[: index + 1])), len(prompts), "")
     log = PositionLog(pl.concat(found).sort("text", "position"), said)
     save(log, out)
-    for index in range(len(numbered)):
-        (folder / f"{index:05}.parquet").unlink(missing_ok=True)
-    folder.rmdir()
+    shutil.rmtree(folder)
     return log, spent
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
 @guarded
 def log(
     target: Annotated[str, typer.Option(help="A directory, one of the family (target), or OWNER/NAME of the hub.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="File of the log, ending in .parquet.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the log, ending in .json; its table comes to lie beside it.")],
     draft: Annotated[str | None, typer.Option(help="A smaller model of the same tokenizer.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those beside the target, if any.")] = None,
     prompts: Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")] = None,
@@ -52,9 +53,9 @@ def log(
 ) -> None:
     """Log what models say along the target's own texts: every layer's match for every k, and how far drafts would survive.
 
-    calibrate log --target target --draft draft -o family.parquet
+    calibrate log --target target --draft draft -o family.json
 
-    calibrate log --target my-llama --draft my-small-llama --prompts squad.json --limit 100 -o squad.parquet
+    calibrate log --target my-llama --draft my-small-llama --prompts squad.json --limit 100 -o squad.json
     """
     from calibrate import log as work
     from calibrate.interpreter import Sampling
@@ -109,7 +110,8 @@ def _opened(
         import torch
 
         torch.set_num_threads(threads)
-    said: dict[str, Any] = {"dtype": dtype, "versions": dict(adapter.versions()), "heads": None}
+    said: dict[str, Any] = {"dtype": dtype, "versions": dict(adapter.versions()), "heads": None, "draft": None}
+    said["date"] = datetime.now(tz=UTC).date().isoformat()
     opened: dict[str, Decoder] = {}
     for role, name in (("target", target), ("draft", draft)):
         if name is None:
@@ -148,7 +150,7 @@ def _prompts(
 
 @guarded
 def rates(
-    where: Annotated[str, typer.Argument(metavar="LOG", help="A .parquet, a bundled one (family), or a public .jsonl.")],
+    where: Annotated[str, typer.Argument(metavar="LOG", help="A .json, a bundled one (family), or a public .jsonl.")],
     candidates: Annotated[str, typer.Option(help="Early candidates k.")] = _CANDIDATES,
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
     cost_ratio: Annotated[float, typer.Option(help="Of a draft pass, where speed-ups are foretold.")] = 0.1,
@@ -159,7 +161,7 @@ def rates(
 
     calibrate rates family
 
-    calibrate rates squad.parquet --candidates 1,3 --lengths 4,8
+    calibrate rates squad.json --candidates 1,3 --lengths 4,8
     """
     from calibrate import rate_tables
 

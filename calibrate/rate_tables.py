@@ -79,7 +79,7 @@ def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[
         yield by_position(log, count, heads[-1])
     yield match_independence(log, candidates, heads[-1])
     if log.drafted:
-        about = f"{log.said.get('draft', {}).get('name', 'draft')}, {len(log.starts) - 1} texts"
+        about = f"{log.said['draft']['name']}, {len(log.starts) - 1} texts"
         if log.said.get("sampling") is None:
             yield from acceptance([each + 1 for each in log.column("accepted")], draft_lengths, cost_ratio, about)
         else:

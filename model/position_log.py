@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks, kept
+from model import checks, pairs
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ Whole = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-KIND, VERSION = "decision log", 1
+VERSION, PART = 1, "positions"
+_SAID = ("target", "draft", "heads", "prompts", "asked", "sampling", "seed", "dtype", "versions", "date")
+_KEYS = ("part", *_SAID, "columns", "rows")
 HEADS = ("common", "trained")
 """The head that reads behind a layer: the model's own, or one that was trained for that layer (Table 2 of [Yang2024]: N and Y)."""
 TARGET: Mapping[str, str] = {
@@ -153,18 +155,33 @@ class PositionLog:
 
 
 def load(where: str | Path) -> PositionLog:
-    """A decision log from its file, or by the name of a bundled one."""
+    """A decision log by its JSON file, beside which its table is, or by the name of a bundled one."""
+    path = Path(where)
     if str(where) in names():
-        where = str(_folder() / f"{where}.parquet")
-    elif not str(where).endswith(".parquet"):
-        raise ParameterError(f"{checks.unknown('log', str(where), names())}; or give the path of a log's .parquet")
-    table, said = kept.read(where, KIND, VERSION)
-    return PositionLog(table, said)
+        path = Path(str(_folder() / f"{where}.json"))
+    elif path.suffix != ".json":
+        raise ParameterError(f"{checks.unknown('log', str(where), names())}; or give the path of a log's .json")
+    try:
+        said, table = pairs.load(path, _KEYS, "a decision log", VERSION, "log it again")
+        if said["part"] != PART:
+            raise ParameterError(f"part must be {PART!r}, which goes along the target's own text, got {checks.shown(said['part'])}")
+        return PositionLog(table, {name: said[name] for name in _SAID})
+    except ParameterError as error:
+        raise ParameterError(f"{path.name}: {error}") from None
 
 
 def save(log: PositionLog, path: str | Path) -> Path:
-    """Write a decision log to a file ending in .parquet."""
-    return kept.write(path, KIND, VERSION, log.table, log.said)
+    """Write a decision log as a JSON file and a table beside it."""
+    return pairs.save(Path(path), document(log.said, log.table), log.table)
+
+
+def document(said: Mapping[str, Any], table: pl.DataFrame) -> dict[str, Any]:
+    """What a log's JSON says, but for its checksum."""
+    lacking = [name for name in _SAID if name not in said]
+    if lacking:
+        raise ParameterError(f"a decision log must say its {lacking[0]}")
+    about = {name: {**TARGET, **DRAFT}[name] for name in table.columns}
+    return {"schema_version": VERSION, "part": PART, **{name: said[name] for name in _SAID}, "columns": about, "rows": table.height}
 
 
 def bundled(name: str = "family") -> PositionLog:
@@ -176,7 +193,7 @@ def names() -> list[str]:
     """The bundled logs."""
     folder = _folder()
     found = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-    return sorted(name.removesuffix(".parquet") for name in found if name.endswith(".parquet"))
+    return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
 
 
 def _folder() -> Any:

@@ -29,6 +29,10 @@ from tests import real_models
 from tests.real_models import DEPTHS, VOCABULARY
 
 LAYERS, TOKENS = DEPTHS["target"], 12
+SAID = {
+    "target": {"name": "target"}, "draft": {"name": "draft"}, "heads": None, "prompts": [], "asked": TOKENS, "sampling": None,
+    "seed": 0, "dtype": "float64", "versions": {}, "date": "2026-01-01",
+}  # fmt: skip
 PROMPTS = {number: [int(token) for token in np.random.default_rng(number).integers(0, VOCABULARY, 5)] for number in range(6)}
 
 
@@ -48,7 +52,7 @@ def made(seed: int = 0, **more: Any) -> PositionLog:
     decoders = kin(seed)
     table = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"], **more)
     sampling = more.get("sampling")
-    return PositionLog(table, {"sampling": None if sampling is None else vars(sampling), "heads": None, "draft": {"name": "draft"}})
+    return PositionLog(table, SAID | {"sampling": None if sampling is None else vars(sampling)})
 
 
 def test_texts_are_the_targets_own() -> None:
@@ -206,40 +210,45 @@ def test_the_chance_given_the_token_has_the_mean_of_the_overlap() -> None:
 
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     log = made()
-    path = position_log.save(log, tmp_path / "log.parquet")
+    path = position_log.save(log, tmp_path / "log.json")
     again = position_log.load(path)
     assert again.table.equals(log.table)
     assert again.said == log.said
 
 
 def test_a_log_that_was_cut_off_or_is_no_log_is_refused(tmp_path: Path) -> None:
-    path = position_log.save(made(), tmp_path / "log.parquet")
-    content = path.read_bytes()
-    (tmp_path / "cut.parquet").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ParameterError, match=r"cut\.parquet cannot be read as a decision log.*cut off"):
-        position_log.load(tmp_path / "cut.parquet")
-    made().table.write_parquet(tmp_path / "bare.parquet")
-    with pytest.raises(ParameterError, match=r"bare\.parquet must be a decision log, got 'no note of what it is'"):
-        position_log.load(tmp_path / "bare.parquet")
-    from model import kept
+    path = position_log.save(made(), tmp_path / "log.json")
+    said, table = path.read_text(), path.with_suffix(".parquet").read_bytes()
 
-    kept.write(tmp_path / "new.parquet", position_log.KIND, 99, made().table, {})
-    with pytest.raises(ParameterError, match="schema_version must be 1, got 99"):
-        position_log.load(tmp_path / "new.parquet")
+    def refused(match: str, about: str = said, content: bytes = table) -> None:
+        path.write_text(about)
+        path.with_suffix(".parquet").write_bytes(content)
+        with pytest.raises(ParameterError, match=match):
+            position_log.load(path)
+
+    refused(r"log\.json: its table log\.parquet is not the one", content=table[: len(table) // 2])
+    refused("cannot be read as JSON", said[: len(said) // 2])
+    refused("schema_version must be 1, got 99", json.dumps(json.loads(said) | {"schema_version": 99}))
+    refused("part must be 'positions'.*got 'own'", json.dumps(json.loads(said) | {"part": "own"}))
+    refused("not a decision log", "{}")
+    path.with_suffix(".parquet").unlink()
+    path.write_text(said)
+    with pytest.raises(ParameterError, match="is not beside it"):
+        position_log.load(path)
     with pytest.raises(ParameterError, match="unknown log 'famly'"):
         position_log.load("famly")
 
 
 def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> None:
     decoders, prompts = kin(), [*PROMPTS.values()]
-    said = {"sampling": None, "heads": None}
-    whole, _ = logging.make(tmp_path / "whole.parquet", said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
+    said = SAID
+    whole, _ = logging.make(tmp_path / "whole.json", said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
 
     def stop(done: int, total: int, at: str) -> None:
         if done == 4:
             raise KeyboardInterrupt
 
-    out = tmp_path / "log.parquet"
+    out = tmp_path / "log.json"
     with pytest.raises(KeyboardInterrupt):
         logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, report=stop)
     assert not out.exists()
@@ -268,11 +277,11 @@ def test_tables_of_rates_count_what_the_log_holds() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["log", "--target", "nowhere", "-o", "x.parquet"], "model must be a directory"),
-        (["log", "--target", "target", "-o", "x.parquet", "--temperature", "2"], "temperature is of drawn texts"),
-        (["rates", "nowhere.parquet"], "there is no such file"),
+        (["log", "--target", "nowhere", "-o", "x.json"], "model must be a directory"),
+        (["log", "--target", "target", "-o", "x.json", "--temperature", "2"], "temperature is of drawn texts"),
+        (["rates", "nowhere.json"], "there is no such file"),
         (["rates", "famly"], "unknown log"),
-        (["rates", "nowhere.parquet", "--candidates", "0"], "candidates must be"),
+        (["rates", "nowhere.json", "--candidates", "0"], "candidates must be"),
     ],
 )
 def test_what_cannot_be_logged_is_one_line(
