@@ -36,7 +36,8 @@ def test_the_librarys_rounds_are_ours(number: int, gamma: int) -> None:
     decoders = kin()
     full, small = decoders["target"].full, decoders["draft"].full
     pinned = small.generation_config
-    pinned.num_assistant_tokens, pinned.num_assistant_tokens_schedule, pinned.assistant_confidence_threshold = gamma, "constant", 0.0
+    pinned.num_assistant_tokens, pinned.num_assistant_tokens_schedule = gamma, "constant"
+    pinned.assistant_confidence_threshold = 0.0
     prompt, rounds = PROMPTS[number], Rounds()
     ids = torch.tensor([prompt])
     found = full.generate(
