@@ -140,8 +140,8 @@ def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int
         needed = len(prompt) + tokens - 1  # the last token is written, not read
         if decoder.longest is not None and needed > decoder.longest:
             raise ParameterError(
-                f"prompt and tokens must fit the {decoder.longest} positions of model {decoder.name} ({role}), got {len(prompt)} and"
-                f" {tokens} tokens; take a shorter prompt or fewer tokens"
+                f"prompt and tokens must fit the {decoder.longest} positions of model {decoder.name} ({role}), got {len(prompt)}"
+                f" and {tokens} tokens; take a shorter prompt or fewer tokens"
             )
 
 
