@@ -175,7 +175,7 @@ def align(
     }  # fmt: skip
     small: dict[str, Any] = {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4} if quick else {}
     settings = work.Settings(**small | {key: value for key, value in given.items() if value is not None})
-    where = _device(device, threads)
+    where = placed(device, threads)
     large, little = store.load(target, where), store.load(draft, where)
     read = _text(little, text)
     read = read.cut(_QUICK_TEXT) if quick else read

@@ -56,8 +56,6 @@ def named(models: Mapping[str, str | None], roles: Sequence[str], method: str) -
 
 def model(where: str, device: str = "cpu", dtype: str = "float32") -> Model:
     """Load one model and its tokenizer; only OWNER/NAME of the hub asks the network."""
-    from transformers import AutoTokenizer
-
     of_family, _, name = where.partition(":")
     folder = store.bundled(name) if of_family == FAMILY and name else store.found(where)
     shown = where if folder != Path(where) else folder.resolve().name
@@ -67,16 +65,7 @@ def model(where: str, device: str = "cpu", dtype: str = "float32") -> Model:
     except RuntimeError as error:
         raise ParameterError(f"model {shown} cannot be put on {device}: {store.line(error)}; take another --device") from None
     decoder.name = shown
-    with store.quiet():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        except Exception as error:  # none there, or one that needs code of its own
-            reason = f"model {shown} has no tokenizer that can be loaded: {store.line(error)}"
-            raise ParameterError(f"{reason}; put tokenizer.json beside it") from None
-    if len(tokenizer) > decoder.vocabulary:
-        bound = f"tokens of model {shown} must be at most its vocabulary={decoder.vocabulary}"
-        raise ParameterError(f"{bound}, got a tokenizer of {len(tokenizer)}; it is another model's")
-    return Model(shown, decoder, tokenizer, store.checksum(folder))
+    return Model(shown, decoder, decoder.tokenizer, decoder.checksum)
 
 
 def models(named: Mapping[str, str], device: str = "cpu", dtype: str = "float32") -> dict[str, Model]:
