@@ -288,7 +288,8 @@ def _follow(
     printer = Printer(layers, sampled=run.sampling is not None, exact=run.exact)
     stopped = False
     try:
-        with progress(quiet or len(asked) == 1, "prompts") as bar:
+        # Where results are shown on the terminal as they come, they are the progress.
+        with progress(quiet or len(asked) == 1 or (printer.styled and not as_json), "prompts") as bar:
             run.warm()
             for number, (prompt, one) in enumerate(zip(asked, begun, strict=True)):
                 results.append(run.one(number, prompt, one))

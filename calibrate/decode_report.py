@@ -212,8 +212,8 @@ def _rate(value: float | None) -> str:
 def _versus(versus: Mapping[str, Any], sampled: bool) -> str:
     """Against plain decoding."""
     pace = f"{versus['seconds']:.3f} s, {versus['tokens_per_s']:.1f} tok/s; speed-up {versus['speedup']:.3f} (measured)"
-    if sampled:
-        return f"plain decoding: {pace}; its text is another draw"
+    if sampled and versus["same_texts"] < versus["texts"]:
+        return f"plain decoding: texts are other draws; {pace}"
     if versus["texts"] == 1:
         (place,) = versus["first_differences"]
         same = "the same text" if place is None else f"another text from token {place + 1} on"

@@ -60,8 +60,14 @@ def decode(
     steps = module.decode(parameters, list(text), tokens, **more)
     settle(models)
     start = time.perf_counter()
-    work = real.run(steps, tokens)
-    settle(models)
+    try:
+        work = real.run(steps, tokens)
+        settle(models)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        needed = f"a prompt of {len(text)} tokens and {tokens} more"
+        raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
     seconds = time.perf_counter() - start
     said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
     return Decoding(
