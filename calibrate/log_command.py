@@ -67,8 +67,8 @@ def log(
 
         raise ParameterError(f"{next(iter(asked))} is of drawn texts; give --sample too, or leave it out")
     sampling = Sampling(**asked) if sample else None  # type: ignore[arg-type]
-    opened, said = _opened(target, draft, heads, dtype, device, threads)
-    found = _prompts(prompts, template, limit, prompt_tokens, seed, opened["target"].tokenizer)
+    loaded, said = opened(target, draft, heads, dtype, device, threads)
+    found = prompted(prompts, template, limit, prompt_tokens, seed, loaded["target"].tokenizer)
     said |= {
         "prompts": [{"id": name, "tokens": ids} for name, ids in found], "asked": tokens, "seed": seed,
         "sampling": None if sampling is None else vars(sampling),
@@ -76,7 +76,7 @@ def log(
     try:
         with progress(quiet, "texts") as bar:
             log, spent = work.make(
-                out, said, opened["target"], [ids for _, ids in found], tokens, draft=opened.get("draft"), sampling=sampling,
+                out, said, loaded["target"], [ids for _, ids in found], tokens, draft=loaded.get("draft"), sampling=sampling,
                 seed=seed, resume=resume, report=bar,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def _shares(spent: Spent) -> Iterator[str]:
         yield f"  {name.replace('_', ' '):14}{seconds:9.2f} s{share}   measured"
 
 
-def _opened(
+def opened(
     target: str, draft: str | None, heads: Path | None, dtype: str, device: str | None, threads: int | None
 ) -> tuple[dict[str, Decoder], dict[str, Any]]:
     """The models, and what a log says of them."""
@@ -112,15 +112,15 @@ def _opened(
         torch.set_num_threads(threads)
     said: dict[str, Any] = {"dtype": dtype, "versions": dict(adapter.versions()), "heads": None, "draft": None}
     said["date"] = datetime.now(tz=UTC).date().isoformat()
-    opened: dict[str, Decoder] = {}
+    models: dict[str, Decoder] = {}
     for role, name in (("target", target), ("draft", draft)):
         if name is None:
             continue
-        opened[role] = found = decoder.load(name, device=where, dtype=dtype)
+        models[role] = found = decoder.load(name, device=where, dtype=dtype)
         said[role] = {name: getattr(found, name) for name in ("name", "checksum", "layers", "vocabulary")}
-    first = opened["target"]
-    if draft is not None and opened["draft"].tokenizer.get_vocab() != first.tokenizer.get_vocab():
-        bound = f"draft {opened['draft'].name} must have the tokens of {first.name}"
+    first = models["target"]
+    if draft is not None and models["draft"].tokenizer.get_vocab() != first.tokenizer.get_vocab():
+        bound = f"draft {models['draft'].name} must have the tokens of {first.name}"
         raise ParameterError(f"{bound}, and has others; take one of its kin")
     path = store.found(target) / store.HEADS if heads is None else heads
     if heads is not None or path.is_file():
@@ -129,10 +129,10 @@ def _opened(
         )
         first.heads = {layer: weight.to(first.device, first.dtype) for layer, weight in own.items()}
         said["heads"] = {"file": path.name, "layers": sorted(own)}
-    return opened, said
+    return models, said
 
 
-def _prompts(
+def prompted(
     where: str | None, template: str | None, limit: int, length: int, seed: int, tokenizer: Any
 ) -> list[tuple[str, list[int]]]:
     """Prompts by name, as tokens."""
@@ -155,18 +155,37 @@ def rates(
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
     cost_ratio: Annotated[float, typer.Option(help="Of a draft pass, where speed-ups are foretold.")] = 0.1,
     drafter: Annotated[str | None, typer.Option(help="Of a public log: eagle, ngram, ...")] = None,
+    figures: Annotated[Path | None, typer.Option(help="A folder to draw them into.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
 ) -> None:
     """Match and acceptance rates of a log, with intervals, by layer and position, and whether coins are independent.
 
     calibrate rates family
 
-    calibrate rates squad.json --candidates 1,3 --lengths 4,8
+    calibrate rates squad.json --candidates 1,3 --lengths 4,8 --figures pictures
     """
     from calibrate import rate_tables
 
-    made = rate_tables.of(where, numbers("candidates", candidates), numbers("lengths", lengths), cost_ratio, drafter)
+    asked = numbers("candidates", candidates), numbers("lengths", lengths)
+    made = rate_tables.of(where, *asked, cost_ratio, drafter)
+    drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
     if as_json:
         print(json.dumps([table.document() for table in made], indent=2))
         return
     print("\n\n".join("\n".join(table.lines()) for table in made))
+    if drawn:
+        print("\n" + "\n".join(str(path) for path in drawn))
+
+
+def _drawn(
+    where: str, candidates: tuple[int, ...], lengths: tuple[int, ...], drafter: str | None, folder: Path
+) -> list[Path]:
+    """The pictures of a log of ours, or of a public one."""
+    import figures
+    from calibrate import rate_tables
+    from model import position_log
+
+    if drafter is None:
+        return figures.of_log(position_log.load(where), folder, candidates, lengths)
+    held, about = rate_tables.public(where, drafter)
+    return figures.of_lengths(held, folder, lengths, f"{about} (measured)")
