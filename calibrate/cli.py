@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from calibrate import family_commands, fit_command, import_cli, layers_command, links_command, log_command, report_command
+from calibrate import (
+    family_commands,
+    fit_command,
+    import_cli,
+    layers_command,
+    links_command,
+    log_command,
+    quality_command,
+    report_command,
+)
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -19,6 +28,7 @@ fit_command.register(app)
 report_command.register(app)
 family_commands.register(app)
 log_command.register(app)
+quality_command.register(app)
 
 
 def main() -> None:
