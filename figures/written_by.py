@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ WORDS = {
 """What producers of tokens (`model.decoding.Decoding.producers`) are called."""
 _SIZE = 9.5  # points
 _WIDE, _HIGH = 0.602 * _SIZE / 72, 1.75 * _SIZE / 72  # of a character of DejaVu Sans Mono, and of a line [inches]
-_SIDE, _HEAD, _ROW, _FOOT = 0.3, 0.78, 0.24, 0.22
+_SIDE, _HEAD, _TOLD, _ROW, _FOOT = 0.3, 0.47, 0.17, 0.215, 0.2  # inches
 
 
 class Piece(NamedTuple):
@@ -91,10 +92,12 @@ def draw(decoding: Decoding, words: Sequence[str], *, prompt: Sequence[str] = ()
         raise checks.ParameterError(f"a text must have at most {MOST_LINES} lines here, got {lines}; decode fewer tokens")
     producers = decoding.producers
     counts = Counter(producers)
-    styles = dict(zip(counts, looks(len(counts)), strict=True))
+    order = [*[who for who in WORDS if who in counts], *[who for who in counts if who not in WORDS]]
+    styles = dict(zip(order, looks(len(order)), strict=True))
+    about = _told(decoding, columns)
     with house():
-        width = 2 * _SIDE + columns * _WIDE
-        height = _HEAD + _ROW * len(counts) + 0.15 + lines * _HIGH + _FOOT
+        width, head = 2 * _SIDE + columns * _WIDE, _HEAD + _TOLD * len(about)
+        height = head + _ROW * len(counts) + 0.25 + lines * _HIGH + _FOOT
         figure, axes = canvas(width, height, (_SIDE / width, _FOOT / height, columns * _WIDE / width, lines * _HIGH / height))
         axes.set_xlim(0, columns)
         axes.set_ylim(lines, 0)
@@ -103,21 +106,25 @@ def draw(decoding: Decoding, words: Sequence[str], *, prompt: Sequence[str] = ()
             _piece(axes, piece, styles[producers[piece.token]] if piece.token >= 0 else None)
         said = title or f"Who wrote this text? {decoding.method}"
         figure.text(_SIDE / width, 1 - 0.28 / height, said, fontsize=13, weight="bold", va="center")
-        figure.text(_SIDE / width, 1 - 0.55 / height, _told(decoding), fontsize=9, color=GREY, va="center")
+        for number, line in enumerate(about):
+            level = 1 - (_HEAD + _TOLD * (number + 0.5)) / height
+            figure.text(_SIDE / width, level, line, fontsize=9, color=GREY, va="center")
         handles = [
             Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2.4,
                    label=f"{WORDS.get(who, who)}: {counts[who]} of {len(producers)} tokens")
             for who, look in styles.items()
         ]  # fmt: skip
-        figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(_SIDE / width, 1 - 0.7 / height), borderaxespad=0,
-                      borderpad=0, handlelength=3, labelspacing=0.45)  # fmt: skip
+        figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(_SIDE / width, 1 - (head + 0.08) / height),
+                      borderaxespad=0, borderpad=0, handlelength=3, labelspacing=0.45)  # fmt: skip
     return figure
 
 
-def _told(decoding: Decoding) -> str:
+def _told(decoding: Decoding, columns: int) -> list[str]:
+    """The settings and the passes, in lines that are no wider than the text."""
     shown = {key: value for key, value in decoding.settings.items() if value is not None}
     passes = ", ".join(f"{count} of the {role}" for role, count in decoding.account.passes_of.items())
-    return f"{', '.join(f'{key} {value}' for key, value in shown.items())};\n{len(decoding.tokens)} tokens, passes: {passes}"
+    settings = ", ".join(f"{key} {value}" for key, value in shown.items())
+    return [*wrap(f"{settings};", columns), *wrap(f"{len(decoding.tokens)} tokens, passes: {passes}", columns)]
 
 
 def _piece(axes: Axes, piece: Piece, look: Look | None) -> None:

@@ -254,7 +254,8 @@ def decoded() -> tuple[Decoding, list[str]]:
     account = Account()
     account.add(Forward("target", (7,), 0, 0, 4, heads=1))
     commits = (Commit("round", (1, 2, 3), 4), Commit("round", (4,), 4), Commit("round", (5, 6), 1))
-    made = Decoding("speculative", {"layers": 4, "draft_length": 4}, (9,), 6, commits, account)
+    settings = {"layers": 4, "draft_length": 4, "placement": "together", "draft_layers": 1, "sampled": False}
+    made = Decoding("speculative", settings, (9,), 6, commits, account)
     return made, ["def ", "f$x$(", "):\n", "\treturn", " x", "\n"]
 
 
@@ -292,7 +293,9 @@ def test_a_text_is_broken_where_it_says_so_and_where_a_line_is_full() -> None:
     assert placed[2].text == "):↵"
     narrow = written_by.pieces(["x" * 25], 10)
     assert ["".join(piece.text for piece in narrow), len(narrow)] == ["x" * 25, 3]
-    assert boxes(written_by.draw(made, shown, columns=20))
+    tight = written_by.draw(made, shown, columns=60)
+    assert boxes(tight)
+    assert inside(tight)
     with pytest.raises(ParameterError, match="words must be as many as tokens, 6, got 1"):
         written_by.draw(made, ["a"])
     with pytest.raises(ParameterError, match="at most 60 lines"):

@@ -281,7 +281,9 @@ def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> N
     drawn = {"match_rate", "match_rate_by_position", "acceptance_by_position", "accepted_lengths"}
     assert {path.stem for path in (tmp_path / "ours").iterdir()} == drawn
     assert all(str(path) in done.stdout for path in (tmp_path / "ours").iterdir())
-    rows = [{"acc_mine": {"acc_len": [2, 1, 3, 2, 1, 1]}}, {"acc_mine": {"acc_len": [1, 4, 3, 2, 1, 1]}}]
+    lengths = [2, 1, 3, 2, 1, 1], [1, 4, 3, 2, 1, 1]
+    text = {"prompt_token_ids": [1, 2], "generated_token_ids": [3] * 6}
+    rows = [{"id": str(number), **text, "acc_mine": {"acc_len": each}} for number, each in enumerate(lengths)]
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     there = ["rates", str(tmp_path / "public.jsonl"), "--drafter", "mine", "--lengths", "2", "--figures", str(tmp_path / "theirs")]
     done = CliRunner().invoke(app, there)
