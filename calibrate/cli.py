@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from calibrate import (
+    decode_command,
     family_commands,
     fit_command,
     import_cli,
@@ -27,6 +28,7 @@ links_command.register(app)
 fit_command.register(app)
 report_command.register(app)
 family_commands.register(app)
+decode_command.register(app)
 log_command.register(app)
 quality_command.register(app)
 

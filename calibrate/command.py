@@ -61,3 +61,18 @@ def progress(quiet: bool, what: str) -> Iterator[Callable[[int, int, str], None]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None, at="")
         yield lambda done, total, at: bar.update(task, completed=done, total=total, at=at)
+
+
+def placed(device: str | None, threads: int | None) -> str:
+    """The device to work on, with so many threads of torch."""
+    from calibrate import machine
+    from model import checks
+
+    if threads is not None:
+        checks.whole("threads", threads, 1)
+    where = machine.chosen(device)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    return where

@@ -50,9 +50,9 @@ def decode(
     (6, 2, True)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    parameters = parameters_of(method, models, {} if settings is None else settings)
     text = tuple(int(token) for token in prompt)
     check_text(models, text, tokens)
+    parameters = parameters_of(method, models, scheduled(method, {} if settings is None else settings, len(text), tokens))
     reads: list[Answered] = []
     real = Real(models, sampling=sampling, luck=luck, log=reads if log else None)
     module = methods.algorithm(method)
@@ -60,8 +60,14 @@ def decode(
     steps = module.decode(parameters, list(text), tokens, **more)
     settle(models)
     start = time.perf_counter()
-    work = real.run(steps, tokens)
-    settle(models)
+    try:
+        work = real.run(steps, tokens)
+        settle(models)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        needed = f"a prompt of {len(text)} tokens and {tokens} more"
+        raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
     seconds = time.perf_counter() - start
     said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
     return Decoding(
@@ -96,6 +102,27 @@ def parameters_of(method: str, models: Mapping[str, Decoder], settings: Mapping[
     return parameters
 
 
+def scheduled(method: str, settings: Mapping[str, Any], prompt: int, tokens: int) -> dict[str, Any]:
+    """Settings with the bounds of a schedule that goes by positions, where they are left out: from this prompt to the last token.
+
+    >>> scheduled("skipdecode", {"min_layers": 2}, 5, 16)
+    {'prompt': 5, 'sequence': 21, 'min_layers': 2}
+    """
+    known = {field.name for field in dataclasses.fields(methods.algorithm(method).Parameters)}
+    bounds = {"prompt": prompt, "sequence": prompt + tokens} if {"prompt", "sequence"} <= known else {}
+    return bounds | dict(settings)
+
+
+def exits_early(parameters: Any) -> bool:
+    """Whether a choice reads behind layers above which there are more: where trained heads can read.
+
+    Of a method from elsewhere nobody knows.
+    """
+    if not type(parameters).__module__.startswith("model.algorithms."):
+        return True
+    return hasattr(parameters, "first_check") or getattr(parameters, "exit_layer", None) is not None
+
+
 def roles(method: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The models that a method has with these parameters, the target first."""
     kind = methods.algorithm(method).Parameters
@@ -114,14 +141,26 @@ def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int
     for role, decoder in models.items():
         wrong = [token for token in prompt if not 0 <= token < decoder.vocabulary]
         if wrong:
-            bound = f"between 0 and {decoder.vocabulary - 1}, the vocabulary of {decoder.name}"
+            bound = f"between 0 and {decoder.vocabulary - 1}, the vocabulary of model {decoder.name}"
             raise ParameterError(f"prompt must hold tokens {bound}, got {wrong[0]}; tokenize it with that model's tokenizer")
         needed = len(prompt) + tokens - 1  # the last token is written, not read
         if decoder.longest is not None and needed > decoder.longest:
             raise ParameterError(
-                f"prompt and tokens must fit the {decoder.longest} positions of the {role} {decoder.name}, got {len(prompt)} and"
-                f" {tokens}; take a shorter prompt or fewer tokens"
+                f"prompt and tokens must fit the {decoder.longest} positions of model {decoder.name} ({role}), got {len(prompt)}"
+                f" and {tokens} tokens; take a shorter prompt or fewer tokens"
             )
+
+
+def warm(models: Mapping[str, Decoder]) -> None:
+    """Run a token through every model: what a library does once, it does then."""
+    for decoder in {id(decoder): decoder for decoder in models.values()}.values():
+        source, reads = decoder.source, getattr(decoder, "read_source", None)
+        if source is None and reads is not None:
+            reads((0,))
+        state = decoder.run((0,), 0, 0, decoder.layers, decoder.rows())
+        decoder.logits(state, decoder.layers).argmax()
+        decoder.source = source
+    settle(models)
 
 
 def settle(models: Mapping[str, Decoder]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.command import guarded, numbers, progress
+from calibrate.command import guarded, numbers, placed, progress
 
 if TYPE_CHECKING:
     from calibrate.family.corpus import Corpus
@@ -63,7 +63,7 @@ def train(
     given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64, "warm_up": 10} if quick else {}
     recipe = training.Recipe(**small | {key: value for key, value in given.items() if value is not None})
-    where = _device(device, threads)
+    where = placed(device, threads)
     read = corpus.standard_library() if text is None else corpus.own(text)
     read = read.cut(_QUICK_TEXT) if quick else read
     note = _note(read) if text is None and not quick else ""
@@ -122,7 +122,7 @@ def heads(
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64} if quick else {}
     wanted = replace(work.SETTINGS[settings], **small | {key: value for key, value in given.items() if value is not None})
     chosen = None if layers is None else numbers("layers", layers)
-    where = _device(device, threads)
+    where = placed(device, threads)
     path = store.found(model) / store.HEADS if out is None else out
     loaded = store.load(model, where)
     read = _text(loaded, text)
@@ -175,7 +175,7 @@ def align(
     }  # fmt: skip
     small: dict[str, Any] = {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4} if quick else {}
     settings = work.Settings(**small | {key: value for key, value in given.items() if value is not None})
-    where = _device(device, threads)
+    where = placed(device, threads)
     large, little = store.load(target, where), store.load(draft, where)
     read = _text(little, text)
     read = read.cut(_QUICK_TEXT) if quick else read
@@ -209,21 +209,6 @@ def _foretold(about: dict[str, Any]) -> Iterator[str]:
             f"{row['loss']:>10.3f}{row['top_1']:>8.3f}{row['top_3']:>8.3f}{row['top_5']:>8.3f}" for row in cells
         )
     yield f"the model's own loss: {about['held_out_loss']:.3f}"
-
-
-def _device(device: str | None, threads: int | None) -> str:
-    """The device to work on, with so many threads of torch."""
-    from calibrate import machine
-    from model import checks
-
-    if threads is not None:
-        checks.whole("threads", threads, 1)
-    where = machine.chosen(device)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    return where
 
 
 def _text(loaded: Loaded, text: Path | None) -> Corpus:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.command import guarded, numbers, progress
+from calibrate.command import guarded, numbers, placed, progress
 
 if TYPE_CHECKING:
-    from calibrate.decoder import Decoder
+    from calibrate.loading import Model
     from calibrate.log import Spent
 
 _GAMMAS = "1,2,3,5,7"
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 @guarded
 def log(
-    target: Annotated[str, typer.Option(help="A directory, one of the family (target), or OWNER/NAME of the hub.")],
+    target: Annotated[str, typer.Option(help="A directory, OWNER/NAME of the hub, family:target, or family.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the log, ending in .json; its table comes to lie beside it.")],
     draft: Annotated[str | None, typer.Option(help="A smaller model of the same tokenizer.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those beside the target, if any.")] = None,
@@ -53,7 +53,7 @@ def log(
 ) -> None:
     """Log what models say along the target's own texts: every layer's match for every k, and how far drafts would survive.
 
-    calibrate log --target target --draft draft -o family.json
+    calibrate log --target family -o family.json
 
     calibrate log --target my-llama --draft my-small-llama --prompts squad.json --limit 100 -o squad.json
     """
@@ -67,16 +67,17 @@ def log(
 
         raise ParameterError(f"{next(iter(asked))} is of drawn texts; give --sample too, or leave it out")
     sampling = Sampling(**asked) if sample else None  # type: ignore[arg-type]
-    loaded, said = opened(target, draft, heads, dtype, device, threads)
-    found = prompted(prompts, template, limit, prompt_tokens, seed, loaded["target"].tokenizer)
+    opened, said = _opened(target, draft, heads, dtype, device, threads)
+    found = prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
     said |= {
         "prompts": [{"id": name, "tokens": ids} for name, ids in found], "asked": tokens, "seed": seed,
         "sampling": None if sampling is None else vars(sampling),
     }  # fmt: skip
+    decoders = {role: each.decoder for role, each in opened.items()}
     try:
         with progress(quiet, "texts") as bar:
             log, spent = work.make(
-                out, said, loaded["target"], [ids for _, ids in found], tokens, draft=loaded.get("draft"), sampling=sampling,
+                out, said, decoders["target"], [ids for _, ids in found], tokens, draft=decoders.get("draft"), sampling=sampling,
                 seed=seed, resume=resume, report=bar,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -96,56 +97,45 @@ def _shares(spent: Spent) -> Iterator[str]:
         yield f"  {name.replace('_', ' '):14}{seconds:9.2f} s{share}   measured"
 
 
-def opened(
+def _opened(
     target: str, draft: str | None, heads: Path | None, dtype: str, device: str | None, threads: int | None
-) -> tuple[dict[str, Decoder], dict[str, Any]]:
+) -> tuple[dict[str, Model], dict[str, Any]]:
     """The models, and what a log says of them."""
-    from calibrate import adapter, decoder, machine
-    from calibrate.family import heads as trained
-    from calibrate.family import store
+    from calibrate import adapter, loading
     from model.checks import ParameterError
 
-    where = machine.chosen(device)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    roles = ("target",) if draft is None and target != loading.FAMILY else ("target", "draft")
+    models = loading.models(loading.named({"target": target, "draft": draft}, roles, "log"), placed(device, threads), dtype)
+    first = models["target"]
+    if first.has_encoder:
+        raise ParameterError(f"target must be a decoder alone, and {first.name} has an encoder; calibrate decode --log takes it")
     said: dict[str, Any] = {"dtype": dtype, "versions": dict(adapter.versions()), "heads": None, "draft": None}
     said["date"] = datetime.now(tz=UTC).date().isoformat()
-    models: dict[str, Decoder] = {}
-    for role, name in (("target", target), ("draft", draft)):
-        if name is None:
-            continue
-        models[role] = found = decoder.load(name, device=where, dtype=dtype)
-        said[role] = {name: getattr(found, name) for name in ("name", "checksum", "layers", "vocabulary")}
-    first = models["target"]
-    if draft is not None and models["draft"].tokenizer.get_vocab() != first.tokenizer.get_vocab():
-        bound = f"draft {models['draft'].name} must have the tokens of {first.name}"
-        raise ParameterError(f"{bound}, and has others; take one of its kin")
-    path = store.found(target) / store.HEADS if heads is None else heads
+    for role, each in models.items():
+        decoder = each.decoder
+        said[role] = {
+            "name": each.name, "checksum": each.checksum, "layers": decoder.layers, "vocabulary": decoder.vocabulary,
+        }  # fmt: skip
+    path = loading.heads_beside(target) if heads is None else heads
     if heads is not None or path.is_file():
-        own = trained.load(
-            path, checksum=first.checksum, layers=first.layers, hidden=int(first.head.weight.shape[1]), vocabulary=first.vocabulary
-        )
-        first.heads = {layer: weight.to(first.device, first.dtype) for layer, weight in own.items()}
-        said["heads"] = {"file": path.name, "layers": sorted(own)}
+        said["heads"] = {"file": path.name, "layers": [*loading.use_heads(first, path)]}
     return models, said
 
 
 def prompted(
-    where: str | None, template: str | None, limit: int, length: int, seed: int, tokenizer: Any
+    where: str | None, template: str | None, limit: int, length: int, seed: int, target: Model
 ) -> list[tuple[str, list[int]]]:
-    """Prompts by name, as tokens."""
-    from calibrate import prompts
+    """Prompts by name, as tokens: the last so many of each."""
+    from calibrate import loading, prompts
     from model import checks
 
     checks.whole("limit", limit, 1)
     checks.whole("prompt_tokens", length, 1)
     if where is None:
-        found = prompts.held_out(length, limit, seed, tokenizer=tokenizer.backend_tokenizer)
+        found = prompts.held_out(length, limit, seed, tokenizer=target.tokenizer.backend_tokenizer)
     else:
         found = prompts.load(where, template=template, limit=limit, seed=seed)
-    return [(each.id, tokenizer(each.text, add_special_tokens=False)["input_ids"][-length:]) for each in found]
+    return [(each.id, [*loading.begun(target, each.text, each.id).prompt[-length:]]) for each in found]
 
 
 @guarded

@@ -98,21 +98,24 @@ def settings_of(fixed: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) ->
     return [{**fixed, **dict(zip(swept, values, strict=True))} for values in itertools.product(*swept.values())]
 
 
-def completed(method: str, settings: Mapping[str, Any], longest: int, tokens: int) -> dict[str, Any]:
-    """Settings with what follows from the prompts: SkipDecode's schedule begins behind the longest and ends with its text."""
-    known = {"prompt": longest, "sequence": longest + tokens} if method == "skipdecode" else {}
-    return {**known, **settings}
-
-
-def check(method: str, models: Mapping[str, Decoder], settings: Sequence[Mapping[str, Any]], tokens: int) -> None:
-    """Refuse a method that loses nothing, and settings that are wrong, before anything is decoded."""
-    if methods.algorithm(method).Parameters.EXACT:
+def check_lossy(method: str) -> None:
+    """Refuse a method whose text is the target's own."""
+    if getattr(methods.algorithm(method).Parameters, "EXACT", False):
         lossy = [name for name in methods.names() if not methods.algorithm(name).Parameters.EXACT]
-        raise ParameterError(
-            f"method must be lossy, one of {', '.join(lossy)}, got {method}, whose text is the target's own; nothing is lost"
-        )
+        what = f"method must be lossy, one of {', '.join(lossy)}, got {method}, whose text is the target's own"
+        raise ParameterError(f"{what}: nothing is lost; calibrate decode --plain shows it")
+
+
+def check(
+    method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse a method that loses nothing, settings that are wrong and prompts that are too long, before anything is decoded."""
+    check_lossy(method)
+    for prompt in prompts:
+        decoding.check_text(models, prompt, tokens)
+    longest = max(map(len, prompts))
     for each in settings:
-        parameters = decoding.parameters_of(method, models, each)
+        parameters = decoding.parameters_of(method, models, decoding.scheduled(method, each, longest, tokens))
         if method == "bild" and None in (parameters.fallback_threshold, parameters.rollback_threshold):
             lacking = "fallback_threshold" if parameters.fallback_threshold is None else "rollback_threshold"
             raise ParameterError(f"{lacking} is required: real models are judged by thresholds; give it with --set or --sweep")
@@ -148,9 +151,7 @@ def measure(
         raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
     if not prompts or not all(prompts):
         raise ParameterError("prompts must be at least one, and each of at least one token")
-    longest = max(map(len, prompts))
-    settings = [completed(method, each, longest, tokens) for each in settings]
-    check(method, models, settings, tokens)
+    check(method, models, prompts, tokens, settings)
     folder = out.with_suffix(".parts")
     if folder.exists() and not resume:
         raise ParameterError(f"{folder.name} holds settings of a run that was broken off; go on with --resume, or remove it")
@@ -198,10 +199,9 @@ def _own_texts(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -
 def _decoded(
     method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any]
 ) -> list[Decoding]:
-    """Every prompt decoded with one choice, on models that are warm: the first prompt is decoded once more before."""
+    """Every prompt decoded with one choice, on models that are warm."""
     stop = models["target"].end
-    once = min(tokens, 4)
-    decoding.decode(method, models, prompts[0], once, settings, stop=stop)
+    decoding.warm(models)
     return [decoding.decode(method, models, prompt, tokens, settings, stop=stop, log=True) for prompt in prompts]
 
 
@@ -226,7 +226,7 @@ def row(
         return work / total / (other / before)
 
     return {
-        "method": method, **plain(found[0].settings), "texts": len(texts), "tokens": total, "agreement": sum(agrees) / total,
+        "method": method, **plain(_shared(found)), "texts": len(texts), "tokens": total, "agreement": sum(agrees) / total,
         "agreement_low": low, "agreement_high": high, "common_prefix": float(np.mean(prefixes)),
         "plain_texts": sum(each.tokens == one.judged.tokens for each, one in zip(texts, begun, strict=True)) / len(texts),
         "log_likelihood": float(np.concatenate([each.log_likelihood for each in texts]).mean()),
@@ -236,6 +236,12 @@ def row(
         "seconds": seconds, "plain_seconds": plain_seconds, "seconds_over_plain": over(seconds, plain_seconds),
         **_decided(method, found), "date": datetime.now(tz=UTC).date().isoformat(),
     }  # fmt: skip
+
+
+def _shared(found: Sequence[Decoding]) -> dict[str, Any]:
+    """The parameters that all texts had; what went by the length of a prompt is none."""
+    first = found[0].settings
+    return {key: value if all(each.settings[key] == value for each in found) else None for key, value in first.items()}
 
 
 def _billed(
@@ -255,7 +261,7 @@ def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:
     if method == "bild":
         ended = Counter(commit.kind for each in found for commit in each.commits)
         asked = Counter(read.kind for each in found for read in each.reads)
-        low = found[0].settings["fallback_threshold"]
+        low = _shared(found)["fallback_threshold"]
         unsure = sum(read.answer < low for each in found for read in each.reads if read.kind == "confidence")
         return {
             **{f"commits_{kind}": ended[kind] for kind in ENDINGS}, "mean_layers": None,

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.command import guarded, progress
+from calibrate.command import guarded, placed, progress
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from calibrate.loading import Model
+
+NONE = "none"
 _SHOWN = (
     "agreement", "common_prefix", "log_likelihood", "plain_log_likelihood", "weight_bytes_over_plain", "seconds_over_plain",
     "fallback_rate", "rollback_rate", "mean_layers",
@@ -31,7 +34,9 @@ def register(app: typer.Typer) -> None:
 def quality(
     method: Annotated[str, typer.Argument(help="bild, skipdecode or early_exit.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the rows, ending in .csv or .parquet.")],
-    model: Annotated[str, typer.Option(help="The target: a directory, one of the family, or OWNER/NAME of the hub.")] = "target",
+    model: Annotated[
+        str, typer.Option(help="A directory, OWNER/NAME of the hub, or family:target. `family`: all models that the method has.")
+    ] = "family",
     draft: Annotated[str | None, typer.Option(help="The small model of bild, of the same tokenizer.")] = None,
     heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those beside the target.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")] = None,
@@ -52,33 +57,36 @@ def quality(
 ) -> None:
     """Decode with a lossy method, and measure what of the text is the target's, how likely the target finds it, and what it cost.
 
-    calibrate quality bild --draft draft --sweep fallback_threshold=0.1,0.3,0.5 --sweep rollback_threshold=1,2,4 -o bild.csv
+    calibrate quality bild --sweep fallback_threshold=0.1,0.3,0.5 --sweep rollback_threshold=1,2,4 -o bild.csv --figures bild
 
     calibrate quality bild --set exit_layer=4 --set rollback_threshold=2 --sweep fallback_threshold=0.3,0.6 -o inside.csv
 
-    calibrate quality early_exit --sweep threshold=0.5,0.7,0.9 -o early.csv
+    calibrate quality early_exit --model my-llama --sweep threshold=0.5,0.7,0.9 -o early.csv
 
     calibrate quality skipdecode --set max_layers=12 --sweep min_layers=4,6,8 -o skip.csv
     """
-    from calibrate import log_command
+    from calibrate import decoding, loading, log_command
     from calibrate import quality as work
-    from model import methods
+    from model import methods, tables
 
-    methods.algorithm(method)  # an unknown one before anything is loaded
-    fixed, swept = {key: value[0] for key, value in _given(set_, one=True)}, dict(_given(sweep))
-    settings = work.settings_of(fixed, swept)
-    opened, about = log_command.opened(model, draft, None if heads in (None, "none") else Path(str(heads)), dtype, device, threads)
-    if heads == "none":
-        opened["target"].heads, about["heads"] = {}, None
-    found = log_command.prompted(prompts, template, limit, prompt_tokens, seed, opened["target"].tokenizer)
-    said = {f"{role}_{key}": about[role][key] for role in opened for key in ("name", "checksum")} | {
-        "heads": "common" if about["heads"] is None else f"trained: {about['heads']['file']}", "dtype": dtype,
-        "prompts": "held-out standard library" if prompts is None else Path(prompts).name, "seed": seed, "source": "measured",
+    work.check_lossy(method)
+    kind = methods.algorithm(method).Parameters
+    fixed, swept = {key: value[0] for key, value in _given("set", set_)}, dict(_given("sweep", sweep))
+    settings = work.settings_of(tables.renamed(kind, fixed), tables.renamed(kind, swept))
+    tables.refuse_unknown(kind, settings[0], "method")
+    named = loading.named({"target": model, "draft": draft}, decoding.roles(method, settings[0]), method)
+    opened = loading.models(named, placed(device, threads), dtype)
+    decoders = {role: each.decoder for role, each in opened.items()}
+    read_by = _use_heads(opened["target"], model, heads)
+    found = log_command.prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    said = {f"{role}_{key}": getattr(each, key) for role, each in opened.items() for key in ("name", "checksum")} | {
+        "heads": read_by, "dtype": dtype, "prompts": "held-out standard library" if prompts is None else Path(prompts).name,
+        "seed": seed, "source": "measured",
     }  # fmt: skip
     try:
         with progress(quiet, "settings") as bar:
             ids = [each for _, each in found]
-            table = work.measure(out, said, method, opened, ids, tokens, settings, resume=resume, report=bar)
+            table = work.measure(out, said, method, decoders, ids, tokens, settings, resume=resume, report=bar)
     except KeyboardInterrupt:
         print(f"interrupted; finished settings are kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -94,17 +102,32 @@ def quality(
     print("\n".join(str(path) for path in (out, *drawn)))
 
 
-def _given(texts: Sequence[str] | None, *, one: bool = False) -> Iterator[tuple[str, list[Any]]]:
-    """Parameters from KEY=VALUES, with commas between values."""
+def _use_heads(target: Model, where: str, heads: str | None) -> str:
+    """Have trained heads read, those given or those beside the model; what rows say of it."""
+    from calibrate import loading
+
+    path = loading.heads_beside(where) if heads is None else Path(heads)
+    if heads == NONE or (heads is None and not path.is_file()):
+        return "common"
+    loading.use_heads(target, path)
+    return f"trained: {path.name}"
+
+
+def _given(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
+    """Parameters from KEY=VALUE, or to be swept from KEY=VALUES with commas between."""
     from model.checks import ParameterError, shown
     from model.tables import parse_value
 
+    one, seen = option == "set", set[str]()
     for text in texts or ():
-        key, there, values = text.partition("=")
-        if not key or not there or not values:
+        key, _, values = (part.strip() for part in text.partition("="))
+        if not key or not values:
             form = "KEY=VALUE, such as maximum_draft=8" if one else "KEY=VALUES, such as fallback_threshold=0.1,0.3"
-            raise ParameterError(f"--{'set' if one else 'sweep'} must be {form}, got {shown(text)}")
-        yield key.strip(), [parse_value(each.strip()) for each in ([values] if one else values.split(","))]
+            raise ParameterError(f"--{option} must be {form}, got {shown(text)}")
+        if key in seen:
+            raise ParameterError(f"--{option} {key} is given twice; give it once")
+        seen.add(key)
+        yield key, [parse_value(each.strip()) for each in ([values] if one else values.split(","))]
 
 
 def _clean(table: pl.DataFrame) -> list[dict[str, Any]]:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from model import checks, pairs
 from model.checks import ParameterError
+from model.decisions import Decisions
+from model.early_exit import MEASURES
 
 if TYPE_CHECKING:
     import polars as pl
@@ -144,6 +146,25 @@ class PositionLog:
     def agreements(self) -> list[Bools]:
         """Whether a greedy draft's token is the target's, for each text an array (positions,)."""
         return [length > 0 for length in self.column("accepted")]
+
+    def decisions(self) -> list[Decisions]:
+        """What Big Little Decoder would decide by, text by text: the draft's confidence, how far the target is from its token.
+
+        Along the target's text, which is not what that method writes: `model.decisions` says what follows.
+        """
+        source = f"measured: {self.said['draft']['name']} along the text of {self.said['target']['name']}"
+        columns = [self.column(name) for name in ("draft_confidence", "distance")]
+        texts = zip(*columns, self.agreements(), strict=True)
+        return [
+            Decisions(np.minimum(sure.astype(np.float64), 1.0), np.maximum(far.astype(np.float64), 0.0), agrees, source)
+            for sure, far, agrees in texts
+        ]
+
+    def sureness(self, measure: str) -> Floats:
+        """How sure each layer is of each token, shape (rows, layers): `softmax` or `state`, as in `model.early_exit`."""
+        checks.one_of("measure", measure, MEASURES)
+        found = self.table["confidence" if measure == "softmax" else "saturation"].to_numpy().astype(np.float64)
+        return np.asarray(np.clip(found, 0.0, 1.0))
 
     def chances(self) -> list[Floats]:
         """The chance that a drawn draft is accepted where the target's token is known, min(1, q/p): for each text (positions,).

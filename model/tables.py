@@ -24,10 +24,8 @@ def build(kind: type, table: Any, where: str, remedy: str = "") -> Any:
     """
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
+    refuse_unknown(kind, table, where)
     known = {field.name: field for field in fields(kind)}
-    for key in table:
-        if key not in known:
-            raise ParameterError(f"unknown key {where}.{key}; {checks.nearest(key, known)}")
     missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
     if missing:
         how = remedy.replace("KEY", missing[0]) if remedy else f"add it under [{where}]"
@@ -36,6 +34,14 @@ def build(kind: type, table: Any, where: str, remedy: str = "") -> Any:
         return kind(**{key: frozen(value) for key, value in table.items()})
     except ParameterError as error:
         raise ParameterError(error if str(error).startswith(where) else f"{where}: {error}") from None
+
+
+def refuse_unknown(kind: type, table: Mapping[str, Any], where: str) -> None:
+    """Refuse keys that an object of this kind does not have."""
+    known = [field.name for field in fields(kind)]
+    for key in table:
+        if key not in known:
+            raise ParameterError(f"unknown key {where}.{key}; {checks.nearest(key, known)}")
 
 
 def frozen(value: Any) -> Any:

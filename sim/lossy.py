@@ -22,7 +22,7 @@ from model.early_exit import exit_pmf, exits
 from model.early_exit_lengths import Depths
 from model.intervals import wilson
 from model.world import UNLIKELY
-from sim.outcomes import Outcome, check_provenance, json_of, text_of
+from sim.outcomes import Outcome, check_provenance, json_of, log_of, text_of
 
 Floats = NDArray[np.float64]
 Columns = Mapping[str, list[Any]]
@@ -106,11 +106,12 @@ class Thresholds:
 
     file: str | None = None
     sureness: float | None = None
+    log: str | None = None
     source: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.file is None) == (self.sureness is None):
-            raise checks.ParameterError("outcomes.kind 'thresholds' takes either file or sureness, one of the two")
+        if sum(each is not None for each in (self.file, self.sureness, self.log)) != 1:
+            raise checks.ParameterError("outcomes.kind 'thresholds' takes a file, a log or sureness, one of the three")
         if self.file is not None and not isinstance(self.file, str):
             raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(self.file)}")
         if self.sureness is not None:
@@ -123,6 +124,8 @@ class Thresholds:
 
     def record(self) -> Decisions:
         """The decision record."""
+        if self.log is not None:
+            return _joined(log_of(self.log).decisions(), f"{self.source or 'measured'}: log {Path(self.log).name}")
         if self.sureness is not None:
             luck = np.concatenate([*coins.tiles(0, "record", 0, 3 * -(-ASSUMED // coins.BLOCK))], axis=None)
             return decisions.synthetic(ASSUMED, luck[: 3 * ASSUMED].reshape(3, ASSUMED), sureness=self.sureness)
@@ -144,22 +147,26 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Replay:
-    """The decisions of recorded texts at the method's thresholds: a JSON `file` as for `thresholds`, in each column lists of texts.
+    """The decisions of recorded texts at the method's thresholds: a JSON `file` as for `thresholds`, in each column lists of texts,
+    or a decision `log`, what its draft and target say along the target's texts.
 
     Every decoding is one of the texts, drawn with equal chances, of which each covers all tokens but the last.
     """
 
-    file: str
+    file: str | None = None
+    log: str | None = None
     source: str = "measured"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.file, str):
-            raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(self.file)}")
+        _one_source(self.file, self.log)
         check_provenance(None, self.source)
         self.texts()
 
     def texts(self) -> list[Decisions]:
         """The record of each text."""
+        if self.log is not None:
+            return log_of(self.log).decisions()
+        assert self.file is not None
         found: list[Decisions] = _read_once(_texts_in, self.file, self.source, _stamp(self.file))
         return found
 
@@ -180,6 +187,14 @@ class Replay:
         also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
         outcome = Outcome(Recorded(decided), float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size))
         return _agreeing(outcome, agreement, self.source)
+
+
+def _one_source(file: Any, log: Any) -> None:
+    """Refuse records that come from nowhere, or from two places."""
+    if (file is None) == (log is None):
+        raise checks.ParameterError("outcomes must come from a file or from a log, one of the two")
+    if file is not None and not isinstance(file, str):
+        raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(file)}")
 
 
 def _foreign(parameters: Any, decided: Digits, record: Decisions, tokens: int) -> int:
@@ -365,20 +380,27 @@ class Confidences:
     """How sure each layer was of recorded tokens: a JSON `file` with `confidence`, a list for each token of one number a layer.
 
     `agrees`, of the same shape, may say whether that layer's token is the last one's. Places draw their tokens from all recorded;
-    the method's `threshold`, which may fall with the place, says how deep each must go.
+    the method's `threshold`, which may fall with the place, says how deep each must go. Of a decision `log` they are what the
+    target's layers say along its text, by the method's measure.
     """
 
-    file: str
+    file: str | None = None
+    log: str | None = None
     source: str = "measured"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.file, str):
-            raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(self.file)}")
+        _one_source(self.file, self.log)
         check_provenance(None, self.source)
-        self.record()
+        self.record("softmax")
 
-    def record(self) -> dict[str, Floats]:
+    def record(self, measure: str) -> dict[str, Floats]:
         """Arrays of shape (tokens, layers)."""
+        if self.log is not None:
+            log = log_of(self.log)
+            agrees = log.table["rank_common"].to_numpy() == 1
+            agrees[:, -1] = True  # what is put out is the last layer's, drawn or not
+            return {"confidence": log.sureness(measure), "agrees": agrees.astype(np.float64)}
+        assert self.file is not None
         found = json_of(self.file, "confidences")
         if not isinstance(found, dict) or "confidence" not in found:
             about = "a record is an object that has confidence, and may have agrees"
@@ -411,7 +433,7 @@ class Confidences:
         """The law for one point: at each place the depths of all recorded tokens, equally likely."""
         if parameters.threshold is None:
             raise checks.ParameterError("threshold is required where outcomes are confidences; give it under [[method]]")
-        record = self.record()
+        record = self.record(parameters.measure)
         seen = record["confidence"]
         count, layers = seen.shape
         if layers != parameters.layers:
@@ -421,12 +443,12 @@ class Confidences:
         shares = {level: np.bincount(found, minlength=layers + 1)[1:] / count for level, found in depths.items()}
         levels = [parameters.needed(place) for place in range(tokens)]
         law = Depths([shares[level] for level in levels], parameters.texts)
-        outcome = Outcome(law, law.mean(tokens), f"{self.source}: {self.file}", trials=count)
+        outcome = Outcome(law, law.mean(tokens), f"{self.source}: {self.file or self.log}", trials=count)
         if "agrees" not in record or parameters.texts > 1:
             return outcome
         picked = {level: float(record["agrees"][np.arange(count), found - 1].mean()) for level, found in depths.items()}
         agreement = float(np.mean([picked[level] for level in levels]))
-        return _agreeing(outcome, agreement, f"{self.source}: {self.file}", "last layer")
+        return _agreeing(outcome, agreement, f"{self.source}: {self.file or self.log}", "last layer")
 
 
 def _check_agrees(agrees: Floats, shape: tuple[int, ...]) -> None:

@@ -66,6 +66,7 @@ TESTS = {
     "model.operating_point": ("test_operating_point.py", *HARDWARE),
     "model.measured": ("test_measured.py", *HARDWARE),
     "model.profile": ("test_profile.py",),
+    "model.pairs": ("test_profile.py",),
 }
 """The modules that are changed, and the quick tests that must notice."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95

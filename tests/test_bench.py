@@ -119,3 +119,12 @@ def test_an_unknown_name_is_told_the_known(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         main(["--tiny", "--only", "evnts-pass"])
     assert "did you mean events-pass?" in capsys.readouterr().err
+
+
+def test_real_sides_write_the_same() -> None:
+    pytest.importorskip("transformers")
+    from tests.bench import real
+
+    assert real.library(6)[0, real.PROMPT :].tolist() == real.plain(6)
+    log = real.log(6, 2)
+    assert log["token"].to_list() == real.library(6, 2)[:, real.PROMPT :].flatten().tolist()

@@ -350,3 +350,73 @@ def test_a_text_longer_than_the_model_knows_is_refused() -> None:
 def test_more_layers_than_the_model_has_are_refused() -> None:
     with pytest.raises(ParameterError, match="layers of the target must be 5"):
         run("llama", autoregressive, autoregressive.Parameters(6), [3], 2)
+
+
+# --- the sampled law, by enumeration ---
+
+
+class Choosing(Real):
+    """Takes the choices of a script where a random number would decide, then the first; and says how likely all of them were.
+
+    A test against p/q is a choice between keeping and rejecting. What other choices there would have been is kept.
+    """
+
+    def __init__(self, decoders: Any, sampling: Sampling, script: list[int]) -> None:
+        super().__init__(decoders, sampling=sampling)
+        self.script, self.taken = script, 0
+        self.likelihood = 1.0
+        self.open: list[int] = []
+        self.asked: list[float] = []
+
+    def choose(self, chances: list[float]) -> int:
+        """One of some choices, of which those that are possible count."""
+        possible = [index for index, chance in enumerate(chances) if chance > 0]
+        place = self.script[self.taken] if self.taken < len(self.script) else 0
+        self.open.append(len(possible))
+        self.taken += 1
+        self.likelihood *= chances[possible[place]]
+        return possible[place]
+
+    def _drawn(self, law: Any, purpose: str, output: Any, offset: int) -> int:
+        return self.choose((law / law.sum()).tolist())
+
+    def read(self, step: Any) -> Any:
+        """As ever, but a uniform number says keep or reject."""
+        if step.kind == "uniform":
+            p, q = self.asked[-2:]
+            keep = min(1.0, p / q)
+            return 0.0 if self.choose([keep, 1 - keep]) == 0 and keep > 0 else 1.0
+        found = super().read(step)
+        if step.kind == "chance":
+            self.asked.append(found)
+        return found
+
+
+@pytest.mark.parametrize("method", ["speculative", "adaptive", "hierarchical"])
+def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> None:
+    """All ways that chance could have gone, each with its probability: the texts have the target's law to rounding."""
+    sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
+    choices: dict[str, tuple[Any, Any]] = {
+        "speculative": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)),
+        "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
+        "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
+    }
+    module, parameters = choices[method]
+    decoders = real_models.decoders("llama", "draft", "medium", seed=5)
+    found: dict[tuple[int, ...], float] = {}
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        script = scripts.pop()
+        real = Choosing(decoders, sampling, script)
+        text = tuple(real.run(module.decode(parameters, prompt, tokens), tokens).tokens)
+        found[text] = found.get(text, 0.0) + real.likelihood
+        for place in range(len(script), len(real.open)):  # where the first choice was taken unasked, the others are still to come
+            scripts += [[*script, *[0] * (place - len(script)), other] for other in range(1, real.open[place])]
+    full = real_models.model("llama", LAYERS, 5)
+    exact: dict[tuple[int, ...], float] = {}
+    first = sampling.law(real_models.logits(full, prompt).numpy())
+    for token in np.flatnonzero(first):
+        second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
+        exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
+    assert sum(found.values()) == pytest.approx(1)
+    assert {text: chance for text, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)

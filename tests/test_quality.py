@@ -78,7 +78,7 @@ def test_rows_are_what_counting_by_hand_finds(
     (row,) = measured(tmp_path, method, [table], *roles)
     models = real_models.decoders("llama", *roles, seed=2)
     full = models["target"].full
-    table = quality.completed(method, table, max(map(len, PROMPTS)), TOKENS)
+    table = dict(table)
     found = [decoding.decode(method, models, prompt, TOKENS, table, log=True) for prompt in PROMPTS]
     agrees, likely, prefixes = [], [], []
     for prompt, each in zip(PROMPTS, found, strict=True):
@@ -110,8 +110,9 @@ def test_rows_are_what_counting_by_hand_finds(
         left = [read.layer for each in found for read in each.reads if read.kind == "next"]
         assert row["mean_layers"] == pytest.approx(np.mean(left))
     else:
-        parameters = skipdecode.Parameters(LAYERS, **table)
-        assert row["mean_layers"] == pytest.approx(np.mean(skipdecode.schedule(parameters, TOKENS)))
+        known = [skipdecode.Parameters(LAYERS, **decoding.scheduled(method, table, len(prompt), TOKENS)) for prompt in PROMPTS]
+        assert row["mean_layers"] == pytest.approx(np.mean([skipdecode.schedule(each, TOKENS) for each in known]))
+        assert row["prompt"] is None  # each text had its own
 
 
 def test_a_draft_that_never_hands_over_writes_almost_all(tmp_path: Path) -> None:
@@ -228,10 +229,15 @@ def test_the_command_writes_rows_and_pictures(family: Path, tmp_path: Path) -> N
     ("arguments", "said"),
     [
         (["bidl"], "unknown method 'bidl'; did you mean bild?"),
-        (["bild", "--model", "nowhere"], "model must be a directory"),
+        (["early_exit", "--model", "nowhere"], "model must be a directory"),
         (["bild", "--set", "fallback_threshold"], "--set must be KEY=VALUE"),
         (["bild", "--sweep", "=3"], "--sweep must be KEY=VALUES"),
-        (["bild", "--set", "a=1", "--sweep", "a=1,2"], "a is fixed and swept"),
+        (["bild", "--set", "maximum_draft=1", "--sweep", "maximum_draft=1,2"], "maximum_draft is fixed and swept"),
+        (["bild", "--set", "fallback_treshold=1"], "did you mean fallback_threshold?"),
+        (["bild", "--set", "maximum_draft=1", "--set", "maximum_draft=2"], "--set maximum_draft is given twice"),
+        (["speculative"], "method must be lossy, one of bild, early_exit, skipdecode, got speculative"),
+        (["bild", "--model", "."], "method bild needs a draft model"),
+        (["early_exit", "--model", ".", "--draft", "."], "--draft is not used by method early_exit"),
     ],
 )
 def test_a_users_mistake_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:

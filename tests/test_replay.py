@@ -221,12 +221,15 @@ def test_questions_differ_by_all_that_is_asked() -> None:
     """Each of these changes makes it another question; a question and its answer have the same fields."""
     step = Forward("target", (7, 8, 9), 4, 0, 5, heads=3)
     one = question(Read("chance", step, -2, token=3), step)
+    assert one.tail == (7, 8, 9)
     others = [
         question(Read("uniform", step, -2, token=3), step), question(Read("chance", step, -1, token=3), step),
         question(Read("chance", step, -2, token=4), step), question(Read("chance", step, -2, token=3), step._replace(role="draft")),
         question(Read("chance", step, -2, token=3), step._replace(at=5)),
         question(Read("chance", step, -2, token=3), step._replace(last=4)),
-        question(Read("chance", step, -2, token=3), step._replace(tokens=(7, 8, 1))),
+        question(Read("chance", step, -2, token=3), step._replace(tokens=(1, 8, 9))),
+        question(Read("top", step, -2, 3), step), question(Read("top", step, -2, 4), step),
+        question(Read("beams", step, hypotheses=((0, -1.0),)), step), question(Read("beams", step, hypotheses=((0, -2.0),)), step),
         question(Read("chance", step, -2, token=3), step._replace(texts=(2,))),
     ]  # fmt: skip
     assert len({one, *others}) == len(others) + 1

@@ -1,0 +1,99 @@
+"""Real models: plain decoding against the library's own, and what a decision log costs beside what it needs at the least."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from tests.bench.measure import Benchmark
+
+PROMPT, VOCABULARY = 32, 1024
+
+
+@lru_cache(maxsize=1)
+def _models() -> dict[str, Any]:
+    """Models of the family's sizes; their weights do not matter for times."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from calibrate.decoder import decoder_of
+    from calibrate.family.training import FAMILY
+
+    torch.set_num_threads(1)  # models this small gain nothing by more
+    torch.manual_seed(0)
+    found = {role: decoder_of(LlamaForCausalLM(FAMILY[role].config(VOCABULARY, 512)), role) for role in ("target", "draft")}
+    for decoder in found.values():
+        decoder.full.generation_config.eos_token_id = None
+    target = found["target"]
+    target.heads = {layer: target.head.weight.detach().clone() for layer in range(1, target.layers)}
+    return found
+
+
+def _prompts(count: int) -> dict[int, list[int]]:
+    return {number: np.random.default_rng(number).integers(1, VOCABULARY, PROMPT).tolist() for number in range(count)}
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def plain(tokens: int) -> list[int]:
+    """What our plain decoder writes."""
+    from calibrate.interpreter import Real
+    from model.algorithms import autoregressive
+
+    steps = autoregressive.decode(autoregressive.Parameters(12), _prompts(1)[0], tokens)
+    return Real({"target": _models()["target"]}).run(steps, tokens).tokens
+
+
+def library(tokens: int, texts: int = 1) -> Any:
+    """What the library's generation writes behind as many prompts, with them."""
+    import torch
+
+    ids = torch.tensor([*_prompts(texts).values()])
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    return _models()["target"].full.generate(ids, **given)
+
+
+def log(tokens: int, texts: int) -> Any:
+    """A decision log, with a head for every layer."""
+    from calibrate.log import logged
+
+    models = _models()
+    return logged(models["target"], _prompts(texts), tokens, draft=models["draft"])
+
+
+def _least(tokens: int, texts: int) -> float:
+    """Plain generation of the same texts, batched, and 2.5 times a pass of both models over them [ms]."""
+    import torch
+
+    written: list[Any] = []
+    writing = _timed(lambda: written.append(library(tokens, texts)))
+    with torch.inference_mode():
+        start = perf_counter()
+        for decoder in _models().values():
+            decoder.full(written[0], use_cache=False)
+        return 1e3 * (writing + 2.5 * (perf_counter() - start))
+
+
+def benchmarks(tiny: bool = False) -> list[Benchmark]:
+    """Plain decoding of one text, and a log of some."""
+    tokens, texts = (4, 2) if tiny else (64, 40)
+    missing = "" if importlib.util.find_spec("transformers") else "torch and transformers are not installed"
+    return [
+        Benchmark(
+            "real-plain", "tok/s", lambda: tokens / _timed(lambda: plain(tokens)), lambda: tokens / _timed(lambda: library(tokens)),
+            "model.generate", 0.5, missing=missing,
+        ),
+        Benchmark(
+            "real-log", "ms", lambda: 1e3 * _timed(lambda: log(tokens, texts)), lambda: _least(tokens, texts),
+            "generation + 2.5 passes of the models", 1.0, at_most=True, missing=missing,
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,492 @@
+"""`calibrate decode`: real models by any method from the command line, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from calibrate import decode_report, decoding, loading
+from calibrate.cli import app
+from calibrate.family import heads, store
+from model import decision_log, methods
+from model.checks import ParameterError
+from tests import real_models, test_replay
+from tests.real_models import DEPTHS, VOCABULARY
+
+LAYERS = DEPTHS["target"]
+LETTERS = [*string.ascii_lowercase, " ", "<unk>", "</s>"]
+"""The tokens of the tiny tokenizer, one for each row of the tiny models."""
+SEEDS = {"target": 4, "draft": 1, "medium": 2}
+"""Of weights with which texts are no single token again and again, and drafts are right now and then."""
+CHOICES: dict[str, list[str]] = {
+    "autoregressive": [], "ppd": ["exit_layer=3", "candidates=3"], "speculative": ["draft_length=3"],
+    "adaptive": ["policy=heuristic"], "hierarchical": ["draft_length=3", "reading=bonus"], "beam": ["draft_length=2", "beams=2"],
+    "bild": ["fallback_threshold=0.1", "rollback_threshold=3"], "skipdecode": ["min_layers=2", "max_layers=5"],
+    "early_exit": ["threshold=0.1"],
+}  # fmt: skip
+
+
+def tokenizer(letters: list[str]) -> Any:
+    """A token for each letter."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    found = Tokenizer(models.WordLevel({letter: number for number, letter in enumerate(letters)}, unk_token="<unk>"))
+    found.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    found.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=found, unk_token="<unk>", eos_token="</s>")
+
+
+def numbers(text: str) -> list[int]:
+    return [LETTERS.index(letter) for letter in text]
+
+
+def put(
+    folder: Path, role: str, *, kind: str = "llama", seed: int = 0, letters: list[str] = LETTERS, end: int | None = None
+) -> Path:
+    """A tiny model on disk, with its tokenizer."""
+    full = real_models.model(kind, DEPTHS[role], seed, "float32")
+    full.save_pretrained(folder / role)
+    path = folder / role / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": end}))
+    tokenizer(letters).save_pretrained(folder / role)
+    return folder / role
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for role, seed in SEEDS.items():
+        put(folder, role, seed=seed)
+    return folder
+
+
+def call(*arguments: str, code: int = 0, env: dict[str, str] | None = None) -> tuple[str, str]:
+    usual = {"NO_COLOR": None, "FORCE_COLOR": None, "COLUMNS": "300"}
+    done = CliRunner().invoke(app, ["decode", *arguments], env=usual | (env or {}))
+    assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr, done.exception)
+    return done.stdout, done.stderr
+
+
+def models(folder: Path, method: str, *names: str) -> list[str]:
+    """The options that name a method's models."""
+    found = ["--model", str(folder / "target")]
+    settings = dict(each.split("=") for each in names)
+    for role in decoding.roles(method, settings)[1:]:
+        found += [f"--{role}", str(folder / role)]
+    return found
+
+
+def asked(folder: Path, method: str, *more: str, choices: list[str] | None = None) -> list[str]:
+    chosen = CHOICES[method] if choices is None else choices
+    sets = [word for choice in chosen for word in ("--set", choice)]
+    return [method, *models(folder, method, *chosen), *sets, "--device", "cpu", "--threads", "1", *more]
+
+
+def said(folder: Path, method: str, *more: str, **own: Any) -> dict[str, Any]:
+    stdout, stderr = call(*asked(folder, method, "--json", *more, **own))
+    assert stderr == ""
+    document: dict[str, Any] = json.loads(stdout)
+    return document
+
+
+def test_every_method_is_tried() -> None:
+    assert {*CHOICES} == {*methods.names()}
+
+
+@pytest.mark.parametrize("method", CHOICES)
+def test_every_method_decodes_and_says_what_it_did(method: str, tiny: Path) -> None:
+    """All that the document says of a text is of one and the same run, made again here without the command."""
+    found = said(tiny, method, "--prompt", "hello", "--tokens", "14")
+    (text,) = found["texts"]
+    decoders = {role: loading.model(str(tiny / role)).decoder for role in found["models"]}
+    settings = text["settings"]
+    own = decoding.decode(method, decoders, numbers("hello"), 14, {k: v for k, v in settings.items() if v is not None})
+    assert text["written"] == [*own.tokens]
+    # Special tokens are no text.
+    assert text["text"] == "".join(text["pieces"]) == "".join(LETTERS[token] for token in own.tokens if token < 27)
+    assert text["produced_by"] == [*own.producers]
+    assert text["passes"] == dict(own.account.passes_of)
+    assert sum(each["passes"] for each in text["work"]) == own.account.passes
+    assert sum(text["layer_passes"].values()) == own.account.layer_passes
+    assert text["plain_layer_passes"] == LAYERS * (4 + 14)
+    assert {(each["accepted"], each["drafted"]): each["count"] for each in text["rounds"]} == own.rounds
+    assert text["seconds"] > 0
+    assert text["tokens_per_s"] == pytest.approx(14 / text["seconds"])
+    assert found["provenance"] == "measured"
+    assert {role: each["layers"] for role, each in found["models"].items()} == {role: DEPTHS[role] for role in found["models"]}
+    assert all(re.fullmatch("[0-9a-f]{64}", each["checksum"]) for each in found["models"].values())
+
+
+@pytest.mark.parametrize("method", [name for name in CHOICES if name not in ("bild", "skipdecode", "early_exit", "beam")])
+def test_exact_methods_write_what_the_oracle_writes(method: str, tiny: Path) -> None:
+    found = said(tiny, method, "--prompt", "hello", "--tokens", "20", "--dtype", "float64", "--plain")
+    assert found["exact"]
+    full = loading.model(str(tiny / "target"), dtype="float64").decoder.full
+    assert found["texts"][0]["written"] == real_models.oracle(full, numbers("hello"), 20)
+    assert found["texts"][0]["plain"]["same_texts"] == 1
+    assert found["texts"][0]["plain"]["first_differences"] == [None]
+
+
+def test_rates_are_those_of_the_commits(tiny: Path) -> None:
+    """Each rate from its definition, round by round."""
+    (text,) = said(tiny, "speculative", "--prompt", "hello", "--tokens", "40")["texts"]
+    accepted = [len(each["tokens"]) - 1 for each in text["commits"]]
+    drafted = [each["drafted"] for each in text["commits"]]
+    tested = [min(kept + 1, there) for kept, there in zip(accepted, drafted, strict=True)]
+    assert text["mean_acceptance_length"] == pytest.approx(40 / len(accepted))
+    assert text["draft_acceptance_rate"] == pytest.approx(sum(accepted) / sum(drafted))
+    assert text["acceptance_rate"] == pytest.approx(sum(accepted) / sum(tested))
+    assert text["produced_by"].count("draft") == sum(accepted)
+    assert 0 < text["draft_acceptance_rate"] < text["acceptance_rate"] < 1
+    assert text["passes"]["target"] == len(accepted) + 1  # and the prompt
+
+
+def test_a_draft_that_is_the_target_is_always_right(tiny: Path) -> None:
+    stdout, _ = call(
+        "speculative", "--model", str(tiny / "target"), "--draft", str(tiny / "target"), "--set", "num_speculative_tokens=4",
+        "--prompt", "hello", "--tokens", "20", "--json", "--dtype", "float64",
+    )  # fmt: skip
+    (text,) = json.loads(stdout)["texts"]
+    assert text["acceptance_rate"] == text["draft_acceptance_rate"] == 1
+    assert text["mean_acceptance_length"] == 5
+
+
+def test_lossy_methods_say_so(tiny: Path) -> None:
+    stdout, _ = call(*asked(tiny, "bild", "--prompt", "hello", "--tokens", "20"))
+    assert "bild is lossy" in stdout
+    assert "lossy" not in call(*asked(tiny, "speculative", "--prompt", "hello", "--tokens", "5"))[0]
+
+
+# --- what readers see ---
+
+
+def test_the_text_comes_first_and_the_histogram_counts_every_round(tiny: Path) -> None:
+    arguments = asked(tiny, "speculative", "--prompt", "hello", "--tokens", "30")
+    (text,) = json.loads(call(*arguments, "--json")[0])["texts"]
+    stdout, stderr = call(*arguments)
+    assert stderr == ""
+    assert "\x1b" not in stdout
+    lines = stdout.splitlines()
+    assert lines[0] == text["text"]
+    assert lines[2].startswith("written by: ")
+    counted = {int(a): int(b) for a, b in re.findall(r"^ {0,3}(\d+) +(\d+) [█#]*$", stdout, re.MULTILINE)}
+    expected: dict[int, int] = {}
+    for each in text["rounds"]:
+        expected[each["accepted"]] = expected.get(each["accepted"], 0) + each["count"]
+    assert {key: value for key, value in counted.items() if value} == expected
+    assert f"{30} tokens in {len(text['commits'])} rounds; mean acceptance length {text['mean_acceptance_length']:.3f}" in stdout
+    assert "tok/s (measured" in stdout
+
+
+def test_bars_are_as_long_as_their_counts_say() -> None:
+    found = {
+        "rounds": [{"accepted": 0, "drafted": 3, "count": 5}, {"accepted": 2, "drafted": 3, "count": 20}], "tokens": 65,
+        "mean_acceptance_length": 2.6, "draft_acceptance_rate": None, "acceptance_rate": 0.5, "passes": {"target": 25},
+        "layer_passes": {"target": 5}, "plain_layer_passes": 10, "target_layer_passes_over_plain": 0.5, "seconds": 2.0,
+        "tokens_per_s": 32.5,
+    }  # fmt: skip
+    lines = [*decode_report._lines(found, "#")]
+    assert [line.count("#") for line in lines[1:4]] == [10, 0, 40]
+    assert lines[1:3] == [f"   0     5 {'#' * 10}", "   1     0"]
+    assert "draft acceptance rate none" in lines[4]
+
+
+def test_a_terminal_shows_who_wrote_what(tiny: Path) -> None:
+    """Colours and attributes; without colours the attributes; elsewhere nothing but text."""
+    arguments = asked(tiny, "hierarchical", "--prompt", "hello", "--tokens", "20")
+    coloured, _ = call(*arguments, env={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
+    assert "\x1b[1;36m" in coloured  # the target's own
+    bare, _ = call(*arguments, env={"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"})
+    assert "\x1b[1m" in bare
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", bare)
+    assert "\x1b" not in call(*arguments)[0]
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()[0] == call(*arguments)[0].splitlines()[0]
+
+
+def test_a_text_cannot_steer_the_terminal(tiny: Path, tmp_path: Path) -> None:
+    letters = ["\x1b", *LETTERS[1:]]
+    folder = put(tmp_path, "target", letters=letters)
+    stdout, _ = call("autoregressive", "--model", str(folder), "--prompt", "bbb", "--tokens", "40")
+    (text,) = json.loads(call("autoregressive", "--model", str(folder), "--prompt", "bbb", "--tokens", "40", "--json")[0])["texts"]
+    assert "\x1b" not in stdout
+    assert stdout.splitlines()[0] == text["text"].replace("\x1b", "\\x1b")
+
+
+def test_tokens_that_make_a_character_together_are_shown_with_the_last() -> None:
+    class Bytes:
+        def decode(self, tokens: list[int], **_: Any) -> str:
+            return bytes(tokens).decode(errors="replace")
+
+    text = "aé€b".encode()
+    assert loading.pieces(Bytes(), [*b"x"], [*text]) == ["a", "", "é", "", "", "€", "b"]
+    assert loading.pieces(Bytes(), [*b"x"], [*text[:2]]) == ["a", "\ufffd"]
+
+
+# --- texts that end, texts that are none, encoders, heads, drawing ---
+
+
+def test_a_text_ends_with_its_end_token(tiny: Path, tmp_path: Path) -> None:
+    (text,) = said(tiny, "autoregressive", "--prompt", "ending", "--tokens", "20")["texts"]
+    whole = text["written"]
+    end = next(token for place, token in enumerate(whole) if place > 1 and token not in whole[:place])
+    for role, seed in SEEDS.items():
+        put(tmp_path, role, seed=seed, end=end)
+    for method in ("autoregressive", "speculative", "ppd"):
+        (text,) = said(tmp_path, method, "--prompt", "ending", "--tokens", "20")["texts"]
+        assert text["written"] == whole[: whole.index(end) + 1]
+    assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["texts"][0]["stop"] is None
+
+
+def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
+    (text,) = said(tiny, "autoregressive", "--prompt", "", "--tokens", "8")["texts"]
+    assert text["prompt_tokens"] == [1]  # bos of LLaMA
+    full = loading.model(str(tiny / "target")).decoder.full
+    assert text["written"] == real_models.oracle(full, [1], 8)
+
+
+def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several prompts one after another, each decoded from what the encoder made of it."""
+    for number, role in enumerate(DEPTHS):
+        put(tmp_path, role, kind="t5", seed=7 + number)
+    (tmp_path / "texts.txt").write_text("hello\nzq x\n")
+    found = said(tmp_path, "speculative", "--prompts", str(tmp_path / "texts.txt"), "--tokens", "12", "--dtype", "float64")
+    full = loading.model(str(tmp_path / "target"), dtype="float64").decoder.full
+    for words, text in zip(("hello", "zq x"), found["texts"], strict=True):
+        monkeypatch.setattr(real_models, "SOURCE", tuple(numbers(words)))
+        assert text["prompt_tokens"] == [0]
+        assert text["written"] == real_models.oracle(full, [0], 12)
+    assert found["texts"][0]["written"] != found["texts"][1]["written"]
+
+
+def test_trained_heads_are_read(tiny: Path, tmp_path: Path) -> None:
+    """A head that is the model's own changes nothing; one whose rows are shifted by one writes the next token."""
+    target = loading.model(str(tiny / "target"))
+    own = target.decoder.head.weight.detach()
+    written = {}
+    arguments = asked(tiny, "early_exit", "--prompt", "hello", "--tokens", "1", "--json", choices=["exit_layer=3"])
+    written["none"] = json.loads(call(*arguments)[0])["texts"][0]["written"]
+    for name, head in (("same", own), ("shifted", own.roll(1, dims=0))):
+        path = tmp_path / f"{name}.safetensors"
+        heads._write(path, {3: head}, {"schema": heads.SCHEMA, "model": target.checksum, "name": "tiny"})
+        found = json.loads(call(*arguments, "--heads", str(path))[0])
+        assert found["heads"] == [3]
+        written[name] = found["texts"][0]["written"]
+    assert written["same"] == written["none"]
+    assert written["shifted"] == [(written["none"][0] + 1) % VOCABULARY]
+    assert "--heads is not used by method speculative" in refused(
+        *asked(tiny, "speculative", "--prompt", "a", "--heads", str(tmp_path / "same.safetensors"))
+    )
+
+
+def test_drawn_tokens_follow_the_seed(tiny: Path) -> None:
+    def written(*more: str, method: str = "speculative") -> list[int]:
+        drawing = ("--prompt", "hello", "--tokens", "20", "--sample", *more)
+        tokens: list[int] = said(tiny, method, *drawing)["texts"][0]["written"]
+        return tokens
+
+    assert written("--seed", "1") == written("--seed", "1") != written("--seed", "2")
+    greedy = said(tiny, "speculative", "--prompt", "hello", "--tokens", "20")["texts"][0]["written"]
+    assert written("--top-k", "1") == greedy == written("--temperature", "0.0001")
+    # Whatever is predicted early, pipelined decoding draws what plain sampling draws: Appendix B of the paper.
+    assert written("--top-k", "4", method="ppd") == written("--top-k", "4", method="autoregressive")
+
+
+# --- several prompts, logs, interruption ---
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("hello\nworld\nand so on\n")
+    return path
+
+
+def test_several_prompts_and_their_totals(tiny: Path, texts: Path) -> None:
+    found = said(tiny, "speculative", "--prompts", str(texts), "--tokens", "12", "--plain")
+    assert [each["prompt_tokens"] for each in found["texts"]] == [numbers(text) for text in ("hello", "world", "and so on")]
+    for key in ("tokens", "seconds", "plain_layer_passes"):
+        assert found["totals"][key] == pytest.approx(sum(each[key] for each in found["texts"]))
+    assert found["totals"]["plain"]["texts"] == 3
+    alone = said(tiny, "speculative", "--prompts", str(texts), "--limit", "1", "--tokens", "12")
+    assert alone["texts"][0]["written"] == found["texts"][0]["written"]
+    stdout, _ = call(*asked(tiny, "speculative", "--prompts", str(texts), "--tokens", "12", "--plain"))
+    assert stdout.count("--- ") == 4
+    assert "--- all 3 prompts ---" in stdout
+    assert "plain decoding: the same text of " in stdout
+
+
+@pytest.mark.parametrize("method", CHOICES)
+def test_logs_of_all_methods_are_played_again_by_the_simulator(method: str, tiny: Path, texts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.parquet"
+    _, stderr = call(*asked(tiny, method, "--prompts", str(texts), "--tokens", "12", "--log", str(path), "-q"))
+    assert "own.parquet" in stderr
+    log = decision_log.load(path)
+    assert log.models["target"]["layers"] == LAYERS
+    assert len(log.decodings) == len(log.names) == 3
+    assert log.table().height > 0
+    for each in log.decodings:
+        assert each.method == method
+        test_replay.same(each)
+
+
+def test_interrupted_it_keeps_what_is_done(tiny: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = decoding.decode, iter(range(10))
+
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        if next(calls) % 3 == 2:
+            raise KeyboardInterrupt
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(decoding, "decode", interrupted)
+    log = tmp_path / "own.parquet"
+    arguments = asked(tiny, "autoregressive", "--prompts", str(texts), "--tokens", "6")
+    stdout, stderr = call(*arguments, "--log", str(log), code=130)
+    assert "interrupted after 2 of 3 prompts; what was decoded is kept" in stderr
+    assert "--- all 2 prompts ---" in stdout
+    assert len(decision_log.load(log).decodings) == 2
+    document = json.loads(call(*arguments, "--json", code=130)[0])
+    assert document["interrupted"]
+    assert len(document["texts"]) == 2
+
+
+# --- the family ---
+
+
+@pytest.fixture
+def family(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(store, "MODELS", tiny)
+    return tiny
+
+
+def test_the_family_alone_gives_every_model_that_a_method_has(family: Path) -> None:
+    stdout, _ = call("hierarchical", "--model", "family", "--set", "draft_length=2", "--prompt", "a", "--tokens", "4", "--json")
+    assert {role: each["name"] for role, each in json.loads(stdout)["models"].items()} == {
+        role: f"family:{role}" for role in ("target", "draft", "medium")
+    }
+    stdout, _ = call("autoregressive", "--model", "family:medium", "--prompt", "a", "--tokens", "4", "--json")
+    assert json.loads(stdout)["models"]["target"]["layers"] == DEPTHS["medium"]
+    assert "unknown model of the family 'big'" in refused("autoregressive", "--model", "family:big", "--prompt", "a")
+
+
+# --- what is refused: one line, exit code 2, nothing on stdout ---
+
+
+def refused(*arguments: str) -> str:
+    stdout, stderr = call(*arguments, code=2)
+    assert stdout == ""
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    return stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "words"),
+    [
+        ("speculativ", [], "unknown method 'speculativ'; did you mean speculative?"),
+        ("os.path", [], "method 'os.path' is a module without Parameters"),
+        ("speculative", ["--set", "draft_lenth=3"], "unknown key method.draft_lenth; did you mean draft_length?"),
+        ("speculative", ["--set", "draft_length"], "--set must be KEY=VALUE, got 'draft_length'"),
+        ("speculative", ["--set", "draft_length=2", "--set", "draft_length=3"], "--set draft_length is given twice"),
+        ("speculative", ["--set", "draft_length=2", "--set", "num_speculative_tokens=3"], "is another name of draft_length"),
+        ("speculative", [], "method.draft_length is required and has no default; give it with --set draft_length=VALUE"),
+        ("speculative", ["--set", "draft_length=two"], "draft_length must be a whole number, got 'two'"),
+        ("speculative", ["--set", "draft_length=2", "--set", "layers=9"], "layers must be 5, as target has, got 9; leave it out"),
+        ("ppd", ["--set", "exit_layer=9", "--set", "candidates=1"], "exit_layer must be between 1 and layers=5, got 9"),
+        ("autoregressive", ["--tokens", "0"], "tokens must be between 1 and"),
+        ("autoregressive", ["--tokens", "97"], "must fit the 96 positions of model target (target), got 1 and 97 tokens"),
+        ("autoregressive", ["--top-k", "3"], "--top-k is used with --sample alone"),
+        ("autoregressive", ["--seed", "3"], "--seed is used with --sample alone"),
+        ("bild", ["--sample"], "--sample is not used by method bild"),
+        ("autoregressive", ["--sample", "--temperature", "0"], "temperature must be above 0"),
+        ("autoregressive", ["--sample", "--seed", "-1"], "seed must be at least 0, got -1"),
+        ("autoregressive", ["--sample", "--set", "sampled=false"], "say opposite things"),
+        ("autoregressive", ["--dtype", "float8"], "unknown dtype 'float8'"),
+        ("autoregressive", ["--device", "tpu"], "unknown device 'tpu'"),
+        ("autoregressive", ["--threads", "0"], "threads must be at least 1, got 0"),
+        ("autoregressive", ["--log", "own.csv"], "a log must be named FILE.parquet, got 'own.csv'"),
+        ("autoregressive", ["--prompts", "texts.txt"], "one of --prompt TEXT and --prompts FILE must be given, got both"),
+        ("autoregressive", ["--limit", "2"], "--limit is used with --prompts alone"),
+        ("early_exit", ["--set", "batch=4"], "batch must be 1, as one text is decoded at a time, got 4 texts"),
+        ("early_exit", ["--heads", "nothing.safetensors"], "there are no heads at nothing.safetensors"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_line(method: str, more: list[str], words: str, tiny: Path) -> None:
+    known = method in methods.names()
+    chosen = models(tiny, method) if known else ["--model", str(tiny / "target")]
+    assert words in refused(method, *chosen, "--prompt", "a", "--device", "cpu", *more)
+
+
+def test_models_that_do_not_fit_a_method_are_refused(tiny: Path, tmp_path: Path) -> None:
+    target, draft = (["--model", str(tiny / "target")], ["--draft", str(tiny / "draft")])
+    text = ["--prompt", "a"]
+    assert "method speculative needs a draft model and has none; give one with --draft" in refused("speculative", *target, *text)
+    assert "--draft is not used by method ppd, which has no draft model" in refused("ppd", *target, *draft, *text)
+    exits = ["bild", *target, *draft, *text, "--set", "exit_layer=2"]
+    assert "--draft is not used by method bild" in refused(*exits)
+    assert "model must be a directory, one of the family" in refused("autoregressive", "--model", "nowhere", *text)
+    assert "one of --prompt TEXT and --prompts FILE must be given, got neither" in refused("autoregressive", *target)
+    other = put(tmp_path, "draft", letters=[*LETTERS[1:26], "a", *LETTERS[26:]])
+    arguments = ["speculative", *target, "--draft", str(other), *text, "--set", "draft_length=2"]
+    assert "models must have one tokenizer, and 'a' is token 0 to target and token 25 to the draft draft" in refused(*arguments)
+    whole = put(tmp_path, "medium", kind="t5")
+    arguments = ["speculative", *target, "--draft", str(whole), *text, "--set", "draft_length=2"]
+    assert "models must be of one kind, and target has no encoder and medium has an encoder" in refused(*arguments)
+    (other / "tokenizer.json").unlink()
+    (other / "tokenizer_config.json").unlink()
+    assert "model draft has no tokenizer that can be loaded" in refused("autoregressive", "--model", str(other), *text)
+    (other / "model.safetensors").write_bytes(b"no weights")
+    assert "model draft cannot be loaded" in refused("autoregressive", "--model", str(other), *text)
+
+
+def test_prompts_that_cannot_be_decoded_are_refused_before_any_is(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("short\n" + "long" * 30 + "\n")
+    words = refused(*asked(tiny, "autoregressive", "--prompts", str(path)))
+    assert re.search(r"prompt \S+: prompt and tokens must fit the 96 positions of model target \(target\), got 120 and 64", words)
+    folder = put(tmp_path, "target")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"bos_token_id": None}))
+    words = refused("autoregressive", "--model", str(folder), "--prompt", "")
+    assert "prompt is empty, and model target has no token that texts begin with; give a text" in words
+    assert "there is no such file" in refused(*asked(tiny, "autoregressive", "--prompts", str(tmp_path / "none.txt")))
+
+
+def test_nothing_is_written_over(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text("{}")
+    arguments = asked(tiny, "autoregressive", "--prompt", "a", "--log", str(tmp_path / "own.parquet"))
+    assert "own.json is there already; remove it" in refused(*arguments)
+    assert (tmp_path / "own.json").read_text() == "{}"
+
+
+# --- the Python twin ---
+
+
+def test_the_twin_refuses_what_no_method_can_use() -> None:
+    decoders = real_models.decoders("llama", "draft")
+    with pytest.raises(ParameterError, match="--draft is not used by method autoregressive, which drafts with no other model"):
+        decoding.decode("autoregressive", decoders, [3], 4)
+    with pytest.raises(ParameterError, match="prompt must have at least one token"):
+        decoding.decode("speculative", decoders, [], 4, {"draft_length": 2})
+    with pytest.raises(ParameterError, match="tokens between 0 and 28, the vocabulary of model llama target, got 29"):
+        decoding.decode("speculative", decoders, [3, 29], 4, {"draft_length": 2})
+
+
+def test_a_text_may_fill_the_last_position() -> None:
+    """The last token is written and never read: 90 tokens of prompt leave room for 7."""
+    alone = {"target": real_models.decoders("llama")["target"]}
+    assert len(decoding.decode("autoregressive", alone, [3] * 90, 7).tokens) == 7
+    with pytest.raises(ParameterError, match="must fit the 96 positions"):
+        decoding.decode("autoregressive", alone, [3] * 90, 8)
+
+
+def test_reads_are_kept_only_where_a_log_is_wanted() -> None:
+    alone = {"target": real_models.decoders("llama")["target"]}
+    assert decoding.decode("autoregressive", alone, [3], 4).reads == ()
+    assert len(decoding.decode("autoregressive", alone, [3], 4, log=True).reads) == 4
