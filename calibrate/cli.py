@@ -12,6 +12,7 @@ from calibrate import (
     layers_command,
     links_command,
     log_command,
+    quality_command,
     report_command,
 )
 
@@ -29,6 +30,7 @@ report_command.register(app)
 family_commands.register(app)
 decode_command.register(app)
 log_command.register(app)
+quality_command.register(app)
 
 
 def main() -> None:

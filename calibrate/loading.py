@@ -99,6 +99,13 @@ def _number(vocabulary: Mapping[str, int], token: str) -> str:
     return f"token {vocabulary[token]}" if token in vocabulary else "unknown"
 
 
+def heads_beside(where: str) -> Path:
+    """Where the trained heads of a model lie, if it has any."""
+    of_family, _, name = where.partition(":")
+    folder = store.bundled(name or "target") if of_family == FAMILY else store.found(where)
+    return folder / store.HEADS
+
+
 def use_heads(found: Model, path: Path) -> tuple[int, ...]:
     """Have the trained heads of a file read behind their layers; which layers these are."""
     decoder = found.decoder

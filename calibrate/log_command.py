@@ -68,7 +68,7 @@ def log(
         raise ParameterError(f"{next(iter(asked))} is of drawn texts; give --sample too, or leave it out")
     sampling = Sampling(**asked) if sample else None  # type: ignore[arg-type]
     opened, said = _opened(target, draft, heads, dtype, device, threads)
-    found = _prompts(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    found = prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
     said |= {
         "prompts": [{"id": name, "tokens": ids} for name, ids in found], "asked": tokens, "seed": seed,
         "sampling": None if sampling is None else vars(sampling),
@@ -102,7 +102,6 @@ def _opened(
 ) -> tuple[dict[str, Model], dict[str, Any]]:
     """The models, and what a log says of them."""
     from calibrate import adapter, loading
-    from calibrate.family import store
     from model.checks import ParameterError
 
     roles = ("target",) if draft is None and target != loading.FAMILY else ("target", "draft")
@@ -117,15 +116,13 @@ def _opened(
         said[role] = {
             "name": each.name, "checksum": each.checksum, "layers": decoder.layers, "vocabulary": decoder.vocabulary,
         }  # fmt: skip
-    of_family, _, name = target.partition(":")
-    folder = store.bundled(name or "target") if of_family == loading.FAMILY else store.found(target)
-    path = folder / store.HEADS if heads is None else heads
+    path = loading.heads_beside(target) if heads is None else heads
     if heads is not None or path.is_file():
         said["heads"] = {"file": path.name, "layers": [*loading.use_heads(first, path)]}
     return models, said
 
 
-def _prompts(
+def prompted(
     where: str | None, template: str | None, limit: int, length: int, seed: int, target: Model
 ) -> list[tuple[str, list[int]]]:
     """Prompts by name, as tokens: the last so many of each."""
@@ -148,18 +145,37 @@ def rates(
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
     cost_ratio: Annotated[float, typer.Option(help="Of a draft pass, where speed-ups are foretold.")] = 0.1,
     drafter: Annotated[str | None, typer.Option(help="Of a public log: eagle, ngram, ...")] = None,
+    figures: Annotated[Path | None, typer.Option(help="A folder to draw them into.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
 ) -> None:
     """Match and acceptance rates of a log, with intervals, by layer and position, and whether coins are independent.
 
     calibrate rates family
 
-    calibrate rates squad.json --candidates 1,3 --lengths 4,8
+    calibrate rates squad.json --candidates 1,3 --lengths 4,8 --figures pictures
     """
     from calibrate import rate_tables
 
-    made = rate_tables.of(where, numbers("candidates", candidates), numbers("lengths", lengths), cost_ratio, drafter)
+    asked = numbers("candidates", candidates), numbers("lengths", lengths)
+    made = rate_tables.of(where, *asked, cost_ratio, drafter)
+    drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
     if as_json:
         print(json.dumps([table.document() for table in made], indent=2))
         return
     print("\n\n".join("\n".join(table.lines()) for table in made))
+    if drawn:
+        print("\n" + "\n".join(str(path) for path in drawn))
+
+
+def _drawn(
+    where: str, candidates: tuple[int, ...], lengths: tuple[int, ...], drafter: str | None, folder: Path
+) -> list[Path]:
+    """The pictures of a log of ours, or of a public one."""
+    import figures
+    from calibrate import rate_tables
+    from model import position_log
+
+    if drafter is None:
+        return figures.of_log(position_log.load(where), folder, candidates, lengths)
+    held, about = rate_tables.public(where, drafter)
+    return figures.of_lengths(held, folder, lengths, f"{about} (measured)")

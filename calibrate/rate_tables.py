@@ -64,11 +64,19 @@ def of(
 
         if drafter is None:
             raise ParameterError(f"drafter is required: one of {', '.join(acceptance_logs.drafters(where))}")
-        log = acceptance_logs.read(where, drafter)
-        return [*acceptance(log.lengths, draft_lengths, cost_ratio, f"{drafter}, {len(log.lengths)} requests")]
+        held, about = public(where, drafter)
+        return [*acceptance(held, draft_lengths, cost_ratio, about)]
     if drafter is not None:
         raise ParameterError("drafter is of public logs; a log of ours has one draft, leave it out")
     return [*tables(position_log.load(where), candidates, draft_lengths, cost_ratio)]
+
+
+def public(where: str, drafter: str) -> tuple[Sequence[Any], str]:
+    """The accepted lengths of a public log, and what they are of."""
+    from calibrate import acceptance_logs
+
+    log = acceptance_logs.read(where, drafter)
+    return log.lengths, f"{drafter}, {len(log.lengths)} requests"
 
 
 def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float) -> Iterator[Table]:

@@ -16,6 +16,9 @@ from model import checks
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
+
+    from model.position_log import PositionLog
 
 FORMATS = ("png", "svg")
 
@@ -198,12 +201,54 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
         "verify_cost": verify_cost_hardware.draw({each.name: Measured(each) for each in found}),
         "layer_time": layer_time.draw(found),
     }
+    target = _folder(folder)
+    return [path for name, figure in drawn.items() for path in save(figure, target / name)]
+
+
+def of_log(log: PositionLog, folder: str | Path, candidates: Sequence[int], draft_lengths: Sequence[int]) -> list[Path]:
+    """Draw what a decision log says into a folder: match rates by layer and position, and of a greedy draft its acceptance."""
+    from figures import match_rate
+
+    target = _folder(folder)
+    paths = save(match_rate.draw(log, candidates), target / "match_rate")
+    paths += save(match_rate.draw_by_position(log, candidates), target / "match_rate_by_position")
+    if not log.drafted or log.said.get("sampling") is not None:
+        return paths
+    about = f"{log.said['draft']['name']} for {log.said['target']['name']}, {len(log.starts) - 1} texts (measured)"
+    return paths + of_lengths([each + 1 for each in log.column("accepted")], target, draft_lengths, about)
+
+
+def of_lengths(lengths: Sequence[ArrayLike], folder: str | Path, draft_lengths: Sequence[int], about: str) -> list[Path]:
+    """Draw the acceptance of drafts into a folder: by position, and how many tokens a round accepts.
+
+    `lengths` are those of `model.rates`, `about` says of what they are and whether they were measured. Of many draft lengths the
+    last three are drawn, by position the longest; drafts of one token fit any rate.
+    """
+    from figures import acceptance_by_position, accepted_lengths
+
+    target = _folder(folder)
+    few = [each for each in dict.fromkeys(draft_lengths) if each > 1][-3:] or [*draft_lengths]
+    paths = save(acceptance_by_position.draw(lengths, max(draft_lengths), about), target / "acceptance_by_position")
+    return paths + save(accepted_lengths.draw(lengths, few, about), target / "accepted_lengths")
+
+
+def of_quality(rows: pl.DataFrame, folder: str | Path) -> list[Path]:
+    """Draw what `calibrate quality` has measured into a folder: agreement and log-likelihood, over thresholds and cost."""
+    from figures import agreement
+
+    target = _folder(folder)
+    if not agreement.fits(rows):
+        return []
+    return [path for name in agreement.QUALITIES for path in save(agreement.draw(rows, quality=name), target / name)]
+
+
+def _folder(folder: str | Path) -> Path:
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise checks.ParameterError(f"cannot write {target}: {error.strerror}; name another folder") from None
-    return [path for name, figure in drawn.items() for path in save(figure, target / name)]
+    return target
 
 
 def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFrame, target: Path) -> list[Path]:

@@ -274,6 +274,23 @@ def test_tables_of_rates_count_what_the_log_holds() -> None:
     assert all("\n".join(table.lines()) and json.dumps(table.document()) for table in found.values())
 
 
+def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> None:
+    position_log.save(made(), tmp_path / "log.json")
+    done = CliRunner().invoke(app, ["rates", str(tmp_path / "log.json"), "--lengths", "2,4", "--figures", str(tmp_path / "ours")])
+    assert (done.exit_code, done.stderr) == (0, "")
+    drawn = {"match_rate", "match_rate_by_position", "acceptance_by_position", "accepted_lengths"}
+    assert {path.stem for path in (tmp_path / "ours").iterdir()} == drawn
+    assert all(str(path) in done.stdout for path in (tmp_path / "ours").iterdir())
+    lengths = [2, 1, 3, 2, 1, 1], [1, 4, 3, 2, 1, 1]
+    text = {"prompt_token_ids": [1, 2], "generated_token_ids": [3] * 6}
+    rows = [{"id": str(number), **text, "acc_mine": {"acc_len": each}} for number, each in enumerate(lengths)]
+    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    there = ["rates", str(tmp_path / "public.jsonl"), "--drafter", "mine", "--lengths", "2", "--figures", str(tmp_path / "theirs")]
+    done = CliRunner().invoke(app, there)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert {path.stem for path in (tmp_path / "theirs").iterdir()} == {"acceptance_by_position", "accepted_lengths"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

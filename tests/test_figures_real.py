@@ -1,0 +1,348 @@
+"""The figures on real models, by their artists, on small records that stand for what models said."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+import figures
+from figures import acceptance_by_position, accepted, accepted_lengths, agreement, match_rate, save, written_by
+from model import rates
+from model.account import Account
+from model.checks import ParameterError
+from model.decoding import Decoding
+from model.position_log import PositionLog
+from model.steps import Commit, Forward
+from tests.test_figures_speculative import inside, xy
+from tests.test_figures_tradeoff import lines, words
+
+LAYERS, TEXTS, TOKENS = 6, 12, 20
+
+
+def log(*, trained: bool = True, drafted: bool = True, sampling: Any = None) -> PositionLog:
+    """A log whose ranks fall with the layer, and whose draft is right two times in three."""
+    rng = np.random.default_rng(4)
+    count = TEXTS * TOKENS
+    common = np.stack([rng.geometric(0.1 + 0.14 * layer, count) for layer in range(LAYERS)], axis=1)
+    common[:, -1] = 1
+    better = np.maximum(common // 2, 1)
+    better[:, 1] = 0  # no head there
+    agrees = rng.random((TEXTS, TOKENS)) < 2 / 3
+    run = np.zeros((TEXTS, TOKENS + 1), dtype=int)
+    for place in reversed(range(TOKENS)):
+        run[:, place] = np.where(agrees[:, place], run[:, place + 1] + 1, 0)
+    columns: dict[str, Any] = {
+        "text": np.repeat(np.arange(TEXTS), TOKENS), "position": np.tile(np.arange(TOKENS), TEXTS), "token": np.zeros(count, int),
+        "rank_common": common, "rank_trained": better if trained else np.zeros_like(common),
+        "confidence": rng.random((count, LAYERS)), "saturation": rng.random((count, LAYERS)),
+    }  # fmt: skip
+    if drafted:
+        names = ("draft_token", "q_token", "p_token", "q_draft", "p_draft", "overlap", "draft_confidence", "distance")
+        columns |= {name: rng.random(count) for name in names} | {"accepted": run[:, :TOKENS].ravel()}
+    said = {"target": {"name": "large"}, "draft": {"name": "small"} if drafted else None, "sampling": sampling}
+    return PositionLog(pl.DataFrame(columns), said)
+
+
+def dashes(line: Any) -> Any:
+    """What a line looks like without colour."""
+    return line._unscaled_dash_pattern
+
+
+def lengths() -> list[Any]:
+    return [each + 1 for each in log().column("accepted")]
+
+
+# --- Match rates --------------------------------------------------------------------------------------------------------
+
+
+def test_match_rates_stand_at_their_layers() -> None:
+    record = log()
+    figure = match_rate.draw(record, [1, 3])
+    drawn = lines(figure.axes[0])
+    for head, count in itertools.product(("common", "trained"), (1, 3)):
+        x, y = xy(drawn[f"k={count} {match_rate.HEADS[head]}"])
+        expected = [layer for layer in range(1, LAYERS) if head == "common" or layer != 2]
+        assert x.tolist() == expected
+        assert y.tolist() == pytest.approx([np.concatenate(record.matches(layer, count, head)).mean() for layer in expected])
+    assert set(drawn) == {"k=1 N", "k=1 Y", "k=3 N", "k=3 Y"}
+    assert inside(figure)
+    assert "12 greedy texts, 240 positions (measured)" in words(figure)
+
+
+def test_bands_of_match_rates_are_wilsons() -> None:
+    figure = match_rate.draw(log(), [1])
+    bands = {str(each.get_label()): each for each in figure.axes[0].collections}
+    (path,) = bands["k=1 N band"].get_paths()
+    found = match_rate.by_layer(log(), [1]).filter(head="common")
+    assert {round(float(y), 9) for _, y in path.vertices} == {
+        round(value, 9) for name in ("low", "high") for value in found[name]
+    }
+    for row in found.iter_rows(named=True):
+        assert row["low"] < row["match_rate"] < row["high"]
+
+
+def test_heads_are_told_apart_without_colour() -> None:
+    drawn = lines(match_rate.draw(log(), [1, 3]).axes[0])
+    assert dashes(drawn["k=1 N"]) != dashes(drawn["k=1 Y"])
+    assert drawn["k=1 N"].get_markerfacecolor() != drawn["k=1 Y"].get_markerfacecolor()
+    assert drawn["k=1 N"].get_color() == drawn["k=1 Y"].get_color() != drawn["k=3 Y"].get_color()
+    assert drawn["k=1 Y"].get_marker() != drawn["k=3 Y"].get_marker()
+
+
+def test_a_log_without_trained_heads_has_the_models_own_alone() -> None:
+    assert set(lines(match_rate.draw(log(trained=False), [1]).axes[0])) == {"k=1 N"}
+
+
+def test_match_rates_by_position_are_those_of_their_ranges() -> None:
+    record = log()
+    figure = match_rate.draw_by_position(record, [1, 2], layers=[1, 4], head="common", bins=4)
+    assert len(figure.axes) == 2
+    for axes, count in zip(figure.axes, (1, 2), strict=True):
+        for layer in (1, 4):
+            x, y = xy(lines(axes)[f"layer {layer}"])
+            assert x.tolist() == [3, 8, 13, 18]  # the middles of 1 to 5, 6 to 10, ...
+            kept = np.array(record.matches(layer, count))
+            assert y.tolist() == pytest.approx([kept[:, low : low + 5].mean() for low in range(0, TOKENS, 5)])
+    assert inside(figure)
+    assert inside(match_rate.draw_by_position(record, [1, 3, 5]))
+
+
+def test_too_many_lines_are_refused() -> None:
+    with pytest.raises(ParameterError, match="at most 4 different ones, got 5"):
+        match_rate.draw(log(), [1, 2, 3, 4, 5])
+    with pytest.raises(ParameterError, match="layers must be 1 to 5, got 6"):
+        match_rate.draw_by_position(log(), [1], layers=[1, 1, 1, 1, 1, 1])
+    with pytest.raises(ParameterError, match="layer 2 has no trained head"):
+        match_rate.draw_by_position(log(), [1], layers=[2], head="trained")
+
+
+# --- Acceptance ---------------------------------------------------------------------------------------------------------
+
+
+def test_acceptance_stands_at_its_places_over_the_line_of_one_rate() -> None:
+    figure = acceptance_by_position.draw(lengths(), 4, "small for large (measured)", bins=4)
+    played = rates.play(lengths(), 4)
+    left, right = figure.axes
+    x, y = xy(lines(right)["accepted"])
+    assert x.tolist() == [1, 2, 3, 4]
+    assert y.tolist() == pytest.approx(rates.by_place(played).rate.tolist())
+    x, y = xy(lines(left)["accepted"])
+    assert x.tolist() == [3, 8, 13, 18]
+    assert y.tolist() == pytest.approx(rates.by_output_position(played, [0, 5, 10, 15, 20]).rate.tolist())
+    alpha = float(rates.accepted_of_tested(played).rate)
+    for axes in (left, right):
+        assert set(xy(lines(axes)["alpha"])[1].tolist()) == {alpha}
+    assert f"α = {alpha:.3f}" in words(figure)
+    assert inside(figure)
+
+
+def test_coins_that_are_independent_lie_about_the_line() -> None:
+    """Of sixteen bands of 95 % one or two miss; all of 99.9 % hold, which a right program passes 98 times in 100."""
+    found = rates.by_place(rates.play(lengths(), 4))
+    alpha = float(rates.accepted_of_tested(rates.play(lengths(), 4)).rate)
+    width = 3.3 * np.sqrt(alpha * (1 - alpha) / found.trials)
+    assert np.all(np.abs(found.rate - alpha) < width)
+
+
+def test_texts_in_which_nothing_is_tested_are_refused() -> None:
+    with pytest.raises(ParameterError, match="texts of one token"):
+        acceptance_by_position.draw([[1], [1]], 3, "nothing")
+
+
+def test_accepted_lengths_are_counted_and_their_law_is_that_of_the_same_rounds() -> None:
+    figure = accepted_lengths.draw(lengths(), [2, 5], "small for large (measured)")
+    for axes, gamma in zip(figure.axes, (2, 5), strict=True):
+        played = rates.play(lengths(), gamma)
+        whole = played.accepted[played.drafted == gamma]
+        heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
+        assert heights == pytest.approx([float((whole == place).mean()) for place in range(gamma + 1)])
+        _, law = xy(lines(axes)["law"])
+        alpha = whole.sum() / np.minimum(whole + 1, gamma).sum()
+        assert law.tolist() == pytest.approx(accepted.law(float(alpha), gamma).tolist())
+        assert law.sum() == pytest.approx(1)
+        assert f"γ = {gamma}, α = {alpha:.3f}: {whole.size} rounds" in axes.get_title(loc="left")
+        # What it is fitted to: accepted over tested of the law is that of the rounds.
+        places = np.arange(gamma + 1)
+        assert (law * places).sum() / (law * np.minimum(places + 1, gamma)).sum() == pytest.approx(alpha)
+    assert inside(figure)
+    with pytest.raises(ParameterError, match="short enough for a whole draft"):
+        accepted_lengths.draw(lengths(), [TOKENS], "too long")
+
+
+# --- Agreement ----------------------------------------------------------------------------------------------------------
+
+
+def quality() -> pl.DataFrame:
+    """Stands for rows of `calibrate quality`."""
+    shared = {"texts": 8, "tokens": 320, "plain_log_likelihood": -1.0, "target_name": "large", "source": "measured"}
+    rows = []
+    for place, (low, high) in enumerate(itertools.product((0.1, 0.5, 0.9), (2.0, float("inf")))):
+        rows.append({
+            "method": "bild", "fallback_threshold": low, "rollback_threshold": high, "agreement": 0.7 + 0.05 * place,
+            "agreement_low": 0.65 + 0.05 * place, "agreement_high": 0.75 + 0.04 * place, "log_likelihood": -1.5 + 0.08 * place,
+            "weight_bytes_over_plain": 0.4 + 0.1 * place,
+        })  # fmt: skip
+    for value in (0.6, 0.9):
+        found = {"agreement": value, "log_likelihood": -2 + value, "weight_bytes_over_plain": value}
+        rows.append({"method": "early_exit", "threshold": value, **found})
+    for layers in (3, 5):
+        found = {"agreement": layers / 6, "log_likelihood": -2 + layers / 6, "weight_bytes_over_plain": 0.5 + layers / 12}
+        rows.append({"method": "skipdecode", "min_layers": layers, "max_layers": 6, **found})
+    return pl.DataFrame([{**shared, **row} for row in rows], infer_schema_length=None)
+
+
+@pytest.mark.parametrize("name", [*agreement.QUALITIES])
+def test_every_row_stands_at_its_cost(name: str) -> None:
+    rows = quality()
+    figure = agreement.draw(rows, quality=name)
+    whole = figure.axes[-1]
+    drawn = {label: line for label, line in lines(whole).items() if label.partition(",")[0] in ("BiLD", "early exit", "SkipDecode")}
+    assert set(drawn) == {"BiLD, rollback 2", "BiLD, no rollback", "early exit", "SkipDecode"}
+    points = {(float(x), float(y)) for line in drawn.values() for x, y in zip(*xy(line), strict=True)}
+    assert points == set(rows.select("weight_bytes_over_plain", name).rows())
+    at = xy(lines(whole)["target alone"])
+    assert (float(at[0][0]), float(at[1][0])) == (1.0, 1.0 if name == "agreement" else -1.0)
+    assert inside(figure)
+    assert "8 texts for each point (measured" in words(figure)
+
+
+def test_bild_stands_at_its_thresholds_too() -> None:
+    figure = agreement.draw(quality())
+    assert [axes.get_xlabel() for axes in figure.axes[:2]] == ["fallback threshold", "threshold"]
+    x, y = xy(lines(figure.axes[0])["BiLD, rollback 2"])
+    assert (x.tolist(), y.tolist()) == ([0.1, 0.5, 0.9], pytest.approx([0.7, 0.8, 0.9]))
+    spans = [each for each in figure.axes[0].collections if isinstance(each, LineCollection)]
+    ends = {(round(float(a[1]), 6), round(float(b[1]), 6)) for each in spans for a, b in each.get_segments()}
+    rows = quality().filter(method="bild").select("agreement_low", "agreement_high").rows()
+    assert ends == {(round(low, 6), round(high, 6)) for low, high in rows}
+
+
+def test_series_are_told_apart_without_colour() -> None:
+    drawn = lines(agreement.draw(quality()).axes[-1])
+    names = ("BiLD, rollback 2", "BiLD, no rollback", "early exit", "SkipDecode")
+    assert len({drawn[name].get_marker() for name in names}) == 4
+
+
+def test_rows_of_quality_that_cannot_be_drawn_are_refused() -> None:
+    with pytest.raises(ParameterError, match="needs at least one row"):
+        agreement.draw(quality().clear())
+    with pytest.raises(ParameterError, match="unknown quality 'agreemnt'; did you mean agreement"):
+        agreement.draw(quality(), quality="agreemnt")
+    with pytest.raises(ParameterError, match="needs values of flops_over_plain"):
+        agreement.draw(quality(), "flops_over_plain")
+    many = pl.concat([quality().head(1).with_columns(rollback_threshold=pl.lit(float(value))) for value in range(9)])
+    with pytest.raises(ParameterError, match="room for at most 8 lines, got 9"):
+        agreement.draw(many)
+    assert not agreement.fits(many)
+
+
+# --- Who wrote it -------------------------------------------------------------------------------------------------------
+
+
+def decoded() -> tuple[Decoding, list[str]]:
+    account = Account()
+    account.add(Forward("target", (7,), 0, 0, 4, heads=1))
+    commits = (Commit("round", (1, 2, 3), 4), Commit("round", (4,), 4), Commit("round", (5, 6), 1))
+    settings = {"layers": 4, "draft_length": 4, "placement": "together", "draft_layers": 1, "sampled": False}
+    made = Decoding("speculative", settings, (9,), 6, commits, account)
+    return made, ["def ", "f$x$(", "):\n", "\treturn", " x", "\n"]
+
+
+def boxes(figure: Figure) -> dict[int, list[Rectangle]]:
+    found: dict[int, list[Rectangle]] = {}
+    for patch in figure.axes[0].patches:
+        if str(patch.get_label()).startswith("token "):
+            assert isinstance(patch, Rectangle)
+            found.setdefault(int(str(patch.get_label())[6:]), []).append(patch)
+    return found
+
+
+def test_every_token_is_in_the_colour_and_over_the_line_of_its_producer() -> None:
+    made, shown = decoded()
+    figure = written_by.draw(made, shown)
+    assert made.producers == ("draft", "draft", "target", "target", "draft", "target")
+    found = boxes(figure)
+    assert sorted(found) == [*range(6)]
+    faces = {number: parts[0].get_facecolor() for number, parts in found.items()}
+    assert len(set(faces.values())) == 2
+    assert faces[0] == faces[1] == faces[4] != faces[2]
+    under = [(line.get_color(), str(dashes(line))) for line in figure.axes[0].lines]
+    assert len(set(under)) == len({colour for colour, _ in under}) == len({line for _, line in under}) == 2
+    said = words(figure)
+    assert "the draft, accepted: 3 of 6 tokens" in said
+    assert "the target, behind a draft: 3 of 6 tokens" in said
+    assert "f$x$(" in said  # no formula is made of it
+    assert inside(figure)
+
+
+def test_a_text_is_broken_where_it_says_so_and_where_a_line_is_full() -> None:
+    made, shown = decoded()
+    placed = written_by.pieces(shown, 88)
+    assert [(piece.line, piece.column) for piece in placed] == [(0, 0), (0, 4), (0, 9), (1, 0), (1, 10), (1, 12)]
+    assert placed[2].text == "):↵"
+    narrow = written_by.pieces(["x" * 25], 10)
+    assert ["".join(piece.text for piece in narrow), len(narrow)] == ["x" * 25, 3]
+    tight = written_by.draw(made, shown, columns=60)
+    assert boxes(tight)
+    assert inside(tight)
+    with pytest.raises(ParameterError, match="words must be as many as tokens, 6, got 1"):
+        written_by.draw(made, ["a"])
+    with pytest.raises(ParameterError, match="at most 60 lines"):
+        written_by.draw(made, ["\n" * 20] * 6)
+
+
+def test_a_prompt_stands_before_it_in_nobodys_colour() -> None:
+    made, shown = decoded()
+    figure = written_by.draw(made, shown, prompt=["# go\n"])
+    assert sorted(boxes(figure)) == [*range(6)]
+    assert "# go↵" in words(figure)
+    assert min(box.get_y() for parts in boxes(figure).values() for box in parts) > 1
+
+
+# --- All of them --------------------------------------------------------------------------------------------------------
+
+
+def test_a_logs_pictures_are_written(tmp_path: Path) -> None:
+    paths = figures.of_log(log(), tmp_path / "pictures", [1, 3], [1, 3, 5])
+    names = {"match_rate", "match_rate_by_position", "acceptance_by_position", "accepted_lengths"}
+    assert {path.name for path in paths} == {f"{name}.{form}" for name in names for form in ("png", "svg")}
+    assert all(path.is_file() for path in paths)
+    alone = figures.of_log(log(drafted=False), tmp_path / "alone", [1], [1, 3])
+    assert {path.stem for path in alone} == {"match_rate", "match_rate_by_position"}
+    drawn = figures.of_log(log(sampling={"temperature": 1.0}), tmp_path / "drawn", [1], [3])
+    assert {path.stem for path in drawn} == {"match_rate", "match_rate_by_position"}
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    made, shown = decoded()
+    several = {
+        "m": match_rate.draw(log()), "a": acceptance_by_position.draw(lengths(), 3, "x"),
+        "l": accepted_lengths.draw(lengths(), [3], "x"),
+        "g": agreement.draw(quality()), "w": written_by.draw(made, shown),
+    }  # fmt: skip
+    for name, figure in several.items():
+        save(figure, tmp_path / f"{name}.a")
+    with matplotlib.rc_context({"font.size": 20, "axes.grid": True}):
+        for name, figure in several.items():
+            for again in save(figure, tmp_path / f"{name}.b"):
+                assert again.read_bytes() == (tmp_path / again.name.replace(".b.", ".a.")).read_bytes()
+
+
+def test_no_figure_of_real_models_loads_one() -> None:
+    several = ("match_rate", "acceptance_by_position", "accepted_lengths", "agreement", "written_by")
+    names = ", ".join(f"figures.{name}" for name in several)
+    code = f"import sys, {names}; print(*{{'torch', 'transformers', 'simpy'}} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
