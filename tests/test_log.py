@@ -310,3 +310,83 @@ def test_what_cannot_be_logged_is_one_line(
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
     assert not [*tmp_path.iterdir()]
+
+
+# --- scenarios ---
+
+
+SCENARIO = """
+[scenario]
+name = "logged"
+tokens = 8
+replications = 40
+views = ["paths", "events"]
+
+"""
+CHOICES = {
+    "ppd": 'name = "ppd"\nexit_layer = 3\ncandidates = 2\noutcomes = { kind = "replay", log = "log.json", head = "common" }\n',
+    "flat": 'name = "ppd"\nexit_layer = 1\ncandidates = 1\nform = "flat"\n'
+    'outcomes = { kind = "replay", log = "log.json", head = "common" }\n',
+    "speculative": 'name = "speculative"\ndraft_length = 2\ncost = { cost_ratio = 0.2 }\n'
+    'outcomes = { kind = "replay", log = "log.json" }\n',
+    "bild": 'name = "bild"\nfallback_threshold = 0.06\nrollback_threshold = 3.0\ncost = { cost_ratio = 0.2 }\n'
+    'outcomes = { kind = "replay", log = "log.json" }\n',
+    "bild, rates": 'name = "bild"\nfallback_threshold = 0.06\nrollback_threshold = 3.0\ncost = { cost_ratio = 0.2 }\n'
+    'outcomes = { kind = "thresholds", log = "log.json" }\n',
+    "early_exit": 'name = "early_exit"\nthreshold = 0.06\noutcomes = { kind = "confidences", log = "log.json" }\n',
+    "early_exit, states": 'name = "early_exit"\nmeasure = "state"\nthreshold = 0.9\n'
+    'outcomes = { kind = "confidences", log = "log.json" }\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_scenario_takes_a_log_as_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.cli import app as sim
+
+    monkeypatch.chdir(tmp_path)
+    position_log.save(made(), "log.json")
+    Path("s.toml").write_text(f"{SCENARIO}[[method]]\nlayers = {LAYERS}\n{CHOICES[name]}")
+    result = CliRunner().invoke(sim, ["run", "s.toml", "--no-figures", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = {row["view"]: row for row in json.loads(result.stdout)["results"]}
+    assert rows["events"]["latency_layers"] == pytest.approx(rows["paths"]["latency_layers"])
+
+
+def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim import acceptances, outcomes
+
+    monkeypatch.chdir(tmp_path)
+    log = made()
+    position_log.save(log, "log.json")
+    found = outcomes.Replay(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
+    assert found.rate == pytest.approx(np.stack(log.matches(3, 2))[:, :8].mean())
+    assert found.source == "measured: 6 of 6 texts of log.json"
+    drafts = acceptances.Replay(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
+    assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("layers = 5", "layers = 6"), "method.layers must be 5, as the target of the log has, got 6"),
+        (('head = "common"', 'head = "trained"'), "layer 3 has no trained head"),
+        ((', head = "common"', ""), "head is required with a log"),
+        (("log.json", "lag.json"), "lag.json: there is no such file"),
+        (("log.json", "family2"), "unknown log 'family2'"),
+        (("tokens = 8", "tokens = 80"), "tokens must be at most 12"),
+    ],
+)
+def test_a_log_that_does_not_fit_is_refused(
+    change: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sim.cli import app as sim
+
+    monkeypatch.chdir(tmp_path)
+    position_log.save(made(), "log.json")
+    text = f"{SCENARIO}[[method]]\nlayers = {LAYERS}\n{CHOICES['ppd']}"
+    assert change[0] in text
+    Path("s.toml").write_text(text.replace(*change))
+    result = CliRunner().invoke(sim, ["run", "s.toml", "--no-figures"])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
