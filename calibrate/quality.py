@@ -232,6 +232,7 @@ def row(
         "log_likelihood": float(np.concatenate([each.log_likelihood for each in texts]).mean()),
         "plain_log_likelihood": float(np.concatenate([each.judged.log_likelihood for each in begun]).mean()),
         **{f"{role}_passes_per_token": count / total for role, count in account.passes_of.items()},
+        # A small model's layers count as much as a large one's here; what they weigh is in the next two.
         "layer_passes_over_plain": over(account.layer_passes, bare.layer_passes), **_billed(models, account, bare, over),
         "seconds": seconds, "plain_seconds": plain_seconds, "seconds_over_plain": over(seconds, plain_seconds),
         **_decided(method, found), "date": datetime.now(tz=UTC).date().isoformat(),

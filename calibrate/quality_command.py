@@ -95,6 +95,8 @@ def quality(
         import figures as drawing
 
         drawn = drawing.of_quality(table, figures)
+        if not drawn:
+            print("note: these rows make more lines than a figure has room for; none was drawn", file=sys.stderr)
     if as_json:
         print(json.dumps({"rows": _clean(table), "file": str(out), "figures": [str(path) for path in drawn]}, indent=2))
         return

@@ -56,6 +56,8 @@ def test_at_its_exact_limits_a_method_writes_the_plain_text(
     if method != "bild":
         assert row["layer_passes_over_plain"] == pytest.approx(1)
         assert row["mean_layers"] == pytest.approx(LAYERS)
+    if method == "skipdecode" or (method == "early_exit" and "exit_layer" in table):
+        assert row["flops_over_plain"] == row["weight_bytes_over_plain"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,28 @@ def test_rows_are_what_counting_by_hand_finds(
         known = [skipdecode.Parameters(LAYERS, **decoding.scheduled(method, table, len(prompt), TOKENS)) for prompt in PROMPTS]
         assert row["mean_layers"] == pytest.approx(np.mean([skipdecode.schedule(each, TOKENS) for each in known]))
         assert row["prompt"] is None  # each text had its own
+
+
+def test_weights_read_are_those_of_the_layers_that_are_run(tmp_path: Path) -> None:
+    """All prompts by all layers, each token by three of five and the head: counted from the tensors of the library's model."""
+    (row,) = measured(tmp_path, "skipdecode", [{"min_layers": 3, "max_layers": 3}])
+    full = real_models.decoders("llama", seed=2)["target"].full
+    layer = sum(each.numel() for each in full.model.layers[0].parameters() if each.ndim > 1)
+    head = full.lm_head.weight.numel()
+    texts = len(PROMPTS)
+    expected = texts * LAYERS * layer + texts * TOKENS * (3 * layer + head)
+    plain = texts * LAYERS * layer + texts * TOKENS * (LAYERS * layer + head)
+    assert row["weight_bytes_over_plain"] == pytest.approx(expected / plain)
+    assert expected / plain < row["flops_over_plain"] < 1  # prompts are wider passes of the same weights
+
+
+def test_a_small_model_that_only_hands_over_costs_its_passes(tmp_path: Path) -> None:
+    """It reads the prompt, is asked at each token but the last of a text, and never heard."""
+    (row,) = measured(tmp_path, "bild", [{"fallback_threshold": 1.0, "rollback_threshold": 0.0}], "draft")
+    assert (row["fallback_rate"], row["rollback_rate"], row["commits_rollback"]) == (1.0, None, 0)
+    assert row["draft_passes_per_token"] == pytest.approx((1 + TOKENS - 1) / TOKENS)
+    assert row["commits_fallback"] == len(PROMPTS) * (TOKENS - 1)
+    assert row["weight_bytes_over_plain"] > 1
 
 
 def test_a_draft_that_never_hands_over_writes_almost_all(tmp_path: Path) -> None:
