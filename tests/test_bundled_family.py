@@ -133,8 +133,8 @@ def test_every_layer_but_the_last_has_a_head_that_foretells_better_early() -> No
 
 
 def test_the_aligned_draft_agrees_more() -> None:
-    log = store.log_of(store.bundled("aligned"))
-    assert log["agreement"]["after"]["rate"] > log["agreement"]["before"]["rate"]
+    found = store.log_of(store.bundled("aligned"))["agreement"]
+    assert found["after"] - found["before"] > 2 * found["gain_error"]
 
 
 def test_the_bundled_log_is_of_these_models_and_can_be_made_again() -> None:
