@@ -348,7 +348,7 @@ def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
     """A model by its directory, the name of one of the family, or OWNER/NAME of the hub: see `calibrate.family.store.load`."""
     from calibrate.family import store
 
-    loaded = store.load(where, device, dtype)
+    loaded = store.load(where, device, dtype, encoders=True)
     decoder = decoder_of(loaded.model, loaded.name)
     decoder.tokenizer, decoder.checksum = loaded.tokenizer, loaded.checksum
     return decoder

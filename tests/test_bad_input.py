@@ -225,7 +225,7 @@ TOML = [
     ),
     (SCENARIO + METHOD + '[outcomes]\nkind = "markov"\nmatch_rate = 0.2\ncorrelation = 2', "correlation", "1", "got 2"),
     (SCENARIO + METHOD + '[outcomes]\nkind = "markov"\nmatch_rate = [0.2]\ncorrelation = 0', "match_rate must be a number"),
-    (SCENARIO + METHOD + '[outcomes]\nkind = "replay"', "either records or file"),
+    (SCENARIO + METHOD + '[outcomes]\nkind = "replay"', "records, a file or a log"),
     (SCENARIO + METHOD + '[outcomes]\nkind = "replay"\nrecords = []', "records", "list of lists", "got []"),
     (SCENARIO + METHOD + '[outcomes]\nkind = "replay"\nrecords = [[]]', "records[0]", "length 0"),
     (SCENARIO + METHOD + '[outcomes]\nkind = "replay"\nrecords = 3', "records", "list of lists", "got 3"),

@@ -142,18 +142,22 @@ def weights(folder: Path) -> list[Path]:
     raise ParameterError(f"{folder.name} has no {WEIGHTS}{instead}; only safetensors are loaded: convert it with save_pretrained")
 
 
-def load(model: str | Path, device: str = "cpu", dtype: str = "float32") -> Loaded:
-    """Load a model and its tokenizer: a directory, the name of one of the family, or OWNER/NAME of the hub."""
+def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, encoders: bool = False) -> Loaded:
+    """Load a model and its tokenizer: a directory, the name of one of the family, or OWNER/NAME of the hub.
+
+    Models with an encoder are refused, unless they are asked for: they can decode, but nothing here is trained for them.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
     checks.one_of("dtype", dtype, DTYPES)
-
     folder = found(str(model))
     name = folder.resolve().name if Path(model).is_dir() else str(model)
-    _config(folder, name)
+    crossing = _crossing(folder, name)
+    if crossing and not encoders:
+        raise ParameterError(f"model {name} must be decoder-only, and it has an encoder")
     files = weights(folder)
-    kind: Any = AutoModelForSeq2SeqLM if table(folder / CONFIG).get("is_encoder_decoder") is True else AutoModelForCausalLM
+    kind: Any = AutoModelForSeq2SeqLM if crossing else AutoModelForCausalLM
     ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     with quiet():
         try:
@@ -282,8 +286,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **adapter.versions(), "tokenizers": tokenizers.__version__}
 
 
-def _config(folder: Path, name: str) -> None:
-    """Refuse what is no decoder-only model, or none without code of its own, before anything large is read."""
+def _crossing(folder: Path, name: str) -> bool:
+    """Whether a model has an encoder; one that is none without code of its own is refused before anything large is read."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     said = table(folder / CONFIG)
@@ -293,8 +297,7 @@ def _config(folder: Path, name: str) -> None:
             own = f"model {name} is of type {checks.shown(kind)} and would run code of its own (auto_map), which is never done"
             raise ParameterError(f"{own}; take a type that transformers has")
         raise ParameterError(f"{CONFIG} of model {name} must have a model_type of transformers, got {checks.shown(kind)}")
-    if said.get("is_encoder_decoder"):
-        raise ParameterError(f"model {name} must be decoder-only, and {kind} has an encoder")
+    return bool(said.get("is_encoder_decoder"))
 
 
 def table(path: Path) -> dict[str, Any]:
