@@ -69,6 +69,16 @@ def softmax(logits: Floats) -> Floats:
     return np.asarray(found / found.sum())
 
 
+def drawn(law: Floats, coin: float) -> int:
+    """The token of a law, which need not add up to 1, that a coin in [0, 1) falls on.
+
+    >>> [drawn(np.array([0.0, 0.2, 0.2]), coin) for coin in (0.0, 0.49, 0.5)]
+    [1, 1, 2]
+    """
+    reached = np.cumsum(law)
+    return min(int(np.searchsorted(reached, coin * reached[-1], side="right")), int(np.flatnonzero(law)[-1]))
+
+
 class Luck:
     """Random numbers by what they are for and where: a stream for each purpose, keyed by the seed and the replication.
 
@@ -299,9 +309,7 @@ class Real(Interpreter):
 
     def _drawn(self, law: Floats, purpose: str, output: Output, offset: int) -> int:
         """A token of this law, which need not add up to 1."""
-        reached = np.cumsum(law)
-        place = int(np.searchsorted(reached, self._luck(purpose, output, offset) * reached[-1], side="right"))
-        return min(place, int(np.flatnonzero(law)[-1]))
+        return drawn(law, self._luck(purpose, output, offset))
 
     def _luck(self, purpose: str, output: Output, offset: int) -> float:
         texts = output.step.texts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.decoder import Decoder
-from calibrate.interpreter import Luck, Sampling
+from calibrate.interpreter import Luck, Sampling, drawn
 from model import checks, pairs
 from model.checks import ParameterError
 from model.position_log import DRAFT, TARGET, PositionLog, save
@@ -168,18 +168,14 @@ def _written(
             last = tuple(logits.argmax(dim=-1).tolist())
         else:
             scores = logits.double().cpu().numpy()
-            last = tuple(_drawn(sampling, row, luck, at + 1) for row, luck in zip(scores, lucks, strict=True))
+            coins = [luck.draw("target: sample", at + 1) for luck in lucks]
+            last = tuple(drawn(sampling.law(row), coin) for row, coin in zip(scores, coins, strict=True))
         for text, token in zip(texts, last, strict=True):
             text.append(token)
         if all(target.end in text[width:] for text in texts):
             break
     whole = [torch.stack([column[layer] for column in columns], dim=1) for layer in range(target.layers + 1)]
     return [text[width:] for text in texts], whole
-
-
-def _drawn(sampling: Sampling, scores: Any, luck: Luck, position: int) -> int:
-    law = np.cumsum(sampling.law(scores))
-    return int(np.searchsorted(law, luck.draw("target: sample", position) * law[-1], side="right"))
 
 
 def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: Spent) -> dict[str, Any]:

@@ -198,6 +198,15 @@ def test_drawn_texts_are_accepted_as_often_as_the_log_says() -> None:
     assert abs(rate - beta) < 3.3 * np.sqrt(beta * (1 - beta) / 400)
 
 
+def test_drawn_texts_are_those_of_the_plain_decoder_by_the_same_luck() -> None:
+    sampling = Sampling(temperature=0.8, top_k=9)
+    texts = made(sampling=sampling).table.partition_by("text", maintain_order=True)
+    for number, text in enumerate(texts):
+        real = Real(kin(), sampling=sampling, luck=Luck(0, number))
+        steps = autoregressive.decode(autoregressive.Parameters(LAYERS, sampled=True), PROMPTS[number], TOKENS)
+        assert real.run(steps, TOKENS).tokens == text["token"].to_list()
+
+
 def test_the_chance_given_the_token_has_the_mean_of_the_overlap() -> None:
     log = made(sampling=Sampling(), seed=1)
     chances, overlap = np.concatenate(log.chances()), np.concatenate(log.column("overlap"))
