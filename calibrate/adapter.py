@@ -6,11 +6,12 @@ Random weights are right for times and wrong for everything else: nothing here s
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from model import checks, transformer
 from model.checks import ParameterError
@@ -18,12 +19,15 @@ from model.checks import ParameterError
 if TYPE_CHECKING:
     import torch
 
+    from calibrate.decoder import Decoder
+
     Tensor = torch.Tensor
 
 Mark = Callable[[str, int, int], None]
 """Called with a part's name, its place, and 0 where it begins, 1 where it ends."""
 DTYPES = ("bfloat16", "float16", "float32")
-MODES = ("eager", "cuda-graph")
+MODES = ("eager", "cuda-graph", "interpreter")
+"""Kernels launched one by one by the library's own code, or as one graph, or as our interpreter makes passes."""
 CHUNK = 512
 """Positions that a cache is filled with at once."""
 
@@ -60,7 +64,15 @@ class Architecture:
 
 
 def architecture(model: str) -> Architecture:
-    """A model by the name of a preset, the path of a `config.json`, or as OWNER/NAME on the hub; only the last asks the network."""
+    """A model by the name of a preset, of the family (`family:target`), the path of a `config.json`, or as OWNER/NAME on the hub.
+
+    Only the last asks the network.
+    """
+    of_family, colon, role = model.partition(":")
+    if colon and of_family == "family":
+        from calibrate.family import store
+
+        return _from_file(store.bundled(role) / "config.json", f"family-{role}")
     if model in transformer.PRESETS:
         shape = transformer.preset(model)
         return Architecture(model, _library_config(model, shape), shape)
@@ -186,9 +198,20 @@ class Model:
         if len(self.layers) != architecture.shape.layers:
             raise RuntimeError(f"{architecture.name} has {len(self.layers)} layers, {architecture.shape.layers} expected")
 
-    def begin(self, width: int, context: int, batch: int, mode: str = "eager") -> Pass:
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """The same model as the interpreter runs it."""
+        from calibrate.decoder import decoder_of
+
+        return decoder_of(self.full, self.architecture.name)
+
+    def begin(self, width: int, context: int, batch: int, mode: str = "eager") -> Repeatable:
         """A pass of `width` tokens of `batch` texts behind `context` cached positions, ready to be run again and again."""
         self.architecture.longest(width, context)
+        if mode == "interpreter":
+            from calibrate.interpreted import InterpretedPass
+
+            return InterpretedPass(self, width, context, batch)
         return (GraphPass if mode == "cuda-graph" else EagerPass)(self, width, context, batch)
 
     def tokens(self, batch: int, width: int) -> Tensor:
@@ -239,8 +262,28 @@ class Model:
                 handle.remove()
 
 
+class Repeatable(Protocol):
+    """One pass: `run` does it, `back` cuts the cache back to where it was."""
+
+    def run(self) -> None:
+        """The pass: body, and the projection of every position of it."""
+
+    def back(self) -> None:
+        """Cut the cache back by the pass, and make sure that it was."""
+
+    def run_watched(self, mark: Mark) -> None:
+        """The same, with the beginning and the end of each part marked."""
+
+    @property
+    def parts(self) -> Iterable[tuple[str, int]]:
+        """The parts that are marked, by name and place."""
+
+    def check(self) -> None:
+        """Refuse to go on with a cache of another length than was asked for."""
+
+
 class Pass:
-    """One pass, repeatable: `run` does it, `back` cuts the cache back to where it was."""
+    """A pass as the library's code makes it: see `Repeatable`."""
 
     def __init__(self, model: Model, width: int, context: int, batch: int) -> None:
         import torch
@@ -274,6 +317,11 @@ class Pass:
     def run_watched(self, mark: Mark) -> None:
         """The same, with the beginning and the end of each part marked."""
         raise NotImplementedError
+
+    @property
+    def parts(self) -> Iterable[tuple[str, int]]:
+        """See `Repeatable`."""
+        return self.model.parts
 
     def length(self) -> int:
         """Positions that every layer of the cache holds."""

@@ -14,6 +14,7 @@ from calibrate import (
     log_command,
     quality_command,
     report_command,
+    run_command,
 )
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ family_commands.register(app)
 decode_command.register(app)
 log_command.register(app)
 quality_command.register(app)
+run_command.register(app)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from calibrate.decoder import Decoder
-from calibrate.interpreter import Luck, Real, Sampling
+from calibrate.interpreter import Answers, Luck, Real, Sampling, Times
 from model import checks, methods, tables
 from model.checks import ParameterError
 from model.decoding import Answered, Decoding
@@ -25,6 +25,7 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
     sampling: Sampling | None = None, luck: Luck | None = None, stop: int | None = None, log: bool = False,
+    answers: Answers | None = None, times: Times | None = None,
 ) -> Decoding:
     """Decode `tokens` tokens behind a prompt of at least one, or until the token `stop`.
 
@@ -40,6 +41,8 @@ def decode(
         The law of drawn tokens, and where the numbers come from.
     log
         Whether every read and its answer are kept.
+    answers, times
+        See `calibrate.interpreter.Real`. Where a world answers, the prompt's tokens are the places of a text, from 0.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from calibrate.decoder import decoder_of
@@ -51,15 +54,17 @@ def decode(
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     text = tuple(int(token) for token in prompt)
-    check_text(models, text, tokens)
+    check_text(models, (0,) * len(text) if answers is not None else text, tokens)
     parameters = parameters_of(method, models, scheduled(method, {} if settings is None else settings, len(text), tokens))
     reads: list[Answered] = []
-    real = Real(models, sampling=sampling, luck=luck, log=reads if log else None)
+    real = Real(models, sampling=sampling, luck=luck, log=reads if log else None, answers=answers, times=times)
     module = methods.algorithm(method)
     more = {} if stop is None or not takes_stop(method) else {"stop": stop}
     steps = module.decode(parameters, list(text), tokens, **more)
     settle(models)
     start = time.perf_counter()
+    if times is not None:
+        times.start = start
     try:
         work = real.run(steps, tokens)
         settle(models)

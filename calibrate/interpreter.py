@@ -6,10 +6,11 @@ compared with what the algorithm believes it holds (`model.work.Cache`) at every
 
 from __future__ import annotations
 
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from calibrate.rows import Rows, joined
 from model import checks
 from model.checks import ParameterError
 from model.decoding import Answered, question
-from model.steps import CacheError, Continuation, Forward, Read, Steps
+from model.steps import CacheError, Commit, Continuation, Forward, Read, Steps
 from model.work import Cache, Interpreter, Task, Work
 
 if TYPE_CHECKING:
@@ -145,6 +146,15 @@ class Output:
         return self._laws[row]
 
 
+class Answers(Protocol):
+    """Whoever answers reads without models: `model.world.World`, or a record of what models said (`model.replay.Replayed`)."""
+
+    written: Sequence[int]
+
+    def read(self, step: Read) -> Any:
+        """The answer to a read of an output, which is then the pass that made it."""
+
+
 class Held:
     """What a process works on: what it believes that layers hold, and the rows."""
 
@@ -200,6 +210,22 @@ class Held:
                     raise CacheError(f"{step.role}: layer {layer} should hold {believed[layer]} positions, it holds {held}")
 
 
+@dataclass
+class Times:
+    """When tokens were put out, and how long passes and reads took, of one run [s].
+
+    A read that is the first to look at a pass makes its head. On a GPU passes are only launched: they take as long as that takes,
+    and reads as long as the rest.
+    """
+
+    start: float = field(default_factory=time.perf_counter)
+    commits: list[float] = field(default_factory=list)
+    """From the start on."""
+    passes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By role."""
+    reads: float = 0.0
+
+
 class Real(Interpreter):
     """Interprets an algorithm on real models.
 
@@ -213,13 +239,20 @@ class Real(Interpreter):
         Where its random numbers come from.
     log
         Where every read and its answer are kept, if anywhere.
+    answers
+        Who answers reads in place of the models: outcomes are then forced, while every pass, head and look takes its time.
+    times
+        Where it is kept when what happened, if anywhere.
     """
 
     def __init__(
         self, decoders: Mapping[str, Decoder], *, sampling: Sampling | None = None, luck: Luck | None = None,
-        log: list[Answered] | None = None,
+        log: list[Answered] | None = None, answers: Answers | None = None, times: Times | None = None,
     ) -> None:
         super().__init__()
+        self.answers, self.times = answers, times
+        if answers is not None:
+            answers.written = self.work.tokens
         sizes = {role: decoder.vocabulary for role, decoder in decoders.items()}
         if len({*sizes.values()}) > 1:
             listed = ", ".join(f"{role} {size}" for role, size in sizes.items())
@@ -242,6 +275,20 @@ class Real(Interpreter):
 
     def forward(self, cache: Held, step: Forward) -> Output:
         """Run layers."""
+        if self.times is None:
+            return self._forward(cache, step)
+        begun = time.perf_counter()
+        found = self._forward(cache, step)
+        self.times.passes[step.role] += time.perf_counter() - begun
+        return found
+
+    def commit(self, step: Commit) -> None:
+        """Put out tokens."""
+        super().commit(step)
+        if self.times is not None:
+            self.times.commits.append(time.perf_counter() - self.times.start)
+
+    def _forward(self, cache: Held, step: Forward) -> Output:
         import torch
 
         role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared = step
@@ -257,6 +304,8 @@ class Real(Interpreter):
         if first == last:
             return Output(step, decoder, states, None)
         rows = cache.of(role, texts)
+        if self.answers is not None:  # whose tokens are places in a text
+            tokens = tuple(token % decoder.vocabulary for token in tokens)
         seen: list[Tensor] | None = [] if compared else None
         states = decoder.run(
             tokens, at, first, last, rows, states, batch=max(len(texts), 1), after=after, gaps=gaps, rows_only=rows_only,
@@ -273,7 +322,12 @@ class Real(Interpreter):
 
     def read(self, step: Read) -> Any:
         """Look at what a pass has made."""
-        found = self._found(step)
+        begun = time.perf_counter()
+        found = self._found(step if self.answers is None else self._known(step))
+        if self.answers is not None:
+            found = self._forced(step)
+        if self.times is not None:
+            self.times.reads += time.perf_counter() - begun
         if self.log is not None:
             self.log.append(Answered(*question(step, step.output.step), found))
         return found
@@ -306,6 +360,16 @@ class Real(Interpreter):
                 return _alike(output, offset)
             case "beams":
                 return _continued(output, hypotheses, width)
+
+    def _known(self, step: Read) -> Read:
+        """The same of a token that the model has: a world's wrong tokens are negative."""
+        return step if step.token is None else step._replace(token=step.token % self.decoders[step.output.step.role].vocabulary)
+
+    def _forced(self, step: Read) -> Any:
+        """What somebody else answers, who knows passes and not what they have made."""
+        assert self.answers is not None
+        against = None if step.against is None else step.against.step
+        return self.answers.read(step._replace(output=step.output.step, against=against))
 
     def _drawn(self, law: Floats, purpose: str, output: Output, offset: int) -> int:
         """A token of this law, which need not add up to 1."""

@@ -104,6 +104,12 @@ def time_layers(
     built = adapter.Model(architecture, chosen, dtype, source)
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
     outcome = timing.go_over(built, grid, rows, spec, effort=effort, minutes=minutes, progress=progress)
+    if "interpreter" in grid.modes:
+        timed_reads = sum(row["kind"] == "reads" for row in rows.rows)
+        for turn in range(timed_reads, grid.rounds):
+            from calibrate import interpreted
+
+            rows.add({"kind": "reads", "round": turn, "busy": 0} | interpreted.reads(built.decoder))
     written, refused = {}, {}
     for mode in grid.modes:
         if not any(row["kind"] == "point" and row["mode"] == mode for row in outcome.rows):
@@ -119,8 +125,8 @@ def time_layers(
 
 
 def called_name(stem: str, mode: str) -> str:
-    """The name of a mode's profile: graphs say so."""
-    return stem if mode == "eager" else f"{stem}-graph"
+    """The name of a mode's profile: all but the plain one say so."""
+    return stem + {"eager": "", "cuda-graph": "-graph"}.get(mode, f"-{mode}")
 
 
 def check(profile: Profile) -> None:
@@ -170,7 +176,8 @@ def profile_of(
     )  # fmt: skip
     profile = Profile(
         name=name, device=device, model=header["model"], dtype=dtype,
-        engine=f"transformers {header['transformers']}", mode=mode, kind="model", provenance="measured", date=header["date"],
+        engine=f"{'decodesim on ' if mode == 'interpreter' else ''}transformers {header['transformers']}",
+        mode="eager" if mode == "interpreter" else mode, kind="model", provenance="measured", date=header["date"],
         bandwidth=bandwidth, rate=rate, cache_bytes=float(header["cache_bytes"]), table=frame, sources=(source,),
         shape=asdict(shape), notes=tuple(notes), facts=facts,
     )  # fmt: skip
@@ -180,18 +187,20 @@ def profile_of(
 def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of a profile's table, and what is to be noted, from raw rows.
 
-    Of a point's rounds the one with the shortest whole pass counts: other work on the machine only ever adds. A layer's time is the
-    median over layers. The head's time is told by its positions, the embedding's by its tokens, and what a pass takes besides its
-    parts by its batch: the median over such points, between their quartiles.
+    Of a point's rounds the one with the shortest whole pass counts: other work on the machine only ever adds. Passes of the
+    interpreter are held against runs that were timed beside them, of which medians count: there the middle round does. A layer's
+    time is the median over layers. The head's time is told by its positions, the embedding's by its tokens, and what a pass takes
+    besides its parts by its batch: the median over such points, between their quartiles.
     """
     table: list[dict[str, Any]] = []
     heads: dict[tuple[int, int], list[Any]] = {}
     embeddings: dict[tuple[int, int], list[Any]] = {}
     rest: dict[tuple[int, int], list[float]] = {}
+    looks: dict[tuple[int, int], list[float]] = {}
     repeats: dict[tuple[int, int], int] = {}
     negative = interrupted = 0
     for (busy, batch, context, width), rounds in timing.shares(rows, mode):
-        row = quietest(rounds)
+        row = middle_of(rounds) if mode == "interpreter" else quietest(rounds)
         interrupted += row.get("taken_anyway", 0) > 0
         count = row["repeats"]
         layer = np.median(row["layers_us"], axis=0) / 1e6
@@ -200,6 +209,10 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         heads.setdefault((busy, width * batch), []).append((head, count))
         embeddings.setdefault((busy, width * batch), []).append((embedding, count))
         over = float(whole[1] - layers * layer[1] - head[1] - embedding[1])
+        if "call_us" in row:
+            look = max(float(whole[1] - row["call_us"][1] / 1e6 - head[1]), 0.0)
+            looks.setdefault((busy, batch), []).append(look)
+            over -= look
         negative += over < 0
         rest.setdefault((busy, batch), []).append(max(over, 0.0))
         repeats[busy, batch] = repeats.get((busy, batch), 0) + count
@@ -207,11 +220,19 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         for (busy, size), times in sorted(found.items()):
             middle = np.median([time for time, _ in times], axis=0)
             table.append({"part": part, "busy": busy, axis: size} | _times(middle, sum(count for _, count in times)))
-    for (busy, batch), values in sorted(rest.items()):
-        middle = np.percentile(values, (25, 50, 75))
-        table.append({"part": "step", "busy": busy, "batch": batch} | _times(middle, repeats[busy, batch]))
+    for part, beside in (("step", rest), ("look", looks)):
+        for (busy, batch), values in sorted(beside.items()):
+            middle = np.percentile(values, (25, 50, 75))
+            table.append({"part": part, "busy": busy, "batch": batch} | _times(middle, repeats[busy, batch]))
+    if mode == "interpreter":
+        from calibrate import interpreted
+
+        calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
+        table += interpreted.part_rows([row for row in rows if row["kind"] == "reads"], calls, layers)
     notes = ["weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"]
-    if any(row.get("round") for row in rows):
+    if any(row.get("round") for row in rows) and mode == "interpreter":
+        notes.append("of several rounds the one with the middle whole pass counts, as of runs beside them")
+    elif any(row.get("round") for row in rows):
         notes.append("of several rounds the one with the shortest whole pass counts: other work on the machine only adds")
     points = sum(map(len, rest.values()))
     if interrupted:
@@ -224,6 +245,11 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
 def quietest(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The round of a point that other work on the machine disturbed least: that of the shortest whole pass."""
     return min(rounds, key=lambda row: float(row["whole_us"][1]))
+
+
+def middle_of(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The round of a point whose whole pass is in the middle; of two middle ones the shorter."""
+    return sorted(rounds, key=lambda row: float(row["whole_us"][1]))[(len(rounds) - 1) // 2]
 
 
 def _times(times: Any, count: int) -> dict[str, Any]:

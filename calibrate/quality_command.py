@@ -71,7 +71,7 @@ def quality(
 
     work.check_lossy(method)
     kind = methods.algorithm(method).Parameters
-    fixed, swept = {key: value[0] for key, value in _given("set", set_)}, dict(_given("sweep", sweep))
+    fixed, swept = {key: value[0] for key, value in given("set", set_)}, dict(given("sweep", sweep))
     settings = work.settings_of(tables.renamed(kind, fixed), tables.renamed(kind, swept))
     tables.refuse_unknown(kind, settings[0], "method")
     named = loading.named({"target": model, "draft": draft}, decoding.roles(method, settings[0]), method)
@@ -115,16 +115,17 @@ def _use_heads(target: Model, where: str, heads: str | None) -> str:
     return f"trained: {path.name}"
 
 
-def _given(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
+def given(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
     """Parameters from KEY=VALUE, or to be swept from KEY=VALUES with commas between."""
     from model.checks import ParameterError, shown
     from model.tables import parse_value
 
     one, seen = option == "set", set[str]()
+    examples = {"sweep": "KEY=VALUES, such as fallback_threshold=0.1,0.3", "forced": "RATE=VALUES, such as match_rate=0.3,0.7"}
     for text in texts or ():
         key, _, values = (part.strip() for part in text.partition("="))
         if not key or not values:
-            form = "KEY=VALUE, such as maximum_draft=8" if one else "KEY=VALUES, such as fallback_threshold=0.1,0.3"
+            form = "KEY=VALUE, such as maximum_draft=8" if one else examples[option]
             raise ParameterError(f"--{option} must be {form}, got {shown(text)}")
         if key in seen:
             raise ParameterError(f"--{option} {key} is given twice; give it once")

@@ -273,7 +273,7 @@ def measure(model: adapter.Model, point: Point, effort: Effort, until: float) ->
             marked = clock.stop()
             interrupted |= clock.disturbed()
             work.back()
-            repeat = _Repeat(whole, marked, {key: clock.span(*key) for key in model.parts})
+            repeat = _Repeat(whole, marked, {key: clock.span(*key) for key in work.parts})
             (disturbed if interrupted else clean).append(repeat)
             late = time.monotonic() >= until or len(clean) + len(disturbed) >= effort.most
             if len(clean) >= effort.least and (late or spread([each.whole for each in clean]) < effort.target):
@@ -284,7 +284,8 @@ def measure(model: adapter.Model, point: Point, effort: Effort, until: float) ->
     anyway = max(effort.least - len(clean), 0)  # then the shortest of the others: what was least disturbed
     clean += sorted(disturbed, key=lambda each: each.whole)[:anyway]
     wholes = [each.whole for each in clean]
-    parts = {key: [each.parts[key] for each in clean] for key in model.parts}
+    parts = {key: [each.parts[key] for each in clean] for key in work.parts}
+    called = {"call_us": quartiles(parts["call", 0])} if ("call", 0) in parts else {}
     norm, head = parts.get(("norm", 0), [0.0] * len(clean)), parts["head", 0]
     return {
         "kind": "point", **asdict(point), "repeats": len(clean), "disturbed": len(disturbed) - anyway,
@@ -292,7 +293,7 @@ def measure(model: adapter.Model, point: Point, effort: Effort, until: float) ->
         "whole_us": quartiles(wholes), "marked_us": quartiles([each.marked for each in clean]),
         "layers_us": [quartiles(times) for (name, _), times in parts.items() if name == "layer"],
         "head_us": quartiles([one + other for one, other in zip(norm, head, strict=True)]),
-        "embedding_us": quartiles(parts["embedding", 0]), "seconds": round(time.monotonic() - begun, 3),
+        "embedding_us": quartiles(parts["embedding", 0]), **called, "seconds": round(time.monotonic() - begun, 3),
     }  # fmt: skip
 
 

@@ -95,6 +95,11 @@ class Measured:
         }
         return bounds.get(part)
 
+    def part(self, part: str, *point: ArrayLike) -> Estimate | None:
+        """Any part by its name [s]; None where the profile has nothing of it."""
+        surface = self.surface(part)
+        return None if surface is None else surface(*point)
+
     def _or_none(self, part: str, *point: ArrayLike) -> Estimate:
         surface = self.surface(part)
         if surface is None:

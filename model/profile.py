@@ -15,6 +15,18 @@ attention      width, context, batch       attention of one layer over what is c
 head           positions                   projection onto the vocabulary, with the norm before it
 embedding      tokens                      embedding
 step           batch                       what a pass takes once besides: launching, preparing, sampling
+look           batch                       the first look at what a pass has made, behind its head, and putting it out
+rows           tokens                      keys and values alone of a layer that is skipped
+next           positions                   a further look at the likeliest token, once the pass has been looked at
+top            positions                   a read of the likeliest tokens
+sample         positions                   a drawn token
+chance         positions                   a token's probability
+uniform        positions                   a random number
+residual       positions                   a token drawn from what the draft lacks
+confidence     positions                   how sure a pass is
+saturation     positions                   how little its state has changed
+distance       positions                   how far it is from a token
+beams          positions                   continuations of hypotheses
 all_reduce     size                        joining the parts of a layer that is split over devices, by bytes
 send           size                        handing bytes from one device or process to another
 gemm           m, n, k                     a product of m by k and k by n (profiles of operations)
@@ -32,18 +44,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model import checks, pairs
 from model.checks import ParameterError
+from model.steps import Read
 
 if TYPE_CHECKING:
     import polars as pl
 
 SCHEMA_VERSION = 1
+READS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
 AXES: dict[str, tuple[str, ...]] = {
     "layer": ("width", "context", "batch"),
     "dense": ("tokens",),
@@ -51,6 +65,9 @@ AXES: dict[str, tuple[str, ...]] = {
     "head": ("positions",),
     "embedding": ("tokens",),
     "step": ("batch",),
+    "look": ("batch",),
+    "rows": ("tokens",),
+    **dict.fromkeys(READS, ("positions",)),
     "all_reduce": ("size",),
     "send": ("size",),
     "gemm": ("m", "n", "k"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from model import methods, tables
@@ -69,6 +70,16 @@ def _said(asked: Question) -> str:
 def parameters_of(decoding: Decoding) -> Any:
     """The method's parameters, checked again."""
     return tables.build(methods.algorithm(decoding.method).Parameters, dict(decoding.settings), "settings")
+
+
+def told(decoding: Decoding) -> str:
+    """The parameters that are not as the method has them anyway, without the depths of the models: what tables call a choice."""
+    usual = {field.name: field.default for field in fields(parameters_of(decoding))}
+    own = {key: value for key, value in decoding.settings.items() if key not in _KNOWN and value != usual.get(key)}
+    return ", ".join(f"{key}={value}" for key, value in own.items())
+
+
+_KNOWN = ("layers", "draft_layers", "medium_layers", "prompt", "sequence")
 
 
 def steps_of(decoding: Decoding) -> Steps:

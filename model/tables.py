@@ -49,6 +49,11 @@ def frozen(value: Any) -> Any:
     return tuple(frozen(each) for each in value) if isinstance(value, list) else value
 
 
+def frozen_values(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The same table with its lists as tuples."""
+    return {key: frozen(value) for key, value in table.items()}
+
+
 def renamed(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
     """A method's table with what other programs call its parameters under their names here."""
     aliases = getattr(kind, "ALIASES", {})

@@ -19,7 +19,6 @@ from simpy.core import EmptySchedule
 from simpy.events import Event, Timeout
 
 from model.account import Account, Kind, context_of, kind_of
-from model.latency import UnitCost
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps
 from model.work import Cache
 from sim.cluster import Cluster
@@ -31,7 +30,7 @@ class Interval(NamedTuple):
     unit: int
     start: float
     end: float
-    what: str  # forward, dispatch, link, promotion
+    what: str  # forward, read, dispatch, link, promotion
     process: int
     position: int  # of the last token of a pass; -1 where there is none
     first: int
@@ -81,6 +80,30 @@ class Run:
         return self.account.passes_of
 
 
+class Cost(Protocol):
+    """Whoever says what steps take: `model.latency.UnitCost`, or seconds of single passes (`model.pass_cost.PassCost`).
+
+    A cost with `by_position` is asked for every pass, any other once for each kind of pass. With `reading` reads take time too.
+    """
+
+    @property
+    def link(self) -> float:
+        """From the end of a dispatch to the start of a sub-process."""
+
+    @property
+    def promotion(self) -> float:
+        """Taking over a sub-process's state and rows."""
+
+    def forward(self, step: Forward) -> float:
+        """A whole pass."""
+
+    def layer_times_of(self, step: Forward) -> list[float]:
+        """The layers of a pass, one by one."""
+
+    def dispatching(self, processes: int) -> float:
+        """Starting so many sub-processes."""
+
+
 class Answers(Protocol):
     """Whoever answers reads: `model.world.World`, or a record of what real models said."""
 
@@ -95,7 +118,7 @@ def simulate(
     steps: Steps,
     tokens: int,
     cluster: Cluster,
-    cost: UnitCost,
+    cost: Cost,
     world: Answers,
     *,
     per_layer: bool = False,
@@ -106,6 +129,7 @@ def simulate(
     A pass is one event, or with `per_layer` each of its layers is. `record` keeps every interval.
 
     >>> from model.algorithms import ppd
+    >>> from model.latency import UnitCost
     >>> from model.world import World
     >>> choice = ppd.Parameters(layers=40, exit_layer=20, candidates=3)
     >>> run = simulate(ppd.decode(choice, [0], 3), 3, Cluster(4), UnitCost(40), World(1, 40, [True, False, True]))
@@ -119,11 +143,13 @@ class _Engine:
     """The state of one simulation: who holds which unit, who waits, who is about to be born."""
 
     def __init__(
-        self, cluster: Cluster, cost: UnitCost, world: Answers, tokens: int, per_layer: bool, record: bool
+        self, cluster: Cluster, cost: Cost, world: Answers, tokens: int, per_layer: bool, record: bool
     ) -> None:
         self.cluster, self.cost, self.world, self.wanted = cluster, cost, world, tokens
         self.per_layer, self.record = per_layer, record
         self.dispatching = cache(cost.dispatching)
+        self.by_position = getattr(cost, "by_position", False)
+        self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
         # Times of passes, or of their layers, by their kind: asked for often, few.
         # And how many there were, with the positions that they attended to and read, as in an account.
         self.known: dict[Kind, tuple[float, list[int]]] = {}
@@ -231,6 +257,12 @@ class _Engine:
         Timeout(self.env, start + seconds - now).callbacks.append(arrived)
 
 
+class _Reading(NamedTuple):
+    """A read that takes time, and what it will have found."""
+
+    answer: Any
+
+
 class _Process:
     """One process of the algorithm: its generator, its cache, the unit it holds, and whom to tell when it ends."""
 
@@ -245,7 +277,7 @@ class _Process:
     joined: Sequence[_Process] = subs  # last
     # Given at birth, and with every pass or dispatch (then `step` is the processes that are sent out).
     cache: Cache
-    step: Forward | Sequence[_Process] = ()
+    step: Forward | _Reading | Sequence[_Process] = ()
     seconds: float
     since: float
     layer_times: list[float]
@@ -290,6 +322,8 @@ class _Process:
             self.seconds, self.counts = engine.known[kind]
         except KeyError:
             self.seconds, self.counts = engine.known[kind] = engine.cost.forward(step), [0, 0, 0]
+        if engine.by_position:
+            self.seconds = engine.cost.forward(step)
         if unit is not None and unit != self.place:
             self._move(unit)
         else:
@@ -326,6 +360,10 @@ class _Process:
                 return
             if kind is Read:
                 answer = engine.world.read(step)
+                if engine.reading is not None and (seconds := engine.reading(step)):
+                    self.step, self.seconds = _Reading(answer), seconds
+                    self.take_or_wait()
+                    return
             elif kind is Commit:
                 engine.commit(self, step)
                 if engine.done:
@@ -413,7 +451,7 @@ class _Process:
         if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
             self.layer = step.first
             kind = kind_of(step)
-            if kind not in engine.known_layers:
+            if kind not in engine.known_layers or engine.by_position:
                 engine.known_layers[kind] = engine.cost.layer_times_of(step)
             self.layer_times = engine.known_layers[kind]
             self._tick()
@@ -462,6 +500,8 @@ class _Process:
                 self._end(step)
             else:
                 self.advance(step)  # in a world without tensors a pass is its own output
+        elif isinstance(step, _Reading):
+            self.advance(step.answer)
         else:
             self.engine.send_out(step)
             self.advance(step)
@@ -496,7 +536,8 @@ class _Process:
             more = role, width, depth, step.gaps, step.rows_only
             row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, *more)
         else:
-            row = Interval(self.unit, self.since, now, "dispatch", number, -1, -1, -1, fate)
+            what = "read" if isinstance(step, _Reading) else "dispatch"
+            row = Interval(self.unit, self.since, now, what, number, -1, -1, -1, fate)
         self.engine.records.append((row, self))
 
     def _let_go(self) -> None:

@@ -85,7 +85,7 @@ def built(path: str) -> Model:
 # --- the adapter ---
 
 
-@pytest.mark.parametrize("mode", adapter.MODES)
+@pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
 @pytest.mark.parametrize("kind", TINY)
 def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
     kind: str, mode: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch

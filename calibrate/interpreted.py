@@ -1,0 +1,208 @@
+"""Passes as the interpreter makes them, for timing: on rows of our own, with all that decoding does around a pass.
+
+What a profile of these says is what `calibrate decode` and `calibrate run` take: bookkeeping, masks and the look at the result are
+in `step`, and each kind of read has a time of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.interpreter import Held, Output, Real
+from model.checks import ParameterError
+from model.profile import READS
+from model.steps import Commit, Forward, Read, Steps
+from model.work import Task
+
+if TYPE_CHECKING:
+    from calibrate import adapter
+    from calibrate.decoder import Decoder
+
+CHUNK = 512
+"""Positions that the rows are filled with at once."""
+REPEATS = 30
+"""Of each read."""
+NOT_TIMED = ("beams",)
+"""Reads whose time hangs on how many hypotheses there are: they count as nothing, and runs with them say so."""
+FILLED = (1, 2, 4, 8)
+"""Tokens of which keys and values alone are made."""
+
+
+class InterpretedPass:
+    """One pass, repeatable, as a decoder's steps: look at what the last one has made, put it out, run."""
+
+    def __init__(self, model: adapter.Model, width: int, context: int, batch: int) -> None:
+        if model.architecture.crossing:
+            raise ParameterError(f"mode interpreter times decoders alone, and {model.architecture.name} has an encoder")
+        if batch > 1 and width > 1:
+            raise ParameterError(f"width must be 1 in a batch of {batch} texts, as the interpreter's passes are, got {width}")
+        self.model, self.width, self.context, self.batch = model, width, context, batch
+        self.real = Real({"target": model.decoder})
+        self.real.wanted = 1 << 62
+        self.texts = tuple(range(batch)) if batch > 1 else ()
+        self.task = Task(self._steps())
+        self.task.cache = self._filled()
+        for _ in range(2):
+            self.run()
+        self.check()
+
+    def _filled(self) -> Held:
+        held, decoder = self.real.new_cache(), self.model.decoder
+        for text in self.texts or (None,):
+            one = () if text is None else (text,)
+            for start in range(0, self.context, CHUNK):
+                tokens = self._tokens(min(CHUNK, self.context - start))
+                self.real.forward(held, Forward("target", tokens, start, 0, decoder.layers, texts=one))
+        return held
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(int(token) for token in self.model.tokens(1, count)[0].tolist())
+
+    def _steps(self) -> Steps:
+        tokens, layers = self._tokens(self.width * self.batch), self.model.decoder.layers
+        step = Forward("target", tokens, self.context, 0, layers, heads=self.width * self.batch, texts=self.texts)
+        out = yield step
+        while True:
+            yield Read("next", out, -1)
+            yield Commit("token", (0,))
+            out = yield step
+
+    def run(self) -> None:
+        """The next pass; what it is placed at cuts the rows back."""
+        self.real._drive(self.task, self.task.passes + 1)  # the scheduler, step by step
+        self.real.work.tokens.clear()
+        self.real.work.committed.clear()
+        self.real.work.commits.clear()
+
+    def back(self) -> None:
+        """Nothing: see `run`."""
+
+    def run_watched(self, mark: Callable[[str, int, int], None]) -> None:
+        """The same, with the beginning and the end of each part marked; the head is that of the pass before.
+
+        A layer is marked where it is called and not within: what the library does around it is there for every layer.
+        """
+        with watched(self.real, mark):
+            self.run()
+
+    @property
+    def parts(self) -> list[tuple[str, int]]:
+        """What is marked: `call` is all that happens in a pass, so but for the look at the one before."""
+        layers = [("layer", index) for index in range(self.model.decoder.layers)]
+        return [("embedding", 0), *layers, ("head", 0), ("call", 0)]
+
+    def check(self) -> None:
+        """Refuse to go on with rows of another length than was asked for."""
+        held: Held = self.task.cache
+        rows = held.of("target", self.texts)
+        lengths = {layer.length for layer in rows.layers}
+        if lengths != {self.context + self.width}:
+            raise RuntimeError(f"layers should hold {self.context + self.width} positions, they hold {sorted(lengths)}")
+
+
+@contextlib.contextmanager
+def watched(real: Real, mark: Callable[[str, int, int], None]) -> Iterator[None]:
+    """Mark the beginning and the end of each part of the target's passes meanwhile; the norm belongs to the head."""
+    decoder = real.decoders["target"]
+    whole: dict[str, Callable[..., Any]]
+    whole = {"forward": real.forward, "_layer": decoder._layer, "_embedded": decoder._embedded, "logits": decoder.logits}
+
+    def layer(index: int, *given: Any) -> Any:
+        mark("layer", index, 0)
+        made = whole["_layer"](index, *given)
+        mark("layer", index, 1)
+        return made
+
+    def part(name: str, method: str) -> Callable[..., Any]:
+        def inner(*given: Any) -> Any:
+            mark(name, 0, 0)
+            made = whole[method](*given)
+            mark(name, 0, 1)
+            return made
+
+        return inner
+
+    own = {"_layer": layer, "_embedded": part("embedding", "_embedded"), "logits": part("head", "logits")}
+    vars(decoder).update(own)
+    vars(real)["forward"] = part("call", "forward")
+    try:
+        yield
+    finally:
+        del vars(real)["forward"]
+        for name in own:
+            del vars(decoder)[name]
+
+
+def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[str, Any]:
+    """Times of every kind of read, and of keys and values alone: quartiles [us]; a raw row without its place."""
+    import torch
+
+    from calibrate.timing import quartiles
+
+    found: dict[str, list[float]] = {}
+    rows: dict[str, list[float]] = {}
+    with torch.inference_mode():
+        real = Real({"target": decoder})
+        held = real.new_cache()
+        tokens = tuple(range(2, 2 + context))
+        real.forward(held, Forward("target", tokens, 0, 0, decoder.layers))
+        step = Forward("target", (5,), context, 0, decoder.layers, heads=1, compared=1)
+        for kind in READS:
+            if kind in NOT_TIMED:
+                continue
+            times = []
+            for turn in range(repeats + 3):
+                # Never looked at before but for the head, which is the pass's own.
+                first, second = (_projected(real.forward(held, step)) for _ in range(2))
+                token = 7 if kind in ("chance", "distance") else None
+                asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
+                if kind == "next":
+                    first.best(-1)  # the first look at a pass is in its step
+                begun = time.perf_counter()
+                real.read(asked)
+                if turn >= 3:
+                    times.append(time.perf_counter() - begun)
+            found[kind] = quartiles(times)
+        for count in FILLED:
+            times = []
+            only = Forward("target", tokens[:count], context, 1, decoder.layers, rows_only=True)
+            whole = real.forward(held, Forward("target", tokens[:count], context, 0, 1))
+            for _ in range(repeats + 3):
+                begun = time.perf_counter()
+                real.forward(held, only._replace(state=whole))
+                times.append((time.perf_counter() - begun) / max(decoder.layers - 1, 1))
+            rows[str(count)] = quartiles(times[3:])
+    return {"reads_us": found, "rows_us": rows, "repeats": repeats}
+
+
+def _projected(output: Output) -> Output:
+    _ = output.logits
+    return output
+
+
+def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `reads`: medians over rounds.
+
+    Keys and values were timed as passes: what a call takes (`steps`, by busy [s]) is taken off, shared among the layers.
+    """
+    table: list[dict[str, Any]] = []
+    for busy in sorted({row["busy"] for row in rows}):
+        own = [row for row in rows if row["busy"] == busy]
+        repeats = sum(row["repeats"] for row in own)
+        for kind in own[0]["reads_us"]:
+            table.append({"part": kind, "busy": busy, "positions": 1} | _times([row["reads_us"][kind] for row in own], repeats))
+        for count in own[0]["rows_us"]:
+            call = steps.get(busy, 0.0) / max(layers - 1, 1) * 1e6
+            times = [[max(each - call, 1e-3) for each in row["rows_us"][count]] for row in own]
+            table.append({"part": "rows", "busy": busy, "tokens": int(count)} | _times(times, repeats))
+    return table
+
+
+def _times(rounds: list[list[float]], repeats: int) -> dict[str, Any]:
+    low, middle, high = (float(each) / 1e6 for each in np.median(rounds, axis=0))
+    return {"time_s": middle, "low_s": min(low, middle), "high_s": max(high, middle), "repeats": repeats}

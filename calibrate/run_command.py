@@ -1,0 +1,243 @@
+"""`calibrate run`: decode for real and write down how long it took, repeat by repeat, for `sim compare`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.command import guarded, placed, progress
+
+if TYPE_CHECKING:
+    from calibrate.decoder import Decoder
+    from calibrate.loading import Model
+    from calibrate.run_plan import Choice, Written
+    from calibrate.running import Wanted
+    from model.runs import Runs
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("run")(run)
+
+
+@guarded
+def run(
+    out: Annotated[Path, typer.Option("-o", "--out", help="NAME.json of the measured runs; their tables are put beside it.")],
+    method: Annotated[str | None, typer.Argument(help="A method; or a whole --plan.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A TOML file of methods, settings and prompts.")] = None,
+    model: Annotated[str | None, typer.Option(help="A directory, OWNER/NAME, a preset's shape with --forced, or family.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft model, of methods that have one.")] = None,
+    medium: Annotated[str | None, typer.Option(help="The medium model of a hierarchy.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Trained exit heads of the target, or none. Default: those beside it.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")] = None,
+    sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")] = None,
+    forced: Annotated[
+        list[str] | None,
+        typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; weights then say nothing."),
+    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file of texts. Default: the family's held-out code.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Prompts, at most. Default: 3; 1 with --forced.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Length of each. Default: 24.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Of each text. Default: 48.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="How often each is timed. Default: 7.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of prompts, order and forced outcomes. Default: 0.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Decode for real, each choice in every repeat once, in an order left to chance, and write the times down.
+
+    calibrate run speculative --model family --sweep draft_length=1,2,4 --threads 1 -o runs/speculative.json
+
+    calibrate run --plan cpu-family.toml --threads 1 -o runs/cpu.json      # with profiles of the passes, of the same sitting
+
+    calibrate run ppd --model llama-68m --set exit_layer=1 --set candidates=1 --forced match_rate=0.3,0.7 -o runs/forced.json
+
+    sim compare runs/cpu.json --profile target=... says how far the simulator is from that.
+    """
+    from calibrate import run_plan
+    from model.checks import ParameterError
+
+    if (method is None) == (plan is None):
+        both = "got both" if plan is not None else "got neither"
+        raise ParameterError(f"METHOD or --plan must be given, one of the two, {both}")
+    given = {
+        "model": model, "draft": draft, "medium": medium, "heads": heads, "tokens": tokens, "repeats": repeats, "seed": seed,
+        "file": prompts, "prompts": limit, "prompt_tokens": prompt_tokens, "dtype": dtype,
+    }  # fmt: skip
+    changed: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if plan is not None:
+        for name, value in (("set", set_), ("sweep", sweep), ("forced", forced)):
+            if value:
+                raise ParameterError(f"--{name} is of one METHOD; a plan says it in [[method]]")
+        written = run_plan.read(plan)
+        written = replace(written, run=replace(written.run, **changed))
+    else:
+        written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced)]})
+    try:
+        with progress(quiet, "runs") as bar:
+            found = measured(written, out, placed(device, threads), resume=resume, report=bar)
+    except KeyboardInterrupt:
+        print(f"interrupted; what was timed is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        said = {"runs": _rows(found), "file": str(out), "warnings": found.warnings, "about": dict(found.about)}
+        print(json.dumps(said, indent=2))
+        return
+    print("\n".join(_lines(found)))
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(out)
+
+
+def _table(
+    method: str, set_: Sequence[str] | None, sweep: Sequence[str] | None, forced: Sequence[str] | None
+) -> dict[str, Any]:
+    from calibrate.quality_command import given
+
+    own = {key: value[0] for key, value in given("set", set_)}
+    found: dict[str, Any] = {"name": method, **own}
+    return found | {"sweep": dict(given("sweep", sweep))} | {"forced": dict(given("forced", forced))}
+
+
+def measured(
+    written: Written, out: Path, device: str, *, resume: bool = False, report: Callable[[int, int, str], None] | None = None
+) -> Runs:
+    """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`."""
+    from calibrate import running
+    from model import runs as files
+
+    files.json_of(out)
+    said = written.run
+    models, opened = _models(written, device)
+    wanted = [*_wanted(written, opened)]
+    about = {"prompts": _source(written)}
+    plan = running.Plan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
+    running.check(plan, models)
+    before = None if written.profile is None else _profiled(written, out.parent, device)
+    return running.measure(out, plan, models, resume=resume, report=report, before_turn=before)
+
+
+def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str, Model]]:
+    """The models of all methods, by role: real ones, or of random weights where all outcomes are forced."""
+    from calibrate import decoding, loading
+    from model import transformer
+    from model.checks import ParameterError
+
+    said = written.run
+    roles: dict[str, None] = {"target": None}
+    for each in written.choices:
+        roles |= dict.fromkeys(decoding.roles(each.method, each.settings))
+    given = {"target": said.model, "draft": said.draft, "medium": said.medium}
+    named = loading.named(given, tuple(roles), written.choices[0].method)
+    free = [role for role, name in named.items() if name in transformer.PRESETS or name.endswith("config.json")]
+    if not free:
+        opened = loading.models(named, device, said.dtype)
+        _use_heads(opened["target"], said.model, said.heads, written.choices)
+        return {role: each.decoder for role, each in opened.items()}, opened
+    if any(each.rates is None for each in written.choices):
+        what = f"{free[0]} {named[free[0]]} is a shape without weights"
+        raise ParameterError(f"{what}: force the outcomes of all methods, or give a model")
+    from calibrate import adapter
+
+    made = {role: adapter.Model(adapter.architecture(name), device, said.dtype) for role, name in named.items()}
+    return {role: each.decoder for role, each in made.items()}, {}
+
+
+def _use_heads(target: Model, where: str, heads: str | None, choices: Sequence[Choice]) -> None:
+    from calibrate import loading
+
+    path = loading.heads_beside(where) if heads is None else Path(heads)
+    if heads == "none" or (heads is None and not path.is_file()):
+        return
+    loading.use_heads(target, path)
+
+
+def _wanted(written: Written, opened: Mapping[str, Model]) -> Iterator[Wanted]:
+    from calibrate import log_command, running
+
+    said = written.run
+    real = any(each.rates is None for each in written.choices)
+    texts: list[tuple[str, list[int]]] = []
+    if real:
+        texts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
+    for each in written.choices:
+        if each.rates is None:
+            for name, tokens in texts:
+                yield running.Wanted(each.method, each.settings, tuple(tokens), name)
+        else:
+            for number in range(1 if not real else said.prompts):
+                prompt = tuple(range(said.prompt_tokens))
+                yield running.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number)
+
+
+def _source(written: Written) -> str:
+    said = written.run
+    if all(each.rates is not None for each in written.choices):
+        return f"none: outcomes were forced behind {said.prompt_tokens} positions"
+    return f"{'held-out standard library' if said.file is None else Path(said.file).name}, {said.prompt_tokens} tokens each"
+
+
+def _profiled(written: Written, folder: Path, device: str) -> Callable[[int], None]:
+    """One more round of the profiles of all models: what `running.measure` does before each turn."""
+    from calibrate import decoding, layers, loading
+    from calibrate.timing import Effort, Grid
+
+    said, passes = written.run, written.profile
+    assert passes is not None
+    roles: dict[str, None] = {"target": None}
+    for each in written.choices:
+        roles |= dict.fromkeys(decoding.roles(each.method, each.settings))
+    named = loading.named({"target": said.model, "draft": said.draft, "medium": said.medium}, tuple(roles), "")
+
+    def round_of(turn: int) -> None:
+        for name in named.values():
+            axes = {key: value for key, value in asdict(passes).items() if key != "minutes"}
+            grid = Grid(**axes, modes=("interpreter",), rounds=turn + 1)
+            layers.time_layers(
+                name, grid, folder, device=device, dtype=said.dtype, effort=Effort(target=0.01, least=7, most=60, warmups=3),
+                minutes=passes.minutes, quick=True, resume=True,
+            )  # fmt: skip
+
+    return round_of
+
+
+def _rows(found: Runs) -> list[dict[str, Any]]:
+    from model.decision_log import plain
+
+    return [
+        {
+            "method": each.decoding.method, "settings": plain(each.decoding.settings), "prompt": found.log.names[number],
+            "tokens": len(each.decoding.tokens), "repeats": each.repeats, "seconds": each.median(prompt=True),
+            "seconds_behind_first_commit": each.median(), "noise": each.noise(), "disturbed": each.disturbed, "source": "measured",
+        }
+        for number, each in found.timed.items()
+    ]  # fmt: skip
+
+
+def _lines(found: Runs) -> Iterator[str]:
+    from calibrate.rate_tables import Table
+    from model.replay import told
+
+    said = found.about
+    where = f"{said['machine'].get('name', said['device'])}, {said['dtype']}"
+    title = f"{where}: medians of repeats (measured), and how far a repeat is off"
+    rows = []
+    for number, each in found.timed.items():
+        per_token = each.median() / max(len(each.decoding.tokens) - len(each.decoding.commits[0].tokens), 1)
+        rows.append((
+            each.decoding.method, told(each.decoding), found.log.names[number][:24], len(each.decoding.tokens), each.repeats,
+            f"{each.median(prompt=True) * 1e3:.1f}", f"{per_token * 1e3:.3f}", f"{each.noise():.1%}",
+            "yes" if each.disturbed else "",
+        ))  # fmt: skip
+    columns = ("method", "settings", "prompt", "tokens", "repeats", "ms", "ms a token", "noise", "disturbed")
+    yield from Table(title, columns, tuple(rows)).lines()

@@ -1,0 +1,153 @@
+"""Plans of measured runs as TOML files: which models, prompts and methods, each with the values that it is swept over.
+
+    [run]
+    model = "family"            # or a directory, OWNER/NAME; draft and medium likewise
+    tokens = 48
+    repeats = 7
+    prompts = 3                 # of held-out code, or `file = "texts.txt"`
+    prompt_tokens = 24
+
+    [profile]                   # measured in the same sitting, a round before each repeat; leave it out to time no passes
+    widths = [1, 2, 4, 8]
+    contexts = [0, 32, 64]
+
+    [[method]]
+    name = "speculative"
+    sweep = { draft_length = [1, 2, 4] }
+
+    [[method]]
+    name = "ppd"
+    exit_layer = 6
+    sweep = { candidates = [1, 3] }
+    forced = { match_rate = [0.3, 0.7] }    # outcomes are forced: weights say nothing
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from calibrate.running import choices
+from model import checks, tables
+from model.checks import ParameterError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[run]: what holds for all methods."""
+
+    model: str = "family"
+    draft: str | None = None
+    medium: str | None = None
+    heads: str | None = None
+    tokens: int = 48
+    repeats: int = 7
+    warm_ups: int = 1
+    prompts: int = 3
+    file: str | None = None
+    prompt_tokens: int = 24
+    seed: int = 0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "repeats", "prompts", "prompt_tokens"):
+            checks.whole(name, getattr(self, name), 1, checks.MAX_TOKENS)
+        for name in ("warm_ups", "seed"):
+            checks.whole(name, getattr(self, name), 0)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """[profile]: the passes that are timed beside the runs."""
+
+    widths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...] = (1,)
+    busy: tuple[int, ...] = (0,)
+    minutes: float = 1.0
+    """For each model before each repeat."""
+
+    def __post_init__(self) -> None:
+        checks.number("minutes", self.minutes, 0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting of a method, and the rates that its outcomes are forced by, if they are."""
+
+    method: str
+    settings: Mapping[str, Any]
+    rates: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """A plan as it was written."""
+
+    run: Settings
+    choices: Sequence[Choice]
+    profile: Passes | None = None
+
+
+def read(path: Path) -> Written:
+    """A plan from a file."""
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ParameterError(f"plan must be a TOML file, and there is no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{path.name} cannot be read as TOML: {str(error).splitlines()[0]}") from None
+    try:
+        return of(said)
+    except ParameterError as error:
+        raise ParameterError(f"{path.name}: {error}") from None
+
+
+def of(said: Mapping[str, Any]) -> Written:
+    """A plan from its tables.
+
+    >>> found = of({"method": [{"name": "speculative", "sweep": {"draft_length": [1, 2]}}]})
+    >>> [each.settings for each in found.choices]
+    [{'draft_length': 1}, {'draft_length': 2}]
+    """
+    for key in said:
+        if key not in ("run", "profile", "method"):
+            raise checks.unknown("table", key, ("run", "profile", "method"))
+    settings = tables.build(Settings, said.get("run", {}), "run")
+    passes = tables.build(Passes, said["profile"], "profile") if "profile" in said else None
+    listed = said.get("method", [])
+    if not isinstance(listed, list) or not listed:
+        raise ParameterError("[[method]] must be there at least once: what is to be timed")
+    found = [each for table in listed for each in _choices(table)]
+    return Written(settings, found, passes)
+
+
+def _choices(table: Any) -> list[Choice]:
+    if not isinstance(table, Mapping) or "name" not in table:
+        raise ParameterError("method.name is required in each [[method]]; `sim ls methods` lists them")
+    own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced")}
+    swept = {key: _values(key, value) for key, value in dict(table.get("sweep", {})).items()}
+    rates = {key: _values(key, value) for key, value in dict(table.get("forced", {})).items()}
+    found = []
+    for settings in choices(table["name"], tables.frozen_values(own), swept):
+        for forced in _combined(rates) if rates else [None]:
+            found.append(Choice(table["name"], settings, forced))
+    return found
+
+
+def _values(key: str, value: Any) -> list[Any]:
+    return [tables.frozen(each) for each in value] if isinstance(value, list) else [value]
+
+
+def _combined(rates: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
+    from calibrate.quality import settings_of
+
+    return settings_of({}, rates)
+
+
+def known() -> list[str]:
+    """The keys of [run]."""
+    return [field.name for field in fields(Settings)]

@@ -1,0 +1,295 @@
+"""Real decoding, timed: every choice in every repeat once, in an order that chance decides, so that whatever drifts drifts for all.
+
+The Python twin of `calibrate run`. First each decoding is made once with a log of its reads, untimed, which warms the machine too;
+then come the timed repeats, without a log. Rows are kept as they come: what is broken off can be gone on with.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate import decoding, machine
+from calibrate.decoder import Decoder
+from calibrate.interpreter import Luck, Times
+from model import checks, forced, methods, runs, transformer
+from model.checks import ParameterError
+from model.decision_log import DecisionLog, plain
+from model.decoding import Decoding
+from model.runs import Runs
+
+Report = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A decoding that is to be timed.
+
+    Parameters
+    ----------
+    method, settings
+        A method and its parameters but for the depths of the models.
+    prompt, name
+        Its tokens, and what it is called. Where outcomes are forced only how many there are matters.
+    rates
+        Rates by which outcomes are forced (`model.forced`); None where the models answer.
+    replication
+        Whose luck it has.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    prompt: tuple[int, ...]
+    name: str
+    rates: Mapping[str, float] | None = None
+    replication: int = 0
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        said = ", ".join(f"{key}={value}" for key, value in (dict(self.settings) | dict(self.rates or {})).items())
+        return f"{self.method}{f' ({said})' if said else ''}, {self.name}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decodings, how long they are and how often each is timed."""
+
+    wanted: Sequence[Wanted]
+    tokens: int = 48
+    repeats: int = 7
+    warm_ups: int = 1
+    seed: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else is to be known of the runs: `prompts`, how they were come by."""
+
+    def __post_init__(self) -> None:
+        checks.whole("tokens", self.tokens, 2, checks.MAX_TOKENS)
+        checks.whole("repeats", self.repeats, 1, 10_000)
+        checks.whole("warm_ups", self.warm_ups, 0, 100)
+        checks.whole("seed", self.seed, 0)
+        if not self.wanted:
+            raise ParameterError("methods must be at least one with one prompt, got none")
+
+    def order(self, turn: int) -> list[int]:
+        """In which order the decodings are made in a turn."""
+        key = np.random.SeedSequence(self.seed, spawn_key=(turn,))
+        return [int(each) for each in np.random.Generator(np.random.Philox(key)).permutation(len(self.wanted))]
+
+
+def check(plan: Plan, models: Mapping[str, Decoder]) -> None:
+    """Refuse whatever cannot be decoded, before anything is."""
+    for each in plan.wanted:
+        own = _of(each, models, plan.tokens)
+        text = (0,) * len(each.prompt) if each.rates is not None else each.prompt
+        decoding.check_text(own, text, plan.tokens)
+        parameters = _parameters(each, own, plan.tokens)
+        if each.rates is not None:
+            forced.check(each.method, parameters, each.rates)
+        if hasattr(parameters, "check_tokens"):
+            parameters.check_tokens(plan.tokens)
+
+
+def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, Decoder]:
+    settings = decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
+    return {role: models[role] for role in decoding.roles(each.method, settings) if role in models}
+
+
+def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> Any:
+    return decoding.parameters_of(each.method, own, decoding.scheduled(each.method, each.settings, len(each.prompt), tokens))
+
+
+def decode(each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, **more: Any) -> Decoding:
+    """Make a decoding; `more` as `calibrate.decoding.decode` takes it."""
+    own, prompt = _of(each, models, tokens), each.prompt
+    if each.rates is not None:
+        prompt = tuple(range(len(prompt)))
+        parameters = _parameters(each, own, tokens)
+        world = forced.world(parameters, len(prompt), tokens, each.rates, seed=seed, replication=each.replication)
+        more["answers"] = world
+    return decoding.decode(each.method, own, prompt, tokens, each.settings, luck=Luck(seed, each.replication), **more)
+
+
+def timed(each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int) -> dict[str, Any]:
+    """Time one decoding: its part of a row."""
+    times = Times()
+    gc.collect()
+    was = gc.isenabled()
+    gc.disable()
+    worked = time.thread_time()
+    try:
+        made = decode(each, models, tokens, seed, times=times)
+    finally:
+        if was:
+            gc.enable()
+    worked = time.thread_time() - worked
+    assert made.seconds is not None
+    cpu = all(decoder.device.type == "cpu" for decoder in models.values())
+    return {
+        "units": 1, "seconds": made.seconds, "commit_s": times.commits, "pass_s": [times.passes[role] for role in runs.ROLES],
+        "read_s": times.reads, "waited": max(1 - worked / made.seconds, 0.0) if cpu else 0.0, "load": _load(),
+    }  # fmt: skip
+
+
+def _load() -> float:
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return float("nan")
+
+
+def measure(
+    out: Path, plan: Plan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
+    before_turn: Callable[[int], None] | None = None,
+) -> Runs:
+    """Time a plan and write the runs to `out`, NAME.json.
+
+    `before_turn` is called before each repeat of the whole plan: what is to be measured in the same sitting can be, a part each
+    time. Rows are kept in NAME.jsonl until all are there.
+    """
+    runs.json_of(out)
+    if out.exists():
+        raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
+    check(plan, models)
+    kept = _Kept(out.with_suffix(".jsonl"), _asked(plan, models), resume)
+    total = len(plan.wanted) * (plan.repeats + 1)
+    decodings = []
+    for number, each in enumerate(plan.wanted):
+        if report is not None:
+            report(number, total, str(each))
+        decodings.append(decode(each, models, plan.tokens, plan.seed, log=True))
+    for turn in range(plan.repeats):
+        left = [number for number in plan.order(turn) if (number, turn) not in kept.done]
+        if not left:
+            continue
+        if before_turn is not None:
+            before_turn(turn)
+        for _ in range(plan.warm_ups):
+            decode(plan.wanted[left[0]], models, plan.tokens, plan.seed)
+        for place, number in enumerate(left):
+            if report is not None:
+                report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
+            row = {"decoding": number, "repeat": turn, "turn": turn * len(plan.wanted) + place}
+            kept.add(row | timed(plan.wanted[number], models, plan.tokens, plan.seed))
+    found = Runs(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
+    runs.save(found, out)
+    kept.path.unlink()
+    return found
+
+
+class _Kept:
+    """Rows as they come, beside what they are of."""
+
+    def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
+        self.path, self.rows = path, list[dict[str, Any]]()
+        told = json.loads(json.dumps(asked))
+        if path.exists() and not resume:
+            raise ParameterError(f"{path.name} holds runs that were broken off; go on with --resume, or remove it")
+        if path.exists():
+            self.rows = [*self._read(told)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"asked": told}), *map(json.dumps, self.rows)]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def _read(self, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        try:
+            was = json.loads(lines[0])["asked"]
+        except (IndexError, ValueError, KeyError, TypeError):
+            raise ParameterError(f"{self.path.name} holds no runs that were broken off; remove it") from None
+        if was != told:
+            differing = next(key for key in {**was, **told} if was.get(key) != told.get(key))
+            what = f"{self.path.name} holds runs of another plan"
+            raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                if number < len(lines):
+                    raise ParameterError(f"{self.path.name}, line {number}: it cannot be read; remove the file") from None
+
+    @property
+    def done(self) -> set[tuple[int, int]]:
+        return {(row["decoding"], row["repeat"]) for row in self.rows}
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _asked(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
+    wanted = [asdict(each) | {"settings": plain(each.settings)} for each in plan.wanted]
+    same = {name: getattr(plan, name) for name in ("tokens", "repeats", "warm_ups", "seed")}
+    return {"wanted": wanted, **same, "models": _models(models), "machine": _facts(models)}
+
+
+def _models(models: Mapping[str, Decoder]) -> dict[str, dict[str, Any]]:
+    return {role: {"name": each.name, "checksum": each.checksum, "layers": each.layers} for role, each in models.items()}
+
+
+def _facts(models: Mapping[str, Decoder]) -> dict[str, Any]:
+    said = machine.facts(str(models["target"].device))
+    said.pop("date")
+    return said
+
+
+def _log(plan: Plan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> DecisionLog:
+    facts = machine.facts(str(models["target"].device))
+    versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
+    own = all(each.rates is None for each in plan.wanted)
+    source = "measured: what the models said" if own else "assumed: outcomes were forced"
+    return DecisionLog(
+        tuple(decodings), tuple(each.name for each in plan.wanted), _models(models), None, plan.seed, str(facts["date"]), versions,
+        source,
+    )  # fmt: skip
+
+
+def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
+    target = models["target"]
+    facts = machine.facts(str(target.device))
+    shapes = {}
+    for role, each in models.items():
+        try:
+            shape = transformer.from_config(each.config.to_dict(), str(each.dtype).removeprefix("torch."))
+        except ParameterError:
+            continue  # one that cannot be counted
+        shapes[role] = json.loads(json.dumps(asdict(shape)))
+    rates = [None if each.rates is None else dict(each.rates) for each in plan.wanted]
+    versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
+    return {
+        "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
+        "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
+        "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": rates if any(rates) else None,
+        "roles": [*runs.ROLES], "date": facts["date"], "versions": versions,
+    }  # fmt: skip
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import polars as pl
+
+    whole, many = pl.Int64, pl.List(pl.Float64)
+    schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "turn", "units"), whole)
+    schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": many, "pass_s": many}
+    return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema).sort("decoding", "repeat")
+
+
+# --- Plans --------------------------------------------------------------------------------------------------------------
+
+
+def choices(method: str, settings: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations of swept values with the fixed ones, under the names that the method has for them."""
+    from calibrate.quality import settings_of
+    from model import tables
+
+    kind = methods.algorithm(method).Parameters
+    found = settings_of(tables.renamed(kind, settings), tables.renamed(kind, swept))
+    tables.refuse_unknown(kind, found[0], "method")
+    return found

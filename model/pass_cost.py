@@ -1,0 +1,140 @@
+"""Seconds of every single pass and read of real models by their profiles: each at its own width, context and batch.
+
+Scenarios price a method at one operating point (`model.operating_point`), in the middle of a text. Where a run that has happened is
+predicted, every pass stands where it stood, and what a call takes besides its layers counts as often as there were calls: a pass
+cut in two pays it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from model.checks import ParameterError
+from model.hardware import Hardware
+from model.measured import Measured
+from model.steps import Forward, Read
+
+
+class Parts(NamedTuple):
+    """What a pass takes, part by part [s]."""
+
+    layers: float = 0.0
+    head: float = 0.0
+    embedding: float = 0.0
+    step: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.layers + self.head + self.embedding + self.step
+
+
+class PassCost:
+    """The engine's costs in seconds, pass by pass.
+
+    Parameters
+    ----------
+    of
+        The hardware model of each role. What a profile lacks takes no time, and `missing` says so.
+    busy
+        Other units of the host that are at work meanwhile, all the time.
+    dispatch, dispatch_per_process, promotion
+        Starting sub-processes, and taking over the state and the rows of one [s].
+
+    >>> from model.hardware import Uniform
+    >>> from model.transformer import preset
+    >>> cost = PassCost({"target": Uniform(preset("llama-2-13b"), 0.001)})
+    >>> cost.forward(Forward("target", (7,), 5, 10, 40, heads=1))
+    0.03
+    """
+
+    by_position = True
+    """A pass takes another time at another place: the engine asks for each."""
+    link = 0.0
+
+    def __init__(
+        self, of: Mapping[str, Hardware], *, busy: int = 0, dispatch: float = 0.0, dispatch_per_process: float = 0.0,
+        promotion: float = 0.0,
+    ) -> None:
+        self.of, self.busy = dict(of), busy
+        self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
+        self._known: dict[tuple[str, int, int, int, int], Parts] = {}
+        self._rows: dict[tuple[str, int], float] = {}
+        self._reads: dict[tuple[str, str], float] = {}
+        self._looked_at: Forward | None = None
+
+    def hardware(self, role: str) -> Hardware:
+        """The hardware model of a role."""
+        if role not in self.of:
+            raise ParameterError(f"profiles must be of every model that makes passes, and there is none of the {role}")
+        return self.of[role]
+
+    def parts(self, step: Forward) -> Parts:
+        """What a pass takes, part by part: its layers one by one, its head where it projects, its call."""
+        role, tokens, at, first, last, _, heads, _, _, texts, gaps, rows_only, _ = step
+        hardware, batch = self.hardware(role), max(len(texts), 1) if len(texts) > 1 else 1
+        width = len(tokens) // batch
+        layers = last - first - sum(stop - start for start, stop in gaps)
+        each = self._each(role, width, at, batch, heads)
+        long = self._filling(role, width * batch, each.layers) if rows_only else each.layers
+        embedding = 0.0 if first else each.embedding
+        if not layers and first == last:  # a head alone
+            return Parts(head=each.head)
+        if last > hardware.shape.layers:
+            raise ParameterError(f"layers of the {role} must be {hardware.shape.layers}, as its profile has, got at least {last}")
+        return Parts(layers * long, each.head if heads else 0.0, embedding, each.step)
+
+    def _each(self, role: str, width: int, context: int, batch: int, heads: int) -> Parts:
+        """One layer, and everything else of a pass."""
+        key = role, width, context, batch, heads
+        if key not in self._known:
+            of = self.of[role]
+            times = (
+                of.layer(width, context, batch, busy=self.busy), of.head(max(heads, 1)), of.embedding(width * batch),
+                of.step(batch),
+            )  # fmt: skip
+            self._known[key] = Parts(*(float(each.seconds) for each in times))
+        return self._known[key]
+
+    def _filling(self, role: str, tokens: int, layer: float) -> float:
+        """Keys and values of one layer alone: as measured, or in proportion to their share of the layer's weights."""
+        if (role, tokens) not in self._rows:
+            hardware = self.of[role]
+            shape = hardware.shape
+            found = hardware.part("rows", tokens) if isinstance(hardware, Measured) else None
+            share = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
+            self._rows[role, tokens] = layer * share if found is None else float(found.seconds)
+        return self._rows[role, tokens]
+
+    def forward(self, step: Forward) -> float:
+        """Time of a whole pass [s]."""
+        return self.parts(step).total
+
+    def layer_times_of(self, step: Forward) -> list[float]:
+        """Times of the layers of a pass, one by one [s]; what comes before them belongs to the first, a head to the last."""
+        parts = self.parts(step)
+        run = step.last - step.first - sum(stop - start for start, stop in step.gaps)
+        times = [parts.layers / max(run, 1)] * (step.last - step.first)
+        for start, stop in step.gaps:
+            times[start - step.first : stop - step.first] = [0.0] * (stop - start)
+        times[0] += parts.embedding + parts.step
+        times[-1] += parts.head
+        return times
+
+    def reading(self, step: Read) -> float:
+        """Time of looking at what a pass has made, behind its head [s]; none where the profile does not say."""
+        output = step.output
+        first = step.kind == "next" and output is not self._looked_at
+        if first:
+            self._looked_at = output
+        key = output.role, "look" if first else step.kind
+        if key not in self._reads:
+            hardware = self.hardware(key[0])
+            found = hardware.part(key[1], 1) if isinstance(hardware, Measured) else None
+            self._reads[key] = 0.0 if found is None else float(found.seconds)
+        return self._reads[key]
+
+    def dispatching(self, processes: int) -> float:
+        """Time for which starting this many sub-processes holds the starter's unit [s]."""
+        return self.dispatch + self.dispatch_per_process * processes

@@ -1,0 +1,219 @@
+"""Predicted against measured: each measured run is played again in the simulator, with times from profiles alone.
+
+What the models said is replayed (`model.replay`), what passes take comes from the profile of the machine (`model.pass_cost`). No
+measured time of the runs is looked at before the prediction is made: scrambling them changes nothing but the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model import checks
+from model.checks import ParameterError
+from model.measured import Measured
+from model.pass_cost import PassCost
+from model.profile import Profile
+from model.replay import Replayed, steps_of, told
+from model.runs import Runs, Timed
+from model.steps import Forward, Read
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from model.decoding import Decoding
+    from sim.events import Run
+
+SAME = ("name", "threads", "cores")
+"""Facts of a machine that a profile and runs must share, beside the libraries' versions."""
+BAND = 0.05
+"""An error up to here is a good one, or up to 1.5 times the noise [-]."""
+NOISES = 1.5
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A decoding as the simulator played it [s]."""
+
+    total: float
+    first: float
+    """Until the first commit."""
+    parts: Mapping[str, float]
+    """What units were held for: layers by role, heads, embeddings, calls, reads, dispatch, promotion."""
+    run: Run
+
+    @property
+    def after_first(self) -> float:
+        """From the first commit to the last token."""
+        return self.total - self.first
+
+
+class Ledger(PassCost):
+    """The same costs, added up by what they are for as the engine asks for them."""
+
+    spent: dict[str, float]
+
+    def forward(self, step: Forward) -> float:
+        """See `PassCost`."""
+        parts = self.parts(step)
+        for name, seconds in parts._asdict().items():
+            key = f"{step.role} layers" if name == "layers" else name
+            self.spent[key] = self.spent.get(key, 0.0) + seconds
+        return parts.total
+
+    def reading(self, step: Read) -> float:
+        """See `PassCost`."""
+        seconds = super().reading(step)
+        self.spent["reads"] = self.spent.get("reads", 0.0) + seconds
+        return seconds
+
+
+def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool = False) -> Predicted:
+    """Play a decoding again, on so many units."""
+    from sim.cluster import Cluster
+    from sim.events import simulate
+
+    ledger = Ledger.__new__(Ledger)
+    ledger.__dict__ |= vars(cost)
+    ledger.spent = {}
+    world = Replayed(decoding.reads)
+    run = simulate(steps_of(decoding), len(decoding.tokens), Cluster(units), ledger, world, record=record)
+    return Predicted(run.latency, run.commits[0][0], ledger.spent, run)
+
+
+def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool = False) -> pl.DataFrame:
+    """A row for each measured decoding: predicted, measured, error, and the noise of the measurement.
+
+    Parameters
+    ----------
+    profiles
+        Of each model by its role, timed on the machine of the runs.
+    allow_mismatch
+        Go on with a profile of another machine, model or dtype; every row then says so.
+    """
+    import polars as pl
+
+    wrong = mismatches(runs, profiles)
+    if wrong and not allow_mismatch:
+        raise ParameterError(f"{wrong[0]}; take the profile that was timed there, or --allow-mismatch, which marks every row")
+    cost = PassCost({role: Measured(each) for role, each in profiles.items()})
+    rows = []
+    for number, timed in runs.timed.items():
+        predicted = predict(timed.decoding, cost, timed.units)
+        rows.append(_row(runs, number, timed, predicted) | {"mismatch": "; ".join(wrong)})
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def mismatches(runs: Runs, profiles: Mapping[str, Profile]) -> list[str]:
+    """In what profiles are of another machine, model or dtype than the runs."""
+    found = []
+    about = runs.about
+    for role in runs.log.models:
+        if role not in profiles:
+            raise ParameterError(f"profile of the {role} is required: the runs have one, {runs.log.models[role]['name']}")
+    for role, profile in profiles.items():
+        if role not in runs.log.models:
+            had = ", ".join(runs.log.models)
+            raise ParameterError(f"profile {profile.name} is given for the {role}, which the runs have not; they have {had}")
+        for name in SAME:
+            ours, theirs = profile.facts.get(name), about["machine"].get(name)
+            if ours != theirs:
+                what = f"{name} of the machine must be {checks.shown(theirs)}, as of the runs"
+                found.append(f"{what}, got {checks.shown(ours)} in {profile.name}")
+        for name, version in about["versions"].items():
+            if profile.facts.get(name) != version:
+                found.append(f"{name} must be {version}, as of the runs, got {profile.facts.get(name)} in {profile.name}")
+        if profile.dtype != about["dtype"]:
+            found.append(f"dtype must be {about['dtype']}, as of the runs, got {profile.dtype} in {profile.name}")
+        shape = about["shapes"].get(role)
+        differing = [key for key, value in (shape or {}).items() if key != "dtype" and _listed(profile.shape.get(key)) != value]
+        if shape is not None and differing:
+            key = differing[0]
+            what = f"{key} of the {role} must be {checks.shown(shape[key])}, as of the runs"
+            found.append(f"{what}, got {checks.shown(profile.shape.get(key))} in {profile.name}")
+    return found
+
+
+def _listed(value: Any) -> Any:
+    """As JSON has it."""
+    return [*value] if isinstance(value, tuple) else value
+
+
+def _row(runs: Runs, number: int, timed: Timed, predicted: Predicted) -> dict[str, Any]:
+    decoding = timed.decoding
+    several = len(decoding.commits) > 1
+    forced = runs.about["forced"]
+    measured = timed.median(prompt=not several)
+    foretold = predicted.after_first if several else predicted.total
+    noise = timed.noise(prompt=not several)
+    return {
+        "decoding": number, "method": decoding.method, "settings": told(decoding),
+        "prompt": runs.log.names[number], "forced": "" if not forced or forced[number] is None else _said(forced[number]),
+        "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": foretold, "measured_s": measured,
+        "error": foretold / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,
+        "predicted_total_s": predicted.total, "measured_total_s": timed.median(prompt=True), "source": "measured",
+        "warnings": "; ".join(runs.warnings),
+    }  # fmt: skip
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def by_method(table: pl.DataFrame) -> list[dict[str, Any]]:
+    """Errors of each method: median, ninth decile and worst, beside the bound that noise allows."""
+    rows = []
+    for method in dict.fromkeys(table["method"]):
+        own = table.filter(table["method"] == method)
+        errors = np.abs(own["error"].to_numpy())
+        floor = float(np.median(own["noise"].to_numpy()))
+        bound = max(BAND, NOISES * floor)
+        rows.append({
+            "method": method, "runs": own.height, "settings": own["settings"].n_unique(), "median_error": float(np.median(errors)),
+            "p90_error": float(np.quantile(errors, 0.9)), "worst_error": float(errors.max()),
+            "bias": float(np.median(own["error"].to_numpy())), "noise": floor, "bound": bound,
+            "held": bool(np.median(errors) <= bound and np.quantile(errors, 0.9) <= 2 * bound),
+        })  # fmt: skip
+    return rows
+
+
+def ranking(table: pl.DataFrame) -> tuple[int, int]:
+    """Of pairs of settings on one prompt that differ in measured time by more than twice the noise: how many, and how many of
+    them the prediction orders rightly.
+
+    >>> import polars as pl
+    >>> times = {"measured_s": [1.0, 1.01, 2.0], "predicted_s": [3.0, 1.0, 2.0]}
+    >>> ranking(pl.DataFrame({"prompt": ["a"] * 3, "tokens": [8] * 3, "noise": [0.01] * 3} | times))
+    (2, 1)
+    """
+    pairs = right = 0
+    for prompt in dict.fromkeys(table["prompt"]):
+        own = table.filter(table["prompt"] == prompt)
+        measured, predicted = (own[name].to_numpy() / own["tokens"].to_numpy() for name in ("measured_s", "predicted_s"))
+        noise = own["noise"].to_numpy() * measured
+        for one in range(own.height):
+            for other in range(one):
+                if abs(measured[one] - measured[other]) > 2 * max(noise[one], noise[other]):
+                    pairs += 1
+                    right += (measured[one] > measured[other]) == (predicted[one] > predicted[other])
+    return pairs, right
+
+
+def profiles_of(names: Sequence[str], runs: Runs) -> dict[str, Profile]:
+    """Profiles by role: those given as ROLE=PROFILE, or one alone for the target."""
+    from model import profile
+
+    found = {}
+    for each in names:
+        role, equals, name = each.partition("=")
+        if not equals:
+            role, name = "target", each
+        if role not in ("target", "draft", "medium"):
+            raise checks.unknown("role", role, ("target", "draft", "medium"))
+        if role in found:
+            raise ParameterError(f"profile of the {role} is given twice; give it once")
+        found[role] = profile.load(name)
+    return found
