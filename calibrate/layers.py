@@ -91,8 +91,7 @@ def time_layers(
     for width in grid.widths:
         for context in grid.contexts:
             architecture.longest(width, context)
-    called = None if cpu else machine.known(torch.cuda.get_device_name(chosen), machine.memory(chosen))
-    stem = name or f"{called.name if called else chosen.partition(':')[0]}-{architecture.name}"
+    stem = name or stem_of(model, chosen)
     if not NAME.fullmatch(stem):
         raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(stem)}")
     header = {"kind": "machine", "model": architecture.name, "device": chosen, "dtype": dtype, "source": source}
@@ -122,6 +121,18 @@ def time_layers(
         else:
             written[mode] = save(profile, out)
     return Timed(written, outcome, refused)
+
+
+def stem_of(model: str, device: str) -> str:
+    """What the profiles of a model on a device are called, but for their mode."""
+    from calibrate import adapter, machine
+
+    known = None
+    if device.startswith("cuda"):
+        import torch
+
+        known = machine.known(torch.cuda.get_device_name(device), machine.memory(device))
+    return f"{known.name if known else device.partition(':')[0]}-{adapter.architecture(model).name}"
 
 
 def called_name(stem: str, mode: str) -> str:

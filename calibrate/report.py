@@ -59,11 +59,20 @@ def usual() -> Path:
     return Path(str(resources.files("calibrate") / "VALIDATION.md"))
 
 
+OTHERS = "<!-- "
+"""What somebody else has put behind the claims begins so, and stays."""
+
+
+def _behind(path: Path) -> str:
+    _, mark, rest = path.read_text(encoding="utf-8").partition(f"\n{OTHERS}") if path.is_file() else ("", "", "")
+    return mark + rest
+
+
 def write(found: Sequence[Claim], path: Path) -> Path:
     """Write the page, whole or not at all."""
     marked = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        marked.write_text(text(found), encoding="utf-8")
+        marked.write_text(text(found) + _behind(path), encoding="utf-8")
         os.replace(marked, path)
     finally:
         marked.unlink(missing_ok=True)
@@ -75,7 +84,7 @@ def stale(found: Sequence[Claim], path: Path) -> str:
     wanted = text(found).splitlines()
     if not path.is_file():
         return f"{path.name} is not there"
-    there = path.read_text(encoding="utf-8").splitlines()
+    there = path.read_text(encoding="utf-8").partition(f"\n{OTHERS}")[0].splitlines()
     for number, (line, other) in enumerate(zip(there, wanted, strict=False), 1):
         if line != other:
             return f"{path.name}, line {number}: {line!r} should be {other!r}"

@@ -120,7 +120,7 @@ def measured(
     said = written.run
     models, opened = _models(written, device)
     wanted = [*_wanted(written, opened)]
-    about = {"prompts": _source(written)}
+    about = {"prompts": _source(written), "profiles": _profiles(written, device)}
     plan = running.Plan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
     running.check(plan, models)
     before = None if written.profile is None else _profiled(written, out.parent, device)
@@ -129,16 +129,11 @@ def measured(
 
 def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str, Model]]:
     """The models of all methods, by role: real ones, or of random weights where all outcomes are forced."""
-    from calibrate import decoding, loading
+    from calibrate import loading
     from model import transformer
     from model.checks import ParameterError
 
-    said = written.run
-    roles: dict[str, None] = {"target": None}
-    for each in written.choices:
-        roles |= dict.fromkeys(decoding.roles(each.method, each.settings))
-    given = {"target": said.model, "draft": said.draft, "medium": said.medium}
-    named = loading.named(given, tuple(roles), written.choices[0].method)
+    said, named = written.run, _named(written)
     free = [role for role, name in named.items() if name in transformer.PRESETS or name.endswith("config.json")]
     if not free:
         opened = loading.models(named, device, said.dtype)
@@ -187,17 +182,35 @@ def _source(written: Written) -> str:
     return f"{'held-out standard library' if said.file is None else Path(said.file).name}, {said.prompt_tokens} tokens each"
 
 
+def _named(written: Written) -> dict[str, str]:
+    """What models there are, by role."""
+    from calibrate import decoding, loading
+
+    said = written.run
+    roles: dict[str, None] = {"target": None}
+    for each in written.choices:
+        roles |= dict.fromkeys(decoding.roles(each.method, each.settings))
+    return loading.named({"target": said.model, "draft": said.draft, "medium": said.medium}, tuple(roles), "of the plan")
+
+
+def _profiles(written: Written, device: str) -> dict[str, str]:
+    """The files of the profiles of this sitting, by role."""
+    from calibrate import layers
+
+    if written.profile is None:
+        return {}
+    stems = {role: layers.stem_of(name, device) for role, name in _named(written).items()}
+    return {role: f"{layers.called_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
+
+
 def _profiled(written: Written, folder: Path, device: str) -> Callable[[int], None]:
     """One more round of the profiles of all models: what `running.measure` does before each turn."""
-    from calibrate import decoding, layers, loading
+    from calibrate import layers
     from calibrate.timing import Effort, Grid
 
     said, passes = written.run, written.profile
     assert passes is not None
-    roles: dict[str, None] = {"target": None}
-    for each in written.choices:
-        roles |= dict.fromkeys(decoding.roles(each.method, each.settings))
-    named = loading.named({"target": said.model, "draft": said.draft, "medium": said.medium}, tuple(roles), "")
+    named = _named(written)
 
     def round_of(turn: int) -> None:
         for name in named.values():

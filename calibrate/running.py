@@ -68,7 +68,7 @@ class Plan:
     warm_ups: int = 1
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else is to be known of the runs: `prompts`, how they were come by."""
+    """What else is to be known of the runs: `prompts`, how they were come by; `profiles` of their sitting, files by role."""
 
     def __post_init__(self) -> None:
         checks.whole("tokens", self.tokens, 2, checks.MAX_TOKENS)
@@ -268,7 +268,7 @@ def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
         "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
         "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
         "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": rates if any(rates) else None,
-        "roles": [*runs.ROLES], "date": facts["date"], "versions": versions,
+        "roles": [*runs.ROLES], "profiles": dict(plan.about.get("profiles", {})), "date": facts["date"], "versions": versions,
     }  # fmt: skip
 
 

@@ -272,3 +272,13 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFr
     lengths = lengths.join(lossy.unique("point").select("point", *telling), on="point", how="left", maintain_order="left")
     first = lengths["point"].unique().sort().head(accepted.MOST_POINTS)
     return save(accepted.draw(lengths.filter(pl.col("point").is_in(first.implode()))), target / "accepted") if len(first) else []
+
+
+def of_comparison(table: pl.DataFrame, folder: str | Path) -> list[Path]:
+    """Draw what `sim compare` found into a folder: predicted against measured, errors by method, and where the time goes."""
+    from figures import error_by_method, predicted_measured, time_parts
+
+    target = _folder(folder)
+    drawn = {"predicted_measured": predicted_measured.draw(table), "error_by_method": error_by_method.draw(table)}
+    drawn["time_parts"] = time_parts.draw(table)
+    return [path for name, figure in drawn.items() for path in save(figure, target / name)]

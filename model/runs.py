@@ -47,7 +47,9 @@ UNITS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("seconds", "commit_s", "pass_s", "read_s"), "s"), "waited": "-", "load": "1",
     }
 )  # fmt: skip
-ABOUT = ("device", "dtype", "threads", "machine", "shapes", "prompts", "warm_ups", "forced", "roles", "date", "versions")
+ABOUT = (
+    "device", "dtype", "threads", "machine", "shapes", "prompts", "warm_ups", "forced", "roles", "profiles", "date", "versions",
+)  # fmt: skip
 _KEYS = ("about", "columns", "rows", "reads_sha256")
 FEWEST = 3
 """Repeats below which nobody can say how far off a median is."""

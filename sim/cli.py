@@ -265,6 +265,70 @@ def trace(
 
 @app.command()
 @guarded
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Measured runs: NAME.json of `calibrate run`, one or several.")],
+    profile: Annotated[
+        list[str] | None,
+        typer.Option("--profile", metavar="ROLE=NAME", help="A profile of each model. Default: those of the runs' sitting."),
+    ] = None,
+    allow_mismatch: Annotated[
+        bool, typer.Option("--allow-mismatch", help="Take a profile of another machine, model or dtype; every row says so.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A row for each run: FILE.csv or FILE.parquet.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="A folder to draw into.")] = None,
+    page: Annotated[Path | None, typer.Option(help="A page of Markdown whose section on this is written anew.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="With --page: write nothing; exit 1 where it is out of date.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Predict measured runs, and say how far off the predictions are, beside the noise of the measurement.
+
+    sim compare runs/cpu.json --figures pictures
+
+    sim compare runs/spec.json --profile target=profiles/cpu-big.json --profile draft=profiles/cpu-small.json -o errors.csv
+
+    What models said is replayed, and passes take what the profile says: no measured time of the runs is looked at.
+    """
+    from rich.console import Console
+
+    from sim import compare as comparing
+    from sim import compare_report
+
+    if check and page is None:
+        raise _mistake("--check is used with --page alone; add that, or leave it out")
+    named = [comparing.of_file(path, profile or [], allow_mismatch=allow_mismatch) for path in runs]
+    if page is not None:
+        written = compare_report.put(page, named)
+        if check:
+            stale = not page.exists() or page.read_text(encoding="utf-8") != written
+            print(f"{page.name} is {'out of date; write it again without --check' if stale else 'what the runs say'}")
+            if stale:
+                raise typer.Exit(1)
+            return
+        from sim.files import write_text
+
+        write_text(page, written)
+    table = comparing.together(named)
+    if out is not None:
+        comparing.write(table, out)
+    drawn: list[Path] = []
+    if figures is not None:
+        import figures as drawing
+
+        drawn = drawing.of_comparison(table, figures)
+    if as_json:
+        for _, own, about in named:
+            print(compare_report.document(own, about))
+        return
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(width=148, highlight=False)
+    for _, own, about in named:
+        compare_report.show(own, about, console)
+    for path in (*([out] if out else []), *([page] if page else []), *drawn):
+        print(path)
+
+
+@app.command()
+@guarded
 def check(
     method: Annotated[str | None, typer.Option(help="Whose theorems; of all methods if left out.")] = None,
     examples: Annotated[int, typer.Option(min=1, help="Examples of each.")] = 200,

@@ -6,8 +6,9 @@ measured time of the runs is looked at before the prediction is made: scrambling
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from model.measured import Measured
 from model.pass_cost import PassCost
 from model.profile import Profile
 from model.replay import Replayed, steps_of, told
-from model.runs import Runs, Timed
+from model.runs import ROLES, Runs, Timed
 from model.steps import Forward, Read
 
 if TYPE_CHECKING:
@@ -42,8 +43,17 @@ class Predicted:
     first: float
     """Until the first commit."""
     parts: Mapping[str, float]
-    """What units were held for: layers by role, heads, embeddings, calls, reads, dispatch, promotion."""
+    """What units were held for: layers, heads, embeddings, calls and reads of each role, and dispatch."""
     run: Run
+
+    def passes(self, role: str) -> float:
+        """Passes of a model, but for the heads: those are made when somebody looks."""
+        return sum(self.parts.get(f"{role} {name}", 0.0) for name in ("layers", "embedding", "step"))
+
+    @property
+    def reads(self) -> float:
+        """Heads, and looking at what they say."""
+        return sum(seconds for name, seconds in self.parts.items() if name.endswith((" head", " reads")))
 
     @property
     def after_first(self) -> float:
@@ -60,15 +70,23 @@ class Ledger(PassCost):
         """See `PassCost`."""
         parts = self.parts(step)
         for name, seconds in parts._asdict().items():
-            key = f"{step.role} layers" if name == "layers" else name
-            self.spent[key] = self.spent.get(key, 0.0) + seconds
+            self._enter(f"{step.role} {name}", seconds)
         return parts.total
 
     def reading(self, step: Read) -> float:
         """See `PassCost`."""
         seconds = super().reading(step)
-        self.spent["reads"] = self.spent.get("reads", 0.0) + seconds
+        self._enter(f"{step.output.role} reads", seconds)
         return seconds
+
+    def dispatching(self, processes: int) -> float:
+        """See `PassCost`."""
+        seconds = super().dispatching(processes)
+        self._enter("dispatch", seconds)
+        return seconds
+
+    def _enter(self, what: str, seconds: float) -> None:
+        self.spent[what] = self.spent.get(what, 0.0) + seconds
 
 
 def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool = False) -> Predicted:
@@ -105,6 +123,37 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
         predicted = predict(timed.decoding, cost, timed.units)
         rows.append(_row(runs, number, timed, predicted) | {"mismatch": "; ".join(wrong)})
     return pl.DataFrame(rows, infer_schema_length=None)
+
+
+Named = tuple[str, "pl.DataFrame", dict[str, Any]]
+"""What a file of runs is called, a row for each of them, and what is known of all."""
+
+
+def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = False) -> Named:
+    """Compare the runs of a file."""
+    from model import runs as files
+
+    found = files.load(path)
+    table = compare(found, profiles_of(profiles, found, path.parent), allow_mismatch=allow_mismatch)
+    return path.stem, table, dict(found.about)
+
+
+def together(named: Sequence[Named]) -> pl.DataFrame:
+    """The rows of several files, each with the name of its own."""
+    import polars as pl
+
+    return pl.concat([table.with_columns(pl.lit(name).alias("runs")) for name, table, _ in named], how="vertical_relaxed")
+
+
+def write(table: pl.DataFrame, out: Path) -> None:
+    """Write rows as CSV or Parquet, whole or not at all."""
+    from sim.files import write_whole
+
+    writers: dict[str, Callable[[Path], object]] = {".csv": table.write_csv, ".parquet": table.write_parquet}
+    if out.suffix not in writers:
+        raise ParameterError(f"out must end in {' or '.join(writers)}, got {out.name}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, writers[out.suffix])
 
 
 def mismatches(runs: Runs, profiles: Mapping[str, Profile]) -> list[str]:
@@ -154,9 +203,21 @@ def _row(runs: Runs, number: int, timed: Timed, predicted: Predicted) -> dict[st
         "prompt": runs.log.names[number], "forced": "" if not forced or forced[number] is None else _said(forced[number]),
         "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": foretold, "measured_s": measured,
         "error": foretold / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,
-        "predicted_total_s": predicted.total, "measured_total_s": timed.median(prompt=True), "source": "measured",
-        "warnings": "; ".join(runs.warnings),
+        "predicted_total_s": predicted.total, "measured_total_s": timed.median(prompt=True),
+        **_parts(timed, predicted), "source": "measured", "warnings": "; ".join(runs.warnings),
     }  # fmt: skip
+
+
+def _parts(timed: Timed, predicted: Predicted) -> dict[str, float]:
+    """What the whole time went into, predicted and measured: passes of each model, heads and reads, and all else."""
+    found: dict[str, float] = {}
+    for index, role in enumerate(ROLES):
+        found |= {f"predicted_{role}_s": predicted.passes(role), f"measured_{role}_s": timed.part("pass_s", index)}
+    found |= {"predicted_reads_s": predicted.reads, "measured_reads_s": timed.part("read_s")}
+    for whose, total in (("predicted", predicted.total), ("measured", timed.median(prompt=True))):
+        known = sum(found[f"{whose}_{name}_s"] for name in (*ROLES, "reads"))
+        found[f"{whose}_rest_s"] = total - known
+    return found
 
 
 def _said(values: Mapping[str, Any]) -> str:
@@ -202,17 +263,21 @@ def ranking(table: pl.DataFrame) -> tuple[int, int]:
     return pairs, right
 
 
-def profiles_of(names: Sequence[str], runs: Runs) -> dict[str, Profile]:
-    """Profiles by role: those given as ROLE=PROFILE, or one alone for the target."""
+def profiles_of(names: Sequence[str], runs: Runs, folder: Path) -> dict[str, Profile]:
+    """Profiles by role: those given as ROLE=PROFILE, one alone for the target; or those of the runs' sitting, beside them."""
     from model import profile
 
-    found = {}
+    found: dict[str, Profile] = {}
+    if not names:
+        if not runs.about["profiles"]:
+            raise ParameterError("profile is required: the runs name none of their sitting; give --profile ROLE=NAME for each")
+        return {role: profile.load(str(folder / name)) for role, name in runs.about["profiles"].items()}
     for each in names:
         role, equals, name = each.partition("=")
         if not equals:
             role, name = "target", each
-        if role not in ("target", "draft", "medium"):
-            raise checks.unknown("role", role, ("target", "draft", "medium"))
+        if role not in ROLES:
+            raise checks.unknown("role", role, ROLES)
         if role in found:
             raise ParameterError(f"profile of the {role} is given twice; give it once")
         found[role] = profile.load(name)
