@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from model import checks
 from model.checks import ParameterError
 from model.measured import Measured
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 
 SAME = ("name", "threads", "cores")
 """Facts of a machine that a profile and runs must share, beside the libraries' versions."""
-BAND = 0.05
-"""An error up to here is a good one, or up to 1.5 times the noise [-]."""
-NOISES = 1.5
 
 
 @dataclass(frozen=True)
@@ -222,45 +217,6 @@ def _parts(timed: Timed, predicted: Predicted) -> dict[str, float]:
 
 def _said(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
-
-
-def by_method(table: pl.DataFrame) -> list[dict[str, Any]]:
-    """Errors of each method: median, ninth decile and worst, beside the bound that noise allows."""
-    rows = []
-    for method in dict.fromkeys(table["method"]):
-        own = table.filter(table["method"] == method)
-        errors = np.abs(own["error"].to_numpy())
-        floor = float(np.median(own["noise"].to_numpy()))
-        bound = max(BAND, NOISES * floor)
-        rows.append({
-            "method": method, "runs": own.height, "settings": own["settings"].n_unique(), "median_error": float(np.median(errors)),
-            "p90_error": float(np.quantile(errors, 0.9)), "worst_error": float(errors.max()),
-            "bias": float(np.median(own["error"].to_numpy())), "noise": floor, "bound": bound,
-            "held": bool(np.median(errors) <= bound and np.quantile(errors, 0.9) <= 2 * bound),
-        })  # fmt: skip
-    return rows
-
-
-def ranking(table: pl.DataFrame) -> tuple[int, int]:
-    """Of pairs of settings on one prompt that differ in measured time by more than twice the noise: how many, and how many of
-    them the prediction orders rightly.
-
-    >>> import polars as pl
-    >>> times = {"measured_s": [1.0, 1.01, 2.0], "predicted_s": [3.0, 1.0, 2.0]}
-    >>> ranking(pl.DataFrame({"prompt": ["a"] * 3, "tokens": [8] * 3, "noise": [0.01] * 3} | times))
-    (2, 1)
-    """
-    pairs = right = 0
-    for prompt in dict.fromkeys(table["prompt"]):
-        own = table.filter(table["prompt"] == prompt)
-        measured, predicted = (own[name].to_numpy() / own["tokens"].to_numpy() for name in ("measured_s", "predicted_s"))
-        noise = own["noise"].to_numpy() * measured
-        for one in range(own.height):
-            for other in range(one):
-                if abs(measured[one] - measured[other]) > 2 * max(noise[one], noise[other]):
-                    pairs += 1
-                    right += (measured[one] > measured[other]) == (predicted[one] > predicted[other])
-    return pairs, right
 
 
 def profiles_of(names: Sequence[str], runs: Runs, folder: Path) -> dict[str, Profile]:

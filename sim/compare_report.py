@@ -11,15 +11,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from model import comparison
 from model.checks import ParameterError
-from sim import compare
+from model.comparison import PARTS
 
 if TYPE_CHECKING:
     import polars as pl
 
 WORST = 5
-PARTS = ("target", "draft", "medium", "reads", "rest")
-"""What the whole time of a run goes into: passes of each model, heads with reads, and everything else."""
 
 
 def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
@@ -33,7 +32,7 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     console.print(_methods(table))
     console.print(_worst(table))
     console.print(_parts(table))
-    pairs, right = compare.ranking(table)
+    pairs, right = comparison.ranking(table)
     if pairs:
         share = f"{right} of {pairs} pairs ({right / pairs:.1%})"
         console.print(f"ranking: {share} that differ by more than twice the noise are ordered rightly")
@@ -42,7 +41,7 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
 def _methods(table: pl.DataFrame) -> Table:
     columns = ("method", "settings", "runs", "median", "nine of ten", "worst", "bias", "noise", "bound", "held")
     found = _table("Errors by method (|predicted / measured - 1|)", *columns)
-    for row in compare.by_method(table):
+    for row in comparison.by_method(table):
         found.add_row(
             row["method"], str(row["settings"]), str(row["runs"]), *[_percent(row[name]) for name in _ERRORS],
             _percent(row["bound"]), "yes" if row["held"] else "NO",
@@ -96,9 +95,9 @@ def _percent(value: float) -> str:
 
 def document(table: pl.DataFrame, about: dict[str, Any]) -> str:
     """The same for machines."""
-    pairs, right = compare.ranking(table)
+    pairs, right = comparison.ranking(table)
     said = {
-        "about": about, "methods": compare.by_method(table), "ranking": {"pairs": pairs, "right": right},
+        "about": about, "methods": comparison.by_method(table), "ranking": {"pairs": pairs, "right": right},
         "runs": table.to_dicts(),
     }  # fmt: skip
     return json.dumps(said, indent=2)
@@ -107,7 +106,7 @@ def document(table: pl.DataFrame, about: dict[str, Any]) -> str:
 def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Iterator[str]:
     """A section of the page of errors, the worst method first."""
     for name, table, about in named:
-        pairs, right = compare.ranking(table)
+        pairs, right = comparison.ranking(table)
         yield f"### {name}: {about['machine'].get('name', about['device'])}, {about['dtype']}, {about['date']}"
         yield ""
         fewest = min(table["repeats"])
@@ -119,7 +118,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
         yield ""
         yield "| method | settings | runs | median | nine of ten | worst | bias | noise | bound of the median | held |"
         yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
-        for row in sorted(compare.by_method(table), key=lambda each: -each["median_error"]):
+        for row in sorted(comparison.by_method(table), key=lambda each: -each["median_error"]):
             errors = " | ".join(_percent(row[each]) for each in _ERRORS)
             held = "yes" if row["held"] else "**no**"
             yield f"| {row['method']} | {row['settings']} | {row['runs']} | {errors} | {_percent(row['bound'])} | {held} |"
