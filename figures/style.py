@@ -19,7 +19,7 @@ from model.checks import ParameterError
 _OKABE_ITO = matplotlib.color_sequences["okabe_ito"]
 # Without black, which is text's and the events', and without yellow, which is lost on white.
 COLOURS = tuple(to_hex(_OKABE_ITO[index]) for index in (5, 6, 3, 7, 1, 2))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "*", "h")
 # Dashes as lengths of line and gap [line widths].
 LINES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, ()), (0, (4, 1.6)), (0, (6, 2, 1, 2)), (0, (1, 1.6)), (0, (10, 2)), (0, (5, 1, 1, 1, 1, 1))
@@ -28,6 +28,11 @@ INK, GREY, PALE = "#000000", "#595959", "#c8c8c8"
 
 VIEWS = ("formula", "paths", "events")
 NAMES = {"formula": "formula", "paths": "simulated: paths", "events": "simulated: events"}
+METHODS = {
+    "autoregressive": "plain decoding", "speculative": "speculative", "adaptive": "adaptive drafts", "hierarchical": "hierarchical",
+    "beam": "beams", "ppd": "PPD", "pearl": "PEARL", "bild": "BiLD", "early_exit": "early exit", "skipdecode": "SkipDecode",
+}  # fmt: skip
+"""What methods are called where there is little room."""
 
 _RULES: dict[Any, Any] = {
     "font.size": 10.0,
@@ -90,6 +95,11 @@ def looks(count: int) -> list[Look]:
     return [
         Look(colour, MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]) for index, colour in enumerate(colours)
     ]
+
+
+def categories(count: int) -> list[Look]:
+    """One look for each of many series that have no order: every marker once, and the colours in turn."""
+    return [Look(COLOURS[index % len(COLOURS)], MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
 
 
 def points(colour: str) -> dict[str, tuple[float, str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,13 @@ _KINDS: dict[str, tuple[str, str, str]] = {
     "dispatch": ("#3a3a3a", "", "dispatch of sub-processes"),
     "link": ("#8f8f8f", "", "on a link: work on its way"),
     "promotion": ("#d8d8d8", "..", "on a link: state taken over"),
+    "head": ("#e69f00", "", "projection, looking for a token"),
+    "wait": ("#ffffff", "", "waiting for another process"),
 }
 _FATES = ("kept", "discarded", "cancelled")
 _LINKS = ("dispatch", "link", "promotion")
+_LOOKS = ("head", "read", "wait")
+"""What else a process does, where it takes time."""
 _DASHED = ("miss", "rollback")
 _SEGMENTS = ("rollback", "fallback", "cap")
 """Commits of Big Little Decoder: what a small model wrote is looked at, and goes on or is taken back."""
@@ -53,11 +57,32 @@ def draw(
     last, fate. `commits`, where given, has time, kind and tokens; each is a vertical line, dashed after a miss and a rollback. A
     unit on which several models run has a row for each. What a small model wrote in vain is told apart by the commits.
     """
+    rows, names = prepared(intervals, commits)
+    links = bool((rows["unit"] < 0).any())
+    with house():
+        width, left, bottom, top = _INCHES
+        inner = min(max(inches(names, links=links), room(rows["kind"]) - bottom), 14.0)
+        height = bottom + inner + top
+        figure, axes = canvas(width, height, (left / width, bottom / height, (width - left - 2.75) / width, inner / height))
+        axes.set_xlim(min(0.0, rows["start"].min()), max(rows["end"].max(), 1e-9))  # type: ignore[type-var, arg-type]
+        present = panel(axes, rows, names)
+        if commits is not None:
+            _commits(axes, commits)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+        axes.set_xlabel(f"time  [{time_unit}]")
+        figure.text(left / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
+        put_out = bool(commits is not None and commits.height)
+        legend(figure, present, put_out, 1 - top / height, several=bool((rows["depth"] > 0).any()))
+    return figure
+
+
+def prepared(intervals: pl.DataFrame, commits: pl.DataFrame | None = None) -> tuple[pl.DataFrame, list[str]]:
+    """Intervals as `panel` draws them, with the kind of each and the row that it stands in; and what the rows are called."""
     rows = demand(intervals, "the timeline", _COLUMNS)
     for fate in rows["fate"].unique().sort():
         checks.one_of("fate", fate, _FATES)
     for what in rows["what"].unique().sort():
-        checks.one_of("interval", what, ("forward", *_LINKS))
+        checks.one_of("interval", what, ("forward", *_LINKS, *_LOOKS))
     more = {"role": "target", "width": 1, "depth": 0, "rows_only": False}
     missing = [pl.lit(value).alias(name) for name, value in more.items() if name not in rows.columns]
     rows = rows.with_columns(*missing, lane=pl.lit(0), lanes=pl.lit(1))
@@ -68,43 +93,42 @@ def draw(
     count = int(rows["unit"].max()) + 1  # type: ignore[arg-type]
     if count > _MOST_UNITS:
         raise ParameterError(f"the timeline has room for at most {_MOST_UNITS} units, got {count}; draw fewer, or export a trace")
-    rows, names = _rows(rows, count)
+    return _rows(rows, count)
+
+
+def inches(names: Sequence[str], *, links: bool) -> float:
+    """How high a panel of these rows is at least."""
+    return max(0.46 * (len(names) + links), 1.6)
+
+
+def room(kinds: Iterable[str]) -> float:
+    """How high the legend is [inches]."""
+    return 0.19 * (5 + sum(1 + _KINDS[kind][2].count("\n") for kind in set(kinds)))
+
+
+def panel(axes: Axes, rows: pl.DataFrame, names: Sequence[str]) -> list[str]:
+    """Draw the bars of prepared intervals and name their rows; the axes' limits in time must be set. Returns the kinds drawn."""
     units = len(names)
     on_units, on_links = rows.filter(pl.col("unit") >= 0), _lanes(rows.filter(pl.col("unit") < 0))
-    bars = on_units.iter_rows(named=True), on_links.iter_rows(named=True)
-    boxes = [_box(row, units) for part in bars for row in part]
     links = on_links.height > 0
-    with house():
-        width, left, bottom, top = _INCHES
-        told = 0.19 * (5 + sum(1 + _KINDS[kind][2].count("\n") for kind in set(rows["kind"])))  # the legend
-        inner = min(max(0.46 * (units + links), 1.6, told - bottom), 14.0)
-        height = bottom + inner + top
-        figure, axes = canvas(width, height, (left / width, bottom / height, (width - left - 2.75) / width, inner / height))
-        axes.set_ylim(units - 0.5 + links, -0.5)
-        axes.set_xlim(min(0.0, rows["start"].min()), max(rows["end"].max(), 1e-9))  # type: ignore[type-var, arg-type]
-        kinds = [*on_units["kind"], *on_links["kind"]]
-        present = [kind for kind in _KINDS if kind in kinds]
-        for kind in present:
-            _bars(axes, kind, [box for box, other in zip(boxes, kinds, strict=True) if other == kind])
-        _texts(axes, on_units, units)
-        if commits is not None:
-            _commits(axes, commits)
-        step = -(-units // 40)
-        axes.set_yticks([*range(units)][::step], names[::step])
-        if links:
-            axes.set_yticks([*axes.get_yticks(), units + 0.1], [*(label.get_text() for label in axes.get_yticklabels()), "links"])
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-        axes.set_xlabel(f"time  [{time_unit}]")
-        figure.text(left / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
-        put_out = bool(commits is not None and commits.height)
-        _legend(figure, present, put_out, 1 - top / height, several=bool((rows["depth"] > 0).any()))
-    return figure
+    boxes = [_box(row, units) for part in (on_units, on_links) for row in part.iter_rows(named=True)]
+    axes.set_ylim(units - 0.5 + links, -0.5)
+    kinds = [*on_units["kind"], *on_links["kind"]]
+    present = [kind for kind in _KINDS if kind in kinds]
+    for kind in present:
+        _bars(axes, kind, [box for box, other in zip(boxes, kinds, strict=True) if other == kind])
+    _texts(axes, on_units, units)
+    step = -(-units // 40)
+    axes.set_yticks([*range(units)][::step], names[::step])
+    if links:
+        axes.set_yticks([*axes.get_yticks(), units + 0.1], [*(label.get_text() for label in axes.get_yticklabels()), "links"])
+    return present
 
 
 def _kind(row: dict[str, Any]) -> str:
     """What is drawn of an interval, as far as it alone can tell."""
     if row["what"] != "forward":
-        return str(row["what"])
+        return "head" if row["what"] == "read" else str(row["what"])
     if row["fate"] != "kept":
         return str(row["fate"])
     return "draft" if row["role"] != "target" else "rows" if row["rows_only"] else "kept"
@@ -255,7 +279,8 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
                 break
 
 
-def _legend(figure: Figure, present: Sequence[str], commits: bool, top: float, *, several: bool) -> None:
+def legend(figure: Figure, present: Sequence[str], commits: bool, top: float, *, several: bool) -> None:
+    """What the bars of these kinds are, at the right of a figure from `top` (a share of its height) down."""
     handles: list[Any] = []
     for kind in present:
         face, hatch, words = _KINDS[kind]

@@ -313,8 +313,10 @@ def compare(
     drawn: list[Path] = []
     if figures is not None:
         import figures as drawing
+        from sim import limits
 
-        drawn = drawing.of_comparison(table, figures)
+        found = [limits.of_file(path, own, profile or []) for path, (_, own, _) in zip(runs, named, strict=True)]
+        drawn = drawing.of_comparison(table, figures, limits.together([name for name, *_ in named], found))
     if as_json:
         for _, own, about in named:
             print(compare_report.document(own, about))

@@ -322,8 +322,9 @@ class _Process:
             self.seconds, self.counts = engine.known[kind]
         except KeyError:
             self.seconds, self.counts = engine.known[kind] = engine.cost.forward(step), [0, 0, 0]
-        if engine.by_position:
-            self.seconds = engine.cost.forward(step)
+        else:
+            if engine.by_position:
+                self.seconds = engine.cost.forward(step)
         if unit is not None and unit != self.place:
             self._move(unit)
         else:
