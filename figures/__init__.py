@@ -277,7 +277,7 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFr
 def of_comparison(table: pl.DataFrame, folder: str | Path, limits: pl.DataFrame | None = None) -> list[Path]:
     """Draw what `sim compare` found into a folder: predicted against measured, errors by method, and where the time goes.
 
-    `limits` are rows of `sim.limits`, a figure for each claim; those with more series than there is room for are left out.
+    `limits` are rows of `sim.limits`, a figure for each claim; of more series than there is room for some are drawn.
     """
     from figures import error_by_method, formula_limits, predicted_measured, time_parts
 
@@ -285,6 +285,5 @@ def of_comparison(table: pl.DataFrame, folder: str | Path, limits: pl.DataFrame 
     drawn = {"predicted_measured": predicted_measured.draw(table), "error_by_method": error_by_method.draw(table)}
     drawn["time_parts"] = time_parts.draw(table)
     for (claim,), rows in [] if limits is None else limits.group_by("claim", maintain_order=True):
-        if formula_limits.fits(rows):
-            drawn[f"limits_{claim}"] = formula_limits.draw(rows)
+        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.few(rows))
     return [path for name, figure in drawn.items() for path in save(figure, target / name)]

@@ -16,6 +16,7 @@ from figures.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, demand, ho
 from model.checks import ParameterError
 
 MOST_SERIES = 6
+"""Each has three lines, told apart by its marker alone."""
 TITLES = {
     "verify": "Does a draft cost what Theorem 3.8 says?",
     "ppd": "Does early prediction save what Theorem 4.1 says?",
@@ -46,19 +47,31 @@ def draw(rows: pl.DataFrame) -> Figure:
     if len(names) > MOST_SERIES:
         raise ParameterError(f"there is room for at most {MOST_SERIES} series of a claim, got {len(names)}; draw fewer")
     with house():
-        figure, axes = canvas(8.0, 5.6, (0.1, 0.245, 0.87, 0.57))
+        below = 0.22 * -(-(len(QUANTITIES) + len(list(filter(None, names)))) // _columns(names))  # of the legend [inches]
+        height = 5.3 + below
+        figure, axes = canvas(8.0, height, (0.1, (0.75 + below) / height, 0.87, 3.35 / height))
         for number, name in enumerate(names):
             _series(axes, table.filter(pl.col("series") == name), name, MARKERS[number])
         _frame(axes, table)
-        figure.text(0.1, 0.952, TITLES.get(claims[0], claims[0]), fontsize=13, weight="bold", va="center")
-        figure.text(0.1, 0.918, told(table), fontsize=9.5, color=GREY, va="top", linespacing=1.4)
+        figure.text(0.1, 1 - 0.3 / height, TITLES.get(claims[0], claims[0]), fontsize=13, weight="bold", va="center")
+        figure.text(0.1, 1 - 0.5 / height, told(table), fontsize=9.5, color=GREY, va="top", linespacing=1.4)
         _legend(figure, names)
     return figure
 
 
-def fits(rows: pl.DataFrame) -> bool:
-    """Whether there is anything to draw of a claim, and room for all of its series."""
-    return bool(rows.height) and rows["series"].n_unique() <= MOST_SERIES
+def few(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows of as many series as there is room for, evenly chosen; where some are left out, `about` says so.
+
+    >>> rows = pl.DataFrame({"series": [f"k={k}" for k in range(11)], "about": "measured"})
+    >>> few(rows)["series"].to_list(), few(rows)["about"][0]
+    (['k=0', 'k=2', 'k=4', 'k=6', 'k=8', 'k=10'], 'measured; 6 of 11 series drawn')
+    """
+    names = list(dict.fromkeys(rows["series"]))
+    if len(names) <= MOST_SERIES:
+        return rows
+    chosen = [names[index] for index in np.linspace(0, len(names) - 1, MOST_SERIES).round().astype(int)]
+    said = pl.col("about") + f"; {MOST_SERIES} of {len(names)} series drawn"
+    return rows.filter(pl.col("series").is_in(chosen)).with_columns(said.alias("about"))
 
 
 def told(rows: pl.DataFrame) -> str:
@@ -115,9 +128,16 @@ def _legend(figure: Figure, names: list[str]) -> None:
         colour, face = _COLOURS[each], _COLOURS[each] if each == "measured" else "white"
         look = {"linestyle": _LINES[each], "linewidth": 1.6, "marker": MARKERS[0], "markersize": 6, "markerfacecolor": face}
         handles.append(Line2D([], [], color=colour, label=_NAMES[each], **look))
-    if len(names) > 1:
-        handles += [
-            Line2D([], [], color=GREY, linestyle="none", marker=marker, markersize=6, label=name)
-            for name, marker in zip(names, MARKERS, strict=False)
-        ]
-    figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.1, 0.015), ncols=3, borderaxespad=0, columnspacing=1.8)
+    handles += [
+        Line2D([], [], color=GREY, linestyle="none", marker=marker, markersize=6, label=name)
+        for name, marker in zip(names, MARKERS, strict=False)
+        if name
+    ]
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.1, 0.1 / figure.get_figheight()), "borderaxespad": 0}
+    figure.legend(handles=handles, ncols=_columns(names), columnspacing=1.8, **place)
+
+
+def _columns(names: list[str]) -> int:
+    """Of the legend: fewer where names are long."""
+    longest = max(map(len, names))
+    return 3 if longest <= 24 else 2 if longest <= 48 else 1

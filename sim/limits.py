@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 
 COLUMNS = ("claim", "series", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name", "about")
 """Of what claim; which line of it; where; and the three values, with the noise of the measured one relative to it [-]."""
-_SPEED = "speed-up over plain decoding, a token behind the first commit"
+_SPEED, _TIME = "speed-up over plain decoding", "time over plain decoding"  # of a token behind the first commit
 _PLAIN = "autoregressive"
 
 
 @dataclass(frozen=True)
-class Timed:
+class Compared:
     """A decoding, and what `compare` said of it [s]."""
 
     decoding: Decoding
@@ -62,7 +63,7 @@ def limits(runs: Runs, table: pl.DataFrame, profiles: Mapping[str, Profile]) -> 
     import polars as pl
 
     cost = PassCost({role: Measured(each) for role, each in profiles.items()})
-    timed = [Timed(runs.timed[row["decoding"]].decoding, row) for row in table.iter_rows(named=True)]
+    timed = [Compared(runs.timed[row["decoding"]].decoding, row) for row in table.iter_rows(named=True)]
     timed = [each for each in timed if len(each.decoding.commits) > 1 and each.tokens > 0]
     plain = [each for each in timed if each.decoding.method == _PLAIN]
     claims: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
@@ -100,7 +101,7 @@ def together(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFram
 # --- The claims ---------------------------------------------------------------------------------------------------------
 
 
-def _verify(timed: Sequence[Timed], plain: Sequence[Timed], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _verify(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
     """Theorem 3.8 of [Leviathan2023], in which a pass over gamma + 1 tokens takes as long as over one."""
     own = [each for each in timed if each.decoding.method == "speculative"]
     for (series, length), group, beside in _groups(own, plain, "draft_length"):
@@ -111,12 +112,12 @@ def _verify(timed: Sequence[Timed], plain: Sequence[Timed], cost: PassCost) -> I
         yield {
             "series": series, "x": float(length), "formula": float(speculative.speedup(found.acceptance_rate, length, ratio)),
             **_speeds(group, beside), "x_name": "draft length γ", "y_name": _SPEED,
-            "about": f"Theorem 3.8, with the accepted share of tested tokens counted at each length (measured) and c = {ratio:.2f}, "
-            "single passes over one token (measured, of the profiles)",
+            "about": "Theorem 3.8, with the accepted share of tested tokens counted at each length (measured)"
+            f" and c = {ratio:.2f}, single passes over one token (measured, of the profiles)",
         }  # fmt: skip
 
 
-def _ppd(timed: Sequence[Timed], plain: Sequence[Timed], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _ppd(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
     """Theorem 4.1 of [Yang2024], in which early predictions, dispatch and promotion take no time: of runs on several processes."""
     for each in timed:
         decoding = each.decoding
@@ -139,7 +140,7 @@ def _ppd(timed: Sequence[Timed], plain: Sequence[Timed], cost: PassCost) -> Iter
         }  # fmt: skip
 
 
-def _skipdecode(timed: Sequence[Timed], plain: Sequence[Timed], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _skipdecode(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
     """A token that goes through half of the layers takes half of the time."""
     own = [each for each in timed if each.decoding.method == "skipdecode" and each.decoding.settings["batch"] == 1]
     for (series, least), group, beside in _groups(own, plain, "min_layers"):
@@ -148,17 +149,17 @@ def _skipdecode(timed: Sequence[Timed], plain: Sequence[Timed], cost: PassCost) 
         times = {name: 1 / speeds[name] for name in ("simulated", "measured")}
         yield {
             "series": series, "x": float(least), "formula": layers / group[0].decoding.settings["layers"],
-            **speeds, **times, "x_name": "least layers of a token", "y_name": "time over plain decoding, a token behind the first",
+            **speeds, **times, "x_name": "least layers of a token", "y_name": _TIME,
             "about": "the formula: layers of a token over all layers (counted)",
         }  # fmt: skip
 
 
-def _bild(timed: Sequence[Timed], plain: Sequence[Timed], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _bild(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
     """Big Little Decoder, where a pass of the small model costs its share of layers, as [Kim2023] compares models."""
     own = [each for each in timed if each.decoding.method == "bild" and each.decoding.settings["exit_layer"] is None]
     by_threshold = any(each.decoding.settings["fallback_threshold"] is not None for each in own)
     x_name = "fallback threshold" if by_threshold else "fallback rate (measured)"
-    for (series, threshold), group, beside in _groups(own, plain, "fallback_threshold"):
+    for (series, threshold), group, beside in _groups(own, plain, "fallback_threshold", "fallback_rate"):
         fallback, rollback = rates(each.decoding for each in group)
         if np.isnan(fallback) or by_threshold != (threshold is not None):
             continue
@@ -193,12 +194,15 @@ def rates(decodings: Iterable[Decoding]) -> tuple[float, float]:
     return fallback, back / asked["distance"] if asked["distance"] else 0.0
 
 
-Group = tuple[tuple[str, Any], list[Timed], list[Timed]]
+Group = tuple[tuple[str, Any], list[Compared], list[Compared]]
 
 
-def _groups(timed: Sequence[Timed], plain: Sequence[Timed], along: str) -> Iterator[Group]:
-    """Decodings of the same choice, with those of plain decoding on the same prompts; a prompt without one is left out."""
-    found: dict[tuple[str, Any, Any], list[Timed]] = {}
+def _groups(timed: Sequence[Compared], plain: Sequence[Compared], along: str, rate: str = "") -> Iterator[Group]:
+    """Decodings of the same choice, with those of plain decoding on the same prompts; a prompt without one is left out.
+
+    What they are called says neither the parameter that they are swept `along`, nor the `rate` that forced outcomes are.
+    """
+    found: dict[tuple[str, Any, Any], list[Compared]] = {}
     for each in timed:
         value = each.decoding.settings[along]
         found.setdefault((_other(each.decoding, (along,)), value, each.row["forced"]), []).append(each)
@@ -207,7 +211,8 @@ def _groups(timed: Sequence[Timed], plain: Sequence[Timed], along: str) -> Itera
         group = [each for each in group if each.row["prompt"] in prompts]
         beside = [each for each in plain if each.row["prompt"] in {own.row["prompt"] for own in group}]
         if group:
-            yield (", ".join(filter(None, (series, forced))), value), group, beside
+            words = [word for word in f"{series}, {forced}".split(", ") if word and word.partition("=")[0] != rate]
+            yield (", ".join(words), value), group, beside
 
 
 def _other(decoding: Decoding, known: Sequence[str]) -> str:
@@ -215,21 +220,21 @@ def _other(decoding: Decoding, known: Sequence[str]) -> str:
     return ", ".join(word for word in told(decoding).split(", ") if word.partition("=")[0] not in known)
 
 
-def _speeds(group: Sequence[Timed], plain: Sequence[Timed]) -> dict[str, float]:
+def _speeds(group: Sequence[Compared], plain: Sequence[Compared]) -> dict[str, float]:
     """Speed over plain decoding, predicted and measured, each as time of a token, and how noisy the measured one is."""
     found = {}
     for name, column in (("simulated", "predicted_s"), ("measured", "measured_s")):
         found[name] = _pace(plain, column) / _pace(group, column)
-    noises = [float(np.median([each.row["noise"] for each in part])) for part in (group, plain)]
-    return found | {"noise": float(np.hypot(*noises))}
+    own, other = (float(np.median([each.row["noise"] for each in part])) for part in (group, plain))
+    return found | {"noise": hypot(own, other)}
 
 
-def _pace(timed: Sequence[Timed], column: str) -> float:
+def _pace(timed: Sequence[Compared], column: str) -> float:
     """Time of a token, over all of these decodings [s]; each prompt counts as often as it was decoded."""
     return float(sum(each.row[column] for each in timed) / sum(each.tokens for each in timed))
 
 
-def _pass(cost: PassCost, role: str, group: Sequence[Timed]) -> float:
+def _pass(cost: PassCost, role: str, group: Sequence[Compared]) -> float:
     """A whole pass over one token in the middle of these texts, with its head [s]."""
     middle = int(np.median([len(each.decoding.prompt) + len(each.decoding.tokens) // 2 for each in group]))
     return cost.forward(Forward(role, (0,), middle, 0, cost.hardware(role).shape.layers, heads=1))

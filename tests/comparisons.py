@@ -1,0 +1,147 @@
+"""Runs for the tests of predicted against measured: real algorithms on forced outcomes, timed by a clock of our own; no tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import polars as pl
+
+from model import forced, methods
+from model.decision_log import DecisionLog
+from model.decoding import Answered, Decoding, question
+from model.latency import UnitCost
+from model.measured import Measured
+from model.pass_cost import PassCost
+from model.profile import Profile, Source, table_of
+from model.runs import ROLES, Runs
+from model.steps import Commit, Read, Steps
+from model.transformer import Shape, preset
+from sim import compare
+from sim.cluster import Cluster
+from sim.events import simulate
+
+LAYERS = {"target": 12, "draft": 3, "medium": 5}
+FACTS = {"name": "a processor", "threads": 1, "cores": 2, "python": "3", "torch": "2", "transformers": "5"}
+PROMPT = (0, 1, 2, 3)
+"""Worlds without tensors call a token by its position."""
+
+
+def shape(role: str) -> Shape:
+    return dataclasses.replace(preset("llama-68m"), layers=LAYERS[role])
+
+
+def profile(role: str, wider: float = 0.0, layer: float = 1e-3, **parts: float) -> Profile:
+    """Of a layer alone, each further token of a pass takes `wider` of it more; and other parts by their names [s]."""
+    rows: list[dict[str, Any]] = [
+        {"part": "layer", "width": width, "context": context, "batch": 1, "time_s": layer * (1 + wider * (width - 1))}
+        for width in (1, 2, 24) for context in (0, 128)
+    ]  # fmt: skip
+    axes = {"step": "batch", "look": "batch", "embedding": "tokens", "rows": "tokens"}
+    rows += [{"part": part, axes.get(part, "positions"): size, "time_s": time} for part, time in parts.items() for size in (1, 64)]
+    table = table_of([{"busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 9, **row} for row in rows])
+    return Profile(
+        name=f"made-{role}", device="cpu", model=role, dtype="float32", engine="made up", mode="eager", kind="model",
+        provenance="measured", date="2026-01-01", bandwidth=1e12, rate=1e15, cache_bytes=1e9, table=table,
+        sources=(Source("made up", "here"),), shape=dataclasses.asdict(shape(role)), facts=FACTS,
+    )  # fmt: skip
+
+
+def profiles(wider: float = 0.0, **parts: float) -> dict[str, Profile]:
+    return {role: profile(role, wider, **parts) for role in ROLES}
+
+
+class _Recorded:
+    """A world that writes down what it has answered."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.reads = world, list[Answered]()
+        self.written: Sequence[int] = ()
+
+    def read(self, step: Read) -> Any:
+        self.world.written = self.written
+        answer = self.world.read(step)
+        self.reads.append(Answered(*question(step, step.output), answer))
+        return answer
+
+
+def _tapped(steps: Steps, commits: list[Commit]) -> Steps:
+    answer = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(step, Commit):
+            commits.append(step)
+        answer = yield step
+
+
+def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0, **settings: Any) -> Decoding:
+    """A decoding with its reads, of models that answer as these rates say."""
+    kind = methods.algorithm(method).Parameters
+    own = {field.name for field in dataclasses.fields(kind)}
+    depths = {f"{role}_layers": LAYERS[role] for role in ("draft", "medium") if f"{role}_layers" in own}
+    parameters = kind(layers=LAYERS["target"], **depths, **settings)
+    world = _Recorded(forced.world(parameters, len(PROMPT), tokens, rates, seed=seed))
+    commits: list[Commit] = []
+    steps = _tapped(methods.algorithm(method).decode(parameters, list(PROMPT), tokens), commits)
+    cost = UnitCost(LAYERS["target"], cost_ratio=0.25, medium_cost_ratio=0.4)
+    run = simulate(steps, tokens, Cluster(parameters.units), cost, world)
+    made = dataclasses.asdict(parameters)
+    return Decoding(method, made, PROMPT, tokens, tuple(commits), run.account, seconds=1.0, reads=tuple(world.reads))
+
+
+def runs_of(
+    decodings: Sequence[Decoding], clock: Mapping[str, Profile], names: Sequence[str] = (), units: Sequence[int] = (),
+    rates: Sequence[Mapping[str, float]] | None = None,
+) -> Runs:
+    """Runs of these decodings, three repeats each 1 % apart, as a machine of these profiles would have timed them."""
+    cost = PassCost({role: Measured(each) for role, each in clock.items()})
+    rows = []
+    for number, each in enumerate(decodings):
+        held = units[number] if units else 1
+        told = compare.predict(each, cost, held)
+        for repeat, factor in enumerate((0.99, 1.0, 1.01)):
+            rows.append({
+                "decoding": number, "repeat": repeat, "turn": 3 * number + repeat, "units": held, "seconds": factor * told.total,
+                "commit_s": [factor * time for time, *_ in told.run.commits],
+                "pass_s": [factor * told.passes(role) for role in ROLES], "read_s": factor * told.reads, "waited": 0.0, "load": 1.0,
+            })  # fmt: skip
+    models = {role: {"name": f"made-{role}", "checksum": "0", "layers": LAYERS[role]} for role in ROLES}
+    versions = {name: FACTS[name] for name in ("python", "torch", "transformers")}
+    log = DecisionLog(
+        tuple(decodings), tuple(names or ["one"] * len(decodings)), models, None, 0, "2026-01-01", versions, "assumed: forced"
+    )
+    about = {
+        "device": "cpu", "dtype": "float32", "threads": 1, "machine": {key: FACTS[key] for key in ("name", "threads", "cores")},
+        "shapes": {role: json.loads(json.dumps(dataclasses.asdict(shape(role)))) for role in ROLES}, "prompts": "made up",
+        "warm_ups": 1, "forced": rates, "roles": [*ROLES], "profiles": {}, "date": "2026-01-01", "versions": versions,
+    }  # fmt: skip
+    return Runs(log, pl.DataFrame(rows), about)
+
+
+EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
+    ("autoregressive", {}, {}),
+    *[("speculative", {"draft_length": each}, {"acceptance_rate": 0.7}) for each in (1, 3, 5)],
+    ("adaptive", {"policy": "heuristic"}, {"acceptance_rate": 0.7}),
+    ("hierarchical", {"draft_length": 2}, {"acceptance_rate": 0.7, "medium_acceptance_rate": 0.5}),
+    ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6}),
+    *[("bild", {}, {"fallback_rate": each, "rollback_rate": 0.1}) for each in (0.2, 0.6)],
+    *[("skipdecode", {"min_layers": each, "max_layers": 12, "prompt": 4, "sequence": 28}, {}) for each in (3, 6, 9)],
+    ("early_exit", {"exit_layer": 6}, {}),
+)
+"""Something of every kind: a method, its settings, and the rates that its outcomes are forced by."""
+
+
+@lru_cache(maxsize=1)
+def every() -> tuple[Runs, dict[str, Profile]]:
+    """Runs of `EVERY` on two prompts, and profiles a little other than the machine was."""
+    made = [(decoded(name, 24, rates, seed, **table), f"prompt {seed}", rates) for seed in (1, 2) for name, table, rates in EVERY]
+    decodings, names, forced_by = ([each[place] for each in made] for place in range(3))
+    units = [2 if each.method == "ppd" else 1 for each in decodings]
+    clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, look=2e-4)
+    return runs_of(decodings, clock, names, units, forced_by), profiles(wider=0.18, head=2e-3, step=0.7e-3, next=1e-4, look=2e-4)
