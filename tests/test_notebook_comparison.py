@@ -1,0 +1,53 @@
+"""The notebook of predicted against measured, on runs that are made here: the committed ones are executed with the notebooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from model import profile, runs
+from tests.comparisons import every
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "06_predicted_against_real.ipynb"
+
+
+def made(folder: Path) -> Path:
+    """Runs with the profiles of their sitting beside them."""
+    found, profiles = every()
+    files = {role: profile.save(each, folder).name for role, each in profiles.items()}
+    return runs.save(dataclasses.replace(found, about=dict(found.about) | {"profiles": files}), folder / "some.json")
+
+
+def cells() -> list[str]:
+    said = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert all(not cell.get("outputs") for cell in said["cells"])  # it is executed, not stored
+    return ["".join(cell["source"]) for cell in said["cells"] if cell["cell_type"] == "code"]
+
+
+def test_it_runs_on_any_runs_by_one_constant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = made(tmp_path)
+    known: dict[str, Any] = {}
+    figures: list[Any] = []
+    named = 0
+    for cell in cells():
+        lines = [line for line in cell.splitlines() if not line.startswith("%")]
+        for index, line in enumerate(lines):
+            if line.startswith("RUNS = "):
+                lines[index], named = f"RUNS = Path({str(where)!r})", named + 1
+        *body, last = lines
+        exec(compile("\n".join(body), NOTEBOOK.name, "exec"), known)
+        if ".draw(" in last:
+            figures.append(eval(last, known))
+        else:
+            exec(last, known)
+    assert named == 1
+    assert len(figures) == 7
+    assert all(isinstance(each, Figure) for each in figures)
+    said = capsys.readouterr().out
+    assert "26 decodings, 3 or more repeats of each" in said
+    assert "claims that these runs have something on: verify ppd skipdecode bild" in said
