@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from figures.style import GREY, INK, LINES, MARKERS, METHODS, PALE, Look, canvas, categories, demand, house
 from model.checks import ParameterError
-from model.comparison import BAND, floor
+from model.comparison import BAND, choices, floor
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +62,7 @@ def told(rows: pl.DataFrame) -> str:
     'median error 4.0 %; 67 % of 3 decodings (2 settings) are within 5 %'
     """
     errors = np.abs(rows["error"].to_numpy())
-    settings = rows.select("method", "settings").n_unique()
+    settings = choices(rows)
     said = f"median error {100 * np.median(errors):.1f} %; {100 * np.mean(errors <= BAND):.0f} % of {rows.height} decodings"
     said += f" ({settings} setting{'s' if settings > 1 else ''}) are within {100 * BAND:g} %"
     return said + ("; a profile of ANOTHER machine" if rows["mismatch"].cast(pl.String).fill_null("").ne("").any() else "")

@@ -53,9 +53,9 @@ def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
     """A waterfall: the whole time as predicted, what each part took more or less than predicted, the whole time as measured [ms].
 
     `table` is what `sim compare` writes, `row` which of its rows; where left out, the one whose error is largest. Whole times are
-    those with the prompt, in which all parts were timed.
+    those with the prompt, in which all parts were timed; passes that processes make at the same time count each.
     """
-    rows = demand(table, "the figure of times by part", _NEEDED, ("prompt",))
+    rows = demand(table, "the figure of times by part", _NEEDED, ("prompt", "units"))
     if row is None:
         row = int(rows["error"].abs().arg_max() or 0)
         which = f"the largest error of {rows.height} decodings" if rows.height > 1 else "the only decoding"
@@ -64,16 +64,18 @@ def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
         which = f"row {row} of {rows.height} decodings"
     chosen = rows.row(row, named=True)
     with house():
-        figure, axes = canvas(8.6, 4.9, (0.085, 0.145, 0.89, 0.63))
+        figure, axes = canvas(8.6, 4.9, (0.1, 0.145, 0.875, 0.63))
         _bars(axes, chosen)
         predicted, measured = chosen["predicted_total_s"], chosen["measured_total_s"]
         settings = f" ({chosen['settings']})" if chosen["settings"] else ""
         off = _signed(100 * (predicted / measured - 1))
-        figure.text(0.085, 0.945, "Where does the prediction go wrong?", fontsize=13, weight="bold", va="center")
+        figure.text(0.1, 0.945, "Where does the prediction go wrong?", fontsize=13, weight="bold", va="center")
         name = METHODS.get(chosen["method"], chosen["method"])
         prompt = f", {chosen['prompt']}" if chosen["prompt"] else ""
         said = f"{fill(f'{name}{settings}{prompt}', 110)}\nwith the prompt's time the prediction is off by {off} %; {which}"
-        figure.text(0.085, 0.91, said, fontsize=9.5, color=GREY, va="top", linespacing=1.4)
+        if (chosen["units"] or 1) > 1:
+            said += "\npasses of several processes are added up; where they overlap the rest takes it back"
+        figure.text(0.1, 0.91, said, fontsize=9.5, color=GREY, va="top", linespacing=1.4)
     return figure
 
 
@@ -100,7 +102,7 @@ def _bars(axes: Axes, row: Mapping[str, Any]) -> None:
         told = f"{_signed(1e3 * each.more)}\n({_number(1e3 * each.predicted)} → {_number(1e3 * each.measured)})"
         _word(axes, place, max(before, after), told)
     for place, level in enumerate(levels):
-        axes.plot([place + 0.31, place + 0.69], [level, level], color=INK, linewidth=0.8, zorder=3, label="carried over")
+        axes.plot([place - 0.31, place + 0.69], [level, level], color=INK, linewidth=0.8, zorder=3, label="carried over")
     axes.set_xticks(places, ["predicted\nwhole", *(_NAMES[each.part] for each in found), "measured\nwhole"])
     axes.tick_params(axis="x", length=0)
     axes.grid(True, axis="y")

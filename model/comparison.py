@@ -41,6 +41,16 @@ def bound(noise: ArrayLike) -> float:
     return max(BAND, floor(noise))
 
 
+def choices(table: pl.DataFrame) -> int:
+    """How many choices of a method's parameters there are, or of the rates that forced its outcomes.
+
+    >>> import polars as pl
+    >>> choices(pl.DataFrame({"method": ["ppd", "ppd", "bild"], "settings": ["a", "b", "b"], "prompt": "x"}))
+    3
+    """
+    return table.select(name for name in ("method", "settings", "forced") if name in table.columns).n_unique()
+
+
 def by_method(table: pl.DataFrame) -> list[dict[str, Any]]:
     """Errors of each method: median, ninth decile and worst, beside the bound that noise allows; `held` where they keep it.
 
@@ -58,7 +68,7 @@ def by_method(table: pl.DataFrame) -> list[dict[str, Any]]:
         errors, noise = np.abs(own["error"].to_numpy()), own["noise"].to_numpy()
         allowed = bound(noise)
         rows.append({
-            "method": method, "runs": own.height, "settings": own["settings"].n_unique(), "median_error": float(np.median(errors)),
+            "method": method, "runs": own.height, "settings": choices(own), "median_error": float(np.median(errors)),
             "p90_error": float(np.quantile(errors, 0.9)), "worst_error": float(errors.max()),
             "bias": float(np.median(own["error"].to_numpy())), "noise": float(np.median(noise)), "bound": allowed,
             "held": bool(np.median(errors) <= allowed and np.quantile(errors, 0.9) <= 2 * allowed),

@@ -196,6 +196,13 @@ def test_the_worst_run_is_drawn_unless_another_is_asked_for() -> None:
         time_parts.draw(found, found.height)
 
 
+def test_passes_that_overlap_are_said_to() -> None:
+    found = table().with_row_index().filter(method="ppd")
+    assert "where they overlap the rest takes it back" in words(time_parts.draw(table(), found["index"][0]))
+    assert "overlap" not in words(time_parts.draw(table(), 0))
+    assert inside(time_parts.draw(table(), found["index"][0]))
+
+
 def test_the_steps_of_every_run_lead_to_what_was_measured() -> None:
     for row in table().iter_rows(named=True):
         more = sum(each.more for each in time_parts.steps(row))
