@@ -316,8 +316,7 @@ def compare(
 
         drawn = drawing.of_comparison(table, figures)
     if as_json:
-        for _, own, about in named:
-            print(compare_report.document(own, about))
+        print(compare_report.document(named))
         return
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(width=148, highlight=False)

@@ -259,7 +259,7 @@ def ranking(table: pl.DataFrame) -> tuple[int, int]:
             for other in range(one):
                 if abs(measured[one] - measured[other]) > 2 * max(noise[one], noise[other]):
                     pairs += 1
-                    right += (measured[one] > measured[other]) == (predicted[one] > predicted[other])
+                    right += int((measured[one] > measured[other]) == (predicted[one] > predicted[other]))
     return pairs, right
 
 

@@ -321,7 +321,7 @@ class _Process:
         try:
             self.seconds, self.counts = engine.known[kind]
         except KeyError:
-            self.seconds, self.counts = engine.known[kind] = engine.cost.forward(step), [0, 0, 0]
+            self.seconds, self.counts = engine.known[kind] = 0.0 if engine.by_position else engine.cost.forward(step), [0, 0, 0]
         if engine.by_position:
             self.seconds = engine.cost.forward(step)
         if unit is not None and unit != self.place:
