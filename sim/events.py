@@ -294,7 +294,7 @@ class _Process:
     seconds: float
     since: float
     layer_times: list[float]
-    # Where units slow each other down: what is left to do as if alone, since when, how slowly, and which reckoning of its end counts.
+    # Where units slow each other down: what is left to do as if alone, since when, how slowly, and which reckoning of it counts.
     left: float
     paced_at: float
     factor: float
