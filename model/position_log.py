@@ -152,8 +152,8 @@ class PositionLog:
 
         Along the target's text, which is not what that method writes: `model.decisions` says what follows.
         """
-        source = f"measured: {self.said['draft']['name']} along the text of {self.said['target']['name']}"
         columns = [self.column(name) for name in ("draft_confidence", "distance")]
+        source = f"measured: {self.said['draft']['name']} along the text of {self.said['target']['name']}"
         texts = zip(*columns, self.agreements(), strict=True)
         return [
             Decisions(np.minimum(sure.astype(np.float64), 1.0), np.maximum(far.astype(np.float64), 0.0), agrees, source)

@@ -374,6 +374,22 @@ def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: py
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
 
 
+@pytest.mark.parametrize("kind", ["thresholds", "replay"])
+def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.cli import app as sim
+
+    monkeypatch.chdir(tmp_path)
+    log = made()
+    position_log.save(PositionLog(log.table.select([*position_log.TARGET]), {**log.said, "draft": None}), "log.json")
+    method = 'name = "bild"\ndraft_layers = 2\nfallback_threshold = 0.5\nrollback_threshold = 2.0\n'
+    law = f'[outcomes]\nkind = "{kind}"\nlog = "log.json"\n[cost]\ncost_ratio = 0.2\n'
+    Path("s.toml").write_text(f'[scenario]\nname = "logged"\ntokens = 8\n[[method]]\nlayers = {LAYERS}\n{method}{law}')
+    result = CliRunner().invoke(sim, ["run", "s.toml", "--no-figures"])
+    assert result.exit_code == 2
+    assert "this log was made without a draft; make one with --draft" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
