@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,10 @@ def test_a_log_that_was_cut_off_or_is_no_log_is_refused(tmp_path: Path) -> None:
     refused("cannot be read as JSON", said[: len(said) // 2])
     refused("schema_version must be 1, got 99", json.dumps(json.loads(said) | {"schema_version": 99}))
     refused("part must be 'positions'.*got 'own'", json.dumps(json.loads(said) | {"part": "own"}))
+    refused("part must be 'positions'.*got 'own'", '{"schema_version": 1, "part": "own", "texts": []}')  # a log of calibrate decode
+    for content in (b"", b"XXXX" + table[4:-4] + b"XXXX", table[:500]):
+        own = json.dumps(json.loads(said) | {"sha256": hashlib.sha256(content).hexdigest()})
+        refused(r"log\.json: its table log\.parquet cannot be read as Parquet: .*; log it again", own, content)
     refused("not a decision log", "{}")
     path.with_suffix(".parquet").unlink()
     path.write_text(said)
@@ -246,6 +251,41 @@ def test_a_log_that_was_cut_off_or_is_no_log_is_refused(tmp_path: Path) -> None:
         position_log.load(path)
     with pytest.raises(ParameterError, match="unknown log 'famly'"):
         position_log.load("famly")
+
+
+def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
+    return pl.Series([[value] * layers] * (len(PROMPTS) * TOKENS), dtype=pl.Array(pl.Int32, layers))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("foo", pl.lit(1), "unknown column foo"),
+        ("accepted", pl.col("accepted").cast(pl.String), "column accepted must be whole numbers, none missing, got String"),
+        ("accepted", pl.lit(None, dtype=pl.Int32), "column accepted must be whole numbers, none missing"),
+        ("accepted", pl.lit(-1, dtype=pl.Int32), "column accepted must be at least 0, got -1"),
+        ("accepted", pl.lit(99, dtype=pl.Int32), "column accepted must be at most the tokens that are left"),
+        ("overlap", pl.lit(7.0), r"column overlap must be between 0 and 1, got 7\.0"),
+        ("overlap", pl.lit(float("nan")), "column overlap must be between 0 and 1, got nan"),
+        ("rank_common", pl.lit("x"), "column rank_common must be whole numbers, one for each layer"),
+        ("rank_common", _by_layer(0), "column rank_common must be at least 1, got 0"),
+        ("rank_trained", _by_layer(1, 3), "column rank_trained must be whole numbers, one for each layer"),
+        ("position", pl.col("position").reverse(), "rows must be in the order of texts"),
+        ("text", pl.col("text").reverse(), "rows must be in the order of texts"),
+    ],
+)
+def test_what_no_model_can_have_said_is_refused(column: str, value: Any, message: str) -> None:
+    log = made()
+    with pytest.raises(ParameterError, match=message):
+        PositionLog(log.table.with_columns(value.alias(column)), log.said)
+
+
+def test_a_log_says_what_its_columns_are_of() -> None:
+    log = made()
+    with pytest.raises(ParameterError, match="must say its draft, got none"):
+        PositionLog(log.table, {**log.said, "draft": None})
+    with pytest.raises(ParameterError, match="column rank_common must be whole numbers, one for each layer"):
+        PositionLog(log.table, {**log.said, "target": {"name": "target", "layers": LAYERS + 1}})
 
 
 def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> None:
