@@ -465,6 +465,12 @@ def test_nothing_is_written_over(tiny: Path, tmp_path: Path) -> None:
     assert (tmp_path / "own.json").read_text() == "{}"
 
 
+def test_a_log_that_cannot_be_written_is_known_before_anything_is_decoded(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = refused(*asked(tiny, "autoregressive", "--prompt", "a", "--log", str(tmp_path / "file" / "own.parquet")))
+    assert "file is no folder; choose another place with --log" in words
+
+
 # --- the Python twin ---
 
 

@@ -305,10 +305,39 @@ def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> Non
         logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
     with pytest.raises(ParameterError, match="parts of another log: seed differs"):
         logging.make(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
-    again, spent = logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
+    part = next(out.with_suffix(".parts").glob("*.parquet"))
+    content = part.read_bytes()
+    part.write_bytes(content[:100])
+    with pytest.raises(ParameterError, match=r"log\.parts/00000\.json: .*sha256.*; remove log\.parts/00000\.json, and --resume logs"):
+        logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
+    part.write_bytes(content)
+    tomorrow = said | {"date": "2026-01-02"}
+    again, spent = logging.make(out, tomorrow, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
+    assert again.said["date"] == "2026-01-02"
     assert again.table.equals(whole.table)
     assert spent.total > 0
     assert not out.with_suffix(".parts").exists()
+
+
+def test_what_cannot_end_well_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders, prompts = kin(), [*PROMPTS.values()]
+    monkeypatch.setattr(logging, "logged", lambda *_, **__: pytest.fail("texts were decoded"))
+
+    def refused(match: str, out: Path, tokens: int = TOKENS, **more: Any) -> None:
+        with pytest.raises(ParameterError, match=match):
+            logging.make(out, SAID, decoders["target"], prompts, tokens, **more)
+
+    refused(r"must fit the 96 positions of model llama target \(target\), got 5 and 600 tokens", tmp_path / "log.json", 600)
+    short = kin()["draft"]
+    short.longest = 9
+    refused(r"must fit the 9 positions of model draft \(draft\), got 5 and 12 tokens", tmp_path / "log.json", draft=short)
+    (tmp_path / "log.parquet").write_text("somebody's")
+    refused("out must be a new file, and log.parquet is there", tmp_path / "log.json")
+    refused("log.parquet is no folder; choose another place with -o", tmp_path / "log.parquet" / "a" / "log.json")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    refused("cannot be written to; choose another place with -o", tmp_path / "more" / "log.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.parquet"]
+    assert (tmp_path / "log.parquet").read_text() == "somebody's"
 
 
 def test_tables_of_rates_count_what_the_log_holds() -> None:

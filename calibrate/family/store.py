@@ -246,10 +246,19 @@ def log_of(folder: Path) -> dict[str, Any]:
     return said
 
 
-def refuse_existing(path: Path) -> None:
-    """Nothing that is there is written over."""
+def refuse_existing(path: Path, option: str = "-o") -> None:
+    """Nothing that is there is written over, and a place that cannot be written to is refused too."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ParameterError(f"{path} is there already; remove it, or choose another place with -o")
+        raise ParameterError(f"{path} is there already; remove it, or choose another place with {option}")
+    refuse_unwritable(path, option)
+
+
+def refuse_unwritable(path: Path, option: str = "-o") -> None:
+    """What could not be written in the end is known before hours of work."""
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written to" if folder.is_dir() else "is no folder"
+        raise ParameterError(f"{path} cannot be made, because {folder} {why}; choose another place with {option}")
 
 
 def refuse_other(path: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
