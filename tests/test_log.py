@@ -374,6 +374,7 @@ def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> N
     [
         (["log", "--target", "nowhere", "-o", "x.json"], "model must be a directory"),
         (["log", "--target", "target", "-o", "x.json", "--temperature", "2"], "temperature is of drawn texts"),
+        (["log", "--target", "target", "-o", "x.json", "--template", "squad"], "--template is used with --prompts alone"),
         (["rates", "nowhere.json"], "there is no such file"),
         (["rates", "famly"], "unknown log"),
         (["rates", "nowhere.json", "--candidates", "0"], "candidates must be"),
