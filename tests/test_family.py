@@ -388,7 +388,10 @@ BAD = {
     "inf": (lambda path: family.broken(path, "model.norm.weight", lambda value: value / 0), "32 of its 32 numbers are not"),
     "truncated": (_cut, "model tiny cannot be loaded from model.safetensors"),
     "lacking": (_lack, "lacks 1 tensors that its config.json asks for, such as model.layers.1.mlp.up_proj.weight"),
-    "sizes": (lambda path: family.config(path, hidden_size=64), r"must be of shape \(300, 64\), as its config.json asks for"),
+    "sizes": (
+        lambda path: family.config(path, hidden_size=64),
+        r"must be of shape \(300, 64\), as its config.json asks for",
+    ),
     "vocabulary": (
         lambda path: family.config(path, vocab_size=400),
         r"model.embed_tokens.weight of model tiny must be of shape \(400, 32\), as its config.json asks for, got \(300, 32\)",

@@ -308,7 +308,7 @@ def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> Non
     part = next(out.with_suffix(".parts").glob("*.parquet"))
     content = part.read_bytes()
     part.write_bytes(content[:100])
-    with pytest.raises(ParameterError, match=r"log\.parts/00000\.json: .*sha256.*; remove log\.parts/00000\.json, and --resume logs"):
+    with pytest.raises(ParameterError, match=r"log\.parts/00000\.json: .*sha256.*; remove log\.parts/00000\.json, and --resume"):
         logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
     part.write_bytes(content)
     tomorrow = said | {"date": "2026-01-02"}
