@@ -258,6 +258,14 @@ def test_an_end_token_is_one_of_the_models_tokens(tmp_path: Path) -> None:
     call("autoregressive", "--model", str(folder), "--prompt", "a", "--tokens", "2", "--device", "cpu")
 
 
+def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
+    folder = put(tmp_path, "target")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 0, "layer_types": []}))
+    words = refused("autoregressive", "--model", str(folder), "--prompt", "a")
+    assert "num_hidden_layers of model target must be between 1 and 10000, got 0" in words
+
+
 def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
     (text,) = said(tiny, "autoregressive", "--prompt", "", "--tokens", "8")["texts"]
     assert text["prompt_tokens"] == [1]  # bos of LLaMA

@@ -396,7 +396,7 @@ BAD = {
         lambda path: family.config(path, vocab_size=400),
         r"model.embed_tokens.weight of model tiny must be of shape \(400, 32\), as its config.json asks for, got \(300, 32\)",
     ),
-    "layers": (lambda path: family.config(path, num_hidden_layers="two"), "Validation error for field 'num_hidden_layers': .*'two'"),
+    "layers": (lambda path: family.config(path, num_hidden_layers="two"), "error for field 'num_hidden_layers': .*'two'"),
     "pickle": (_pickle, "only pytorch_model.bin, which are not read; only safetensors are loaded"),
     "no weights": (lambda path: (path / store.WEIGHTS).unlink(), "tiny has no model.safetensors; only safetensors"),
     "no config": (lambda path: (path / "config.json").unlink(), "tiny has no config.json"),
@@ -419,6 +419,13 @@ def test_broken_models_are_refused_in_one_line(case: str, copied: Path) -> None:
     with pytest.raises(ParameterError, match=message) as caught:
         store.load(copied)
     assert "\n" not in str(caught.value)
+
+
+def test_the_folder_that_one_is_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ParameterError, match=r"^here has no config\.json"):
+        store.load(".")
 
 
 def test_code_beside_a_known_model_is_not_run(copied: Path) -> None:

@@ -315,14 +315,15 @@ def _crossing(folder: Path, name: str) -> bool:
 
 
 def table(path: Path) -> dict[str, Any]:
+    folder = path.parent.resolve().name
     try:
         said = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise ParameterError(f"{path.parent.name} has no {path.name}; give a model in the format of transformers") from None
+        raise ParameterError(f"{folder} has no {path.name}; give a model in the format of transformers") from None
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path.name} of {path.parent.name} cannot be read as JSON: {line(error)}") from None
+        raise ParameterError(f"{path.name} of {folder} cannot be read as JSON: {line(error)}") from None
     if not isinstance(said, dict):
-        raise ParameterError(f"{path.name} of {path.parent.name} must be a table of keys, got {checks.shown(said)}")
+        raise ParameterError(f"{path.name} of {folder} must be a table of keys, got {checks.shown(said)}")
     return said
 
 
