@@ -97,8 +97,13 @@ def names() -> list[str]:
 
 
 def found(model: str) -> Path:
-    """Where a model is: a directory, the name of one of the family, or OWNER/NAME of the hub, which alone asks the network."""
+    """Where a model is: a directory, the name of one of the family (`family:target`, or `target`), or OWNER/NAME of the hub, which
+    alone asks the network.
+    """
     path = Path(model)
+    of_family, colon, name = model.partition(":")
+    if colon and of_family == "family":
+        return bundled(name)
     if model.strip() and path.is_dir():  # the path of no text is that of the folder that one is in
         return path
     if model in names():
