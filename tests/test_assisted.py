@@ -88,5 +88,6 @@ def test_mt5_writes_what_the_library_generates() -> None:
     asked = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     expected = tuple(full.generate(torch.tensor([[5, 6, 7]]), decoder_start_token_id=0, **asked)[0, 1:].tolist())
     assert len({*expected}) > 2
-    for method, settings in (("autoregressive", {}), ("ppd", {"exit_layer": 2, "candidates": 3}), ("early_exit", {"exit_layer": 4})):
+    exact = {"autoregressive": {}, "ppd": {"exit_layer": 2, "candidates": 3}, "early_exit": {"exit_layer": 4}}
+    for method, settings in exact.items():
         assert decoding.decode(method, {"target": decoder}, [0], 12, settings).tokens == expected
