@@ -69,7 +69,7 @@ def placed(device: str | None, threads: int | None) -> str:
     from model import checks
 
     if threads is not None:
-        checks.whole("threads", threads, 1)
+        checks.whole("threads", threads, 1, 4096)
     where = machine.chosen(device)
     if threads is not None:
         import torch

@@ -159,7 +159,7 @@ def _refuse_existing(log: Path | None) -> None:
     if log is not None:
         path = decision_log.json_of(log)
         for each in (path, path.with_suffix(".parquet")):
-                store.refuse_existing(each)
+            store.refuse_existing(each, "--log")
 
 
 _SIZES = ("layers", "vocabulary")

@@ -173,7 +173,8 @@ class Printer:
             self.line(line)
         versus = compared(results, self.layers)
         if versus is not None:
-            self.line(_versus(versus, self.sampled))
+            beams = max(each.decoding.settings.get("beams", 1) for each in results)
+            self.line(_versus(versus, self.sampled, beams))
         if not self.exact:
             self.line(f"{results[0].decoding.method} is lossy: the target alone need not have written this")
 
@@ -209,11 +210,13 @@ def _rate(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
 
 
-def _versus(versus: Mapping[str, Any], sampled: bool) -> str:
-    """Against plain decoding."""
+def _versus(versus: Mapping[str, Any], sampled: bool, beams: int = 1) -> str:
+    """Against plain decoding. Several beams look for a likelier text than the one whose every token is the likeliest."""
     pace = f"{versus['seconds']:.3f} s, {versus['tokens_per_s']:.1f} tok/s; speed-up {versus['speedup']:.3f} (measured)"
     if sampled and versus["same_texts"] < versus["texts"]:
         return f"plain decoding: texts are other draws; {pace}"
+    if beams > 1 and versus["same_texts"] < versus["texts"]:
+        return f"plain decoding writes another text than {beams} beams, as it may; {pace}"
     if versus["texts"] == 1:
         (place,) = versus["first_differences"]
         same = "the same text" if place is None else f"another text from token {place + 1} on"

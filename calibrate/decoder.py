@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from calibrate.rows import Rows, RowsMade
+from model import checks
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Decoder:
     def end(self) -> int | None:
         """The token that ends a text, if there is one."""
         found = getattr(self.full.generation_config, "eos_token_id", None)
-        return found[0] if isinstance(found, list) else found
+        return (found[0] if found else None) if isinstance(found, list) else found
 
     @property
     def start(self) -> int | None:
@@ -351,4 +352,7 @@ def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
     loaded = store.load(where, device, dtype, encoders=True)
     decoder = decoder_of(loaded.model, loaded.name)
     decoder.tokenizer, decoder.checksum = loaded.tokenizer, loaded.checksum
+    checks.whole(f"num_hidden_layers of model {decoder.name}", decoder.layers, 1, checks.MAX_LAYERS)
+    if decoder.end is not None:  # one that never comes would end no text, and nobody would know
+        checks.whole(f"eos_token_id of model {decoder.name}", decoder.end, 0, decoder.vocabulary - 1, "vocabulary-1")
     return decoder

@@ -125,8 +125,7 @@ def heads(
     where = placed(device, threads)
     path = store.found(model) / store.HEADS if out is None else out
     loaded = store.load(model, where)
-    read = _text(loaded, text)
-    read = read.cut(_QUICK_TEXT) if quick else read
+    read = _text(loaded, text, quick)
     said = {"settings": settings, **given, "layers": layers, "text": None if text is None else read.name}
     words = [f"--{key} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
     command = " ".join(["calibrate heads --model", loaded.name, *words])
@@ -177,8 +176,7 @@ def align(
     settings = work.Settings(**small | {key: value for key, value in given.items() if value is not None})
     where = placed(device, threads)
     large, little = store.load(target, where), store.load(draft, where)
-    read = _text(little, text)
-    read = read.cut(_QUICK_TEXT) if quick else read
+    read = _text(little, text, quick)
     said = given | {"text": None if text is None else read.name, "threads": threads}
     words = [f"--{key.replace('_', '-')} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
     command = " ".join([f"calibrate align --target {large.name} --draft {little.name} -o {out.name}", *words])
@@ -211,20 +209,23 @@ def _foretold(about: dict[str, Any]) -> Iterator[str]:
     yield f"the model's own loss: {about['held_out_loss']:.3f}"
 
 
-def _text(loaded: Loaded, text: Path | None) -> Corpus:
-    """The text given, or that which a model of the family was trained on."""
+def _text(loaded: Loaded, text: Path | None, quick: bool) -> Corpus:
+    """The text given, or that which a model of the family was trained on; a little of it where it is to be quick."""
     from calibrate.family import corpus, store
     from model.checks import ParameterError
 
     if text is not None:
-        return corpus.own(text)
+        return corpus.own(text).cut(_QUICK_TEXT) if quick else corpus.own(text)
     read = store.log_of(loaded.folder)["corpus"] if (loaded.folder / store.LOG).exists() else {"name": ""}
     if not read["name"].startswith(corpus.STANDARD):
         raise ParameterError(f"text must be given for model {loaded.name}, which did not read the standard library: --text FILE")
     found = corpus.standard_library()
-    if found.checksum != read["checksum"]:
+    little = found.cut(_QUICK_TEXT)
+    if read["checksum"] not in (found.checksum, little.checksum):
         print(f"note: model {loaded.name} was trained on other text than the library of Python {found.python}", file=sys.stderr)
-    return found
+    elif read["checksum"] == little.checksum and not quick:
+        print(f"note: model {loaded.name} was trained on a little of the text alone, with --quick", file=sys.stderr)
+    return little if quick else found
 
 
 def _sizes(role: str, layers: int | None, hidden: int | None, ffn: int | None) -> dict[str, Any]:

@@ -214,16 +214,15 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         row = middle_of(rounds) if mode == "interpreter" else quietest(rounds)
         interrupted += row.get("taken_anyway", 0) > 0
         count = row["repeats"]
-        layer = np.median(row["layers_us"], axis=0) / 1e6
+        layer = np.median(row["layers_us"], axis=0) / 1e6 if "sum_us" not in row else np.asarray(row["sum_us"]) / layers / 1e6
         head, embedding, whole = (np.asarray(row[key]) / 1e6 for key in _APART)
         table.append({"part": "layer", "busy": busy, "width": width, "context": context, "batch": batch} | _times(layer, count))
         heads.setdefault((busy, width * batch), []).append((head, count))
         embeddings.setdefault((busy, width * batch), []).append((embedding, count))
         over = float(whole[1] - layers * layer[1] - head[1] - embedding[1])
-        if "call_us" in row:
-            look = max(float(whole[1] - row["call_us"][1] / 1e6 - head[1]), 0.0)
-            looks.setdefault((busy, batch), []).append(look)
-            over -= look
+        if "rest_us" in row:
+            looks.setdefault((busy, batch), []).append(max(row["look_us"][1] / 1e6, 0.0))
+            over = row["rest_us"][1] / 1e6
         negative += over < 0
         rest.setdefault((busy, batch), []).append(max(over, 0.0))
         repeats[busy, batch] = repeats.get((busy, batch), 0) + count

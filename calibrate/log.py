@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate import decoding
 from calibrate.decoder import Decoder
+from calibrate.family import store
 from calibrate.interpreter import Luck, Sampling, drawn
 from model import checks, pairs
 from model.checks import ParameterError
@@ -66,10 +68,15 @@ def make(
 
     if out.suffix != ".json":
         raise ParameterError(f"out must end in .json, beside which the table comes to lie, got {out.name}")
-    if out.exists():
-        raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
+    for each in (out, out.with_suffix(".parquet")):
+        if each.exists():
+            raise ParameterError(f"out must be a new file, and {each.name} is there; give another, or remove it")
+    store.refuse_unwritable(out)
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     if not prompts or not all(prompts):
         raise ParameterError("prompts must be at least one, and each of at least one token")
+    for prompt in prompts:  # all of them before the first is decoded
+        decoding.check_text({"target": target, **({} if draft is None else {"draft": draft})}, prompt, tokens)
     folder = out.with_suffix(".parts")
     if folder.exists() and not resume:
         raise ParameterError(f"{folder.name} holds a log that was broken off; go on with --resume, or remove it")
@@ -78,12 +85,7 @@ def make(
     for index, numbers in enumerate(numbered):
         path = folder / f"{index:05}.json"
         if path.exists():
-            before, table = pairs.load(path, ("said",), "part of a decision log", _PART, "log it again")
-            told = json.loads(json.dumps(said))
-            if before["said"] != told:
-                differing = next(key for key in {**before["said"], **told} if before["said"].get(key) != told.get(key))
-                what = f"{folder.name} holds parts of another log"
-                raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
+            table = _kept(path, said)
         else:
             own = {number: prompts[number] for number in numbers}
             table = logged(target, own, tokens, draft=draft, sampling=sampling, seed=seed, spent=spent)
@@ -95,6 +97,22 @@ def make(
     save(log, out)
     shutil.rmtree(folder)
     return log, spent
+
+
+def _kept(path: Path, said: Mapping[str, Any]) -> pl.DataFrame:
+    """The rows of a part that was logged before, on whatever day, if it is of the same log."""
+    folder = path.parent.name
+    try:
+        before, table = pairs.load(path, ("said",), "part of a decision log", _PART, "log it again")
+        if not isinstance(before["said"], dict):
+            raise ParameterError(f"said must be a table of keys, got {checks.shown(before['said'])}")
+    except ParameterError as error:
+        raise ParameterError(f"{folder}/{path.name}: {error}; remove {folder}/{path.name}, and --resume logs it again") from None
+    then, told = before["said"], json.loads(json.dumps(said))
+    for key in {**then, **told}:
+        if key != "date" and then.get(key) != told.get(key):
+            raise ParameterError(f"{folder} holds parts of another log: {key} differs; remove it, or ask for the same")
+    return table
 
 
 def groups(prompts: Sequence[Sequence[int]], size: int = GROUP) -> list[list[int]]:

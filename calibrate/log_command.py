@@ -128,10 +128,13 @@ def prompted(
     """Prompts by name, as tokens: the last so many of each."""
     from calibrate import loading, prompts
     from model import checks
+    from model.checks import ParameterError
 
     checks.whole("limit", limit, 1)
     checks.whole("prompt_tokens", length, 1)
     if where is None:
+        if template is not None:
+            raise ParameterError("--template is used with --prompts alone; add that, or leave it out")
         found = prompts.held_out(length, limit, seed, tokenizer=target.tokenizer.backend_tokenizer)
     else:
         found = prompts.load(where, template=template, limit=limit, seed=seed)

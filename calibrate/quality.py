@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from calibrate import decoding
 from calibrate.decoder import Decoder
+from calibrate.family import store
 from model import methods, rates, transformer
 from model.account import Account
 from model.checks import ParameterError
@@ -149,6 +150,7 @@ def measure(
         raise ParameterError(f"out must end in {' or '.join(FORMATS)}, got {out.name}")
     if out.exists():
         raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
+    store.refuse_unwritable(out)
     if not prompts or not all(prompts):
         raise ParameterError("prompts must be at least one, and each of at least one token")
     check(method, models, prompts, tokens, settings)

@@ -285,7 +285,7 @@ def measure(model: adapter.Model, point: Point, effort: Effort, until: float) ->
     clean += sorted(disturbed, key=lambda each: each.whole)[:anyway]
     wholes = [each.whole for each in clean]
     parts = {key: [each.parts[key] for each in clean] for key in work.parts}
-    called = {"call_us": quartiles(parts["call", 0])} if ("call", 0) in parts else {}
+    called = _called(clean, parts) if ("call", 0) in parts else {}
     norm, head = parts.get(("norm", 0), [0.0] * len(clean)), parts["head", 0]
     return {
         "kind": "point", **asdict(point), "repeats": len(clean), "disturbed": len(disturbed) - anyway,
@@ -295,6 +295,18 @@ def measure(model: adapter.Model, point: Point, effort: Effort, until: float) ->
         "head_us": quartiles([one + other for one, other in zip(norm, head, strict=True)]),
         "embedding_us": quartiles(parts["embedding", 0]), **called, "seconds": round(time.monotonic() - begun, 3),
     }  # fmt: skip
+
+
+def _called(clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]]) -> dict[str, list[float]]:
+    """Of passes that mark their call: all layers together, what else it takes, and the look at the pass before, its head apart.
+
+    Each is a difference within a repeat, so what disturbed the repeat is in none of them twice.
+    """
+    layers = np.sum([times for (name, _), times in parts.items() if name == "layer"], axis=0)
+    call = np.asarray(parts["call", 0])
+    rest = call - layers - np.asarray(parts["embedding", 0])
+    look = np.asarray([each.marked for each in clean]) - call - np.asarray(parts["head", 0])
+    return {name: quartiles(list(values)) for name, values in (("sum_us", layers), ("rest_us", rest), ("look_us", look))}
 
 
 class _Repeat(NamedTuple):

@@ -38,10 +38,12 @@ def save(path: Path, said: Mapping[str, Any], table: pl.DataFrame) -> Path:
     return path
 
 
-def load(path: Path, keys: Collection[str], what: str, version: int, again: str) -> tuple[dict[str, Any], pl.DataFrame]:
+def load(
+    path: Path, keys: Collection[str], what: str, version: int, again: str, part: str | None = None
+) -> tuple[dict[str, Any], pl.DataFrame]:
     """What a JSON file says, with just these keys and this schema version, and the table beside it, if that is its own.
 
-    `what` is what messages call it, `again` what to do with one of another version.
+    `what` is what messages call it, `again` what to do with one of another version; `part` what it must say that it is part of.
     """
     import polars as pl
 
@@ -55,6 +57,8 @@ def load(path: Path, keys: Collection[str], what: str, version: int, again: str)
         raise ParameterError(f"it is not {what}: schema_version is missing")
     if said["schema_version"] != version:
         raise ParameterError(f"schema_version must be {version}, got {checks.shown(said['schema_version'])}; {again}")
+    if part is not None and "part" in said and said["part"] != part:  # before its keys, which are another part's
+        raise ParameterError(f"part must be {part!r}, got {checks.shown(said['part'])}: it is {what} of another kind")
     known = {*keys, "schema_version", "sha256"}
     for key in sorted(known ^ {*said}):
         raise ParameterError(f"{key} is missing" if key in known else f"unknown key {key}; {checks.nearest(key, known)}")
@@ -65,4 +69,7 @@ def load(path: Path, keys: Collection[str], what: str, version: int, again: str)
         raise ParameterError(f"its table {data.name} is not beside it") from None
     if hashlib.sha256(content).hexdigest() != said["sha256"]:
         raise ParameterError(f"its table {data.name} is not the one that it was written with (sha256); restore both")
-    return said, pl.read_parquet(content)
+    try:
+        return said, pl.read_parquet(content)
+    except pl.exceptions.PolarsError as error:  # whatever somebody has made of it, with a checksum that fits
+        raise ParameterError(f"its table {data.name} cannot be read as Parquet: {str(error).splitlines()[0]}; {again}") from None

@@ -7,7 +7,7 @@ cut in two pays it twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from model.checks import ParameterError
@@ -39,6 +39,9 @@ class PassCost:
         The hardware model of each role. What a profile lacks takes no time, and `missing` says so.
     busy
         Other units of the host that are at work meanwhile, all the time.
+    slower
+        How many times as long everything takes while so many other units of this run are at work, beginning with none; beyond the
+        last as the last.
     dispatch, dispatch_per_process, promotion
         Starting sub-processes, and taking over the state and the rows of one [s].
 
@@ -54,10 +57,10 @@ class PassCost:
     link = 0.0
 
     def __init__(
-        self, of: Mapping[str, Hardware], *, busy: int = 0, dispatch: float = 0.0, dispatch_per_process: float = 0.0,
-        promotion: float = 0.0,
+        self, of: Mapping[str, Hardware], *, busy: int = 0, slower: Sequence[float] = (1.0,), dispatch: float = 0.0,
+        dispatch_per_process: float = 0.0, promotion: float = 0.0,
     ) -> None:
-        self.of, self.busy = dict(of), busy
+        self.of, self.busy, self.slower = dict(of), busy, tuple(slower)
         self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
         self._known: dict[tuple[str, int, int, int, int], Parts] = {}
         self._rows: dict[tuple[str, int], float] = {}
@@ -134,6 +137,10 @@ class PassCost:
             found = hardware.part(key[1], 1) if isinstance(hardware, Measured) else None
             self._reads[key] = 0.0 if found is None else float(found.seconds)
         return self._reads[key]
+
+    def among(self, others: int) -> float:
+        """How many times as long everything takes beside so many other units at work."""
+        return self.slower[min(max(others, 0), len(self.slower) - 1)]
 
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit [s]."""

@@ -49,6 +49,11 @@ DRAFT: Mapping[str, str] = {
     "accepted": "tokens of a greedy draft that survive if it starts here",
 }  # fmt: skip
 BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
+WHOLE = ("text", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted")
+OPEN = (*WHOLE, "distance")
+"""Columns without an upper bound; all others are chances, or a cosine."""
+ROUNDED = 1e-3
+"""By how much a number may leave its bounds for rounding alone, in half precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +79,42 @@ class PositionLog:
         if present and len(present) < len(DRAFT):
             lacking = next(name for name in DRAFT if name not in present)
             raise ParameterError(f"a decision log with a draft must have column {lacking} too")
+        for name in self.table.columns:
+            if name not in {**TARGET, **DRAFT}:
+                raise ParameterError(f"unknown column {name} of a decision log; {checks.nearest(name, {**TARGET, **DRAFT})}")
         if not self.table.height:
             raise ParameterError("a decision log must have at least one row")
+        if present and not self.said.get("draft"):
+            raise ParameterError("a decision log with a draft must say its draft, got none; log it again")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        """Refuse columns of another type or shape than logs have, and values that no model can have said."""
+        said = self.said.get("target")
+        layers = said.get("layers") if isinstance(said, Mapping) else None
+        for name in self.table.columns:
+            column = self.table[name]
+            values = column.to_numpy() if not column.null_count() else np.array(None)
+            width = (layers or (values.shape[1:] or (0,))[0],) if name in BY_LAYER else ()
+            layers = width[0] if width else layers  # of all columns the same
+            kind = "iu" if name in WHOLE else "f"
+            if values.dtype.kind not in kind or values.shape != (column.len(), *width) or 0 in values.shape:
+                wanted = f"{'whole numbers' if name in WHOLE else 'numbers'}{', one for each layer' if width else ''}, none missing"
+                raise ParameterError(f"column {name} must be {wanted}, got {column.dtype}; log it again")
+            low, high = 1 if name == "rank_common" else -1 if name == "saturation" else 0, np.inf if name in OPEN else 1
+            # Chances are sums of rounded numbers. A draft's chance of 0 is a distance without bounds.
+            bad = np.isnan(values) | (values < low - ROUNDED) | (values > high + ROUNDED)
+            if bad.any():
+                bound = f"at least {low}" if name in OPEN else f"between {low} and {high}"
+                raise ParameterError(f"column {name} must be {bound}, got {values[bad][0]}; log it again")
+        text, position = self.table["text"].to_numpy(), self.table["position"].to_numpy()
+        places = np.concatenate([np.arange(count) for count in np.diff(self.starts)])
+        if (np.diff(text) < 0).any() or not np.array_equal(position, places):
+            raise ParameterError("rows must be in the order of texts, and of positions from 0 within each; log it again")
+        if self.drafted:
+            left = np.repeat(np.diff(self.starts), np.diff(self.starts)) - places
+            if (self.table["accepted"].to_numpy() > left).any():
+                raise ParameterError("column accepted must be at most the tokens that are left of the text; log it again")
 
     @cached_property
     def layers(self) -> int:
@@ -152,8 +191,8 @@ class PositionLog:
 
         Along the target's text, which is not what that method writes: `model.decisions` says what follows.
         """
-        source = f"measured: {self.said['draft']['name']} along the text of {self.said['target']['name']}"
         columns = [self.column(name) for name in ("draft_confidence", "distance")]
+        source = f"measured: {self.said['draft']['name']} along the text of {self.said['target']['name']}"
         texts = zip(*columns, self.agreements(), strict=True)
         return [
             Decisions(np.minimum(sure.astype(np.float64), 1.0), np.maximum(far.astype(np.float64), 0.0), agrees, source)
@@ -183,9 +222,7 @@ def load(where: str | Path) -> PositionLog:
     elif path.suffix != ".json":
         raise ParameterError(f"{checks.unknown('log', str(where), names())}; or give the path of a log's .json")
     try:
-        said, table = pairs.load(path, _KEYS, "a decision log", VERSION, "log it again")
-        if said["part"] != PART:
-            raise ParameterError(f"part must be {PART!r}, which goes along the target's own text, got {checks.shown(said['part'])}")
+        said, table = pairs.load(path, _KEYS, "a decision log", VERSION, "log it again", PART)
         return PositionLog(table, {name: said[name] for name in _SAID})
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None

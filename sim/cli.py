@@ -318,8 +318,7 @@ def compare(
         found = [limits.of_file(path, own, profile or []) for path, (_, own, _) in zip(runs, named, strict=True)]
         drawn = drawing.of_comparison(table, figures, limits.together([name for name, *_ in named], found))
     if as_json:
-        for _, own, about in named:
-            print(compare_report.document(own, about))
+        print(compare_report.document(named))
         return
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(width=148, highlight=False)

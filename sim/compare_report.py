@@ -93,14 +93,16 @@ def _percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def document(table: pl.DataFrame, about: dict[str, Any]) -> str:
+def document(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
     """The same for machines."""
-    pairs, right = comparison.ranking(table)
-    said = {
-        "about": about, "methods": comparison.by_method(table), "ranking": {"pairs": pairs, "right": right},
-        "runs": table.to_dicts(),
-    }  # fmt: skip
-    return json.dumps(said, indent=2)
+    files = []
+    for name, table, about in named:
+        pairs, right = comparison.ranking(table)
+        files.append({
+            "name": name, "about": about, "methods": comparison.by_method(table), "ranking": {"pairs": pairs, "right": right},
+            "runs": table.to_dicts(),
+        })  # fmt: skip
+    return json.dumps({"files": files}, indent=2)
 
 
 def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Iterator[str]:

@@ -84,6 +84,7 @@ class Cost(Protocol):
     """Whoever says what steps take: `model.latency.UnitCost`, or seconds of single passes (`model.pass_cost.PassCost`).
 
     A cost with `by_position` is asked for every pass, any other once for each kind of pass. With `reading` reads take time too.
+    With `among(others)` units slow each other down: all takes so many times as long while so many others are at work.
     """
 
     @property
@@ -150,6 +151,8 @@ class _Engine:
         self.dispatching = cache(cost.dispatching)
         self.by_position = getattr(cost, "by_position", False)
         self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
+        self.among: Callable[[int], float] | None = getattr(cost, "among", None)
+        self.sharing: list[_Process] = []  # the processes that slow each other down
         # Times of passes, or of their layers, by their kind: asked for often, few.
         # And how many there were, with the positions that they attended to and read, as in an account.
         self.known: dict[Kind, tuple[float, list[int]]] = {}
@@ -226,6 +229,16 @@ class _Engine:
             if not process.ended:
                 process.born()
 
+    def share(self) -> None:
+        """A unit was taken or given back: whatever is being done goes on at another pace."""
+        assert self.among is not None
+        now, factor = self.env.now, self.among(len(self.sharing) - 1)
+        for process in self.sharing:
+            process.left -= (now - process.paced_at) / process.factor
+            process.paced_at, process.factor = now, factor
+            process.turn += 1
+            Timeout(self.env, max(process.left, 0.0) * factor).callbacks.append(partial(process.due, process.turn))
+
     # --- links ---
 
     def send_out(self, subs: Sequence[_Process]) -> None:
@@ -281,6 +294,11 @@ class _Process:
     seconds: float
     since: float
     layer_times: list[float]
+    # Where units slow each other down: what is left to do as if alone, since when, how slowly, and which reckoning of it counts.
+    left: float
+    paced_at: float
+    factor: float
+    turn = 0
     counts: list[int]  # of passes of its kind
 
     def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
@@ -321,10 +339,9 @@ class _Process:
         try:
             self.seconds, self.counts = engine.known[kind]
         except KeyError:
-            self.seconds, self.counts = engine.known[kind] = engine.cost.forward(step), [0, 0, 0]
-        else:
-            if engine.by_position:
-                self.seconds = engine.cost.forward(step)
+            self.seconds, self.counts = engine.known[kind] = 0.0 if engine.by_position else engine.cost.forward(step), [0, 0, 0]
+        if engine.by_position:
+            self.seconds = engine.cost.forward(step)
         if unit is not None and unit != self.place:
             self._move(unit)
         else:
@@ -456,8 +473,17 @@ class _Process:
                 engine.known_layers[kind] = engine.cost.layer_times_of(step)
             self.layer_times = engine.known_layers[kind]
             self._tick()
+        elif engine.among is not None:
+            self.left, self.paced_at, self.factor = self.seconds, env.now, 1.0
+            engine.sharing.append(self)
+            engine.share()
         else:
             Timeout(env, self.seconds).callbacks.append(self._passed)
+
+    def due(self, turn: int, event: Event) -> None:
+        """What is being done would end now, if nobody has come or gone since that was reckoned."""
+        if turn == self.turn:
+            self._passed(event)
 
     def _tick(self, _: Event | None = None) -> None:
         """Start the next layer; the head belongs to the last."""
@@ -523,6 +549,10 @@ class _Process:
         if engine.record:
             self._record(fate, now)
         self.unit = -1
+        if engine.among is not None:
+            self.turn += 1
+            engine.sharing.remove(self)
+            engine.share()
         engine.holders[unit] = None
         engine.active -= 1
         if engine.waiting:

@@ -64,3 +64,30 @@ def test_some_rounds_accept_and_some_do_not() -> None:
     }
     assert {1, 2} <= lengths
     assert max(lengths) == 4
+
+
+def test_mt5_writes_what_the_library_generates() -> None:
+    """Its decoder is T5's. With more layers than its encoder the library itself cannot generate, so they are as many."""
+    import torch
+    import transformers
+
+    from calibrate import decoding
+    from calibrate.decoder import decoder_of
+
+    torch.manual_seed(2)
+    config = transformers.MT5Config(
+        vocab_size=29, d_model=16, d_ff=24, d_kv=4, num_layers=4, num_decoder_layers=4, num_heads=4, decoder_start_token_id=0
+    )
+    full = transformers.AutoModelForSeq2SeqLM.from_config(config).double().eval()
+    with torch.no_grad():
+        for parameter in full.parameters():
+            if parameter.ndim > 1:
+                parameter *= 5
+    decoder = decoder_of(full, "mt5")
+    decoder.read_source((5, 6, 7))
+    asked = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    expected = tuple(full.generate(torch.tensor([[5, 6, 7]]), decoder_start_token_id=0, **asked)[0, 1:].tolist())
+    assert len({*expected}) > 2
+    exact = {"autoregressive": {}, "ppd": {"exit_layer": 2, "candidates": 3}, "early_exit": {"exit_layer": 4}}
+    for method, settings in exact.items():
+        assert decoding.decode(method, {"target": decoder}, [0], 12, settings).tokens == expected

@@ -244,6 +244,28 @@ def test_a_text_ends_with_its_end_token(tiny: Path, tmp_path: Path) -> None:
     assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["texts"][0]["stop"] is None
 
 
+def test_an_end_token_is_one_of_the_models_tokens(tmp_path: Path) -> None:
+    for end, said in ((99999, "got 99999"), (-1, "got -1"), ("stop", "must be a whole number, got 'stop'")):
+        folder = put(tmp_path / str(end), "target")
+        path = folder / "generation_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": end}))
+        words = refused("autoregressive", "--model", str(folder), "--prompt", "a")
+        assert "eos_token_id of model target must be" in words
+        assert said in words
+    folder = put(tmp_path, "target")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": []}))
+    call("autoregressive", "--model", str(folder), "--prompt", "a", "--tokens", "2", "--device", "cpu")
+
+
+def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
+    folder = put(tmp_path, "target")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 0, "layer_types": []}))
+    words = refused("autoregressive", "--model", str(folder), "--prompt", "a")
+    assert "num_hidden_layers of model target must be between 1 and 10000, got 0" in words
+
+
 def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
     (text,) = said(tiny, "autoregressive", "--prompt", "", "--tokens", "8")["texts"]
     assert text["prompt_tokens"] == [1]  # bos of LLaMA
@@ -409,7 +431,8 @@ def refused(*arguments: str) -> str:
         ("autoregressive", ["--sample", "--set", "sampled=false"], "say opposite things"),
         ("autoregressive", ["--dtype", "float8"], "unknown dtype 'float8'"),
         ("autoregressive", ["--device", "tpu"], "unknown device 'tpu'"),
-        ("autoregressive", ["--threads", "0"], "threads must be at least 1, got 0"),
+        ("autoregressive", ["--threads", "0"], "threads must be between 1 and 4096, got 0"),
+        ("autoregressive", ["--threads", "99999999999999"], "threads must be between 1 and 4096, got 99999999999999"),
         ("autoregressive", ["--log", "own.csv"], "a log must be named FILE.parquet, got 'own.csv'"),
         ("autoregressive", ["--prompts", "texts.txt"], "one of --prompt TEXT and --prompts FILE must be given, got both"),
         ("autoregressive", ["--limit", "2"], "--limit is used with --prompts alone"),
@@ -431,6 +454,7 @@ def test_models_that_do_not_fit_a_method_are_refused(tiny: Path, tmp_path: Path)
     exits = ["bild", *target, *draft, *text, "--set", "exit_layer=2"]
     assert "--draft is not used by method bild" in refused(*exits)
     assert "model must be a directory, one of the family" in refused("autoregressive", "--model", "nowhere", *text)
+    assert "OWNER/NAME of the hub, and '' is none" in refused("autoregressive", "--model", "", *text)
     assert "one of --prompt TEXT and --prompts FILE must be given, got neither" in refused("autoregressive", *target)
     other = put(tmp_path, "draft", letters=[*LETTERS[1:26], "a", *LETTERS[26:]])
     arguments = ["speculative", *target, "--draft", str(other), *text, "--set", "draft_length=2"]
@@ -463,6 +487,12 @@ def test_nothing_is_written_over(tiny: Path, tmp_path: Path) -> None:
     arguments = asked(tiny, "autoregressive", "--prompt", "a", "--log", str(tmp_path / "own.parquet"))
     assert "own.json is there already; remove it" in refused(*arguments)
     assert (tmp_path / "own.json").read_text() == "{}"
+
+
+def test_a_log_that_cannot_be_written_is_known_before_anything_is_decoded(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = refused(*asked(tiny, "autoregressive", "--prompt", "a", "--log", str(tmp_path / "file" / "own.parquet")))
+    assert "file is no folder; choose another place with --log" in words
 
 
 # --- the Python twin ---

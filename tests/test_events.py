@@ -427,3 +427,70 @@ def test_without_a_record_there_are_no_intervals() -> None:
     recorded = decode(choice, [True], cost={"link": 0.5, "promotion": 1.0})
     assert (run.latency, run.busy) == (recorded.latency, recorded.busy)
     assert all(isinstance(row, Interval) for row in recorded.intervals)
+
+
+# --- Units that slow each other down ------------------------------------------------------------------------------------
+
+
+class Shared(UnitCost):
+    """Units of one host: each pass takes longer the more of them are at work."""
+
+    def among(self, others: int) -> float:
+        return 1.0 + 0.5 * others
+
+
+def test_passes_side_by_side_slow_each_other_down_while_they_overlap() -> None:
+    """Alone for 2, beside one other for the rest of the shorter one, alone again: by hand."""
+
+    def side() -> Steps:
+        yield Forward("target", (5,), 1, 0, 2)
+
+    def main() -> Steps:
+        yield Forward("target", (7,), 0, 0, 2)
+        subs = yield Fork((side(),), (1,))
+        yield Forward("target", (7,), 0, 2, 6)
+        yield Join(subs)
+        yield Commit("token", (1,))
+
+    run = play(main(), 2, Shared(6))
+    # From 2 on both go at two thirds of their pace: the side's 2 layers take 3, then the main process has 2 of 4 left, and goes on
+    # alone.
+    assert log(run) == [
+        (0, 0, 2, "forward", 0, 0, 2, "kept"),
+        (1, 2, 5, "forward", 1, 0, 2, "discarded"),
+        (0, 2, 7, "forward", 0, 2, 6, "kept"),
+    ]
+    assert run.latency == 7
+
+
+def test_a_pass_that_is_stopped_no_longer_slows_anything() -> None:
+    def side() -> Steps:
+        yield Forward("target", (5,), 1, 0, 4)
+
+    def main() -> Steps:
+        yield Forward("target", (7,), 0, 0, 4)
+        subs = yield Fork((side(),), (1,))
+        yield Forward("target", (7,), 0, 4, 6)  # takes 3 beside the other
+        yield Stop(subs)
+        yield Forward("target", (7,), 1, 0, 6)
+        yield Commit("token", (1,))
+
+    run = play(main(), 2, Shared(6))
+    assert [row[1:3] for row in log(run, unit=0)] == [(0, 4), (4, 7), (7, 13)]
+    assert [row[1:3] + row[7:] for row in log(run, unit=1)] == [(4, 7, "cancelled")]
+
+
+@pytest.mark.parametrize("matches", list(itertools.product([False, True], repeat=4)))
+def test_units_that_do_not_slow_each_other_down_are_as_before(matches: tuple[bool, ...]) -> None:
+    class Alone(UnitCost):
+        def among(self, others: int) -> float:
+            return 1.0
+
+    choice = Parameters(6, 4, 2, "eager")
+    alone, before = (
+        simulate(ppd.decode(choice, [0], 5), 5, Cluster(3), cost, World(1, 6, [*matches, False]), record=True)
+        for cost in (Alone(6), UnitCost(6))
+    )
+    assert alone.latency == before.latency
+    assert alone.busy == before.busy
+    assert log(alone) == log(before)

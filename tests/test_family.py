@@ -388,7 +388,15 @@ BAD = {
     "inf": (lambda path: family.broken(path, "model.norm.weight", lambda value: value / 0), "32 of its 32 numbers are not"),
     "truncated": (_cut, "model tiny cannot be loaded from model.safetensors"),
     "lacking": (_lack, "lacks 1 tensors that its config.json asks for, such as model.layers.1.mlp.up_proj.weight"),
-    "sizes": (lambda path: family.config(path, hidden_size=64), "model tiny cannot be loaded"),
+    "sizes": (
+        lambda path: family.config(path, hidden_size=64),
+        r"must be of shape \(300, 64\), as its config.json asks for",
+    ),
+    "vocabulary": (
+        lambda path: family.config(path, vocab_size=400),
+        r"model.embed_tokens.weight of model tiny must be of shape \(400, 32\), as its config.json asks for, got \(300, 32\)",
+    ),
+    "layers": (lambda path: family.config(path, num_hidden_layers="two"), "error for field 'num_hidden_layers': .*'two'"),
     "pickle": (_pickle, "only pytorch_model.bin, which are not read; only safetensors are loaded"),
     "no weights": (lambda path: (path / store.WEIGHTS).unlink(), "tiny has no model.safetensors; only safetensors"),
     "no config": (lambda path: (path / "config.json").unlink(), "tiny has no config.json"),
@@ -411,6 +419,13 @@ def test_broken_models_are_refused_in_one_line(case: str, copied: Path) -> None:
     with pytest.raises(ParameterError, match=message) as caught:
         store.load(copied)
     assert "\n" not in str(caught.value)
+
+
+def test_the_folder_that_one_is_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ParameterError, match=r"^here has no config\.json"):
+        store.load(".")
 
 
 def test_code_beside_a_known_model_is_not_run(copied: Path) -> None:
@@ -517,8 +532,8 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
         ("--role a --layers 0 --hidden 32 --ffn 32", "layers must be between 1"),
         ("--epochs nan", "epochs must be finite"),
         ("--batch 0", "batch must be at least 1, got 0"),
-        ("--seed -1", "seed must be at least 0, got -1"),
-        ("--threads 0", "threads must be at least 1, got 0"),
+        ("--seed -1", "seed must be between 0 and 9223372036854775807, got -1"),
+        ("--threads 0", "threads must be between 1 and 4096, got 0"),
         ("--device tpu", "unknown device 'tpu'"),
         ("--text no-such-text", "text must be a file or a folder, and there is none at no-such-text"),
         ("--quick --vocabulary 256", "vocabulary must be between 257 and 65536, got 256"),

@@ -48,7 +48,8 @@ def log(*, trained: bool = True, drafted: bool = True, sampling: Any = None) -> 
         "confidence": rng.random((count, LAYERS)), "saturation": rng.random((count, LAYERS)),
     }  # fmt: skip
     if drafted:
-        names = ("draft_token", "q_token", "p_token", "q_draft", "p_draft", "overlap", "draft_confidence", "distance")
+        columns["draft_token"] = np.zeros(count, int)
+        names = ("q_token", "p_token", "q_draft", "p_draft", "overlap", "draft_confidence", "distance")
         columns |= {name: rng.random(count) for name in names} | {"accepted": run[:, :TOKENS].ravel()}
     said = {"target": {"name": "large"}, "draft": {"name": "small"} if drafted else None, "sampling": sampling}
     return PositionLog(pl.DataFrame(columns), said)

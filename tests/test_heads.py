@@ -309,6 +309,7 @@ def test_heads_are_trained_by_a_command(folder: Path, tmp_path: Path) -> None:
         ("--labels texts", "unknown labels 'texts'; did you mean text?"),
         ("--layers 1,b", "layers must be whole numbers"),
         ("--rate -1", "rate must be at least 0, got -1"),
+        ("--seed 99999999999999999999", "seed must be between 0 and 9223372036854775807, got 99999999999999999999"),
         ("--batch 0", "batch must be at least 1"),
         ("--text no-such", "text must be a file or a folder"),
         ("--settings paper --batch 4096", "a text must have at least batch*length+1=131073 tokens"),
@@ -326,6 +327,29 @@ def test_heads_refuses_and_leaves_nothing(words: str, message: str, folder: Path
 def test_text_must_be_given_for_a_model_that_did_not_read_ours(loaded: Loaded, tmp_path: Path) -> None:
     other = _other("gpt2", GPT2, loaded, tmp_path / "gpt2")
     assert "text must be given for model gpt2" in family.told("heads", "--model", str(other), "--device", "cpu")
+
+
+def test_a_model_that_read_a_little_of_the_library_is_no_stranger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from types import SimpleNamespace
+
+    from calibrate import family_commands
+    from calibrate.family import corpus
+
+    library = corpus.standard_library()
+    little = library.cut(family_commands._QUICK_TEXT)
+    (tmp_path / store.LOG).write_text("{}")
+    loaded: Any = SimpleNamespace(name="mine", folder=tmp_path)
+
+    def noted(checksum: str, quick: bool) -> str:
+        monkeypatch.setattr(store, "log_of", lambda _: {"corpus": {"name": library.name, "checksum": checksum}})
+        assert family_commands._text(loaded, None, quick).checksum == (little if quick else library).checksum
+        return capsys.readouterr().err
+
+    assert noted(little.checksum, True) == noted(library.checksum, True) == noted(library.checksum, False) == ""
+    assert "mine was trained on a little of the text alone" in noted(little.checksum, False)
+    assert "mine was trained on other text than the library" in noted("of another Python", True)
 
 
 def test_a_model_that_is_not_there_is_refused_by_every_command(tmp_path: Path) -> None:

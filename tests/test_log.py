@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,10 @@ def test_a_log_that_was_cut_off_or_is_no_log_is_refused(tmp_path: Path) -> None:
     refused("cannot be read as JSON", said[: len(said) // 2])
     refused("schema_version must be 1, got 99", json.dumps(json.loads(said) | {"schema_version": 99}))
     refused("part must be 'positions'.*got 'own'", json.dumps(json.loads(said) | {"part": "own"}))
+    refused("part must be 'positions'.*got 'own'", '{"schema_version": 1, "part": "own", "texts": []}')  # a log of calibrate decode
+    for content in (b"", b"XXXX" + table[4:-4] + b"XXXX", table[:500]):
+        own = json.dumps(json.loads(said) | {"sha256": hashlib.sha256(content).hexdigest()})
+        refused(r"log\.json: its table log\.parquet cannot be read as Parquet: .*; log it again", own, content)
     refused("not a decision log", "{}")
     path.with_suffix(".parquet").unlink()
     path.write_text(said)
@@ -246,6 +251,41 @@ def test_a_log_that_was_cut_off_or_is_no_log_is_refused(tmp_path: Path) -> None:
         position_log.load(path)
     with pytest.raises(ParameterError, match="unknown log 'famly'"):
         position_log.load("famly")
+
+
+def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
+    return pl.Series([[value] * layers] * (len(PROMPTS) * TOKENS), dtype=pl.Array(pl.Int32, layers))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("foo", pl.lit(1), "unknown column foo"),
+        ("accepted", pl.col("accepted").cast(pl.String), "column accepted must be whole numbers, none missing, got String"),
+        ("accepted", pl.lit(None, dtype=pl.Int32), "column accepted must be whole numbers, none missing"),
+        ("accepted", pl.lit(-1, dtype=pl.Int32), "column accepted must be at least 0, got -1"),
+        ("accepted", pl.lit(99, dtype=pl.Int32), "column accepted must be at most the tokens that are left"),
+        ("overlap", pl.lit(7.0), r"column overlap must be between 0 and 1, got 7\.0"),
+        ("overlap", pl.lit(float("nan")), "column overlap must be between 0 and 1, got nan"),
+        ("rank_common", pl.lit("x"), "column rank_common must be whole numbers, one for each layer"),
+        ("rank_common", _by_layer(0), "column rank_common must be at least 1, got 0"),
+        ("rank_trained", _by_layer(1, 3), "column rank_trained must be whole numbers, one for each layer"),
+        ("position", pl.col("position").reverse(), "rows must be in the order of texts"),
+        ("text", pl.col("text").reverse(), "rows must be in the order of texts"),
+    ],
+)
+def test_what_no_model_can_have_said_is_refused(column: str, value: Any, message: str) -> None:
+    log = made()
+    with pytest.raises(ParameterError, match=message):
+        PositionLog(log.table.with_columns(value.alias(column)), log.said)
+
+
+def test_a_log_says_what_its_columns_are_of() -> None:
+    log = made()
+    with pytest.raises(ParameterError, match="must say its draft, got none"):
+        PositionLog(log.table, {**log.said, "draft": None})
+    with pytest.raises(ParameterError, match="column rank_common must be whole numbers, one for each layer"):
+        PositionLog(log.table, {**log.said, "target": {"name": "target", "layers": LAYERS + 1}})
 
 
 def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> None:
@@ -265,10 +305,39 @@ def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> Non
         logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
     with pytest.raises(ParameterError, match="parts of another log: seed differs"):
         logging.make(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
-    again, spent = logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
+    part = next(out.with_suffix(".parts").glob("*.parquet"))
+    content = part.read_bytes()
+    part.write_bytes(content[:100])
+    with pytest.raises(ParameterError, match=r"log\.parts/00000\.json: .*sha256.*; remove log\.parts/00000\.json, and --resume"):
+        logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
+    part.write_bytes(content)
+    tomorrow = said | {"date": "2026-01-02"}
+    again, spent = logging.make(out, tomorrow, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
+    assert again.said["date"] == "2026-01-02"
     assert again.table.equals(whole.table)
     assert spent.total > 0
     assert not out.with_suffix(".parts").exists()
+
+
+def test_what_cannot_end_well_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders, prompts = kin(), [*PROMPTS.values()]
+    monkeypatch.setattr(logging, "logged", lambda *_, **__: pytest.fail("texts were decoded"))
+
+    def refused(match: str, out: Path, tokens: int = TOKENS, **more: Any) -> None:
+        with pytest.raises(ParameterError, match=match):
+            logging.make(out, SAID, decoders["target"], prompts, tokens, **more)
+
+    refused(r"must fit the 96 positions of model llama target \(target\), got 5 and 600 tokens", tmp_path / "log.json", 600)
+    short = kin()["draft"]
+    short.longest = 9
+    refused(r"must fit the 9 positions of model draft \(draft\), got 5 and 12 tokens", tmp_path / "log.json", draft=short)
+    (tmp_path / "log.parquet").write_text("somebody's")
+    refused("out must be a new file, and log.parquet is there", tmp_path / "log.json")
+    refused("log.parquet is no folder; choose another place with -o", tmp_path / "log.parquet" / "a" / "log.json")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    refused("cannot be written to; choose another place with -o", tmp_path / "more" / "log.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.parquet"]
+    assert (tmp_path / "log.parquet").read_text() == "somebody's"
 
 
 def test_tables_of_rates_count_what_the_log_holds() -> None:
@@ -305,6 +374,7 @@ def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> N
     [
         (["log", "--target", "nowhere", "-o", "x.json"], "model must be a directory"),
         (["log", "--target", "target", "-o", "x.json", "--temperature", "2"], "temperature is of drawn texts"),
+        (["log", "--target", "target", "-o", "x.json", "--template", "squad"], "--template is used with --prompts alone"),
         (["rates", "nowhere.json"], "there is no such file"),
         (["rates", "famly"], "unknown log"),
         (["rates", "nowhere.json", "--candidates", "0"], "candidates must be"),
@@ -372,6 +442,22 @@ def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: py
     assert found.source == "measured: 6 of 6 texts of log.json"
     drafts = acceptances.Replay(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
+
+
+@pytest.mark.parametrize("kind", ["thresholds", "replay"])
+def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.cli import app as sim
+
+    monkeypatch.chdir(tmp_path)
+    log = made()
+    position_log.save(PositionLog(log.table.select([*position_log.TARGET]), {**log.said, "draft": None}), "log.json")
+    method = 'name = "bild"\ndraft_layers = 2\nfallback_threshold = 0.5\nrollback_threshold = 2.0\n'
+    law = f'[outcomes]\nkind = "{kind}"\nlog = "log.json"\n[cost]\ncost_ratio = 0.2\n'
+    Path("s.toml").write_text(f'[scenario]\nname = "logged"\ntokens = 8\n[[method]]\nlayers = {LAYERS}\n{method}{law}')
+    result = CliRunner().invoke(sim, ["run", "s.toml", "--no-figures"])
+    assert result.exit_code == 2
+    assert "this log was made without a draft; make one with --draft" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,14 @@ def names() -> list[str]:
 
 
 def found(model: str) -> Path:
-    """Where a model is: a directory, the name of one of the family, or OWNER/NAME of the hub, which alone asks the network."""
+    """Where a model is: a directory, the name of one of the family (`family:target`, or `target`), or OWNER/NAME of the hub, which
+    alone asks the network.
+    """
     path = Path(model)
-    if path.is_dir():
+    of_family, colon, name = model.partition(":")
+    if colon and of_family == "family":
+        return bundled(name)
+    if model.strip() and path.is_dir():  # the path of no text is that of the folder that one is in
         return path
     if model in names():
         return bundled(model)
@@ -162,14 +167,19 @@ def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, enco
     with quiet():
         try:
             built, said = kind.from_pretrained(
-                folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, **ours
-            )
+                folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
+                **ours,
+            )  # fmt: skip
         except Exception as error:  # a truncated file, sizes that do not fit, a type of model that has no output
             names_of = ", ".join(path.name for path in files)
             raise ParameterError(f"model {name} cannot be loaded from {names_of}: {line(error)}; fetch or make it again") from None
         if said["missing_keys"]:
             lacks = sorted(said["missing_keys"])
             raise ParameterError(f"model {name} lacks {len(lacks)} tensors that its config.json asks for, such as {lacks[0]}")
+        if said["mismatched_keys"]:  # the library's own error says nothing but that there are some
+            tensor, there, asked = min(said["mismatched_keys"])
+            bound = f"{tensor} of model {name} must be of shape {tuple(asked)}, as its config.json asks for, got {tuple(there)}"
+            raise ParameterError(f"{bound}; fetch or make it again")
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **ours)
         except Exception as error:  # none there, or one that needs code of its own
@@ -246,10 +256,19 @@ def log_of(folder: Path) -> dict[str, Any]:
     return said
 
 
-def refuse_existing(path: Path) -> None:
-    """Nothing that is there is written over."""
+def refuse_existing(path: Path, option: str = "-o") -> None:
+    """Nothing that is there is written over, and a place that cannot be written to is refused too."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ParameterError(f"{path} is there already; remove it, or choose another place with -o")
+        raise ParameterError(f"{path} is there already; remove it, or choose another place with {option}")
+    refuse_unwritable(path, option)
+
+
+def refuse_unwritable(path: Path, option: str = "-o") -> None:
+    """What could not be written in the end is known before hours of work."""
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written to" if folder.is_dir() else "is no folder"
+        raise ParameterError(f"{path} cannot be made, because {folder} {why}; choose another place with {option}")
 
 
 def refuse_other(path: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
@@ -301,20 +320,26 @@ def _crossing(folder: Path, name: str) -> bool:
 
 
 def table(path: Path) -> dict[str, Any]:
+    folder = path.parent.resolve().name
     try:
         said = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise ParameterError(f"{path.parent.name} has no {path.name}; give a model in the format of transformers") from None
+        raise ParameterError(f"{folder} has no {path.name}; give a model in the format of transformers") from None
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path.name} of {path.parent.name} cannot be read as JSON: {line(error)}") from None
+        raise ParameterError(f"{path.name} of {folder} cannot be read as JSON: {line(error)}") from None
     if not isinstance(said, dict):
-        raise ParameterError(f"{path.name} of {path.parent.name} must be a table of keys, got {checks.shown(said)}")
+        raise ParameterError(f"{path.name} of {folder} must be a table of keys, got {checks.shown(said)}")
     return said
 
 
 def line(error: Exception) -> str:
-    """The first line that an error says, without the full stop."""
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line that an error says, without the full stop; the next one too where it ends with a colon.
+
+    >>> line(ValueError("Validation error for field 'layers':\\n    TypeError: got 'two'.\\nMore")), line(ValueError())
+    ("Validation error for field 'layers': TypeError: got 'two'", 'ValueError')
+    """
+    said = [each.strip() for each in str(error).splitlines() if each.strip()] or [type(error).__name__]
+    return " ".join(said[: 2 if said[0].endswith(":") else 1]).rstrip(".,")
 
 
 @contextlib.contextmanager

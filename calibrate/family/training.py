@@ -83,7 +83,7 @@ class Recipe:
         checks.number("rate", self.rate, 0)
         checks.whole("warm_up", self.warm_up, 0)
         checks.number("weight_decay", self.weight_decay, 0)
-        checks.whole("seed", self.seed, 0)
+        checks.whole("seed", self.seed, 0, 2**63 - 1)  # what torch's and numpy's generators take
 
     def steps(self, tokens: int) -> int:
         """Updates of the weights, for a text of so many tokens."""

@@ -1,0 +1,278 @@
+"""Predicted against measured: what a prediction is made of, and what it must not know."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from typer.testing import CliRunner
+
+from model import decision_log, profile, runs
+from model.checks import ParameterError
+from model.decoding import Decoding
+from model.hardware import Uniform
+from model.latency import UnitCost
+from model.measured import Measured
+from model.pass_cost import PassCost
+from model.profile import Profile, Source, table_of
+from model.replay import Replayed, parameters_of, steps_of
+from model.runs import Runs
+from model.transformer import Shape, from_config
+from sim import compare
+from sim.cli import app
+from sim.cluster import Cluster
+from sim.events import simulate
+from tests import real_models
+from tests.real_models import DEPTHS
+from tests.test_replay import CHOICES, lengths, prompts, record, seeds
+from tests.test_running import measured
+
+LAYERS = DEPTHS["target"]
+SECONDS = 2.0**-10
+"""Of a layer: layer-times in it are then exact numbers."""
+FACTS = {"name": "a processor", "threads": 1, "cores": 2, "python": "3", "torch": "2", "transformers": "5"}
+
+
+def shape_of(role: str) -> Shape:
+    return from_config(real_models.config("llama", DEPTHS[role]).to_dict(), "float32")
+
+
+# --- what a prediction is made of ---
+
+
+@given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_uniform_seconds_are_the_papers_units(
+    choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int
+) -> None:
+    """Where every layer of every model takes one time and nothing else takes any, passes priced one by one are the unit cost."""
+    name, table = choice
+    found = record("llama", name, table, prompt, tokens, seed=seed)
+    shape = shape_of("target")
+    making = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
+    ratios = {key: DEPTHS[role] / LAYERS for key, role in (("cost_ratio", "draft"), ("medium_cost_ratio", "medium"))}
+    units = UnitCost(LAYERS, propagation=making, **ratios)
+    seconds = PassCost({role: Uniform(shape_of(role), SECONDS) for role in DEPTHS})
+    count = parameters_of(found).units
+    in_layers = simulate(steps_of(found), len(found.tokens), Cluster(count), units, Replayed(found.reads))
+    predicted = compare.predict(found, seconds, count)
+    assert predicted.total == pytest.approx(in_layers.latency * SECONDS, rel=1e-12)
+    commits = [time * SECONDS for time, *_ in in_layers.commits]
+    assert [time for time, *_ in predicted.run.commits] == pytest.approx(commits, rel=1e-12)
+    assert predicted.run.account.passes_by_kind == in_layers.account.passes_by_kind
+
+
+TIMES = {
+    "head": 3e-4, "embedding": 1e-4, "step": 2e-4, "look": 5e-5, "next": 1e-5, "top": 4e-5, "confidence": 7e-5, "distance": 6e-5,
+    "saturation": 3e-5, "rows": 2e-4,
+}  # fmt: skip
+AXES = {"head": "positions", "embedding": "tokens", "step": "batch", "look": "batch", "rows": "tokens"}
+
+
+def profile_of(role: str, layer: float = 1e-3, **more: Any) -> Profile:
+    """A layer takes its time and a tenth more for each further token, a hundredth more for each cached position."""
+    rows: list[dict[str, Any]] = []
+    for width, context in itertools.product(range(1, 13), range(40)):
+        seconds = layer * (1 + 0.1 * (width - 1) + 0.01 * context)
+        rows.append({"part": "layer", "width": width, "context": context, "batch": 1, "time_s": seconds})
+    for (part, seconds), size in itertools.product(TIMES.items(), (1, 64)):
+        rows.append({"part": part, AXES.get(part, "positions"): size, "time_s": seconds})
+    table = table_of([{"busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 9, **row} for row in rows])
+    said = dataclasses.asdict(shape_of(role))
+    given = {
+        "name": f"made-{role}", "device": "cpu", "model": role, "dtype": "float32", "engine": "made up", "mode": "eager",
+        "kind": "model", "provenance": "measured", "date": "2026-01-01", "bandwidth": 1e12, "rate": 1e15, "cache_bytes": 1e9,
+        "table": table, "sources": (Source("made up", "here"),), "shape": said, "facts": FACTS,
+    } | more  # fmt: skip
+    return Profile(**given)
+
+
+def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
+    """One unit: what its passes and its reads take, added up from the log."""
+    total, looked = 0.0, None
+    for each in found.reads:
+        new = (each.role, each.at, each.tail, each.layer) != looked
+        if each.kind == "next" and new:
+            looked = each.role, each.at, each.tail, each.layer
+        total += TIMES["look" if each.kind == "next" and new else each.kind] if each.kind in TIMES else 0.0
+    for (role, width, first, last, heads, gaps, rows_only, _), (count, attended, _) in found.account.passes_by_kind.items():
+        layers = last - first - sum(stop - start for start, stop in gaps)
+        positions = attended / width - (width + 1) / 2 * count  # cached before the passes of this kind, together
+        each_layer = 1e-3 * (count * (1 + 0.1 * (width - 1)) + 0.01 * positions) if not rows_only else TIMES["rows"] * count
+        assert role in profiles
+        if first < last:  # else it is a head alone, of what is there already
+            total += layers * each_layer + count * (TIMES["step"] + (TIMES["embedding"] if not first else 0.0))
+        total += count * TIMES["head"] if heads else 0.0
+    return total
+
+
+@pytest.mark.parametrize(("name", "table"), [
+    ("autoregressive", {}), ("speculative", {"draft_length": 3}), ("bild", {"fallback_threshold": 0.1, "rollback_threshold": 3.0}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 4, "prompt": 1, "sequence": 20}), ("early_exit", {"threshold": 0.1}),
+    ("early_exit", {"threshold": 0.9, "measure": "state", "fill": "propagate"}),
+])  # fmt: skip
+def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[str, Any]) -> None:
+    found = record("llama", name, table, [1, 2, 3], 10, seed=2)
+    profiles = {role: profile_of(role) for role in ("target", "draft")}
+    predicted = compare.predict(found, PassCost({role: Measured(each) for role, each in profiles.items()}))
+    assert predicted.total == pytest.approx(by_hand(found, profiles), rel=1e-6)
+    assert sum(predicted.parts.values()) == pytest.approx(predicted.total, rel=1e-9)
+    assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
+
+
+def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
+    from model.steps import Forward
+
+    cost = PassCost({"target": Measured(profile_of("target"))})
+    whole = cost.forward(Forward("target", (7,), 5, 0, 5, heads=1))
+    pieces = [cost.forward(Forward("target", (7,), 5, *span)) for span in ((0, 2), (2, 4))]
+    last = cost.forward(Forward("target", (7,), 5, 4, 5, heads=1))
+    assert sum(pieces) + last == pytest.approx(whole + 2 * TIMES["step"])
+
+
+# --- what it must not know ---
+
+
+@lru_cache(maxsize=1)
+def some_runs() -> tuple[Runs, dict[str, Profile]]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = measured(Path(folder))
+    about = dict(found.about) | {
+        "machine": {name: FACTS[name] for name in ("name", "threads", "cores")}, "dtype": "float32",
+        "versions": {name: FACTS[name] for name in ("python", "torch", "transformers")},
+        "shapes": {role: json.loads(json.dumps(dataclasses.asdict(shape_of(role)))) for role in ("target", "draft")},
+    }  # fmt: skip
+    return Runs(found.log, found.table, about), {role: profile_of(role) for role in ("target", "draft")}
+
+
+TIMED = ("seconds", "commit_s", "pass_s", "read_s")
+
+
+def test_nothing_that_was_measured_goes_into_a_prediction() -> None:
+    """Scrambled and stretched times leave every predicted number as it was; the errors are others."""
+    found, profiles = some_runs()
+    before = compare.compare(found, profiles)
+    order = np.random.default_rng(3).permutation(found.table.height)
+    scrambled = found.table.with_columns(*[
+        pl.Series(name, [found.table[name][int(place)] for place in order], dtype=found.table[name].dtype) * 3.7 for name in TIMED
+    ])  # fmt: skip
+    decodings = tuple(dataclasses.replace(each, seconds=9.0) for each in found.log.decodings)
+    log = dataclasses.replace(found.log, decodings=decodings)
+    after = compare.compare(Runs(log, scrambled, found.about), profiles)
+    predicted = [name for name in before.columns if name.startswith("predicted")]
+    assert len(predicted) == 7
+    assert before.select(predicted).equals(after.select(predicted))
+    assert not np.isclose(before["error"].to_numpy(), after["error"].to_numpy()).any()
+
+
+def test_the_profile_and_the_reads_do_go_into_it() -> None:
+    found, profiles = some_runs()
+    before = compare.compare(found, profiles)["predicted_s"].to_numpy()
+    slower = compare.compare(found, profiles | {"target": profile_of("target", 2e-3)})["predicted_s"].to_numpy()
+    assert (slower > before).all()
+
+
+# --- mismatches ---
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"facts": FACTS | {"name": "another"}}, "name of the machine must be 'a processor'"),
+    ({"facts": FACTS | {"threads": 8}}, "threads of the machine must be 1"),
+    ({"facts": FACTS | {"torch": "3"}}, "torch must be 2"),
+    ({"dtype": "float64"}, "dtype must be float32"),
+    ({"shape": dataclasses.asdict(shape_of("medium"))}, "layers of the target must be 5"),
+])  # fmt: skip
+def test_profiles_of_something_else_are_refused_or_marked(more: dict[str, Any], said: str) -> None:
+    found, profiles = some_runs()
+    assert set(compare.compare(found, profiles)["mismatch"]) == {""}
+    wrong = profiles | {"target": profile_of("target", **more)}
+    with pytest.raises(ParameterError, match=said):
+        compare.compare(found, wrong)
+    if "shape" in more:
+        return  # its layers are too few to go on with
+    table = compare.compare(found, wrong, allow_mismatch=True)
+    assert all(said in each for each in table["mismatch"])
+
+
+def test_every_model_needs_its_profile() -> None:
+    found, profiles = some_runs()
+    with pytest.raises(ParameterError, match="profile of the draft is required"):
+        compare.compare(found, {"target": profiles["target"]})
+    with pytest.raises(ParameterError, match="given for the medium, which the runs have not"):
+        compare.compare(found, profiles | {"medium": profile_of("medium")})
+
+
+# --- the command line ---
+
+
+def written(folder: Path, **more: Any) -> Path:
+    """Runs with profiles beside them, as `calibrate run --plan` leaves them."""
+    found, _ = some_runs()
+    about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}} | more
+    for role in ("target", "draft"):
+        profile.save(profile_of(role), folder)
+    return runs.save(Runs(found.log, found.table, about), folder / "own.json")
+
+
+def invoke(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+
+def test_the_command_line_compares_writes_and_keeps_a_page(tmp_path: Path) -> None:
+    path, page = written(tmp_path), tmp_path / "PAGE.md"
+    page.write_text("# Before\n\nwhat others say\n")
+    result = invoke(path, "-o", tmp_path / "errors.csv", "--page", page)
+    assert result.exit_code == 0, result.output
+    assert "speculative" in result.output
+    assert pl.read_csv(tmp_path / "errors.csv").height == 4
+    text = page.read_text()
+    assert text.startswith("# Before\n\nwhat others say\n")
+    assert "## Predicted against real" in text
+    assert invoke(path, "--page", page, "--check").exit_code == 0
+    page.write_text(text.replace("speculative", "speculativ"))
+    assert invoke(path, "--page", page, "--check").exit_code == 1
+    assert invoke(path, "--page", page).exit_code == 0
+    assert page.read_text() == text
+    (said,) = json.loads(invoke(path, "--json").stdout)["files"]
+    assert [each["method"] for each in said["methods"]] == ["speculative"]
+    assert len(said["runs"]) == 4
+
+
+@pytest.mark.parametrize(("change", "arguments", "said"), [
+    ({"profiles": {}}, [], "profile is required"),
+    ({"dtype": "float64"}, [], "dtype must be float64"),
+    ({}, ["--check"], "--check is used with --page"),
+    ({}, ["--profile", "small=x"], "unknown role"),
+    ({}, ["--profile", "target=no-such"], "no-such"),
+    ({}, ["-o", "errors.txt"], "out must end in"),
+])  # fmt: skip
+def test_mistakes_are_one_line(change: dict[str, Any], arguments: list[str], said: str, tmp_path: Path) -> None:
+    result = invoke(written(tmp_path, **change), *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_runs_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    result = invoke(path)
+    assert result.exit_code == 2
+    assert "JSON" in result.output
+
+
+def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+    decision_log.save(found.log, tmp_path / "log.json")
+    result = invoke(tmp_path / "log.json")
+    assert result.exit_code == 2
+    assert "error:" in result.output

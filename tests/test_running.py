@@ -1,0 +1,298 @@
+"""Timed runs: outcomes that are forced, repeats that are interleaved, files that are whole, and what makes times doubtful."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from calibrate import decoding, run_plan, running
+from calibrate.cli import app
+from calibrate.interpreter import Times
+from calibrate.running import Plan, Wanted
+from model import forced, methods, runs
+from model.checks import ParameterError
+from model.replay import told
+from model.runs import Runs
+from model.work import count
+from tests import real_models
+from tests.real_models import DEPTHS
+
+LAYERS = DEPTHS["target"]
+DRAFTED = {"draft_layers": DEPTHS["draft"]}
+CHOICES: list[tuple[str, dict[str, Any], dict[str, float]]] = [
+    ("autoregressive", {}, {}),
+    ("ppd", {"exit_layer": 3, "candidates": 2}, {"match_rate": 0.6}),
+    ("ppd", {"exit_layer": 2, "candidates": 1, "form": "flat"}, {"match_rate": 0.5}),
+    ("speculative", {"draft_length": 3}, {"acceptance_rate": 0.7}),
+    ("adaptive", {"policy": "heuristic"}, {"acceptance_rate": 0.7}),
+    ("hierarchical", {"draft_length": 2}, {"acceptance_rate": 0.7, "medium_acceptance_rate": 0.5}),
+    ("beam", {"draft_length": 2, "beams": 2}, {"acceptance_rate": 0.7}),
+    ("bild", {}, {"fallback_rate": 0.3, "rollback_rate": 0.2}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 4}, {}),
+    ("early_exit", {"first_check": 2}, {"exit_rate": 0.4}),
+    ("early_exit", {"exit_layer": 3}, {}),
+]
+NAMES = [f"{name} {' '.join(map(str, table.values()))}".strip() for name, table, _ in CHOICES]
+
+
+def wanted(name: str, table: dict[str, Any], rates: dict[str, float], **more: Any) -> Wanted:
+    return Wanted(name, table, tuple(range(4)), "four tokens", rates, **more)
+
+
+def models_of(name: str, table: dict[str, Any], kind: str = "llama") -> dict[str, Any]:
+    return real_models.decoders(kind, *decoding.roles(name, table)[1:])
+
+
+# --- forced outcomes ---
+
+
+@pytest.mark.parametrize(("name", "table", "rates"), CHOICES, ids=NAMES)
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_forced_decodings_make_the_passes_of_their_world(
+    name: str, table: dict[str, Any], rates: dict[str, float], kind: str
+) -> None:
+    """The counter in the same world, which has no tensor, makes the same commits and the same passes."""
+    models, each = models_of(name, table, kind), wanted(name, table, rates, replication=3)
+    found = running.decode(each, models, 9, 1, log=True)
+    parameters = decoding.parameters_of(name, models, decoding.scheduled(name, table, 4, 9))
+    world = forced.world(parameters, 4, 9, rates, seed=1, replication=3)
+    work = count(methods.algorithm(name).decode(parameters, tuple(range(4)), 9), world, 9)
+    assert tuple(work.committed) == found.commits
+    assert work.account.passes_by_kind == found.account.passes_by_kind
+
+
+@pytest.mark.parametrize(("name", "table", "rate", "kind"), [
+    ("ppd", {"exit_layer": 3, "candidates": 2}, "match_rate", "match"),
+    ("speculative", {"draft_length": 3}, "acceptance_rate", "round"),
+])  # fmt: skip
+def test_rates_of_one_and_nothing_leave_nothing_to_luck(name: str, table: dict[str, Any], rate: str, kind: str) -> None:
+    models = models_of(name, table)
+    for value in (0.0, 1.0):
+        found = running.decode(wanted(name, table, {rate: value}), models, 8, 0)
+        if name == "ppd":
+            assert {each.kind for each in found.commits} == {"match" if value else "miss"}
+        else:
+            assert {len(each.tokens) for each in found.commits} == ({4} if value else {1})
+
+
+@given(rate=st.floats(0, 1), seed=st.integers(0, 3), replication=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_a_higher_rate_never_costs_a_match(rate: float, seed: int, replication: int) -> None:
+    """All rates meet the same coins."""
+    parameters = methods.algorithm("ppd").Parameters(layers=4, exit_layer=2, candidates=1)
+    low, high = (
+        forced.world(parameters, 1, 40, {"match_rate": each}, seed=seed, replication=replication).matches
+        for each in (rate, min(1.0, rate + 0.1))
+    )
+    assert all(not one or other for one, other in zip(low, high, strict=True))
+
+
+@pytest.mark.parametrize(("name", "table", "rates", "said"), [
+    ("autoregressive", {}, {"match_rate": 0.5}, "match_rate is not an outcome of method autoregressive"),
+    ("speculative", {"draft_length": 2}, {}, "acceptance_rate is required"),
+    ("speculative", {"draft_length": 2}, {"acceptance_rate": 1.2}, "acceptance_rate must be"),
+    ("bild", {}, {"fallback_rate": 0.2}, "rollback_rate is required"),
+    ("early_exit", {"exit_layer": 3}, {"exit_rate": 0.2}, "nothing of it is left to chance"),
+    ("adaptive", {"policy": "confidence", "confidence_threshold": 0.5}, {"acceptance_rate": 0.5}, "confidence cannot be forced"),
+])  # fmt: skip
+def test_outcomes_that_a_method_cannot_have_are_refused(
+    name: str, table: dict[str, Any], rates: dict[str, float], said: str
+) -> None:
+    with pytest.raises(ParameterError, match=said):
+        running.check(Plan([wanted(name, table, rates)], 8), models_of(name, table))
+
+
+# --- times ---
+
+
+def test_times_add_up() -> None:
+    times, models = Times(), models_of("speculative", {"draft_length": 2})
+    found = decoding.decode("speculative", models, [1, 2, 3], 8, {"draft_length": 2}, times=times)
+    assert found.seconds is not None
+    assert len(times.commits) == len(found.commits)
+    assert times.commits == sorted(times.commits)
+    assert times.commits[-1] <= found.seconds
+    assert set(times.passes) == {"target", "draft"}
+    assert sum(times.passes.values()) + times.reads <= found.seconds
+
+
+# --- plans ---
+
+
+def plan(repeats: int = 3, **more: Any) -> tuple[Plan, dict[str, Any]]:
+    prompts = [("one", (1, 2, 3)), ("two", (4, 5, 6, 7))]
+    each = [Wanted("speculative", {"draft_length": gamma}, prompt, name) for gamma in (1, 3) for name, prompt in prompts]
+    return Plan(each, 8, repeats, **more), models_of("speculative", {"draft_length": 1})
+
+
+def measured(folder: Path, **more: Any) -> Runs:
+    wanted_, models = plan(**more)
+    return running.measure(folder / "runs.json", wanted_, models)
+
+
+def test_repeats_are_interleaved_and_none_is_left_out(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+    assert sorted(found.table.select("decoding", "repeat").rows()) == [(each, turn) for each in range(4) for turn in range(3)]
+    orders = [found.table.sort("turn").filter(pl.col("repeat") == turn)["decoding"].to_list() for turn in range(3)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert sorted(found.table["turn"]) == [*range(12)]
+
+
+def test_what_is_written_is_what_was_measured(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+    again = runs.load(tmp_path / "runs.json")
+    assert again.table.equals(found.table.select(*runs.UNITS))
+    assert [each.tokens for each in again.log.decodings] == [each.tokens for each in found.log.decodings]
+    assert [told(each) for each in again.log.decodings] == ["draft_length=1"] * 2 + ["draft_length=3"] * 2
+    assert json.loads(json.dumps(dict(again.about))) == json.loads(json.dumps(dict(found.about)))
+    names = sorted(each.name for each in tmp_path.iterdir())
+    assert names == ["runs.json", "runs.parquet", "runs.reads.json", "runs.reads.parquet"]
+
+
+def test_what_is_broken_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, models = plan()
+    timed, left = running.timed, [7]
+
+    def broken(*given_: Any) -> dict[str, Any]:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return timed(*given_)
+
+    monkeypatch.setattr(running, "timed", broken)
+    with pytest.raises(KeyboardInterrupt):
+        running.measure(tmp_path / "runs.json", asked, models)
+    kept = (tmp_path / "runs.jsonl").read_text().splitlines()
+    assert len(kept) == 8
+    (tmp_path / "runs.jsonl").write_text("\n".join(kept)[:-5])  # cut off within a row, which is then timed again
+    with pytest.raises(ParameterError, match="go on with --resume"):
+        running.measure(tmp_path / "runs.json", asked, models)
+    other, _ = plan(repeats=4)
+    with pytest.raises(ParameterError, match="of another plan: repeats differs"):
+        running.measure(tmp_path / "runs.json", other, models, resume=True)
+    left[0] = 6
+    found = running.measure(tmp_path / "runs.json", asked, models, resume=True)
+    assert found.table.height == 12
+    assert left[0] == 0
+    before = [json.loads(line)["seconds"] for line in kept[1:-1]]
+    assert {*before} <= {*found.table["seconds"]}
+
+
+def test_files_are_refused_where_they_are_damaged(tmp_path: Path) -> None:
+    measured(tmp_path)
+    path = tmp_path / "runs.json"
+    whole = {each: each.read_bytes() for each in tmp_path.iterdir()}
+
+    def restored() -> None:
+        for each, content in whole.items():
+            each.write_bytes(content)
+
+    for name, said in (("runs.parquet", "sha256"), ("runs.reads.json", "log of decisions"), ("runs.json", "JSON")):
+        (tmp_path / name).write_bytes(whole[tmp_path / name][:-40])
+        with pytest.raises(ParameterError, match=said):
+            runs.load(path)
+        restored()
+    missing = "is not beside it"
+    for name, said in (("runs.reads.json", missing), ("runs.reads.parquet", missing), ("runs.json", "no such")):
+        (tmp_path / name).unlink()
+        with pytest.raises(ParameterError, match=said):
+            runs.load(path)
+        restored()
+    held = json.loads(path.read_text())
+    for change, said in (({"schema_version": 9}, "schema_version must be 1"), ({"more": 1}, "unknown key more")):
+        path.write_text(json.dumps(held | change))
+        with pytest.raises(ParameterError, match=said):
+            runs.load(path)
+    path.write_text(json.dumps(held | {"about": {key: value for key, value in held["about"].items() if key != "dtype"}}))
+    with pytest.raises(ParameterError, match="must say their dtype"):
+        runs.load(path)
+
+
+@pytest.mark.parametrize(("column", "values", "said"), [
+    ("waited", [0.5] * 12, "heavy load"), ("waited", [0.0] * 12, ""),
+])  # fmt: skip
+def test_doubtful_times_say_so(tmp_path: Path, column: str, values: list[float], said: str) -> None:
+    found = measured(tmp_path)
+    changed = Runs(found.log, found.table.with_columns(pl.Series(column, values)), found.about)
+    assert any(said in each for each in changed.warnings) if said else not changed.warnings
+    few = Runs(found.log, changed.table.filter(pl.col("repeat") < 2), found.about | {"warm_ups": 0})
+    assert [each for each in few.warnings if "2 repeats" in each]
+    assert [each for each in few.warnings if "no warm-up" in each]
+
+
+def test_repeats_that_waited_do_not_count_where_enough_others_did_not(tmp_path: Path) -> None:
+    found = measured(tmp_path, repeats=5)
+    table = found.table.with_columns(
+        pl.when(pl.col("repeat") < 2).then(100.0).otherwise(pl.col("seconds")).alias("seconds"),
+        pl.when(pl.col("repeat") < 2).then(0.9).otherwise(0.0).alias("waited"),
+    )
+    timed = Runs(found.log, table, found.about).timed[0]
+    assert timed.kept.tolist() == [False, False, True, True, True]
+    assert timed.median(prompt=True) < 100
+    assert not timed.disturbed
+    all_waited = Runs(found.log, table.with_columns(pl.lit(0.9).alias("waited")), found.about).timed[0]
+    assert all_waited.kept.all()
+    assert all_waited.disturbed
+
+
+# --- the command line ---
+
+
+def test_a_plan_is_all_combinations(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(
+        '[[method]]\nname = "ppd"\nexit_layer = 6\nsweep = { candidates = [1, 3] }\nforced = { match_rate = [0.3, 0.7] }\n'
+        '[[method]]\nname = "speculative"\nsweep = { num_speculative_tokens = [1, 2] }\n'
+    )
+    found = run_plan.read(tmp_path / "plan.toml").choices
+    assert [(each.settings["candidates"], each.rates) for each in found[:4]] == [
+        (k, {"match_rate": rate}) for k in (1, 3) for rate in (0.3, 0.7)
+    ]
+    assert [each.settings for each in found[4:]] == [{"draft_length": 1}, {"draft_length": 2}]
+
+
+def invoke(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+def test_the_command_line_times_a_method(tmp_path: Path) -> None:
+    out = tmp_path / "runs.json"
+    result = invoke("speculative", "--model", "family", "--sweep", "draft_length=1,2", "--limit", 1, "--tokens", 4, "--repeats", 3,
+                    "--threads", 1, "--device", "cpu", "-o", out, "--json", "-q")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert [each["settings"]["draft_length"] for each in said["runs"]] == [1, 2]
+    assert all(each["source"] == "measured" for each in said["runs"])
+    assert runs.load(out).table.height == 6
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "METHOD or --plan"),
+    (["speculative", "--plan", "x.toml"], "got both"),
+    (["--plan", "missing.toml"], "there is no missing.toml"),
+    (["--plan", "missing.toml", "--set", "a=1"], "--set is of one METHOD"),
+    (["speculative", "--model", "llama-68m", "--draft", "llama-68m", "--set", "draft_length=2"], "a shape without weights"),
+    (["ppd", "--set", "exit_layer=1", "--set", "candidates=1", "--model", "llama-68m", "--forced", "acceptance_rate=0.5"],
+     "acceptance_rate is not an outcome"),
+    (["speculative", "--set", "draft_length=2", "--draft", "no-such-model"], "no-such-model"),
+    (["ppd", "--set", "exit_layer=99", "--set", "candidates=1"], "exit_layer must be"),
+    (["autoregressive", "--repeats", "0"], "repeats must be"),
+    (["autoregressive", "--limit", "1", "--tokens", "100000"], "positions"),
+])  # fmt: skip
+def test_mistakes_are_one_line_and_leave_nothing(arguments: list[str], said: str, tmp_path: Path) -> None:
+    result = invoke(*arguments, "--device", "cpu", "--threads", "1", "-o", tmp_path / "runs.json")
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert "Traceback" not in result.output
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_must_be_named_as_one(tmp_path: Path) -> None:
+    assert "NAME.json" in invoke("autoregressive", "-o", tmp_path / "runs.txt").output
