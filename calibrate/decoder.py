@@ -6,7 +6,7 @@ each family of architectures. Nothing else of this project calls a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from calibrate.rows import Rows, RowsMade
@@ -101,12 +101,13 @@ class Decoder:
     def run(
         self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: Rows, state: Tensor | None = None, *, batch: int = 1,
         after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
-        seen: list[Tensor] | None = None,
+        seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Run layers [first, last) but for `gaps` on tokens from position `at` on, shape (width, hidden): `model.steps.Forward`.
 
         `state` is what the layers before have made of them. Rows behind `at` are let go of first. In a batch the tokens of the
-        first text come first, and then as many of the second. `seen` gets the state before each layer.
+        first text come first, and then as many of the second. `seen` gets the state before each layer,
+        and `between` is called with its number; what that raises ends the pass.
         """
         import torch
 
@@ -120,6 +121,8 @@ class Decoder:
             for layer in range(first, last):
                 if layer in skipped:
                     continue
+                if between is not None:
+                    between(layer)
                 if seen is not None:
                     seen.append(hidden.reshape(-1, hidden.shape[-1]))
                 try:
