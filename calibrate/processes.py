@@ -2,7 +2,8 @@
 
 The main process drives all generators of steps and makes its own passes; the pass of a sub-process is made by the worker process of
 its unit, which has a replica of the model, one thread and a core of its own. Rows, states and commands lie in shared memory
-(`calibrate.units`). Nothing is forked: threads of torch do not survive it.
+(`calibrate.units`). This process is never forked, as threads of torch would not survive it: workers come of a server that has one
+thread and the libraries, or are started afresh.
 
 The first process is on unit 0, the main process itself. A sub-process that names no unit takes the first that is free, and keeps it
 until it ends.
@@ -18,7 +19,7 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,9 @@ PATIENCE = 60.0
 """Seconds in which a worker must have made a pass."""
 STARTING = 300.0
 """Seconds in which a worker must have loaded its model."""
+LIBRARIES = "torch.multiprocessing", "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "calibrate.units"
+"""What the server of processes loads, once for all of them."""
+THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 GONE: Final = -1
 """A tag of rows of which nothing is known."""
 
@@ -108,32 +112,51 @@ def started(
     if replica.device != "cpu":
         # Rows would have to lie on each unit's device, and go from one to another there.
         raise ParameterError(f"device must be cpu for a run over processes, got {checks.shown(replica.device)}; take --device cpu")
-    with _alone(pin) as cores:
+    with _one_thread():
+        cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_setaffinity") else []
         pool = Pool(units, cores, spin, patience)
         try:
             pool.load(replica, capacity, source)
+            if cores:  # not before: who is started later begins with the cores of whoever starts him
+                os.sched_setaffinity(0, {cores[0]})
             yield pool
         finally:
+            if cores:
+                os.sched_setaffinity(0, cores)
             pool.close()
 
 
 @contextlib.contextmanager
-def _alone(pin: bool) -> Iterator[list[int]]:
-    """One thread, on one core; the cores there are, in the order in which units get them, or none."""
+def _one_thread() -> Iterator[None]:
     import torch
 
     threads = torch.get_num_threads()
-    before = os.sched_getaffinity(0) if pin and hasattr(os, "sched_setaffinity") else set()
-    cores = sorted(before)
     torch.set_num_threads(1)
     try:
-        if cores:
-            os.sched_setaffinity(0, {cores[0]})
-        yield cores
+        yield
     finally:
         torch.set_num_threads(threads)
-        if cores:
-            os.sched_setaffinity(0, before)
+
+
+def _context() -> Any:
+    """How processes are started: from a server that has loaded the libraries once and has a single thread, or afresh."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*LIBRARIES])
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # a thread of the server would not live on in the processes
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return context
 
 
 @dataclass
@@ -170,13 +193,12 @@ class Pool:
         self.posts: dict[int, _Post] = {}
         self.board = Board(units)
         self.serial = 0
-        context = multiprocessing.get_context("spawn")
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         try:
+            context = _context()
             for number in range(1, units):
                 ours, theirs = context.Pipe()
                 core = cores[number % len(cores)] if cores else None
-                orders = Orders(number, units, core, spin, parent)
+                orders = Orders(number, units, core, spin)
                 process = context.Process(target=at_units.work, args=(theirs, orders), daemon=True, name=f"unit {number}")
                 self.posts[number] = _Post(process, ours)
                 process.start()
@@ -248,6 +270,11 @@ class Pool:
                 raise ProcessError("a worker process is gone") from None
             raise
 
+    @property
+    def pids(self) -> list[int]:
+        """The worker processes, as the system numbers them."""
+        return [post.process.pid for post in self.posts.values()]
+
     def _refuse_closed(self) -> None:
         if self.closed or self.broken:
             why = "are closed" if self.closed else "are broken by an earlier error"
@@ -302,8 +329,11 @@ class Pool:
         post, board = self.posts[number], self.board
         words = board.words[number]
         place = post.count % SLOTS
-        if post.count - words[DONE] >= SLOTS:
-            raise CacheError(f"unit {number} has {SLOTS} passes before it that were stopped")
+        start = time.perf_counter()
+        while post.count - words[DONE] >= SLOTS:  # all of them stopped, and the worker has not come to look
+            self._look([post])
+            self._refuse_silence([post], start)
+            time.sleep(self.spin / 10)
         said = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
         if len(said) > BOX:
             raise CacheError(f"a pass of {len(command.tokens)} tokens is too wide for a worker process")
@@ -344,9 +374,12 @@ class Pool:
             if any(word[DONE] > before for word, before in watched):
                 return
             self._look(posts)
-            if clock() - since > self.patience:
-                names = ", ".join(post.process.name for post in posts)
-                raise ProcessError(f"the process of {names} did not answer within {self.patience:g} s; the run is over")
+            self._refuse_silence(posts, since)
+
+    def _refuse_silence(self, posts: Sequence[_Post], since: float) -> None:
+        if time.perf_counter() - since > self.patience:
+            names = ", ".join(post.process.name for post in posts)
+            raise ProcessError(f"the process of {names} did not answer within {self.patience:g} s; the run is over")
 
     def close(self) -> None:
         """End all workers: at their word if they are idle, else at once."""
@@ -746,8 +779,8 @@ class Parallel(Real):
         command = self._command(task, step, tags)
         if task.tags is not None:
             tags[step.first : step.last, step.at : step.end] = task.serial
-        place = self.pool.post(task.unit, command)
-        post.flights.append(_Flight(task, step, command, place, time.perf_counter()))
+        posted = time.perf_counter()
+        post.flights.append(_Flight(task, step, command, self.pool.post(task.unit, command), posted))
 
     def _protect(self, unit: int, step: Forward) -> None:
         """Refuse to write over rows that another unit has yet to copy from here."""
@@ -857,8 +890,9 @@ class Parallel(Real):
         made = board.slots[number][place][STATUS] == MADE
         if self.recording:
             _, ready, ended, _ = board.times[number][place]
-            self._row(-1, flight.posted, ready, "link", task)
-            self._row(number, ready, ended, "forward", task, step, "cancelled" if task.ended or flight.stopped else "kept")
+            fate = "cancelled" if task.ended or flight.stopped else "kept"
+            self._row(-1, flight.posted, ready, "link", task, None, fate)
+            self._row(number, ready, ended, "forward", task, step, fate)
         if task.ended or flight.stopped:
             return
         if not made:

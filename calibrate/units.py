@@ -308,15 +308,13 @@ class Orders(NamedTuple):
     units: int
     core: int | None
     spin: float
-    parent: int
-    """The process that it works for, if it is to end with the very thread that started it; else 0."""
 
 
 def work(connection: Connection, orders: Orders) -> None:
     """A worker process: load what it is told to, and make passes until the parent has had enough of it, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
-    if orders.parent:
-        _die_with(orders.parent)
+    if sys.platform == "linux":
+        _end_with_parent()
     try:
         import torch
 
@@ -332,15 +330,11 @@ def work(connection: Connection, orders: Orders) -> None:
     os._exit(0)  # nothing is left to be done, and torch takes its time
 
 
-def _die_with(parent: int) -> None:
-    """Have the system end this process when the thread that started it ends, where it can."""
-    if sys.platform != "linux":
-        return
+def _end_with_parent() -> None:
+    """Have the system end this process when the one that it was started by ends, even if it is held just then."""
     import ctypes
 
     ctypes.CDLL(None, use_errno=True).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class _Worker:
@@ -434,7 +428,7 @@ class _Worker:
             times[READY] = clock()
 
         slot[STATUS] = GAVE_UP
-        with contextlib.suppress(GaveUp):
+        try:
             if not slot[STOPPED]:
                 states = self.unit.make(command, stopped, None, ready)
                 memory = self.unit.memory
@@ -442,6 +436,11 @@ class _Worker:
                 if command.heads:
                     memory.logits[number] = self.unit.decoder.logits(states[-1:], command.last)[0]
                 slot[STATUS] = MADE
+        except GaveUp:
+            pass
+        except CacheError:
+            if not slot[STOPPED]:  # else what it was copying may have been written over: it is nobody's any more
+                raise
         times[ENDED] = clock()
         self.taken += 1
         with self.unit.fence:
