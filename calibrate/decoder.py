@@ -72,6 +72,8 @@ class Decoder:
         self.source: Any = None
         """What the encoder of an encoder-decoder made of its text."""
         self.longest = self._longest()
+        self._placed: tuple[int, int, Place] | None = None
+        """Where the tokens of the last pass stood: the next one through later layers has them there too."""
 
     def _longest(self) -> int | None:
         """The most positions that the model knows."""
@@ -145,13 +147,17 @@ class Decoder:
         import torch
 
         if not after and rows.at is None:
+            if self._placed is not None and self._placed[:2] == (at, width):
+                return self._placed[2]
             if self.longest is not None and at + width > self.longest:
                 self._too_long(at + width)
             positions = torch.arange(at, at + width, device=self.device)[None]
             mask = None
             if width > 1 and at:
                 mask = torch.ones(width, at + width, dtype=torch.bool, device=self.device).tril_(at)[None, None]
-            return Place(positions, mask, self._extras(positions, at + width))
+            place = Place(positions, mask, self._extras(positions, at + width))
+            self._placed = at, width, place
+            return place
         seen = rows.follow(at, after or (-1, *range(width - 1)))
         assert rows.at is not None
         stands = rows.at[-width:]

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
 
 ROLE = "target"
-SPIN = 0.002
+SPIN = 0.005
 """Seconds for which a process watches a counter before it sleeps: about a pass."""
 PATIENCE = 60.0
 """Seconds in which a worker must have made a pass."""
@@ -795,23 +795,22 @@ class Parallel(Real):
         pool, unit, serial = self.pool, task.unit, task.serial
         _, tokens, at, first, last, state, heads, *_ = step
         want, have = tags[first:last, :at], pool.tags[unit, first:last]
-        differs = (want != have[:, :at]).any(axis=0)
-        low = int(differs.argmax()) if at else 0
+        said = want.tobytes()
         pieces: tuple[Piece, ...] = ()
-        since = pool.since[unit, first:last]
-        if at and differs[low]:
+        if said != have[:, :at].tobytes():
+            low = int((want != have[:, :at]).any(axis=0).argmax())
             pieces = self._pieces(task, unit, (first, last), (low, at), want[:, low:])
             have[:, low:at] = want[:, low:]
-            since[:, low:at] = serial
+            pool.since[unit, first:last, low:at] = serial
         have[:, at : step.end] = serial
-        since[:, at : step.end] = serial
-        believed = believed_of(want, pool.unit.weights)
+        pool.since[unit, first:last, at : step.end] = serial
         going_on: Any = None
         if first:
             if state.unit != unit:
                 raise CacheError(f"{step.role}: unit {unit} cannot go on from what unit {state.unit} made")
             going_on = state.states if unit == 0 else state.serial
-        return Command(serial, tuple(tokens), at, first, last, heads, going_on, pieces, believed)
+        # Only those with a cache of their own start others, which may follow them; unit 0 sees for itself whether anybody does.
+        return Command(serial, tokens, at, first, last, heads, going_on, pieces, believed_of(said), task.single is None)
 
     def _pieces(
         self, task: _Process, unit: int, layers: tuple[int, int], span: tuple[int, int], want: NDArray[np.int64]
@@ -847,18 +846,22 @@ class Parallel(Real):
         assert self.local is not None
         task, step, command = self.made_here = self.local
         self.local = None
-        several = any(flight.task.single is None for post in self.pool.posts.values() for flight in post.flights)
+        flights = [flight for post in self.pool.posts.values() for flight in post.flights]
+        several = any(flight.task.single is None for flight in flights)
+        followed = several or any(piece.since for flight in flights for piece in flight.command.pieces)
         start = time.perf_counter()
 
         def stopped() -> bool:
             return task.ended
 
         def meanwhile() -> None:
-            if several or command.pieces:
-                self._meanwhile(start)
+            self._meanwhile(start)
 
         try:
-            states = self.pool.unit.make(command, stopped, meanwhile)
+            if several or command.pieces:
+                states = self.pool.unit.make(command, stopped, meanwhile)
+            else:
+                states = self.pool.unit.make(command._replace(followed=followed))
         except at_units.GaveUp:
             self._note(0, start, "forward", task, step, "cancelled")
             return
@@ -925,7 +928,7 @@ class Parallel(Real):
             for tags in (pool.tags, memory.tags):
                 if (tags[unit, :layers, at] != sub.serial).any():
                     raise CacheError(f"rows at position {at} of unit {unit} are no longer those of the process that is taken over")
-            memory.rows[0, :layers, ..., at, :] = memory.rows[unit, :layers, ..., at, :]
+            memory.bits[0, :layers, ..., at, :] = memory.bits[unit, :layers, ..., at, :]
             for tags in (pool.tags[0], memory.tags[0], task.tags):
                 tags[:layers, at] = sub.serial
             pool.since[0, :layers, at] = 0
