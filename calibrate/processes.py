@@ -2,11 +2,14 @@
 
 The main process drives all generators of steps and makes its own passes; the pass of a sub-process is made by the worker process of
 its unit, which has a replica of the model, one thread and a core of its own. Rows, states and commands lie in shared memory
-(`calibrate.units`). This process is never forked, as threads of torch would not survive it: workers come of a server that has one
-thread and the libraries, or are started afresh.
+(`calibrate.units`); `started` starts the processes (`calibrate.pool`):
+
+    with started(Replica("family:target"), units=2, capacity=256) as pool:
+        run = Parallel(pool)
+        work = run.run(ppd.decode(ppd.Parameters(12, 6, 1), prompt, 64), 64)
 
 The first process is on unit 0, the main process itself. A sub-process that names no unit takes the first that is free, and keeps it
-until it ends.
+until it ends. A sub-process may follow its starter: it then waits, layer by layer, for rows that are being written.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact
 LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -14,17 +17,9 @@ LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import pickle
-import signal
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import connection
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -33,28 +28,8 @@ from numpy.typing import NDArray
 from calibrate import units as at_units
 from calibrate.decoder import Decoder
 from calibrate.interpreter import Luck, Output, Real, Sampling
-from calibrate.replicas import Replica
-from calibrate.units import (
-    ASLEEP,
-    BOX,
-    DONE,
-    LENGTH,
-    LISTENING,
-    MADE,
-    POSTED,
-    SLOTS,
-    STATUS,
-    STOPPED,
-    Board,
-    Command,
-    Memory,
-    Orders,
-    Piece,
-    Unit,
-    believed_of,
-    fingerprint,
-)
-from model import checks
+from calibrate.pool import Flight, Pool, ProcessError, started
+from calibrate.units import DONE, MADE, STATUS, STOPPED, Command, Piece, believed_of
 from model.checks import ParameterError
 from model.decoding import Answered
 from model.spans import Span
@@ -66,344 +41,10 @@ if TYPE_CHECKING:
 
     Tensor = torch.Tensor
 
+__all__ = ["Parallel", "Pool", "ProcessError", "started"]
 ROLE = "target"
-SPIN = 0.005
-"""Seconds for which a process watches a counter before it sleeps: about a pass."""
-PATIENCE = 60.0
-"""Seconds in which a worker must have made a pass."""
-STARTING = 300.0
-"""Seconds in which a worker must have loaded its model."""
-LIBRARIES = "torch.multiprocessing", "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "calibrate.units"
-"""What the server of processes loads, once for all of them."""
-THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 GONE: Final = -1
 """A tag of rows of which nothing is known."""
-
-
-class ProcessError(ParameterError):
-    """A process of a parallel run failed, hung or was killed: the run is over. The message is complete."""
-
-
-@contextlib.contextmanager
-def started(
-    replica: Replica, units: int, capacity: int | None = None, *, source: Sequence[int] = (), pin: bool = True, spin: float = SPIN,
-    patience: float = PATIENCE,
-) -> Iterator[Pool]:
-    """Worker processes for `units` units, this process being one of them; they end with the block, however it is left.
-
-    Parameters
-    ----------
-    replica
-        The model of all units.
-    capacity
-        The most positions of a text, prompt included. Default: as many as the model knows, at most 2048.
-    source
-        What the encoder of an encoder-decoder reads.
-    pin
-        Whether each process keeps to one core, where the system lets it, this one included.
-    spin
-        Seconds for which a process that waits watches a counter before it sleeps.
-    patience
-        Seconds in which a pass must be made; a worker that takes longer is taken to hang.
-    """
-    checks.whole("units", units, 1, checks.MAX_UNITS)
-    checks.number("spin", spin, 0)
-    checks.number("patience", patience, 0.001)
-    if replica.device != "cpu":
-        # Rows would have to lie on each unit's device, and go from one to another there.
-        raise ParameterError(f"device must be cpu for a run over processes, got {checks.shown(replica.device)}; take --device cpu")
-    with _one_thread():
-        cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_setaffinity") else []
-        pool = Pool(units, cores, spin, patience)
-        try:
-            pool.load(replica, capacity, source)
-            if cores:  # not before: who is started later begins with the cores of whoever starts him
-                os.sched_setaffinity(0, {cores[0]})
-            yield pool
-        finally:
-            if cores:
-                os.sched_setaffinity(0, cores)
-            pool.close()
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _context() -> Any:
-    """How processes are started: from a server that has loaded the libraries once and has a single thread, or afresh."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    from multiprocessing import forkserver
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*LIBRARIES])
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))  # a thread of the server would not live on in the processes
-    try:
-        forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-    return context
-
-
-@dataclass
-class _Flight:
-    """A pass that a worker has been told to make."""
-
-    task: _Process
-    step: Forward
-    command: Command
-    place: int
-    posted: float
-    stopped: bool = False
-
-
-@dataclass
-class _Post:
-    """What the main process knows of a worker."""
-
-    process: Any
-    end: connection.Connection
-    flights: deque[_Flight] = field(default_factory=deque)
-    count: int = 0
-    """Commands given."""
-
-
-class Pool:
-    """Units with replicas of a model, the first in this process. See `started`."""
-
-    def __init__(self, units: int, cores: Sequence[int], spin: float, patience: float) -> None:
-        import torch.multiprocessing  # noqa: F401  it teaches pipes to carry tensors in shared memory
-
-        self.units, self.spin, self.patience = units, spin, patience
-        self.broken = self.closed = False
-        self.posts: dict[int, _Post] = {}
-        self.board = Board(units)
-        self.serial = 0
-        try:
-            context = _context()
-            for number in range(1, units):
-                ours, theirs = context.Pipe()
-                core = cores[number % len(cores)] if cores else None
-                orders = Orders(number, units, core, spin)
-                process = context.Process(target=at_units.work, args=(theirs, orders), daemon=True, name=f"unit {number}")
-                self.posts[number] = _Post(process, ours)
-                process.start()
-                theirs.close()
-        except BaseException:
-            self.close()
-            raise
-
-    def load(self, replica: Replica, capacity: int | None = None, source: Sequence[int] = ()) -> None:
-        """Have all units load a model, in the place of the one that they have."""
-        import torch
-
-        self._refuse_closed()
-        decoder: Any = replica.load()
-        encodes = bool(decoder.config.is_encoder_decoder)
-        if encodes != bool(source):
-            what = "has an encoder, and source is empty" if encodes else "has no encoder, and source is given"
-            raise ParameterError(f"model {decoder.name} {what}; {'give what it reads' if encodes else 'leave it out'}")
-        if source:
-            decoder.read_source(tuple(source))
-        most = decoder.longest
-        if capacity is None:
-            capacity = min(most or 2048, 2048)
-        checks.whole("capacity", capacity, 1, most, f"positions of model {decoder.name}")
-        with torch.inference_mode(False):
-            memory = Memory.of(decoder, self.units, capacity)
-        with self._guarded():
-            for post in self.posts.values():
-                if not hasattr(self, "decoder"):
-                    self._answer(post, "up")
-                    post.end.send(("board", self.board.tensors))
-                post.end.send(("load", replica, memory.tensors, tuple(source)))
-            self.decoder: Decoder = decoder
-            self.replica, self.memory, self.capacity = replica, memory, capacity
-            self.unit = Unit(0, decoder, memory)
-            shape = memory.tags.shape
-            self.tags = np.zeros(shape, np.int64)
-            """What each unit's rows will be when it has done all that it was told to."""
-            self.since = np.zeros(shape, np.int64)
-            """The pass of the unit with which it has the row."""
-            ours = fingerprint(decoder)
-            for number, post in self.posts.items():
-                if self._answer(post, "load") != ours:
-                    raise ProcessError(f"the model of unit {number} is not that of unit 0, though both were asked for alike")
-
-    def read_source(self, tokens: Sequence[int]) -> None:
-        """Have the encoders of all units read a text."""
-        self._refuse_closed()
-        decoder: Any = self.decoder
-        if not decoder.config.is_encoder_decoder:
-            raise ParameterError(f"model {decoder.name} has no encoder, and source is given; leave it out")
-        with self._guarded():
-            for post in self.posts.values():
-                post.end.send(("source", tuple(tokens)))
-            decoder.read_source(tuple(tokens))
-            self.unit.renew()
-            for post in self.posts.values():
-                self._answer(post, "source")
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Whatever goes wrong in here leaves workers of which nothing is known."""
-        try:
-            yield
-        except BaseException as error:
-            self.broken = True
-            if isinstance(error, BrokenPipeError | ConnectionError | EOFError):
-                self._look(self.posts.values())
-                raise ProcessError("a worker process is gone") from None
-            raise
-
-    @property
-    def pids(self) -> list[int]:
-        """The worker processes, as the system numbers them."""
-        return [post.process.pid for post in self.posts.values()]
-
-    def _refuse_closed(self) -> None:
-        if self.closed or self.broken:
-            why = "are closed" if self.closed else "are broken by an earlier error"
-            raise ProcessError(f"the processes {why}; start them anew")
-
-    # --- workers ---
-
-    def _answer(self, post: _Post, what: str) -> Any:
-        """What a worker says to a message, not to a pass."""
-        until = time.monotonic() + STARTING
-        while not post.end.poll(0.1):
-            self._look([post])
-            if time.monotonic() > until:
-                raise ProcessError(f"the process of {post.process.name} did not start within {STARTING:.0f} s")
-        said: Any = b"."
-        try:
-            while isinstance(said, bytes):
-                said = post.end.recv_bytes()
-                said = said if said == b"." else pickle.loads(said)
-        except (EOFError, OSError):
-            raise self._gone(post) from None
-        if said[0] == "failed":
-            raise ProcessError(f"the process of {post.process.name} failed: {said[1]}")
-        assert said[0] == what, said
-        return said[1]
-
-    def _gone(self, post: _Post) -> ProcessError:
-        post.process.join(1)
-        code = post.process.exitcode
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = "ended" if code is None else f"ended with code {code}"
-        return ProcessError(f"the process of {post.process.name} {how}, perhaps for want of memory; the run is over")
-
-    def _look(self, posts: Any) -> None:
-        """Raise what is the matter with workers that have ended or failed."""
-        for post in posts:
-            try:
-                while post.end.poll():
-                    said = post.end.recv_bytes()
-                    if said != b".":
-                        said = pickle.loads(said)
-                        raise ProcessError(f"the process of {post.process.name} failed: {said[1]}")
-            except (EOFError, OSError):
-                raise self._gone(post) from None
-            if not post.process.is_alive():
-                raise self._gone(post)
-
-    def post(self, number: int, command: Command) -> int:
-        """Give a worker a pass to make; the slot that it has."""
-        post, board = self.posts[number], self.board
-        words = board.words[number]
-        place = post.count % SLOTS
-        start = time.perf_counter()
-        while post.count - words[DONE] >= SLOTS:  # all of them stopped, and the worker has not come to look
-            self._look([post])
-            self._refuse_silence([post], start)
-            time.sleep(self.spin / 10)
-        said = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
-        if len(said) > BOX:
-            raise CacheError(f"a pass of {len(command.tokens)} tokens is too wide for a worker process")
-        slot = board.slots[number][place]
-        board.boxes[number][place][: len(said)] = said
-        slot[STOPPED] = slot[STATUS] = 0
-        slot[LENGTH] = len(said)
-        post.count += 1
-        with self.unit.fence:
-            words[POSTED] = post.count
-        with self.unit.fence:  # a barrier: the counter is out before it is asked whether anybody sleeps
-            asleep = words[ASLEEP]
-        if asleep:
-            try:
-                post.end.send_bytes(b".")
-            except OSError:
-                raise self._gone(post) from None
-        return place
-
-    def wait(self, since: float) -> None:
-        """Wait until some worker has ended a pass; `since` when the main process has been waiting."""
-        clock, words = time.perf_counter, self.board.words
-        watched = [(words[number], post.count - len(post.flights)) for number, post in self.posts.items() if post.flights]
-        until = clock() + self.spin
-        while clock() < until:
-            for word, before in watched:
-                if word[DONE] > before:
-                    return
-        posts = [post for post in self.posts.values() if post.flights]
-        ends = [post.end for post in posts]
-        while True:
-            words[0][LISTENING] = 1
-            with self.unit.fence:
-                pass
-            if not any(word[DONE] > before for word, before in watched):
-                connection.wait(ends, at_units.NAP)
-            words[0][LISTENING] = 0
-            if any(word[DONE] > before for word, before in watched):
-                return
-            self._look(posts)
-            self._refuse_silence(posts, since)
-
-    def _refuse_silence(self, posts: Sequence[_Post], since: float) -> None:
-        if time.perf_counter() - since > self.patience:
-            names = ", ".join(post.process.name for post in posts)
-            raise ProcessError(f"the process of {names} did not answer within {self.patience:g} s; the run is over")
-
-    def close(self) -> None:
-        """End all workers: at their word if they are idle, else at once."""
-        if self.closed:
-            return
-        self.closed = True
-        for number, post in self.posts.items():
-            for slot in self.board.slots[number]:
-                slot[STOPPED] = 1
-            with contextlib.suppress(OSError, ValueError):
-                if not self.broken:
-                    post.end.send(("end",))
-        until = time.monotonic() + (0 if self.broken else 2)
-        for post in self.posts.values():
-            process = post.process
-            if process.pid is None:  # it was never started
-                continue
-            process.join(max(0.0, until - time.monotonic()))
-            if process.is_alive():
-                process.kill()  # also one that the system holds
-            process.join()
-            post.end.close()
-            process.close()
-        self.posts = {}
 
 
 class _Made(Output):
@@ -488,7 +129,7 @@ class Parallel(Real):
         import torch
 
         pool = self.pool
-        pool._refuse_closed()
+        pool.refuse_closed()
         self.wanted = tokens
         try:
             with torch.inference_mode():
@@ -653,7 +294,7 @@ class Parallel(Real):
             self._vacate(task)
         self._release()
 
-    def _stop_flight(self, flight: _Flight) -> None:
+    def _stop_flight(self, flight: Flight) -> None:
         """Have a worker give up; of the rows that it was to change nothing is known from here on."""
         if flight.stopped:
             return
@@ -780,7 +421,7 @@ class Parallel(Real):
         if task.tags is not None:
             tags[step.first : step.last, step.at : step.end] = task.serial
         posted = time.perf_counter()
-        post.flights.append(_Flight(task, step, command, self.pool.post(task.unit, command), posted))
+        post.flights.append(Flight(task, step, command, self.pool.post(task.unit, command), posted))
 
     def _protect(self, unit: int, step: Forward) -> None:
         """Refuse to write over rows that another unit has yet to copy from here."""
@@ -876,7 +517,7 @@ class Parallel(Real):
         while self.ready and not self._over():
             self._advance(self.ready.popleft())
         if time.perf_counter() - start > self.pool.patience:
-            self.pool._look(self.pool.posts.values())
+            self.pool.look(self.pool.posts.values())
             raise ProcessError(f"rows did not come within {self.pool.patience:g} s; the run is over")
 
     def _collect(self) -> None:
@@ -887,7 +528,7 @@ class Parallel(Real):
             while post.flights and post.count - len(post.flights) < done:
                 self._landed(number, post.flights.popleft())
 
-    def _landed(self, number: int, flight: _Flight) -> None:
+    def _landed(self, number: int, flight: Flight) -> None:
         pool, task, step, place = self.pool, flight.task, flight.step, flight.place
         board = pool.board
         made = board.slots[number][place][STATUS] == MADE

@@ -7,7 +7,7 @@ Commands go through shared memory too: the worker looks at a counter, for a whil
 pipe. Measured round trips of an empty pass, 3 ms apart (median and quartiles [us], two Xeon cores, one more process on them):
 a pipe of objects 348 (233 to 695), of bytes 254 (160 to 443), of raw bytes 220 (120 to 584), a semaphore 207 (101 to 1807);
 half a millisecond apart gloo's send and recv 192 (165 to 297), a counter watched for 200 us and then a pipe 63 (54 to 146), one
-that is watched all the while 3.3 (2.5 to 108). It is watched for `SPIN` seconds; after that an idle worker costs nothing.
+that is watched all the while 3.3 (2.5 to 108). So it is watched for `calibrate.pool.SPIN`, which an idle worker does not do again.
 """
 
 from __future__ import annotations

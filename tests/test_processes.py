@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrate import pool as pool_of
 from calibrate import processes, prompts, units
 from calibrate.interpreter import Luck, Real, Sampling
 from calibrate.processes import GONE, Parallel, Pool, ProcessError, started
@@ -370,7 +371,7 @@ def _parent(end: Any, busy: bool) -> None:
 @pytest.mark.parametrize("busy", [True, False])
 def test_processes_see_for_themselves_that_their_parent_is_gone(busy: bool) -> None:
     # This parent is not the one that the system knows: both are of one server, which lives on.
-    context = processes._context()
+    context = pool_of.context_of_workers()
     ours, theirs = context.Pipe()
     parent = context.Process(target=_parent, args=(theirs, busy))
     parent.start()
