@@ -6,7 +6,7 @@ each family of architectures. Nothing else of this project calls a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from calibrate.rows import Rows, RowsMade
@@ -73,6 +73,8 @@ class Decoder:
         self.source: Any = None
         """What the encoder of an encoder-decoder made of its text."""
         self.longest = self._longest()
+        self._placed: tuple[int, int, Place] | None = None
+        """Where the tokens of the last pass stood: the next one through later layers has them there too."""
 
     def _longest(self) -> int | None:
         """The most positions that the model knows."""
@@ -102,12 +104,13 @@ class Decoder:
     def run(
         self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: Rows, state: Tensor | None = None, *, batch: int = 1,
         after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
-        seen: list[Tensor] | None = None,
+        seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Run layers [first, last) but for `gaps` on tokens from position `at` on, shape (width, hidden): `model.steps.Forward`.
 
         `state` is what the layers before have made of them. Rows behind `at` are let go of first. In a batch the tokens of the
-        first text come first, and then as many of the second. `seen` gets the state before each layer.
+        first text come first, and then as many of the second. `seen` gets the state before each layer,
+        and `between` is called with its number; what that raises ends the pass.
         """
         import torch
 
@@ -121,6 +124,8 @@ class Decoder:
             for layer in range(first, last):
                 if layer in skipped:
                     continue
+                if between is not None:
+                    between(layer)
                 if seen is not None:
                     seen.append(hidden.reshape(-1, hidden.shape[-1]))
                 try:
@@ -143,13 +148,17 @@ class Decoder:
         import torch
 
         if not after and rows.at is None:
+            if self._placed is not None and self._placed[:2] == (at, width):
+                return self._placed[2]
             if self.longest is not None and at + width > self.longest:
                 self._too_long(at + width)
             positions = torch.arange(at, at + width, device=self.device)[None]
             mask = None
             if width > 1 and at:
                 mask = torch.ones(width, at + width, dtype=torch.bool, device=self.device).tril_(at)[None, None]
-            return Place(positions, mask, self._extras(positions, at + width))
+            place = Place(positions, mask, self._extras(positions, at + width))
+            self._placed = at, width, place
+            return place
         seen = rows.follow(at, after or (-1, *range(width - 1)))
         assert rows.at is not None
         stands = rows.at[-width:]

@@ -1,0 +1,383 @@
+"""Decoding over processes writes what the plain decoder writes, row by row as believed; whatever becomes of a process is said.
+
+Processes are dear to start: one set of them serves all texts and models, and those that are to be spoiled are few.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrate import pool as pool_of
+from calibrate import processes, prompts, units
+from calibrate.interpreter import Luck, Real, Sampling
+from calibrate.processes import GONE, Parallel, Pool, ProcessError, started
+from calibrate.replicas import Replica
+from model.algorithms import autoregressive, beam, ppd, speculative
+from model.checks import ParameterError
+from model.decoding import Answered
+from model.spans import Span
+from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from sim.events import Interval
+from tests import real_models
+from tests.real_models import DEPTHS, SOURCE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+LAYERS = DEPTHS["target"]
+CHOICES = [
+    ppd.Parameters(LAYERS, layer, k, form)
+    for form, layers in (("literal", (3, 4, 5)), ("eager", (3, 5)), ("flat", (1, 2, 3))) for layer in layers for k in (1, 2, 3)
+]  # fmt: skip
+NESTED = [ppd.Parameters(LAYERS, layer, k, "nested") for layer, k in ((3, 1), (3, 3), (4, 2), (2, 1))]
+
+
+def tiny(kind: str, seed: int = 0) -> Replica:
+    """The model of `real_models`, as any process can make it."""
+    return Replica(real_models.config(kind, LAYERS).to_json_string(), dtype="float64", random=seed, spread=3.0)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with started(tiny("llama"), 4, 96, patience=30) as found:
+        yield found
+
+
+def use(pool: Pool, replica: Replica, capacity: int = 96, source: tuple[int, ...] = ()) -> None:
+    """Have the model loaded, if it is not."""
+    if pool.replica != replica:
+        pool.load(replica, capacity, source)
+
+
+def both(pool: Pool, parameters: Any, prompt: list[int], tokens: int, **more: Any) -> tuple[Parallel, Real]:
+    """The same decoding over processes and in one."""
+    parallel, alone = Parallel(pool, record=True, **more), Real({"target": pool.decoder}, **more)
+    for each in (parallel, alone):
+        each.run(ppd.decode(parameters, prompt, tokens), tokens)
+    as_believed(pool)
+    return parallel, alone
+
+
+def as_believed(pool: Pool) -> None:
+    """All rows are those that the scheduler believes they are, and what one pass made is the same wherever it lies."""
+    memory, known = pool.memory, pool.tags != GONE
+    assert (memory.tags[known] == pool.tags[known]).all()
+    first = pool.tags[0]
+    for unit in range(1, pool.units):
+        layers, places = np.nonzero((pool.tags[unit] == first) & (first > 0))
+        ours, theirs = memory.rows[0][layers, ..., places, :], memory.rows[unit][layers, ..., places, :]
+        assert ours.equal(theirs)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "gpt_neox"])
+def test_what_is_written_is_what_the_plain_decoder_writes(pool: Pool, kind: str) -> None:
+    use(pool, tiny(kind))
+    prompt = [3, 4, 5, 6, 17]
+    expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
+    for parameters in [*CHOICES, *NESTED] if kind == "llama" else [CHOICES[1], CHOICES[11], CHOICES[15], NESTED[0]]:
+        parallel, alone = both(pool, parameters, prompt, 16)
+        assert parallel.work.tokens == alone.work.tokens == expected, parameters
+        assert parallel.work.commits == alone.work.commits, parameters
+        if parameters.form != "nested":
+            assert parallel.work.account == alone.work.account, parameters
+            assert parallel.work.forks == alone.work.forks
+
+
+def test_a_decoder_behind_an_encoder(pool: Pool) -> None:
+    use(pool, tiny("t5"), source=SOURCE)
+    expected = real_models.oracle(real_models.model("t5", LAYERS), [0], 12)
+    for parameters in CHOICES[:2]:
+        assert both(pool, parameters, [0], 12)[0].work.tokens == expected
+    pool.read_source((9, 3))
+    parallel, alone = both(pool, CHOICES[0], [0], 12)
+    assert parallel.work.tokens == alone.work.tokens
+    with pytest.raises(ParameterError, match="has an encoder, and source is empty; give what it reads"):
+        pool.load(tiny("t5"))
+
+
+def test_the_same_processes_serve_text_after_text(pool: Pool) -> None:
+    use(pool, tiny("llama", 1))
+    for length in (1, 2, 40, 3):
+        prompt = [(7 * place) % 29 for place in range(length)]
+        for parameters in (CHOICES[1], CHOICES[-1], NESTED[0]):
+            parallel, alone = both(pool, parameters, prompt, 9)
+            assert parallel.work.tokens == alone.work.tokens
+
+
+def test_drawn_tokens_reads_and_ends_are_those_of_one_process(pool: Pool) -> None:
+    use(pool, tiny("llama"))
+    parameters = ppd.Parameters(LAYERS, 3, 2, "literal", sampled=True)
+    logs: list[list[Answered]] = [[], []]
+    texts = []
+    for log, kind in zip(logs, ("processes", "one"), strict=True):
+        more: dict[str, Any] = {"sampling": Sampling(1.5), "luck": Luck(3), "log": log}
+        each: Any = Parallel(pool, **more) if kind == "processes" else Real({"target": pool.decoder}, **more)
+        texts.append(each.run(ppd.decode(parameters, [3, 4], 14), 14).tokens)
+    assert texts[0] == texts[1]
+    assert logs[0] == logs[1]
+    whole = real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 16)
+    stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
+    for parameters in (CHOICES[0], CHOICES[9]):
+        work = Parallel(pool).run(ppd.decode(parameters, [3, 4, 5], 16, stop), 16)
+        assert work.tokens == whole[: whole.index(stop) + 1]
+
+
+def test_the_family_writes_the_same_in_float32(pool: Pool) -> None:
+    use(pool, Replica("family:target"), 128)
+    decoder = pool.decoder
+    tokenizer = decoder.tokenizer
+    prompt = tokenizer(prompts.held_out(40, 1, 2, tokenizer=tokenizer.backend_tokenizer)[0].text)["input_ids"]
+    plain = autoregressive.Parameters(decoder.layers)
+    expected = Real({"target": decoder}).run(autoregressive.decode(plain, prompt, 24), 24).tokens
+    for form, layer, k in (("literal", 6, 1), ("literal", 9, 3), ("eager", 8, 2), ("flat", 3, 2)):
+        work = Parallel(pool).run(ppd.decode(ppd.Parameters(decoder.layers, layer, k, form), prompt, 24), 24)
+        assert work.tokens == expected
+        assert 0 < work.commits.count("match") < 24  # both ways were gone
+    as_believed(pool)
+
+
+def test_what_happened_when(pool: Pool) -> None:
+    assert Span._fields == Interval._fields
+    use(pool, tiny("llama"))
+    run, _ = both(pool, ppd.Parameters(LAYERS, 3, 3, "eager"), [3, 4, 5], 12)
+    spans, commits = run.spans, run.work.commits
+    passes = [span for span in spans if span.what == "forward"]
+    for unit in range(4):
+        of = sorted(span for span in passes if span.unit == unit)
+        assert all(one.end <= other.start for one, other in itertools.pairwise(of))  # a unit makes one at a time
+    assert all(run.begun <= span.start <= span.end <= run.begun + run.seconds for span in spans if span.fate == "kept")
+    without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind[2] == kind[3])
+    assert len(passes) == run.work.account.passes - without_layers
+    kept = [span for span in passes if span.unit and span.fate == "kept"]
+    assert len(kept) == commits[:-1].count("match") == sum(span.what == "promotion" for span in spans)
+    assert {span.fate for span in passes if span.unit} >= {"kept"}
+    assert all(span.unit == 0 for span in spans if span.what in ("dispatch", "wait", "head"))
+    without = Parallel(pool)
+    without.run(ppd.decode(CHOICES[0], [3, 4, 5], 12), 12)
+    assert without.spans == []
+
+
+def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:
+    with pytest.raises(ParameterError, match=r"device must be cpu for a run over processes, got .cuda:1."):  # noqa: SIM117
+        with started(Replica("family:target", device="cuda:1"), 2):
+            pass
+    with pytest.raises(ParameterError, match="heads are trained for a model's weights"):
+        Replica("{}", random=1, heads="heads.safetensors")
+    with pytest.raises(ParameterError, match="spread is of random weights"):
+        Replica("family:target", spread=2.0)
+    for said in ("{", '{"model_type": "none"}', '{"layers": 3}'):
+        with pytest.raises(ParameterError, match="model is no configuration that transformers takes"):
+            Replica(said, random=0).load()
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2"),
+        (ppd.decode(ppd.Parameters(LAYERS, 3, 1), [3] * 14, 8), "must fit the capacity=16, got at least 17 positions"),
+        (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as random llama has, got at least 6"),
+        (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* asks for the draft"),
+        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "a run over processes"),
+    ],
+)  # fmt: skip
+def test_a_run_that_it_is_not_for_is_refused(steps: Any, said: str) -> None:
+    with started(tiny("llama"), 2, 16) as pool:
+        with pytest.raises(ParameterError, match=said):
+            Parallel(pool).run(steps, 8)
+        with pytest.raises(ProcessError, match="are broken by an earlier error; start them anew"):
+            Parallel(pool).run(steps, 8)
+
+
+def test_rows_that_are_not_those_believed_are_refused() -> None:
+    decoder = tiny("llama").load()
+    memory = units.Memory.of(decoder, 2, 16)
+    one, other = units.Unit(0, decoder, memory), units.Unit(1, decoder, memory)
+    believed = units.believed_of(b"")
+    one.make(units.Command(7, (3, 4), 0, 0, 5, 0, None, (), believed))
+    believed = units.believed_of(np.full((5, 2), 7).tobytes())
+    step = units.Command(8, (9,), 2, 0, 5, 0, None, (units.Piece(0, 0, 5, 0, 2),), believed)
+    expected = one.make(step._replace(pieces=()))
+    assert other.make(step).equal(expected)
+    with pytest.raises(CacheError, match="unit 1: pass 9 at position 2 saw other rows than it should have"):
+        other.make(step._replace(serial=9, believed=believed + 1))
+    memory.tags[1, 3, 1] = 8  # one row of one layer is another pass's
+    with pytest.raises(CacheError, match="saw other rows"):
+        other.make(step._replace(serial=10, pieces=()))
+    with pytest.raises(CacheError, match="unit 1 is to go on from pass 3, but made 8 last"):
+        other.make(step._replace(serial=11, first=2, state=3))
+    with pytest.raises(CacheError, match="rows up to position 17 do not fit"):
+        other.make(units.Command(12, (3,) * 17, 0, 0, 5, 0, None, (), 0))
+
+
+# --- what becomes of processes ---
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether none of these processes is there any more, or soon."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def shared() -> set[str]:
+    """Names in shared memory."""
+    return {*os.listdir("/dev/shm")}
+
+
+def asking(token: int = 5) -> Steps:
+    """A sub-process makes a pass, and the main process waits for it."""
+    while True:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        subs = yield Fork((Forward("target", (token,), 2, 0, LAYERS),), (1,))
+        yield Join(subs)
+        yield Commit("token", ((yield Read("next", out)),))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ("crash", "the process of unit 1 failed: IndexError: index out of range"),
+        ("hang", "the process of unit 1 did not answer within 1 s; the run is over"),
+        ("kill", "the process of unit 1 was killed by SIGKILL"),
+        ("interrupt", ""),
+    ],
+)
+def test_whatever_becomes_of_a_process_ends_the_run_and_leaves_nothing(harm: str, said: str) -> None:
+    before, affinity = shared(), os.sched_getaffinity(0)
+    with started(tiny("llama"), 2, 16, patience=1) as pool:
+        pids = pool.pids
+        run = Parallel(pool)
+        run.run(asking(), 2)
+        if harm == "hang":
+            os.kill(pids[0], signal.SIGSTOP)
+        if harm == "kill":
+            os.kill(pids[0], signal.SIGKILL)
+        if harm == "interrupt":
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
+            with pytest.raises(KeyboardInterrupt):
+                Parallel(pool).run(asking(), 1_000_000)
+            signal.signal(signal.SIGALRM, usual)
+        else:
+            with pytest.raises(ProcessError, match=said):
+                Parallel(pool).run(asking(10**6 if harm == "crash" else 5), 1_000_000)
+        with pytest.raises(ProcessError, match="broken by an earlier error"):
+            Parallel(pool).run(asking(), 2)
+    assert gone(pids)
+    assert shared() <= before
+    assert os.sched_getaffinity(0) == affinity
+    with pytest.raises(ProcessError, match="closed"):
+        Parallel(pool).run(asking(), 2)
+
+
+def test_idle_processes_cost_nothing_and_stopped_passes_are_given_up(pool: Pool) -> None:
+    def ticks() -> int:
+        said = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pool.pids]
+        return sum(int(each[11]) + int(each[12]) for each in said)
+
+    use(pool, tiny("llama"))
+    time.sleep(0.1)
+    before = ticks()
+    time.sleep(0.5)
+    assert ticks() - before <= 5  # hundredths of a second, of three processes
+
+    def stopping() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        for _ in range(20):  # more than a worker has room for
+            yield Stop((yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))))
+        subs = yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))
+        yield Join(subs)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = Parallel(pool, record=True)
+    assert len(run.run(stopping(), 1).tokens) == 1
+    as_believed(pool)
+    fates = [span.fate for span in run.spans if span.what == "forward" and span.unit == 1]
+    assert len(fates) == 21
+    assert "cancelled" in fates
+    assert fates[-1] == "discarded"
+
+
+PARENT = """
+    from calibrate import processes
+    from tests import test_processes as these
+
+    def main():
+        with processes.started(these.tiny("llama"), 3, 16) as pool:
+            print(*pool.pids, flush=True)
+            processes.Parallel(pool).run(these.asking(), 1_000_000)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("signals", ["SIGINT", "SIGKILL"])
+def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
+    before = shared()
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    root = Path(processes.__file__).parents[1]
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.2)
+    if signals == "SIGINT":
+        os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to all of them
+    else:
+        os.kill(pids[1], signal.SIGSTOP)  # one that cannot see for itself that its parent is gone
+        parent.kill()
+    error = parent.communicate(timeout=20)[1]
+    assert parent.returncode == -getattr(signal, signals)
+    if signals == "SIGINT":
+        assert error.rstrip().endswith("KeyboardInterrupt")
+        assert error.count("Traceback") == 1  # the workers' own is not seen
+    assert gone(pids)
+    assert shared() <= before
+
+
+def _parent(end: Any, busy: bool) -> None:
+    with started(tiny("llama"), 3, 16) as pool:
+        end.send(pool.pids)
+        if busy:
+            Parallel(pool).run(asking(), 1_000_000)
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_processes_see_for_themselves_that_their_parent_is_gone(busy: bool) -> None:
+    # This parent is not the one that the system knows: both are of one server, which lives on.
+    context = pool_of.context_of_workers()
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=_parent, args=(theirs, busy))
+    parent.start()
+    assert ours.poll(60)
+    pids = ours.recv()
+    time.sleep(0.1)
+    parent.kill()
+    parent.join()
+    assert gone(pids)
