@@ -41,6 +41,7 @@ from calibrate.units import (
     Orders,
     Unit,
     fingerprint,
+    share_weights,
 )
 from model import checks
 from model.checks import ParameterError
@@ -64,7 +65,7 @@ class ProcessError(ParameterError):
 @contextlib.contextmanager
 def started(
     replica: Replica, units: int, capacity: int | None = None, *, source: Sequence[int] = (), pin: bool = True, spin: float = SPIN,
-    patience: float = PATIENCE,
+    patience: float = PATIENCE, share: bool = True,
 ) -> Iterator[Pool]:
     """Worker processes for `units` units, this process being one of them; they end with the block, however it is left.
 
@@ -82,6 +83,8 @@ def started(
         Seconds for which a process that waits watches a counter before it sleeps.
     patience
         Seconds in which a pass must be made; a worker that takes longer is taken to hang.
+    share
+        Whether all replicas read their weights in the same memory; else each has its own, as on units with memories of their own.
     """
     checks.whole("units", units, 1, checks.MAX_UNITS)
     checks.number("spin", spin, 0)
@@ -91,7 +94,7 @@ def started(
         raise ParameterError(f"device must be cpu for a run over processes, got {checks.shown(replica.device)}; take --device cpu")
     with _one_thread():
         cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_setaffinity") else []
-        pool = Pool(units, cores, spin, patience)
+        pool = Pool(units, cores, spin, patience, share)
         try:
             pool.load(replica, capacity, source)
             if cores:  # not before: who is started later begins with the cores of whoever starts him
@@ -162,10 +165,10 @@ class Post:
 class Pool:
     """Units with replicas of a model, the first in this process. See `started`."""
 
-    def __init__(self, units: int, cores: Sequence[int], spin: float, patience: float) -> None:
+    def __init__(self, units: int, cores: Sequence[int], spin: float, patience: float, share: bool) -> None:
         import torch.multiprocessing  # noqa: F401  it teaches pipes to carry tensors in shared memory
 
-        self.units, self.spin, self.patience = units, spin, patience
+        self.units, self.spin, self.patience, self.share = units, spin, patience, share
         self.broken = self.closed = False
         self.posts: dict[int, Post] = {}
         self.board = Board(units)
@@ -202,12 +205,13 @@ class Pool:
         checks.whole("capacity", capacity, 1, most, f"positions of model {decoder.name}")
         with torch.inference_mode(False):
             memory = Memory.of(decoder, self.units, capacity)
+            weights = share_weights(decoder) if self.share else None
         with self._guarded():
             for post in self.posts.values():
                 if not hasattr(self, "decoder"):
                     self._answer(post, "up")
                     post.end.send(("board", self.board.tensors))
-                post.end.send(("load", replica, memory.tensors, tuple(source)))
+                post.end.send(("load", replica, memory.tensors, tuple(source), weights))
             self.decoder: Decoder = decoder
             self.replica, self.memory, self.capacity = replica, memory, capacity
             self.unit = Unit(0, decoder, memory)

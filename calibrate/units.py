@@ -290,6 +290,40 @@ class Unit:
                 raise CacheError(f"unit {self.number}: layer {layer} should hold {end} positions, it holds {held}")
 
 
+def weights_of(decoder: Decoder) -> list[tuple[Any, Any]]:
+    """All weights of a model, trained heads included, each as (where it is, its name there)."""
+    return [*[(parameter, "data") for parameter in decoder.full.parameters()], *[(decoder.heads, layer) for layer in decoder.heads]]
+
+
+def share_weights(decoder: Decoder, given: Tensor | None = None) -> Tensor:
+    """Have a model read its weights where other processes do too: in what was given, where they must be the same, or in new memory.
+
+    Shape (bytes,). Of processes on one processor each then finds in its cache what the others have read.
+    """
+    import torch
+
+    with torch.inference_mode(False):
+        places = weights_of(decoder)
+        found = [where.data if name == "data" else where[name] for where, name in places]
+        ends = np.cumsum([-(-tensor.numel() * tensor.element_size() // 64) * 64 for tensor in found])
+        flat = _shared((int(ends[-1]),), torch.uint8) if given is None else given
+        if len(flat) != ends[-1]:
+            raise ValueError("the replica has weights of another size")
+        for (where, name), tensor, end in zip(places, found, ends.tolist(), strict=True):
+            size = tensor.numel() * tensor.element_size()
+            start = end - -(-size // 64) * 64
+            own = flat[start : start + size].view(tensor.dtype).view(tensor.shape)
+            if given is None:
+                own.copy_(tensor)
+            elif not own.equal(tensor):
+                raise ValueError("the replica has other weights")
+            if name == "data":
+                where.data = own
+            else:
+                where[name] = own
+        return flat
+
+
 def fingerprint(decoder: Decoder) -> tuple[Any, ...]:
     """What two replicas must have in common: sizes, and numbers of every tensor's beginning and end."""
     import torch
@@ -406,13 +440,18 @@ class _Worker:
         self.connection.send((what, None if self.unit is None else fingerprint(self.unit.decoder)))
         return True
 
-    def _load(self, replica: Replica, tensors: Sequence[Tensor], source: tuple[int, ...]) -> None:
+    def _load(self, replica: Replica, tensors: Sequence[Tensor], source: tuple[int, ...], weights: Tensor | None) -> None:
         import gc
+
+        import torch
 
         from calibrate import decoding
 
         self.unit = None
-        decoder: Any = replica.load()
+        with torch.inference_mode(False):
+            decoder: Any = replica.load()
+        if weights is not None:
+            share_weights(decoder, weights)
         if source:
             decoder.read_source(source)
         decoding.warm({"target": decoder})
