@@ -10,13 +10,16 @@ import inspect
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibrate.decoder import Decoder
 from calibrate.interpreter import Answers, Luck, Real, Sampling, Times
 from model import checks, methods, tables
 from model.checks import ParameterError
 from model.decoding import Answered, Decoding
+
+if TYPE_CHECKING:
+    from calibrate.pool import Pool
 
 DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium": "medium_layers"})
 """What says the depth of a model, by its role."""
@@ -25,7 +28,7 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
     sampling: Sampling | None = None, luck: Luck | None = None, stop: int | None = None, log: bool = False,
-    answers: Answers | None = None, times: Times | None = None,
+    answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None,
 ) -> Decoding:
     """Decode `tokens` tokens behind a prompt of at least one, or until the token `stop`.
 
@@ -41,6 +44,8 @@ def decode(
         The law of drawn tokens, and where the numbers come from.
     log
         Whether every read and its answer are kept.
+    pool
+        Processes that make the passes of sub-processes (`calibrate.pool`); this one makes them one after another where left out.
     answers, times
         See `calibrate.interpreter.Real`. Where a world answers, the prompt's tokens are the places of a text, from 0.
 
@@ -57,7 +62,9 @@ def decode(
     check_text(models, (0,) * len(text) if answers is not None else text, tokens)
     parameters = parameters_of(method, models, scheduled(method, {} if settings is None else settings, len(text), tokens))
     reads: list[Answered] = []
-    real = Real(models, sampling=sampling, luck=luck, log=reads if log else None, answers=answers, times=times)
+    more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
+    more_of |= {"sampling": sampling, "luck": luck}
+    real: Any = Real(models, **more_of) if pool is None else _over(pool, parameters, more_of)
     module = methods.algorithm(method)
     more = {} if stop is None or not takes_stop(method) else {"stop": stop}
     steps = module.decode(parameters, list(text), tokens, **more)
@@ -73,11 +80,20 @@ def decode(
             raise
         needed = f"a prompt of {len(text)} tokens and {tokens} more"
         raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start if pool is None else real.seconds
     said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
     return Decoding(
         method, said, text, tokens, tuple(work.committed), work.account, more.get("stop"), seconds, tuple(reads)
     )  # fmt: skip
+
+
+def _over(pool: Pool, parameters: Any, more: Mapping[str, Any]) -> Any:
+    """The interpreter over processes."""
+    from calibrate.processes import Parallel
+
+    if parameters.units > pool.units:
+        raise ParameterError(f"units must be at least {parameters.units}, which the method reserves, got {pool.units} processes")
+    return Parallel(pool, **more)
 
 
 def parameters_of(method: str, models: Mapping[str, Decoder], settings: Mapping[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from model.work import Task
 if TYPE_CHECKING:
     from calibrate import adapter
     from calibrate.decoder import Decoder
+    from calibrate.pool import Pool
 
 CHUNK = 512
 """Positions that the rows are filled with at once."""
@@ -183,6 +184,46 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
 def _projected(output: Output) -> Output:
     _ = output.logits
     return output
+
+
+TEXT = 24
+"""Tokens of the text that processes are timed on, and its prompt."""
+
+
+def processes(pool: Pool) -> dict[str, Any]:
+    """What starting sub-processes on other units takes, until they have woken up, and taking one over: quartiles [us], by how many
+    sub-processes; a raw row without its place. On a text of forced outcomes that no run is of.
+    """
+    from calibrate.processes import Parallel
+    from calibrate.timing import quartiles
+    from model import forced
+    from model.algorithms import ppd
+
+    layers = pool.decoder.layers
+    found: dict[str, dict[str, list[float]]] = {"dispatch_us": {}, "wake_us": {}, "promotion_us": {}}
+    for candidates in range(1, pool.units):
+        parameters = ppd.Parameters(layers, -(-layers // 2), candidates)
+        seconds: dict[str, list[float]] = {"dispatch": [], "link": [], "promotion": []}
+        for turn in range(4):
+            world = forced.world(parameters, TEXT, TEXT, {"match_rate": 0.6}, seed=turn)
+            over = Parallel(pool, answers=world, record=True)
+            over.run(ppd.decode(parameters, tuple(range(TEXT)), TEXT), TEXT)
+            for span in over.spans:
+                if turn and span.what in seconds:
+                    seconds[span.what].append(span.seconds)
+        for name, what in (("dispatch_us", "dispatch"), ("wake_us", "link"), ("promotion_us", "promotion")):
+            found[name][str(candidates)] = quartiles(seconds[what] or [0.0])
+    return {**found, "repeats": TEXT, "exit_layer": -(-layers // 2)}
+
+
+def process_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `processes`: medians over rounds."""
+    table: list[dict[str, Any]] = []
+    for part in ("dispatch", "wake", "promotion"):
+        for count in rows[0][f"{part}_us"] if rows else ():
+            rounds = [row[f"{part}_us"][count] for row in rows]
+            table.append({"part": part, "busy": 0, "processes": int(count)} | _times(rounds, sum(row["repeats"] for row in rows)))
+    return table
 
 
 def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) -> list[dict[str, Any]]:

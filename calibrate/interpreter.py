@@ -276,9 +276,9 @@ class Real(Interpreter):
     def forward(self, cache: Held, step: Forward) -> Output:
         """Run layers."""
         if self.times is None:
-            return self._forward(cache, step)
+            return self._make_pass(cache, step)
         begun = time.perf_counter()
-        found = self._forward(cache, step)
+        found = self._make_pass(cache, step)
         self.times.passes[step.role] += time.perf_counter() - begun
         return found
 
@@ -288,7 +288,7 @@ class Real(Interpreter):
         if self.times is not None:
             self.times.commits.append(time.perf_counter() - self.times.start)
 
-    def _forward(self, cache: Held, step: Forward) -> Output:
+    def _make_pass(self, cache: Held, step: Forward) -> Output:
         import torch
 
         role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared = step
@@ -304,8 +304,8 @@ class Real(Interpreter):
         if first == last:
             return Output(step, decoder, states, None)
         rows = cache.of(role, texts)
-        if self.answers is not None:  # whose tokens are places in a text
-            tokens = tuple(token % decoder.vocabulary for token in tokens)
+        if self.answers is not None:
+            tokens = self.known(role, tokens)
         seen: list[Tensor] | None = [] if compared else None
         states = decoder.run(
             tokens, at, first, last, rows, states, batch=max(len(texts), 1), after=after, gaps=gaps, rows_only=rows_only,
@@ -360,6 +360,10 @@ class Real(Interpreter):
                 return _alike(output, offset)
             case "beams":
                 return _continued(output, hypotheses, width)
+
+    def known(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokens that the model has, in the place of a world's, which are places in a text, or negative where they are wrong."""
+        return tuple(token % self.decoders[role].vocabulary for token in tokens)
 
     def _known(self, step: Read) -> Read:
         """The same of a token that the model has: a world's wrong tokens are negative."""

@@ -6,9 +6,10 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from model import checks, physical, transformer
 from model.checks import ParameterError
 from model.profile import Profile, Source, save, table_of
 from model.surface import Surface
+
+if TYPE_CHECKING:
+    from calibrate.pool import Pool
 
 TOLERANCE = 0.1
 """How much faster than the measured ceilings a pass may be before it is refused [-]: they are measured, to a few percent."""
@@ -56,12 +60,14 @@ def time_layers(
     quick: bool = False,
     resume: bool = False,
     name: str | None = None,
+    pool: Callable[[], AbstractContextManager[Pool]] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Timed:
     """Time every layer of a model over a grid and write profiles, one for each mode, and the raw rows that they are derived from.
 
     `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
-    `quick` measures the ceilings roughly.
+    `quick` measures the ceilings roughly. `pool` starts processes with replicas of the model, where what they take is to be timed
+    too.
     """
     needed()
     checks.number("minutes", minutes, 0)
@@ -109,6 +115,9 @@ def time_layers(
             from calibrate import interpreted
 
             rows.add({"kind": "reads", "round": turn, "busy": 0} | interpreted.reads(built.decoder))
+            if pool is not None:
+                with pool() as processes:
+                    rows.add({"kind": "processes", "round": turn} | interpreted.processes(processes))
     written, refused = {}, {}
     for mode in grid.modes:
         if not any(row["kind"] == "point" and row["mode"] == mode for row in outcome.rows):
@@ -239,6 +248,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
 
         calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
         table += interpreted.part_rows([row for row in rows if row["kind"] == "reads"], calls, layers)
+        table += interpreted.process_rows([row for row in rows if row["kind"] == "processes"])
     notes = ["weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"]
     if any(row.get("round") for row in rows) and mode == "interpreter":
         notes.append("of several rounds the one with the middle whole pass counts, as of runs beside them")

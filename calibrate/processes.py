@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from calibrate import units as at_units
 from calibrate.decoder import Decoder
-from calibrate.interpreter import Luck, Output, Real, Sampling
+from calibrate.interpreter import Answers, Luck, Output, Real, Sampling, Times
 from calibrate.pool import Flight, Pool, ProcessError, started
 from calibrate.units import DONE, MADE, STATUS, STOPPED, Command, Piece, believed_of
 from model.checks import ParameterError
@@ -89,8 +89,8 @@ class Parallel(Real):
     ----------
     pool
         The processes: see `started`.
-    sampling, luck, log
-        As of `Real`.
+    sampling, luck, log, answers, times
+        As of `Real`; of the times those of passes are left out, which go on side by side: spans say them.
     record
         Whether `spans` are kept: what happened when.
 
@@ -100,9 +100,9 @@ class Parallel(Real):
 
     def __init__(
         self, pool: Pool, *, sampling: Sampling | None = None, luck: Luck | None = None, log: list[Answered] | None = None,
-        record: bool = False,
+        answers: Answers | None = None, times: Times | None = None, record: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__({ROLE: pool.decoder}, sampling=sampling, luck=luck, log=log)
+        super().__init__({ROLE: pool.decoder}, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
         self.pool = pool
         self.recording = record
         self.rows: list[tuple[Span, _Process | None]] = []
@@ -435,6 +435,8 @@ class Parallel(Real):
         """Say what a unit is to do, and what it lacks for it; what its rows will be then is remembered."""
         pool, unit, serial = self.pool, task.unit, task.serial
         _, tokens, at, first, last, state, heads, *_ = step
+        if self.answers is not None:
+            tokens = self.known(ROLE, tokens)
         want, have = tags[first:last, :at], pool.tags[unit, first:last]
         said = want.tobytes()
         pieces: tuple[Piece, ...] = ()

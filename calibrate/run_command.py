@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from calibrate.command import guarded, placed, progress
 if TYPE_CHECKING:
     from calibrate.decoder import Decoder
     from calibrate.loading import Model
+    from calibrate.pool import Pool
     from calibrate.run_plan import Choice, Written
     from calibrate.running import Wanted
     from model.runs import Runs
@@ -119,12 +121,29 @@ def measured(
     files.json_of(out)
     said = written.run
     models, opened = _models(written, device)
-    wanted = [*_wanted(written, opened)]
+    wanted = [*_wanted(written, models, opened)]
     about = {"prompts": _source(written), "profiles": _profiles(written, device)}
     plan = running.Plan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
     running.check(plan, models)
-    before = None if written.profile is None else _profiled(written, out.parent, device)
-    return running.measure(out, plan, models, resume=resume, report=report, before_turn=before)
+    units = max(each.units for each in wanted)
+    pool = None if units == 1 else _pool(written, models, units, device)
+    before = None if written.profile is None else _profiled(written, out.parent, device, pool)
+    return running.measure(out, plan, models, resume=resume, report=report, before_turn=before, pool=pool)
+
+
+def _pool(written: Written, models: Mapping[str, Decoder], units: int, device: str) -> Callable[[], AbstractContextManager[Pool]]:
+    """What starts processes with replicas of the target."""
+    from calibrate import loading
+    from calibrate.pool import started
+    from calibrate.replicas import Replica
+
+    said, name = written.run, _named(written)["target"]
+    heads = None
+    if models["target"].heads:
+        heads = str(loading.heads_beside(said.model) if said.heads is None else Path(said.heads))
+    random = None if models["target"].checksum else said.seed
+    replica = Replica(name, device, said.dtype, random, heads=heads)
+    return lambda: started(replica, units, said.prompt_tokens + said.tokens + 8)
 
 
 def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str, Model]]:
@@ -157,22 +176,27 @@ def _use_heads(target: Model, where: str, heads: str | None, choices: Sequence[C
     loading.use_heads(target, path)
 
 
-def _wanted(written: Written, opened: Mapping[str, Model]) -> Iterator[Wanted]:
-    from calibrate import log_command, running
+def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str, Model]) -> Iterator[Wanted]:
+    from calibrate import decoding, log_command, running
 
     said = written.run
     real = any(each.rates is None for each in written.choices)
     texts: list[tuple[str, list[int]]] = []
     if real:
         texts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
+    lengths = {len(tokens) for _, tokens in texts} or {said.prompt_tokens}
     for each in written.choices:
+        units = 1
+        if each.processes:
+            table = decoding.scheduled(each.method, each.settings, max(lengths), said.tokens)
+            units = decoding.parameters_of(each.method, models, table).units
         if each.rates is None:
             for name, tokens in texts:
-                yield running.Wanted(each.method, each.settings, tuple(tokens), name)
+                yield running.Wanted(each.method, each.settings, tuple(tokens), name, units=units)
         else:
             for number in range(1 if not real else said.prompts):
                 prompt = tuple(range(said.prompt_tokens))
-                yield running.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number)
+                yield running.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number, units)
 
 
 def _source(written: Written) -> str:
@@ -203,7 +227,9 @@ def _profiles(written: Written, device: str) -> dict[str, str]:
     return {role: f"{layers.called_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
 
 
-def _profiled(written: Written, folder: Path, device: str) -> Callable[[int], None]:
+def _profiled(
+    written: Written, folder: Path, device: str, pool: Callable[[], AbstractContextManager[Pool]] | None
+) -> Callable[[int], None]:
     """One more round of the profiles of all models: what `running.measure` does before each turn."""
     from calibrate import layers
     from calibrate.timing import Effort, Grid
@@ -212,14 +238,19 @@ def _profiled(written: Written, folder: Path, device: str) -> Callable[[int], No
     assert passes is not None
     named = _named(written)
 
+    effort = Effort(target=0.01, least=7, most=60, warmups=3)
+
     def round_of(turn: int) -> None:
-        for name in named.values():
-            axes = {key: value for key, value in asdict(passes).items() if key != "minutes"}
-            grid = Grid(**axes, modes=("interpreter",), rounds=turn + 1)
-            layers.time_layers(
-                name, grid, folder, device=device, dtype=said.dtype, effort=Effort(target=0.01, least=7, most=60, warmups=3),
-                minutes=passes.minutes, quick=True, resume=True,
-            )  # fmt: skip
+        for role, name in named.items():
+            axes = {key: value for key, value in asdict(passes).items() if key not in ("minutes", "busy")}
+            grids = [Grid(**axes, modes=("interpreter",), rounds=turn + 1)]
+            if role == "target" and passes.busy:  # what units of one host cost each other is seen at one width
+                grids.insert(0, Grid((1,), passes.contexts, busy=passes.busy, modes=("interpreter",), rounds=turn + 1))
+            for grid in grids:
+                layers.time_layers(
+                    name, grid, folder, device=device, dtype=said.dtype, effort=effort, minutes=passes.minutes, quick=True,
+                    resume=True, pool=pool if role == "target" and grid is grids[-1] else None,
+                )  # fmt: skip
 
     return round_of
 

@@ -20,6 +20,7 @@
     exit_layer = 6
     sweep = { candidates = [1, 3] }
     forced = { match_rate = [0.3, 0.7] }    # outcomes are forced: weights say nothing
+    processes = true            # sub-processes are processes of the system, each with a model of its own
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Passes:
     widths: tuple[int, ...]
     contexts: tuple[int, ...]
     batches: tuple[int, ...] = (1,)
-    busy: tuple[int, ...] = (0,)
+    busy: tuple[int, ...] = ()
+    """Other processes at the same work, at width 1 of the target: what units of one host cost each other."""
     minutes: float = 1.0
     """For each model before each repeat."""
 
@@ -81,6 +83,8 @@ class Choice:
     method: str
     settings: Mapping[str, Any]
     rates: Mapping[str, float] | None = None
+    processes: bool = False
+    """Whether its sub-processes are processes of the system."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +132,14 @@ def of(said: Mapping[str, Any]) -> Written:
 def _choices(table: Any) -> list[Choice]:
     if not isinstance(table, Mapping) or "name" not in table:
         raise ParameterError("method.name is required in each [[method]]; `sim ls methods` lists them")
-    own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced")}
+    own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "processes")}
+    checks.flag("processes", table.get("processes", False))
     swept = {key: _values(key, value) for key, value in dict(table.get("sweep", {})).items()}
     rates = {key: _values(key, value) for key, value in dict(table.get("forced", {})).items()}
     found = []
     for settings in choices(table["name"], tables.frozen_values(own), swept):
         for forced in _combined(rates) if rates else [None]:
-            found.append(Choice(table["name"], settings, forced))
+            found.append(Choice(table["name"], settings, forced, table.get("processes", False)))
     return found
 
 

@@ -6,14 +6,16 @@ then come the timed repeats, without a log. Rows are kept as they come: what is 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +27,9 @@ from model.checks import ParameterError
 from model.decision_log import DecisionLog, plain
 from model.decoding import Decoding
 from model.runs import Runs
+
+if TYPE_CHECKING:
+    from calibrate.pool import Pool
 
 Report = Callable[[int, int, str], None]
 
@@ -43,6 +48,8 @@ class Wanted:
         Rates by which outcomes are forced (`model.forced`); None where the models answer.
     replication
         Whose luck it has.
+    units
+        Processes that make its passes; 1: this one makes all of them.
     """
 
     method: str
@@ -51,11 +58,16 @@ class Wanted:
     name: str
     rates: Mapping[str, float] | None = None
     replication: int = 0
+    units: int = 1
+
+    def __post_init__(self) -> None:
+        checks.whole("units", self.units, 1, checks.MAX_UNITS)
 
     def __str__(self) -> str:
         """As messages name it."""
         said = ", ".join(f"{key}={value}" for key, value in (dict(self.settings) | dict(self.rates or {})).items())
-        return f"{self.method}{f' ({said})' if said else ''}, {self.name}"
+        over = f" over {self.units} processes" if self.units > 1 else ""
+        return f"{self.method}{f' ({said})' if said else ''}{over}, {self.name}"
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,11 @@ def check(plan: Plan, models: Mapping[str, Decoder]) -> None:
             forced.check(each.method, parameters, each.rates)
         if hasattr(parameters, "check_tokens"):
             parameters.check_tokens(plan.tokens)
+        if each.units > 1 and len(own) > 1:
+            raise ParameterError(f"processes are for methods of one model, and {each.method} has {', '.join(own)}; leave them out")
+        if each.units > 1 and each.units != parameters.units:
+            what = f"units must be {parameters.units}, which {each.method} reserves with these parameters"
+            raise ParameterError(f"{what}, got {each.units} processes")
 
 
 def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, Decoder]:
@@ -106,9 +123,13 @@ def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> Any:
     return decoding.parameters_of(each.method, own, decoding.scheduled(each.method, each.settings, len(each.prompt), tokens))
 
 
-def decode(each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, **more: Any) -> Decoding:
+def decode(
+    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, **more: Any
+) -> Decoding:
     """Make a decoding; `more` as `calibrate.decoding.decode` takes it."""
     own, prompt = _of(each, models, tokens), each.prompt
+    if each.units > 1 and pool is not None:
+        own, more = {"target": pool.decoder}, more | {"pool": pool}
     if each.rates is not None:
         prompt = tuple(range(len(prompt)))
         parameters = _parameters(each, own, tokens)
@@ -117,7 +138,9 @@ def decode(each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, 
     return decoding.decode(each.method, own, prompt, tokens, each.settings, luck=Luck(seed, each.replication), **more)
 
 
-def timed(each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int) -> dict[str, Any]:
+def timed(
+    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None
+) -> dict[str, Any]:
     """Time one decoding: its part of a row."""
     times = Times()
     gc.collect()
@@ -125,15 +148,17 @@ def timed(each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int) -
     gc.disable()
     worked = time.thread_time()
     try:
-        made = decode(each, models, tokens, seed, times=times)
+        made = decode(each, models, tokens, seed, pool, times=times)
     finally:
         if was:
             gc.enable()
     worked = time.thread_time() - worked
     assert made.seconds is not None
-    cpu = all(decoder.device.type == "cpu" for decoder in models.values())
+    # Who waits for another process waits for its own work: only of one that does all itself it says what others took.
+    cpu = each.units == 1 and all(decoder.device.type == "cpu" for decoder in models.values())
     return {
-        "units": 1, "seconds": made.seconds, "commit_s": times.commits, "pass_s": [times.passes[role] for role in runs.ROLES],
+        "units": each.units, "seconds": made.seconds, "commit_s": times.commits,
+        "pass_s": [times.passes[role] for role in runs.ROLES],
         "read_s": times.reads, "waited": max(1 - worked / made.seconds, 0.0) if cpu else 0.0, "load": _load(),
     }  # fmt: skip
 
@@ -147,12 +172,13 @@ def _load() -> float:
 
 def measure(
     out: Path, plan: Plan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
-    before_turn: Callable[[int], None] | None = None,
+    before_turn: Callable[[int], None] | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None,
 ) -> Runs:
     """Time a plan and write the runs to `out`, NAME.json.
 
     `before_turn` is called before each repeat of the whole plan: what is to be measured in the same sitting can be, a part each
-    time. Rows are kept in NAME.jsonl until all are there.
+    time. `pool` starts the processes of decodings that have several, anew for each repeat. Rows are kept in NAME.jsonl until all
+    are there.
     """
     runs.json_of(out)
     if out.exists():
@@ -171,17 +197,25 @@ def measure(
             continue
         if before_turn is not None:
             before_turn(turn)
-        for _ in range(plan.warm_ups):
-            decode(plan.wanted[left[0]], models, plan.tokens, plan.seed)
-        for place, number in enumerate(left):
-            if report is not None:
-                report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
-            row = {"decoding": number, "repeat": turn, "turn": turn * len(plan.wanted) + place}
-            kept.add(row | timed(plan.wanted[number], models, plan.tokens, plan.seed))
+        with contextlib.nullcontext() if pool is None else pool() as processes:
+            for _ in range(plan.warm_ups):
+                for number in _first_of_each(plan, left):
+                    decode(plan.wanted[number], models, plan.tokens, plan.seed, processes)
+            for place, number in enumerate(left):
+                if report is not None:
+                    report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
+                row = {"decoding": number, "repeat": turn, "turn": turn * len(plan.wanted) + place}
+                kept.add(row | timed(plan.wanted[number], models, plan.tokens, plan.seed, processes))
     found = Runs(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
     runs.save(found, out)
     kept.path.unlink()
     return found
+
+
+def _first_of_each(plan: Plan, numbers: Sequence[int]) -> list[int]:
+    """The first of these decodings over each number of processes: the others then have warm ones."""
+    found = {plan.wanted[number].units: number for number in reversed(numbers)}
+    return [*found.values()]
 
 
 class _Kept:

@@ -42,8 +42,8 @@ class PassCost:
     slower
         How many times as long everything takes while so many other units of this run are at work, beginning with none; beyond the
         last as the last.
-    dispatch, dispatch_per_process, promotion
-        Starting sub-processes, and taking over the state and the rows of one [s].
+    dispatch, dispatch_per_process, link, promotion
+        Starting sub-processes, from there until they begin, and taking over the state and the rows of one [s].
 
     >>> from model.hardware import Uniform
     >>> from model.transformer import preset
@@ -54,14 +54,14 @@ class PassCost:
 
     by_position = True
     """A pass takes another time at another place: the engine asks for each."""
-    link = 0.0
 
     def __init__(
         self, of: Mapping[str, Hardware], *, busy: int = 0, slower: Sequence[float] = (1.0,), dispatch: float = 0.0,
-        dispatch_per_process: float = 0.0, promotion: float = 0.0,
+        dispatch_per_process: float = 0.0, link: float = 0.0, promotion: float = 0.0,
     ) -> None:
         self.of, self.busy, self.slower = dict(of), busy, tuple(slower)
         self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
+        self.link = link
         self._known: dict[tuple[str, int, int, int, int], Parts] = {}
         self._rows: dict[tuple[str, int], float] = {}
         self._reads: dict[tuple[str, str], float] = {}

@@ -27,6 +27,9 @@ confidence     positions                   how sure a pass is
 saturation     positions                   how little its state has changed
 distance       positions                   how far it is from a token
 beams          positions                   continuations of hypotheses
+dispatch       processes                   starting so many sub-processes on other units
+wake           processes                   from there until they have what they need to begin
+promotion      processes                   taking over the state and the rows of one of so many
 all_reduce     size                        joining the parts of a layer that is split over devices, by bytes
 send           size                        handing bytes from one device or process to another
 gemm           m, n, k                     a product of m by k and k by n (profiles of operations)
@@ -68,6 +71,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "look": ("batch",),
     "rows": ("tokens",),
     **dict.fromkeys(READS, ("positions",)),
+    **dict.fromkeys(("dispatch", "wake", "promotion"), ("processes",)),
     "all_reduce": ("size",),
     "send": ("size",),
     "gemm": ("m", "n", "k"),

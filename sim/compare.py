@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from model.decoding import Decoding
     from sim.events import Run
 
+PROCESSES = "-processes"
+"""What is put behind the name of a method whose sub-processes were processes of the system."""
 SAME = ("name", "threads", "cores")
 """Facts of a machine that a profile and runs must share, beside the libraries' versions."""
 
@@ -112,10 +114,10 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
     wrong = mismatches(runs, profiles)
     if wrong and not allow_mismatch:
         raise ParameterError(f"{wrong[0]}; take the profile that was timed there, or --allow-mismatch, which marks every row")
-    cost = PassCost({role: Measured(each) for role, each in profiles.items()})
-    rows = []
+    of = {role: Measured(each) for role, each in profiles.items()}
+    alone, rows = PassCost(of), []
     for number, timed in runs.timed.items():
-        predicted = predict(timed.decoding, cost, timed.units)
+        predicted = predict(timed.decoding, alone if timed.units == 1 else _over_processes(of, timed), timed.units)
         rows.append(_row(runs, number, timed, predicted) | {"mismatch": "; ".join(wrong)})
     return pl.DataFrame(rows, infer_schema_length=None)
 
@@ -149,6 +151,21 @@ def write(table: pl.DataFrame, out: Path) -> None:
         raise ParameterError(f"out must end in {' or '.join(writers)}, got {out.name}")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, writers[out.suffix])
+
+
+def _over_processes(of: Mapping[str, Measured], timed: Timed) -> PassCost:
+    """What passes of a run over several processes take: starting them and taking one over too, and they slow each other down."""
+    target, others = of["target"], timed.units - 1
+    found = {}
+    for part in ("dispatch", "wake", "promotion"):
+        time = target.part(part, others)
+        found[part] = 0.0 if time is None else float(time.seconds)
+    context = len(timed.decoding.prompt) + len(timed.decoding.tokens) // 2
+    busy = sorted(int(each) for each in target.profile.table["busy"].unique())
+    alone = float(target.layer(1, context).seconds)
+    known = [each for each in range(len(busy)) if each in busy]
+    slower = [max(float(target.layer(1, context, busy=each).seconds) / alone, 1.0) for each in known]
+    return PassCost(of, slower=slower, dispatch=found["dispatch"], link=found["wake"], promotion=found["promotion"])
 
 
 def mismatches(runs: Runs, profiles: Mapping[str, Profile]) -> list[str]:
@@ -194,7 +211,7 @@ def _row(runs: Runs, number: int, timed: Timed, predicted: Predicted) -> dict[st
     foretold = predicted.after_first if several else predicted.total
     noise = timed.noise(prompt=not several)
     return {
-        "decoding": number, "method": decoding.method, "settings": told(decoding),
+        "decoding": number, "method": decoding.method + PROCESSES * (timed.units > 1), "settings": told(decoding),
         "prompt": runs.log.names[number], "forced": "" if not forced or forced[number] is None else _said(forced[number]),
         "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": foretold, "measured_s": measured,
         "error": foretold / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,
