@@ -85,6 +85,8 @@ def started(
         Seconds in which a pass must be made; a worker that takes longer is taken to hang.
     share
         Whether all replicas read their weights in the same memory; else each has its own, as on units with memories of their own.
+        Two replicas of the family's target want twice the cache: k=1 at layer 6 was 1.06 to 1.07 times as fast as plain decoding
+        with weights in common, and 1.02 times without.
     """
     checks.whole("units", units, 1, checks.MAX_UNITS)
     checks.number("spin", spin, 0)

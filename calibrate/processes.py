@@ -92,7 +92,7 @@ class Parallel(Real):
     sampling, luck, log, answers, times
         As of `Real`; of the times those of passes are left out, which go on side by side: spans say them.
     record
-        Whether `spans` are kept: what happened when.
+        Whether `spans` are kept: what happened when. It takes 1 % of the time of the family's target.
 
     Once it has run, `spans` is what happened, `begun` when it began, and `seconds` how long it took to the last token: what workers
     still did then is stopped, and its end waited for, after that.

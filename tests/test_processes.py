@@ -219,6 +219,19 @@ def test_rows_that_are_not_those_believed_are_refused() -> None:
         other.make(units.Command(12, (3,) * 17, 0, 0, 5, 0, None, (), 0))
 
 
+def test_replicas_share_weights_only_if_these_are_the_same() -> None:
+    one, same, other = tiny("llama").load(), tiny("llama").load(), tiny("llama", 1).load()
+    expected = one.run((3, 4), 0, 0, LAYERS, one.rows())
+    flat = units.share_weights(one)
+    units.share_weights(same, flat)
+    assert same.run((3, 4), 0, 0, LAYERS, same.rows()).equal(expected)
+    one.head.weight.data.zero_()
+    assert not same.head.weight.any()  # they lie in one place
+    with pytest.raises(ValueError, match="the replica has other weights"):
+        units.share_weights(other, flat)
+    assert units.fingerprint(other) != units.fingerprint(one)
+
+
 # --- what becomes of processes ---
 
 
@@ -264,7 +277,7 @@ def asking(token: int = 5) -> Steps:
 )
 def test_whatever_becomes_of_a_process_ends_the_run_and_leaves_nothing(harm: str, said: str) -> None:
     before, affinity = shared(), os.sched_getaffinity(0)
-    with started(tiny("llama"), 2, 16, patience=1) as pool:
+    with started(tiny("llama"), 2, 16, patience=1, share=harm != "crash") as pool:
         pids = pool.pids
         run = Parallel(pool)
         run.run(asking(), 2)
