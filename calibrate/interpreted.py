@@ -7,6 +7,7 @@ in `step`, and each kind of read has a time of its own.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ CHUNK = 512
 """Positions that the rows are filled with at once."""
 REPEATS = 30
 """Of each read."""
-NOT_TIMED = ("beams",)
-"""Reads whose time hangs on how many hypotheses there are: they count as nothing, and runs with them say so."""
+HYPOTHESES = (1, 2, 4, 8)
+"""Of passes over several of them, and of reads that ask what follows them."""
 FILLED = (1, 2, 4, 8)
 """Tokens of which keys and values alone are made."""
 
@@ -67,11 +68,11 @@ class InterpretedPass:
     def _steps(self) -> Steps:
         tokens, layers = self._tokens(self.width * self.batch), self.model.decoder.layers
         step = Forward("target", tokens, self.context, 0, layers, heads=self.width * self.batch, texts=self.texts)
-        out = yield step
-        while True:
+        for turn in itertools.count():
+            # One position further every other time: no two passes of a text stand at the same place.
+            out = yield step._replace(at=self.context + turn % 2)
             yield Read("next", out, -1)
             yield Commit("token", (0,))
-            out = yield step
 
     def run(self) -> None:
         """The next pass; what it is placed at cuts the rows back."""
@@ -102,8 +103,9 @@ class InterpretedPass:
         held: Held = self.task.cache
         rows = held.of("target", self.texts)
         lengths = {layer.length for layer in rows.layers}
-        if lengths != {self.context + self.width}:
-            raise RuntimeError(f"layers should hold {self.context + self.width} positions, they hold {sorted(lengths)}")
+        end = self.context + self.width
+        if lengths not in ({end}, {end + 1}):
+            raise RuntimeError(f"layers should hold {end} positions or one more, they hold {sorted(lengths)}")
 
 
 @contextlib.contextmanager
@@ -154,7 +156,7 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
         real.forward(held, Forward("target", tokens, 0, 0, decoder.layers))
         step = Forward("target", (5,), context, 0, decoder.layers, heads=1, compared=1)
         for kind in READS:
-            if kind in NOT_TIMED:
+            if kind == "beams":
                 continue
             times = []
             for turn in range(repeats + 3):
@@ -178,12 +180,99 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
                 real.forward(held, only._replace(state=whole))
                 times.append((time.perf_counter() - begun) / max(decoder.layers - 1, 1))
             rows[str(count)] = quartiles(times[3:])
-    return {"reads_us": found, "rows_us": rows, "repeats": repeats}
+        again = _again(real, held, context, repeats)
+        trees, beams = _trees(real, held, tokens, repeats)
+    return {"again_us": again, "reads_us": found, "rows_us": rows, "tree_us": trees, "beams_us": beams, "repeats": repeats}
+
+
+def _again(real: Real, held: Held, context: int, repeats: int) -> list[float]:
+    """What a call takes that goes on from one at the same place: quartiles [us]."""
+    from calibrate.timing import quartiles
+
+    at: dict[tuple[str, int, int], float] = {}
+
+    def mark(name: str, index: int, edge: int) -> None:
+        at[name, index, edge] = time.perf_counter()
+
+    state = real.forward(held, Forward("target", (5,), context, 0, 1))
+    times = []
+    with watched(real, mark):
+        for _ in range(repeats + 3):
+            real.forward(held, Forward("target", (5,), context, 1, 2, state))
+            times.append(at["call", 0, 1] - at["call", 0, 0] - at["layer", 1, 1] + at["layer", 1, 0])
+    return quartiles(times[3:])
+
+
+def _trees(
+    real: Real, held: Held, tokens: tuple[int, ...], repeats: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """What a pass over several hypotheses takes beyond one over as many tokens, by hypotheses and context, and a read of them."""
+    from calibrate.timing import quartiles
+
+    layers = real.decoders["target"].layers
+    trees: dict[str, list[float]] = {}
+    beams: dict[str, list[float]] = {}
+    for context in (len(tokens), len(tokens) // 3):  # the longer first: what is cut away is gone
+        for count in HYPOTHESES:
+            plain = Forward("target", tokens[:count], context, 0, layers, heads=count)
+            tree = plain._replace(after=(-1,) * count)
+            other, more, asked = held.copy(), [], []
+            for turn in range(repeats + 3):
+                seconds = []
+                for cache, step in ((held, plain), (other, tree)):
+                    begun = time.perf_counter()
+                    out = real.forward(cache, step)
+                    seconds.append(time.perf_counter() - begun)
+                _projected(out)
+                begun = time.perf_counter()
+                real.read(Read("beams", out, -1, count, hypotheses=tuple((index, 0.0) for index in range(count))))
+                if turn >= 3:
+                    asked.append(time.perf_counter() - begun)
+                    more.append(seconds[1] - seconds[0])
+            trees[f"{count} {context}"], beams[str(count)] = quartiles(more), quartiles(asked)
+    return trees, beams
 
 
 def _projected(output: Output) -> Output:
     _ = output.logits
     return output
+
+
+GAPS = (0, 500, 1000, 2000, 4000, 8000)
+"""Microseconds between two passes: others share the caches, and what has not been used for a while is no longer there."""
+
+
+def after(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[str, Any]:
+    """Times of a pass over one token so long after the last one: quartiles [us]; a raw row without its place."""
+    import torch
+
+    from calibrate.timing import quartiles
+
+    found: dict[int, list[float]] = {gap: [] for gap in GAPS}
+    with torch.inference_mode():
+        real = Real({"target": decoder})
+        held = real.new_cache()
+        real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, 0, decoder.layers))
+        step = Forward("target", (5,), context, 0, decoder.layers, heads=1)
+        for gap, times in found.items():
+            for turn in range(repeats + 10):  # so often that it is the same each time: one gap alone cools less
+                end = time.perf_counter() + gap / 1e6
+                while time.perf_counter() < end:
+                    pass
+                begun = time.perf_counter()
+                real.forward(held, step._replace(at=context + turn % 2))
+                if turn >= 10:
+                    times.append(time.perf_counter() - begun)
+    return {"after_us": {str(gap): quartiles(times) for gap, times in found.items()}, "repeats": repeats}
+
+
+def after_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `after`: medians over rounds."""
+    return [
+        {"part": "after", "busy": 0, "gap": int(gap)}
+        | _times([row["after_us"][gap] for row in rows], sum(row["repeats"] for row in rows))
+        for gap in (rows[0]["after_us"] if rows else ())
+    ]
 
 
 TEXT = 24
@@ -237,6 +326,14 @@ def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) 
         repeats = sum(row["repeats"] for row in own)
         for kind in own[0]["reads_us"]:
             table.append({"part": kind, "busy": busy, "positions": 1} | _times([row["reads_us"][kind] for row in own], repeats))
+        table.append({"part": "again", "busy": busy, "batch": 1} | _times([row["again_us"] for row in own], repeats))
+        for count in own[0]["beams_us"]:
+            rounds = [row["beams_us"][count] for row in own]
+            table.append({"part": "beams", "busy": busy, "positions": int(count)} | _times(rounds, repeats))
+        for place in own[0]["tree_us"]:
+            count, context = map(int, place.split())
+            rounds = [[max(each, 0.0) for each in row["tree_us"][place]] for row in own]
+            table.append({"part": "tree", "busy": busy, "width": count, "context": context} | _times(rounds, repeats))
         for count in own[0]["rows_us"]:
             call = steps.get(busy, 0.0) / max(layers - 1, 1) * 1e6
             times = [[max(each - call, 1e-3) for each in row["rows_us"][count]] for row in own]

@@ -115,6 +115,7 @@ def time_layers(
             from calibrate import interpreted
 
             rows.add({"kind": "reads", "round": turn, "busy": 0} | interpreted.reads(built.decoder))
+            rows.add({"kind": "after", "round": turn} | interpreted.after(built.decoder))
             if pool is not None:
                 with pool() as processes:
                     rows.add({"kind": "processes", "round": turn} | interpreted.processes(processes))
@@ -248,6 +249,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
 
         calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
         table += interpreted.part_rows([row for row in rows if row["kind"] == "reads"], calls, layers)
+        table += interpreted.after_rows([row for row in rows if row["kind"] == "after"])
         table += interpreted.process_rows([row for row in rows if row["kind"] == "processes"])
     notes = ["weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"]
     if any(row.get("round") for row in rows) and mode == "interpreter":

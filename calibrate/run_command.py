@@ -233,6 +233,7 @@ def _profiled(
     """One more round of the profiles of all models: what `running.measure` does before each turn."""
     from calibrate import layers
     from calibrate.timing import Effort, Grid
+    from model.checks import ParameterError
 
     said, passes = written.run, written.profile
     assert passes is not None
@@ -247,10 +248,12 @@ def _profiled(
             if role == "target" and passes.busy:  # what units of one host cost each other is seen at one width
                 grids.insert(0, Grid((1,), passes.contexts, busy=passes.busy, modes=("interpreter",), rounds=turn + 1))
             for grid in grids:
-                layers.time_layers(
+                found = layers.time_layers(
                     name, grid, folder, device=device, dtype=said.dtype, effort=effort, minutes=passes.minutes, quick=True,
                     resume=True, pool=pool if role == "target" and grid is grids[-1] else None,
                 )  # fmt: skip
+                for reason in (*found.refused.values(), *[why for _, why in found.outcome.failed]):
+                    raise ParameterError(f"the profile of {name} could not be made: {reason}")
 
     return round_of
 

@@ -2,13 +2,16 @@
 
 Scenarios price a method at one operating point (`model.operating_point`), in the middle of a text. Where a run that has happened is
 predicted, every pass stands where it stood, and what a call takes besides its layers counts as often as there were calls: a pass
-cut in two pays it twice.
+cut in two pays it twice. Weights that nobody has used for a while take longer to come: where a profile knows how much, a pass pays
+for the time since its layers were last run, beyond what one pass after the other leaves between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from model.checks import ParameterError
 from model.hardware import Hardware
@@ -23,11 +26,13 @@ class Parts(NamedTuple):
     head: float = 0.0
     embedding: float = 0.0
     step: float = 0.0
+    cooling: float = 0.0
+    """What the layers take longer because their weights have not been used for a while: others share the caches."""
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.layers + self.head + self.embedding + self.step
+        return self.layers + self.head + self.embedding + self.step + self.cooling
 
 
 class PassCost:
@@ -64,8 +69,17 @@ class PassCost:
         self.link = link
         self._known: dict[tuple[str, int, int, int, int], Parts] = {}
         self._rows: dict[tuple[str, int], float] = {}
-        self._reads: dict[tuple[str, str], float] = {}
+        self._trees: dict[tuple[str, int, int], float] = {}
+        self._reads: dict[tuple[str, str, int], float] = {}
+        self._after: dict[str, tuple[list[float], list[float], float]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A new run: nothing has been looked at, and no layer has been run yet."""
         self._looked_at: Forward | None = None
+        self.elapsed = 0.0
+        self._run_at: dict[str, list[float]] = {}
+        self._places: dict[str, tuple[object, ...]] = {}
 
     def hardware(self, role: str) -> Hardware:
         """The hardware model of a role."""
@@ -82,11 +96,12 @@ class PassCost:
         each = self._each(role, width, at, batch, heads)
         long = self._filling(role, width * batch, each.layers) if rows_only else each.layers
         embedding = 0.0 if first else each.embedding
+        call = each.step + (self._tree(role, width, at) if step.after else 0.0)
         if not layers and first == last:  # a head alone
             return Parts(head=each.head)
         if last > hardware.shape.layers:
             raise ParameterError(f"layers of the {role} must be {hardware.shape.layers}, as its profile has, got at least {last}")
-        return Parts(layers * long, each.head if heads else 0.0, embedding, each.step)
+        return Parts(layers * long, each.head if heads else 0.0, embedding, call)
 
     def _each(self, role: str, width: int, context: int, batch: int, heads: int) -> Parts:
         """One layer, and everything else of a pass."""
@@ -100,6 +115,20 @@ class PassCost:
             self._known[key] = Parts(*(float(each.seconds) for each in times))
         return self._known[key]
 
+    def _again(self, role: str, otherwise: float) -> float:
+        """A call that goes on at the place of the last one."""
+        hardware = self.of[role]
+        found = hardware.part("again", 1) if isinstance(hardware, Measured) else None
+        return otherwise if found is None else float(found.seconds)
+
+    def _tree(self, role: str, width: int, context: int) -> float:
+        """What following several hypotheses takes besides, where the profile says it."""
+        if (role, width, context) not in self._trees:
+            hardware = self.of[role]
+            found = hardware.part("tree", width, context) if isinstance(hardware, Measured) else None
+            self._trees[role, width, context] = 0.0 if found is None else float(found.seconds)
+        return self._trees[role, width, context]
+
     def _filling(self, role: str, tokens: int, layer: float) -> float:
         """Keys and values of one layer alone: as measured, or in proportion to their share of the layer's weights."""
         if (role, tokens) not in self._rows:
@@ -112,7 +141,39 @@ class PassCost:
 
     def forward(self, step: Forward) -> float:
         """Time of a whole pass [s]."""
-        return self.parts(step).total
+        return self.made(step).total
+
+    def made(self, step: Forward) -> Parts:
+        """What a pass takes that is made now, behind all that were asked for since `begin`."""
+        parts = self.parts(step)
+        place = len(step.tokens), step.at, step.texts, step.after
+        if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
+            parts = parts._replace(step=min(parts.step, self._again(step.role, parts.step)))
+        self._places[step.role] = place
+        if parts.layers:
+            parts = parts._replace(cooling=self._cooled(step))
+        self.elapsed += parts.total - parts.cooling
+        return parts
+
+    def _cooled(self, step: Forward) -> float:
+        """How much longer the layers of a pass take for the time since they were last run [s]: their weights must come from further
+        away, however many tokens they are for.
+        """
+        role = step.role
+        if role not in self._after:
+            self._after[role] = _after(self.of[role])
+        gaps, later, others = self._after[role]
+        if not gaps:
+            return 0.0
+        own = [layer for low, high in step.spans for layer in range(low, high)]
+        each, start = self.parts(step).layers / len(own), self.elapsed
+        ended = self._run_at.setdefault(role, [start - others] * self.of[role].shape.layers)
+        idle = 0.0
+        for place, layer in enumerate(own):
+            idle += start + place * each - ended[layer]
+            ended[layer] = start + (place + 1) * each
+        gap = idle / len(own) - others
+        return len(own) * float(np.interp(gap, gaps, later))
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one [s]; what comes before them belongs to the first, a head to the last."""
@@ -131,11 +192,12 @@ class PassCost:
         first = step.kind == "next" and output is not self._looked_at
         if first:
             self._looked_at = output
-        key = output.role, "look" if first else step.kind
+        key = output.role, "look" if first else step.kind, max(len(step.hypotheses), 1)
         if key not in self._reads:
             hardware = self.hardware(key[0])
-            found = hardware.part(key[1], 1) if isinstance(hardware, Measured) else None
+            found = hardware.part(key[1], key[2]) if isinstance(hardware, Measured) else None
             self._reads[key] = 0.0 if found is None else float(found.seconds)
+        self.elapsed += self._reads[key]
         return self._reads[key]
 
     def among(self, others: int) -> float:
@@ -145,3 +207,16 @@ class PassCost:
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit [s]."""
         return self.dispatch + self.dispatch_per_process * processes
+
+
+def _after(hardware: Hardware) -> tuple[list[float], list[float], float]:
+    """How much longer a layer takes [s] the longer it has not been run [s], beyond the time that a pass takes for the other layers
+    [s]; nothing where nobody has timed it.
+    """
+    if not isinstance(hardware, Measured) or "after" not in hardware.profile.parts:
+        return [], [], 0.0
+    rows = hardware.profile.rows("after").sort("gap")
+    times = rows["time_s"].to_numpy()
+    layers = hardware.shape.layers
+    later = np.maximum.accumulate(np.maximum((times - times[0]) / layers, 0.0))
+    return (rows["gap"].to_numpy() / 1e6).tolist(), later.tolist(), float(times[0]) * (1 - 1 / layers)

@@ -15,6 +15,7 @@ attention      width, context, batch       attention of one layer over what is c
 head           positions                   projection onto the vocabulary, with the norm before it
 embedding      tokens                      embedding
 step           batch                       what a pass takes once besides: launching, preparing, sampling
+again          batch                       the same of a call that goes on at the place of the last one
 look           batch                       the first look at what a pass has made, behind its head, and putting it out
 rows           tokens                      keys and values alone of a layer that is skipped
 next           positions                   a further look at the likeliest token, once the pass has been looked at
@@ -27,6 +28,8 @@ confidence     positions                   how sure a pass is
 saturation     positions                   how little its state has changed
 distance       positions                   how far it is from a token
 beams          positions                   continuations of hypotheses
+after          gap                         a pass over one token so many microseconds after the last one of its model
+tree           width, context              what a pass over several hypotheses takes beyond one over as many tokens
 dispatch       processes                   starting so many sub-processes on other units
 wake           processes                   from there until they have what they need to begin
 promotion      processes                   taking over the state and the rows of one of so many
@@ -68,9 +71,12 @@ AXES: dict[str, tuple[str, ...]] = {
     "head": ("positions",),
     "embedding": ("tokens",),
     "step": ("batch",),
+    "again": ("batch",),
     "look": ("batch",),
     "rows": ("tokens",),
     **dict.fromkeys(READS, ("positions",)),
+    "after": ("gap",),
+    "tree": ("width", "context"),
     **dict.fromkeys(("dispatch", "wake", "promotion"), ("processes",)),
     "all_reduce": ("size",),
     "send": ("size",),
@@ -237,7 +243,7 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
         if axis not in columns:
             raise ParameterError(f"column {axis} is missing; part {part} goes by {', '.join(AXES[part])}")
         values = columns[axis]
-        least = 0 if axis in ("busy", "context") or axis in TIMES else 1
+        least = 0 if axis in ("busy", "context", "gap") or axis in TIMES else 1
         bad = ~(np.isfinite(values) & (values >= least))
         bound = f"a number of at least {least}"
         if axis == "time_s" and part in TAKING_TIME and not bad.any():

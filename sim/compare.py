@@ -45,7 +45,7 @@ class Predicted:
 
     def passes(self, role: str) -> float:
         """Passes of a model, but for the heads: those are made when somebody looks."""
-        return sum(self.parts.get(f"{role} {name}", 0.0) for name in ("layers", "embedding", "step"))
+        return sum(self.parts.get(f"{role} {name}", 0.0) for name in ("layers", "embedding", "step", "cooling"))
 
     @property
     def reads(self) -> float:
@@ -65,7 +65,7 @@ class Ledger(PassCost):
 
     def forward(self, step: Forward) -> float:
         """See `PassCost`."""
-        parts = self.parts(step)
+        parts = self.made(step)
         for name, seconds in parts._asdict().items():
             self._enter(f"{step.role} {name}", seconds)
         return parts.total
@@ -94,6 +94,7 @@ def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool 
     ledger = Ledger.__new__(Ledger)
     ledger.__dict__ |= vars(cost)
     ledger.spent = {}
+    ledger.begin()
     world = Replayed(decoding.reads)
     run = simulate(steps_of(decoding), len(decoding.tokens), Cluster(units), ledger, world, record=record)
     return Predicted(run.latency, run.commits[0][0], ledger.spent, run)
