@@ -5,6 +5,7 @@ BIN   := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
 ARGS    ?=
 DATA    ?= $(or $(DECODESIM_DATA),../shared/data)
+RUNS    ?= calibrate/measurements/cpu-family/cpu-family.json
 WORKERS ?= 2
 PYTHON  ?=
 CANDIDATES := $(or $(PYTHON),python3.11 python3)
@@ -33,6 +34,7 @@ bench: $(VENV)/.test-stamp  ## time the simulator
 
 validate: $(VENV)/.run-stamp  ## write calibrate/VALIDATION.md anew from DATA; ARGS=--check says whether it is out of date
 	$(BIN)/calibrate report $(DATA) $(ARGS)
+	$(BIN)/sim compare $(RUNS) --page calibrate/VALIDATION.md $(ARGS)
 
 notebooks: $(VENV)/.test-stamp  ## execute the notebooks
 	$(BIN)/python -m pytest --nbmake notebooks $(ARGS)

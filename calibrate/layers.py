@@ -231,8 +231,10 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         embeddings.setdefault((busy, width * batch), []).append((embedding, count))
         over = float(whole[1] - layers * layer[1] - head[1] - embedding[1])
         if "rest_us" in row:
-            looks.setdefault((busy, batch), []).append(max(row["look_us"][1] / 1e6, 0.0))
             over = row["rest_us"][1] / 1e6
+            # Of the pass as it is: setting marks up takes as long as a look does.
+            look = float(whole[1] - layers * layer[1] - over - embedding[1] - head[1])
+            looks.setdefault((busy, batch), []).append(max(min(look, row["look_us"][1] / 1e6), 0.0))
         negative += over < 0
         rest.setdefault((busy, batch), []).append(max(over, 0.0))
         repeats[busy, batch] = repeats.get((busy, batch), 0) + count

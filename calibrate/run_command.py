@@ -189,7 +189,7 @@ def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str
         units = 1
         if each.processes:
             table = decoding.scheduled(each.method, each.settings, max(lengths), said.tokens)
-            units = decoding.parameters_of(each.method, models, table).units
+            units = decoding.parameters_of(each.method, {"target": models["target"]}, table).units
         if each.rates is None:
             for name, tokens in texts:
                 yield running.Wanted(each.method, each.settings, tuple(tokens), name, units=units)

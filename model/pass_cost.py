@@ -167,7 +167,7 @@ class PassCost:
             return 0.0
         own = [layer for low, high in step.spans for layer in range(low, high)]
         each, start = self.parts(step).layers / len(own), self.elapsed
-        ended = self._run_at.setdefault(role, [start - others] * self.of[role].shape.layers)
+        ended = self._run_at.setdefault(role, [start + layer * each - others for layer in range(self.of[role].shape.layers)])
         idle = 0.0
         for place, layer in enumerate(own):
             idle += start + place * each - ended[layer]

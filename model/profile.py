@@ -87,7 +87,7 @@ AXES: dict[str, tuple[str, ...]] = {
 COUNTED = ("ways", "busy", *dict.fromkeys(axis for axes in AXES.values() for axis in axes))
 TIMES = ("time_s", "low_s", "high_s")
 """Median, and lower and upper quartile or whatever the source has for them."""
-UNITS = dict.fromkeys(COUNTED, "1") | {"size": "bytes"} | dict.fromkeys(TIMES, "s") | {"repeats": "1", "part": "name"}
+UNITS = dict.fromkeys(COUNTED, "1") | {"size": "bytes", "gap": "us"} | dict.fromkeys(TIMES, "s") | {"repeats": "1", "part": "name"}
 KINDS = {"model": ("layer", "dense"), "operations": ("gemm",), "links": ("send", "all_reduce")}
 """Kinds of profiles, with the parts of which each needs one."""
 TAKING_TIME = ("layer", "dense", "gemm")

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from model.pass_cost import PassCost
 from model.profile import Profile, Source, table_of
 from model.replay import Replayed, parameters_of, steps_of
 from model.runs import Runs
+from model.steps import Forward
 from model.transformer import Shape, from_config
 from sim import compare
 from sim.cli import app
@@ -78,7 +80,7 @@ TIMES = {
 AXES = {"head": "positions", "embedding": "tokens", "step": "batch", "look": "batch", "rows": "tokens"}
 
 
-def profile_of(role: str, layer: float = 1e-3, **more: Any) -> Profile:
+def profile_of(role: str, layer: float = 1e-3, further: Sequence[dict[str, Any]] = (), **more: Any) -> Profile:
     """A layer takes its time and a tenth more for each further token, a hundredth more for each cached position."""
     rows: list[dict[str, Any]] = []
     for width, context in itertools.product(range(1, 13), range(40)):
@@ -86,6 +88,7 @@ def profile_of(role: str, layer: float = 1e-3, **more: Any) -> Profile:
         rows.append({"part": "layer", "width": width, "context": context, "batch": 1, "time_s": seconds})
     for (part, seconds), size in itertools.product(TIMES.items(), (1, 64)):
         rows.append({"part": part, AXES.get(part, "positions"): size, "time_s": seconds})
+    rows += further
     table = table_of([{"busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 9, **row} for row in rows])
     said = dataclasses.asdict(shape_of(role))
     given = {
@@ -130,13 +133,76 @@ def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[
 
 
 def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
-    from model.steps import Forward
-
     cost = PassCost({"target": Measured(profile_of("target"))})
     whole = cost.forward(Forward("target", (7,), 5, 0, 5, heads=1))
     pieces = [cost.forward(Forward("target", (7,), 5, *span)) for span in ((0, 2), (2, 4))]
     last = cost.forward(Forward("target", (7,), 5, 4, 5, heads=1))
     assert sum(pieces) + last == pytest.approx(whole + 2 * TIMES["step"])
+
+
+AGAIN = 5e-5
+CALLS = [{"part": "again", "batch": 1, "time_s": AGAIN}]
+TREES = [{"part": "tree", "width": width, "context": context, "time_s": 1e-4 * width} for width in (1, 4) for context in (8, 32)]
+COOLING = [{"part": "after", "gap": gap, "time_s": time} for gap, time in ((0, 5e-3), (1000, 6e-3), (4000, 7.5e-3))]
+"""Of a model whose layers take 1.05 ms each in the middle: a layer takes .2 ms longer after 1 ms more, and .5 ms after 4 ms."""
+
+
+def passes(cost: PassCost, *spans: tuple[int, int], at: int = 5, pause: float = 0.0) -> list[Any]:
+    """What passes over these layers take, one after the other, at one place."""
+    made = []
+    for span in spans:
+        made.append(cost.made(Forward("target", (7,), at, *span)))
+        cost.elapsed += pause
+    return made
+
+
+def test_a_call_that_goes_on_at_its_place_takes_less_than_one_at_another() -> None:
+    cost = PassCost({"target": Measured(profile_of("target", further=CALLS))})
+    first, second, third = passes(cost, (0, 2), (2, 4), (4, 5))
+    assert (first.step, second.step, third.step) == pytest.approx((TIMES["step"], AGAIN, AGAIN))
+    assert passes(cost, (2, 4), at=6)[0].step == pytest.approx(TIMES["step"])  # the state is of another place
+    cost.begin()
+    assert passes(cost, (2, 4))[0].step == pytest.approx(TIMES["step"])
+
+
+def test_hypotheses_take_what_following_them_takes() -> None:
+    cost = PassCost({"target": Measured(profile_of("target", further=TREES))})
+    plain = Forward("target", (7, 8, 9, 5), 8, 0, 5)
+    tree = plain._replace(after=(-1, -1, 0, 0))
+    assert cost.forward(tree) - cost.forward(plain) == pytest.approx(4e-4)
+
+
+def test_weights_cool_while_nobody_uses_them() -> None:
+    """Passes one after the other take what they take; after a pause all layers take longer, the same for every width."""
+    cost = PassCost({"target": Measured(profile_of("target", further=COOLING))})
+    whole = [each.cooling for each in passes(cost, (0, 5), (0, 5), (0, 5))]
+    assert whole[0] == 0
+    others = cost.made(Forward("target", (7,), 5, 0, 5))
+    assert others.cooling == pytest.approx(whole[2]) == pytest.approx(whole[1])
+    cooled = []
+    for pause in (0.0, 1e-3, 3e-3, 1.0):
+        cost.begin()
+        passes(cost, (0, 5), (0, 5), pause=pause)
+        cooled.append(cost.made(Forward("target", (7,), 5, 0, 5)).cooling)
+    assert cooled == sorted(cooled)
+    assert cooled[0] == pytest.approx(others.cooling)
+    assert cooled[0] < cooled[1] < cooled[2]
+    assert cooled[3] == pytest.approx(5 * 5e-4)  # nobody has timed what comes later than 4 ms
+    # A millisecond more, where each makes a layer .2 ms slower, and then .1 ms.
+    assert 5 * 1e-4 <= cooled[1] - cooled[0] <= 5 * 2e-4
+    assert cooled[2] - cooled[1] == pytest.approx(5 * 2e-4)
+
+
+def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
+    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *CALLS]))})
+    passes(cost, (0, 5), (0, 5))
+    whole = cost.made(Forward("target", (7,), 5, 0, 5)).cooling
+    cost.begin()
+    pieces: list[Any] = []
+    for _ in range(3):
+        pieces = passes(cost, (0, 2), (2, 5))
+    # It takes one call more; that is all the time that a layer rests longer.
+    assert 0 <= sum(each.cooling for each in pieces) - whole <= 5 * AGAIN * 0.2 + 1e-9
 
 
 # --- what it must not know ---
