@@ -52,12 +52,15 @@ def steps(row: Mapping[str, Any]) -> list[Step]:
 def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
     """A waterfall: the whole time as predicted, what each part took more or less than predicted, the whole time as measured [ms].
 
-    `table` is what `sim compare` writes, `row` which of its rows; where left out, the one whose error is largest. Whole times are
+    `table` is what `sim compare` writes, `row` which of its rows; where left out, the one whose error is largest, of those on one
+    unit if there are any: elsewhere nobody times passes one by one. Whole times are
     those with the prompt, in which all parts were timed; passes that processes make at the same time count each.
     """
     rows = demand(table, "the figure of times by part", _NEEDED, ("prompt", "units"))
     if row is None:
-        row = int(rows["error"].abs().arg_max() or 0)
+        alone = rows["units"].fill_null(1) == 1
+        counted = rows["error"].abs() * alone.cast(pl.Float64) if alone.any() else rows["error"].abs()
+        row = int(counted.arg_max() or 0)
         which = f"the largest error of {rows.height} decodings" if rows.height > 1 else "the only decoding"
     else:
         checks.whole("row", row, 0, rows.height - 1)
