@@ -114,7 +114,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
         yield ""
         fewest = min(table["repeats"])
         yield (
-            f"{table.height} decodings of {table['settings'].n_unique()} settings, each timed at least {fewest} times;"
+            f"{table.height} decodings of {comparison.choices(table)} settings, each timed at least {fewest} times;"
             f" prompts: {about['prompts']}. Of {pairs} pairs of settings that differ by more than twice the noise"
             f" {right / max(pairs, 1):.1%} are ordered rightly."
         )
