@@ -250,7 +250,7 @@ def _profiled(
             for grid in grids:
                 found = layers.time_layers(
                     name, grid, folder, device=device, dtype=said.dtype, effort=effort, minutes=passes.minutes, quick=True,
-                    resume=True, pool=pool if role == "target" and grid is grids[-1] else None,
+                    resume=True, pool=pool if role == "target" and grid is grids[0] else None,
                 )  # fmt: skip
                 for reason in (*found.refused.values(), *[why for _, why in found.outcome.failed]):
                     raise ParameterError(f"the profile of {name} could not be made: {reason}")

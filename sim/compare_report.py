@@ -110,7 +110,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
     """A section of the page of errors, the worst method first."""
     for name, table, about in named:
         pairs, right = comparison.ranking(table)
-        yield f"### {name}: {about['machine'].get('name', about['device'])}, {about['dtype']}, {about['date']}"
+        yield f"### {name}: {about['machine'].get('name', about['device'])}, {about['dtype']}"
         yield ""
         fewest = min(table["repeats"])
         yield (
