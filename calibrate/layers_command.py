@@ -31,7 +31,7 @@ def layers(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the profile and of the raw rows.")],
     device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32. Default: bfloat16, on cpu float32.")] = None,
-    mode: Annotated[str, typer.Option(help="eager, cuda-graph, or both: --mode eager,cuda-graph")] = "eager",
+    mode: Annotated[str, typer.Option(help="eager, cuda-graph, interpreter (as decoding does); with commas several.")] = "eager",
     widths: Annotated[str | None, typer.Option(help=f"New tokens of a pass. Default: {_WIDTHS}")] = None,
     contexts: Annotated[str | None, typer.Option(help=f"Cached positions before them. Default: {_CONTEXTS}")] = None,
     batches: Annotated[str, typer.Option(help="Texts at once.")] = "1",

@@ -116,6 +116,18 @@ def use_heads(found: Model, path: Path) -> tuple[int, ...]:
     return tuple(heads)
 
 
+NO_HEADS = "none"
+
+
+def use_heads_of(found: Model, where: str, heads: str | None) -> str:
+    """Have trained heads read: those given, none, or where nothing is said those beside the model; what rows say of it."""
+    path = heads_beside(where) if heads is None else Path(heads)
+    if heads == NO_HEADS or (heads is None and not path.is_file()):
+        return "common"
+    use_heads(found, path)
+    return f"trained: {path.name}"
+
+
 class Begun(NamedTuple):
     """What a decoding begins with."""
 

@@ -15,9 +15,7 @@ from calibrate.command import guarded, placed, progress
 if TYPE_CHECKING:
     import polars as pl
 
-    from calibrate.loading import Model
 
-NONE = "none"
 _SHOWN = (
     "agreement", "common_prefix", "log_likelihood", "plain_log_likelihood", "weight_bytes_over_plain", "seconds_over_plain",
     "fallback_rate", "rollback_rate", "mean_layers",
@@ -77,7 +75,7 @@ def quality(
     named = loading.named({"target": model, "draft": draft}, decoding.roles(method, settings[0]), method)
     opened = loading.models(named, placed(device, threads), dtype)
     decoders = {role: each.decoder for role, each in opened.items()}
-    read_by = _use_heads(opened["target"], model, heads)
+    read_by = loading.use_heads_of(opened["target"], model, heads)
     found = log_command.prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
     said = {f"{role}_{key}": getattr(each, key) for role, each in opened.items() for key in ("name", "checksum")} | {
         "heads": read_by, "dtype": dtype, "prompts": "held-out standard library" if prompts is None else Path(prompts).name,
@@ -102,17 +100,6 @@ def quality(
         return
     print("\n".join(_lines(table, [*swept])))
     print("\n".join(str(path) for path in (out, *drawn)))
-
-
-def _use_heads(target: Model, where: str, heads: str | None) -> str:
-    """Have trained heads read, those given or those beside the model; what rows say of it."""
-    from calibrate import loading
-
-    path = loading.heads_beside(where) if heads is None else Path(heads)
-    if heads == NONE or (heads is None and not path.is_file()):
-        return "common"
-    loading.use_heads(target, path)
-    return f"trained: {path.name}"
 
 
 def given(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:

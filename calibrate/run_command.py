@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from calibrate.decoder import Decoder
     from calibrate.loading import Model
     from calibrate.pool import Pool
-    from calibrate.run_plan import Choice, Written
+    from calibrate.run_plan import Written
     from calibrate.running import Wanted
     from model.runs import Runs
 
@@ -156,7 +156,7 @@ def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str
     free = [role for role, name in named.items() if name in transformer.PRESETS or name.endswith("config.json")]
     if not free:
         opened = loading.models(named, device, said.dtype)
-        _use_heads(opened["target"], said.model, said.heads, written.choices)
+        loading.use_heads_of(opened["target"], said.model, said.heads)
         return {role: each.decoder for role, each in opened.items()}, opened
     if any(each.rates is None for each in written.choices):
         what = f"{free[0]} {named[free[0]]} is a shape without weights"
@@ -165,15 +165,6 @@ def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str
 
     made = {role: adapter.Model(adapter.architecture(name), device, said.dtype) for role, name in named.items()}
     return {role: each.decoder for role, each in made.items()}, {}
-
-
-def _use_heads(target: Model, where: str, heads: str | None, choices: Sequence[Choice]) -> None:
-    from calibrate import loading
-
-    path = loading.heads_beside(where) if heads is None else Path(heads)
-    if heads == "none" or (heads is None and not path.is_file()):
-        return
-    loading.use_heads(target, path)
 
 
 def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str, Model]) -> Iterator[Wanted]:

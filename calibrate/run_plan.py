@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,3 @@ def _combined(rates: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
     from calibrate.quality import settings_of
 
     return settings_of({}, rates)
-
-
-def known() -> list[str]:
-    """The keys of [run]."""
-    return [field.name for field in fields(Settings)]

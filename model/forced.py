@@ -7,7 +7,6 @@ comes of the seed and the replication, by position and purpose (`model.coins`): 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -113,6 +112,6 @@ def _survivors(right: NDArray[np.bool_]) -> list[int]:
     [2, 1, 0, 1]
     """
     found = [0] * (right.size + 1)
-    for place, _ in pairwise(range(right.size, -1, -1)):
-        found[place - 1] = found[place] + 1 if right[place - 1] else 0
+    for place in reversed(range(right.size)):
+        found[place] = found[place + 1] + 1 if right[place] else 0
     return found[:-1]

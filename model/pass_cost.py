@@ -41,7 +41,7 @@ class PassCost:
     Parameters
     ----------
     of
-        The hardware model of each role. What a profile lacks takes no time, and `missing` says so.
+        The hardware model of each role. What a profile lacks takes no time: `model.measured.Measured.missing` says what.
     busy
         Other units of the host that are at work meanwhile, all the time.
     slower
@@ -78,6 +78,8 @@ class PassCost:
         """A new run: nothing has been looked at, and no layer has been run yet."""
         self._looked_at: Forward | None = None
         self.elapsed = 0.0
+        self.spent: dict[str, float] = {}
+        """What was asked for since, by role and part [s]."""
         self._run_at: dict[str, list[float]] = {}
         self._places: dict[str, tuple[object, ...]] = {}
 
@@ -153,7 +155,12 @@ class PassCost:
         if parts.layers:
             parts = parts._replace(cooling=self._cooled(step))
         self.elapsed += parts.total - parts.cooling
+        for name, seconds in parts._asdict().items():
+            self._enter(step.role, name, seconds)
         return parts
+
+    def _enter(self, role: str, part: str, seconds: float) -> None:
+        self.spent[f"{role} {part}"] = self.spent.get(f"{role} {part}", 0.0) + seconds
 
     def _cooled(self, step: Forward) -> float:
         """How much longer the layers of a pass take for the time since they were last run [s]: their weights must come from further
@@ -198,6 +205,7 @@ class PassCost:
             found = hardware.part(key[1], key[2]) if isinstance(hardware, Measured) else None
             self._reads[key] = 0.0 if found is None else float(found.seconds)
         self.elapsed += self._reads[key]
+        self._enter(output.role, "reads", self._reads[key])
         return self._reads[key]
 
     def among(self, others: int) -> float:

@@ -21,6 +21,7 @@ load        processes that wanted to run in the last minute
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -176,8 +177,6 @@ def save(runs: Runs, where: str | Path) -> Path:
     """Write the four files; the path of NAME.json, which is written last."""
     path = json_of(where)
     reads = decision_log.save(runs.log, _reads_of(path))
-    import hashlib
-
     digest = hashlib.sha256(reads.read_bytes()).hexdigest()
     said = {
         "schema_version": VERSION, "about": dict(runs.about), "columns": dict(UNITS), "rows": runs.table.height,
@@ -188,8 +187,6 @@ def save(runs: Runs, where: str | Path) -> Path:
 
 def load(where: str | Path) -> Runs:
     """Measured runs by their NAME.json. Nothing of them is run: methods are only named."""
-    import hashlib
-
     path = json_of(where)
     try:
         said, table = pairs.load(path, _KEYS, "a file of measured runs", VERSION, "measure them again with `calibrate run`")

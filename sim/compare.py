@@ -18,7 +18,6 @@ from model.pass_cost import PassCost
 from model.profile import Profile
 from model.replay import Replayed, steps_of, told
 from model.runs import ROLES, Runs, Timed
-from model.steps import Forward, Read
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,7 +39,7 @@ class Predicted:
     first: float
     """Until the first commit."""
     parts: Mapping[str, float]
-    """What units were held for: layers, heads, embeddings, calls and reads of each role, and dispatch."""
+    """What units were held for: layers, heads, embeddings, calls and reads of each role."""
     run: Run
 
     def passes(self, role: str) -> float:
@@ -58,46 +57,16 @@ class Predicted:
         return self.total - self.first
 
 
-class Ledger(PassCost):
-    """The same costs, added up by what they are for as the engine asks for them."""
-
-    spent: dict[str, float]
-
-    def forward(self, step: Forward) -> float:
-        """See `PassCost`."""
-        parts = self.made(step)
-        for name, seconds in parts._asdict().items():
-            self._enter(f"{step.role} {name}", seconds)
-        return parts.total
-
-    def reading(self, step: Read) -> float:
-        """See `PassCost`."""
-        seconds = super().reading(step)
-        self._enter(f"{step.output.role} reads", seconds)
-        return seconds
-
-    def dispatching(self, processes: int) -> float:
-        """See `PassCost`."""
-        seconds = super().dispatching(processes)
-        self._enter("dispatch", seconds)
-        return seconds
-
-    def _enter(self, what: str, seconds: float) -> None:
-        self.spent[what] = self.spent.get(what, 0.0) + seconds
-
-
 def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool = False) -> Predicted:
     """Play a decoding again, on so many units."""
     from sim.cluster import Cluster
     from sim.events import simulate
 
-    ledger = Ledger.__new__(Ledger)
-    ledger.__dict__ |= vars(cost)
-    ledger.spent = {}
-    ledger.begin()
-    world = Replayed(decoding.reads)
-    run = simulate(steps_of(decoding), len(decoding.tokens), Cluster(units), ledger, world, record=record)
-    return Predicted(run.latency, run.commits[0][0], ledger.spent, run)
+    cost.begin()
+    run = simulate(
+        steps_of(decoding), len(decoding.tokens), Cluster(units), cost, Replayed(decoding.reads), record=record
+    )  # fmt: skip
+    return Predicted(run.latency, run.commits[0][0], cost.spent, run)
 
 
 def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool = False) -> pl.DataFrame:
@@ -119,7 +88,8 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
     alone, rows = PassCost(of), []
     for number, timed in runs.timed.items():
         predicted = predict(timed.decoding, alone if timed.units == 1 else _over_processes(of, timed), timed.units)
-        rows.append(_row(runs, number, timed, predicted) | {"mismatch": "; ".join(wrong)})
+        lacking = ", ".join(missing(of, timed))
+        rows.append(_row(runs, number, timed, predicted) | {"mismatch": "; ".join(wrong), "missing": lacking})
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
@@ -154,11 +124,29 @@ def write(table: pl.DataFrame, out: Path) -> None:
     write_whole(out, writers[out.suffix])
 
 
+OVER_PROCESSES = ("dispatch", "wake", "promotion")
+"""What only runs over several processes take."""
+
+
+def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
+    """What a run takes that its profiles have no times of: it is counted as nothing.
+
+    `send` is of devices that hand over bytes; processes share their memory.
+    """
+    roles = dict.fromkeys(kind[0] for kind in timed.decoding.account.passes_by_kind)
+    found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
+    if timed.units > 1:
+        profile = of["target"].profile
+        found += [part for part in OVER_PROCESSES if part not in profile.parts]
+        found += [] if (profile.table["busy"] > 0).any() else ["busy"]
+    return found
+
+
 def _over_processes(of: Mapping[str, Measured], timed: Timed) -> PassCost:
     """What passes of a run over several processes take: starting them and taking one over too, and they slow each other down."""
     target, others = of["target"], timed.units - 1
     found = {}
-    for part in ("dispatch", "wake", "promotion"):
+    for part in OVER_PROCESSES:
         time = target.part(part, others)
         found[part] = 0.0 if time is None else float(time.seconds)
     context = len(timed.decoding.prompt) + len(timed.decoding.tokens) // 2

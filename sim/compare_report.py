@@ -29,6 +29,8 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
         console.print(f"warning: {warning}", style="yellow")
     for mismatch in sorted({*table["mismatch"]} - {""}):
         console.print(f"warning, on every row: {mismatch}", style="yellow")
+    for line in _lacking(table):
+        console.print(f"warning: {line}", style="yellow")
     console.print(_methods(table))
     console.print(_worst(table))
     console.print(_parts(table))
@@ -36,6 +38,14 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     if pairs:
         share = f"{right} of {pairs} pairs ({right / pairs:.1%})"
         console.print(f"ranking: {share} that differ by more than twice the noise are ordered rightly")
+
+
+def _lacking(table: pl.DataFrame) -> Iterator[str]:
+    """What was counted as nothing, and for which methods."""
+    for lacking in dict.fromkeys(table["missing"]):
+        if lacking:
+            methods = ", ".join(dict.fromkeys(table.filter(table["missing"] == lacking)["method"]))
+            yield f"not in the profile, and counted as nothing: {lacking} ({methods})"
 
 
 def _methods(table: pl.DataFrame) -> Table:
@@ -119,6 +129,9 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
             f" {right / max(pairs, 1):.1%} are ordered rightly."
         )
         yield ""
+        for line in _lacking(table):
+            yield f"{line[0].upper()}{line[1:]}."
+            yield ""
         yield "| method | settings | runs | median | nine of ten | worst | bias | noise | bound of the median | held |"
         yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
         for row in sorted(comparison.by_method(table), key=lambda each: -each["median_error"]):

@@ -127,7 +127,8 @@ def simulate(
 ) -> Run:
     """Decode until `tokens` tokens are out; the latency is the time of the last.
 
-    A pass is one event, or with `per_layer` each of its layers is. `record` keeps every interval.
+    A pass is one event, or with `per_layer` each of its layers is: units do not slow each other down then.
+    `record` keeps every interval.
 
     >>> from model.algorithms import ppd
     >>> from model.latency import UnitCost
@@ -151,7 +152,7 @@ class _Engine:
         self.dispatching = cache(cost.dispatching)
         self.by_position = getattr(cost, "by_position", False)
         self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
-        self.among: Callable[[int], float] | None = getattr(cost, "among", None)
+        self.among: Callable[[int], float] | None = None if per_layer else getattr(cost, "among", None)
         self.sharing: list[_Process] = []  # the processes that slow each other down
         # Times of passes, or of their layers, by their kind: asked for often, few.
         # And how many there were, with the positions that they attended to and read, as in an account.

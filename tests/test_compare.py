@@ -247,6 +247,26 @@ def test_the_profile_and_the_reads_do_go_into_it() -> None:
     assert (slower > before).all()
 
 
+def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
+    """A part that is counted as nothing makes a prediction too short, and nobody should have to find that out."""
+    found, profiles = some_runs()
+    before = compare.compare(found, profiles)
+    assert set(before["missing"]) == {""}
+    target = profiles["target"]
+    lacking = dataclasses.replace(target, table=target.table.filter(pl.col("part") != "head"))
+    table = compare.compare(found, profiles | {"target": lacking})
+    assert set(table["missing"]) == {"head of the target"}
+    assert (table["predicted_s"] < before["predicted_s"]).all()
+    over = found.table.with_columns(pl.lit(2).alias("units"))
+    several = compare.compare(Runs(found.log, over, found.about), profiles)
+    assert set(several["missing"]) == {"dispatch, wake, promotion, busy"}
+    for role in ("target", "draft"):
+        profile.save(lacking if role == "target" else profiles[role], tmp_path)
+    about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
+    path = runs.save(Runs(found.log, found.table, about), tmp_path / "own.json")
+    assert "counted as nothing: head of the target (speculative)" in " ".join(invoke(path).output.split())
+
+
 # --- mismatches ---
 
 
