@@ -1,475 +1,372 @@
-"""The one place that knows transformers: models of random weights, their parts, and passes on a cache of known length.
+"""The adapter of transformers models: any span of their layers, one pass at a time, on rows of our own (`calibrate.rows`).
 
-Random weights are right for times and wrong for everything else: nothing here says what a model would write.
+The library's layers are called as they are; what its bodies do around them (positions, masks, norms, scales) is done here, once for
+each family of architectures. Nothing else of this project calls a layer.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from model import checks, transformer
+from calibrate.rows import Rows, RowsMade
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
     import torch
 
-    from calibrate.decoder import Decoder
-
     Tensor = torch.Tensor
 
-Mark = Callable[[str, int, int], None]
-"""Called with a part's name, its place, and 0 where it begins, 1 where it ends."""
-DTYPES = ("bfloat16", "float16", "float32")
-MODES = ("eager", "cuda-graph", "interpreter")
-"""Kernels launched one by one by the library's own code, or as one graph, or as our interpreter makes passes."""
-CHUNK = 512
-"""Positions that a cache is filled with at once."""
 
-LLAMA = {"vicuna": "llama", "codellama": "llama", "pythia": "gpt_neox", "qwen2.5": "qwen2"}
-"""Architectures of presets that are not called after theirs."""
-GATED_T5 = {True: "gated-gelu", False: "relu"}
+class Place(NamedTuple):
+    """Where the tokens of a pass stand, and what they see."""
 
-
-@dataclass(frozen=True, eq=False)
-class Architecture:
-    """What is built: the library's configuration, and the shape that we know it by."""
-
-    name: str
-    config: Any
-    shape: transformer.Shape
-
-    @property
-    def crossing(self) -> bool:
-        """Whether its decoder attends to an encoder."""
-        return bool(self.config.is_encoder_decoder)
-
-    @property
-    def positions(self) -> int | None:
-        """The most positions that it has, where it has learned them."""
-        if self.config.model_type not in ("opt", "gpt2"):
-            return None
-        return int(self.config.max_position_embeddings)
-
-    def longest(self, width: int, context: int) -> None:
-        """Refuse a pass beyond the positions that it has learned: on a GPU it would end the process, not only the pass."""
-        if self.positions is not None and width + context > self.positions:
-            bound = f"{self.name} has learned {self.positions} positions, and width + context"
-            raise ParameterError(f"{bound} must be at most that, got {width} + {context}")
+    positions: Tensor
+    """Shape (1, width), or (1, 1) for a batch, whose texts all stand at one position."""
+    mask: Tensor | None
+    """True where a token sees a row, shape (1, 1, width, rows); None: each sees all before it and itself."""
+    extras: Any
+    """What an architecture makes of the positions, for all layers."""
 
 
-def architecture(model: str) -> Architecture:
-    """A model by the name of a preset, of the family (`family:target`), the path of a `config.json`, or as OWNER/NAME on the hub.
-
-    Only the last asks the network.
-    """
-    of_family, colon, role = model.partition(":")
-    if colon and of_family == "family":
-        from calibrate.family import store
-
-        return _from_file(store.bundled(role) / "config.json", f"family-{role}")
-    if model in transformer.PRESETS:
-        shape = transformer.preset(model)
-        return Architecture(model, _library_config(model, shape), shape)
-    path = Path(model)
-    if path.is_dir():
-        path = path / "config.json"
-    if path.suffix == ".json" or path.exists():
-        return _from_file(path, path.parent.name if path.name == "config.json" else path.stem)
-    if model.count("/") == 1 and all(model.split("/")):
-        return _from_file(_from_hub(model), model.split("/")[1].lower())
-    raise ParameterError(f"{checks.unknown('model', model, transformer.PRESETS)}; or a config.json, or OWNER/NAME of the hub")
-
-
-def _from_file(path: Path, name: str) -> Architecture:
-    try:
-        said = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ParameterError(f"model must be a preset, a config.json or OWNER/NAME, and there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise ParameterError(f"{path.name} cannot be read as JSON: {str(error).splitlines()[0]}") from None
-    if not isinstance(said, dict):
-        raise ParameterError(f"{path.name} must be a table of keys, such as model_type, got {checks.shown(said)}")
-    try:
-        # The type is asked for apart: what a file says of it is the type that a checkpoint was saved in.
-        shape = transformer.from_config(said, dtype="bfloat16")
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-        config = CONFIG_MAPPING[said["model_type"]].from_dict(said)
-    except ParameterError as error:
-        raise ParameterError(f"{path.name}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ParameterError(f"{path.name}: transformers does not take it: {str(error).splitlines()[0]}") from None
-    return Architecture(name, config, shape)
-
-
-def _from_hub(model: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(model, "config.json"))
-    except Exception as error:  # whatever a network can do
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ParameterError(f"model {model} could not be had from the hub: {said}; give its config.json instead") from None
-
-
-def _library_config(name: str, shape: transformer.Shape) -> Any:
-    """The library's configuration of a preset, from our shape of it."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    family = name.split("-")[0]
-    family = LLAMA.get(family, family)
-    common = {"vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied_head}
-    usual = {
-        "hidden_size": shape.hidden, "intermediate_size": shape.ffn, "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads, "max_position_embeddings": 8192,
-    }  # fmt: skip
-    grouped = usual | {"num_key_value_heads": shape.kv_heads}
-    known: dict[str, Callable[[], dict[str, Any]]] = {
-        "llama": lambda: grouped | {"head_dim": shape.head_dim},
-        "mistral": lambda: grouped | {"head_dim": shape.head_dim, "sliding_window": None},
-        "qwen2": lambda: grouped,
-        "phi": lambda: grouped,
-        "gpt_neox": lambda: usual,
-        "opt": lambda: {
-            "hidden_size": shape.hidden, "ffn_dim": shape.ffn, "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads,
-            "max_position_embeddings": shape.positions - 2, "word_embed_proj_dim": shape.hidden,
-        },
-        "gpt2": lambda: {
-            "n_embd": shape.hidden, "n_inner": shape.ffn, "n_layer": shape.layers, "n_head": shape.heads,
-            "n_positions": shape.positions,
-        },
-        "t5": lambda: _t5(shape),
-        "mt5": lambda: _t5(shape),
-    }  # fmt: skip
-    if family not in known:
-        raise ParameterError(f"{checks.unknown('architecture of preset', name, known)}; give the model's config.json instead")
-    library: Any = CONFIG_MAPPING[family]
-    return library(**common, **known[family]())
-
-
-def _t5(shape: transformer.Shape) -> dict[str, Any]:
-    return {
-        "d_model": shape.hidden, "d_ff": shape.ffn, "d_kv": shape.head_dim, "num_heads": shape.heads,
-        "num_layers": shape.encoder_layers, "num_decoder_layers": shape.layers, "feed_forward_proj": GATED_T5[shape.gated],
-    }  # fmt: skip
-
-
-class Model:
-    """A model of random weights on a device, with its parts by name.
+class Decoder:
+    """A decoder's layers, embedding and head, of a model of the transformers library.
 
     Parameters
     ----------
-    architecture, device, dtype
-        What is built, on which device of torch, with what kind of weights.
-    source
-        Positions of the encoder that a decoder of an encoder-decoder attends to.
+    full
+        The library's model, with its head; it is set to `eval`.
+    name
+        What messages call it.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> tiny = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
+    >>> decoder = decoder_of(LlamaForCausalLM(tiny), "tiny")
+    >>> rows = Rows(decoder.layers)
+    >>> state = decoder.run((5, 7, 3), 0, 0, 2, rows)
+    >>> decoder.logits(state, 2).shape, rows.get_seq_length(1)
+    (torch.Size([3, 11]), 3)
     """
 
-    def __init__(self, architecture: Architecture, device: str, dtype: str, source: int = 512) -> None:
+    body_layers: ClassVar[str] = "layers"
+    body_norm: ClassVar[str] = "norm"
+
+    def __init__(self, full: Any, name: str) -> None:
+
+        self.full, self.name = full.eval(), name
+        self.config = full.config
+        self.body = full.get_decoder()
+        self.modules: list[Any] = list(getattr(self.body, self.body_layers))
+        self.layers = len(self.modules)
+        self.norm: Any = getattr(self.body, self.body_norm)
+        self.head: Any = full.get_output_embeddings()
+        self.embedding: Any = self.body.get_input_embeddings()
+        self.vocabulary = int(self.head.weight.shape[0])
+        self.device: torch.device = self.head.weight.device
+        self.dtype: torch.dtype = self.head.weight.dtype
+        self.heads: dict[int, Tensor] = {}
+        """Trained heads by the layer behind which they read, shape (vocabulary, hidden) each; elsewhere the model's own reads."""
+        self.tokenizer: Any = None
+        self.checksum = ""
+        """Of its weights, where they were read from files."""
+        self.source: Any = None
+        """What the encoder of an encoder-decoder made of its text."""
+        self.longest = self._longest()
+        self._placed: tuple[int, int, Place] | None = None
+        """Where the tokens of the last pass stood: the next one through later layers has them there too."""
+
+    def _longest(self) -> int | None:
+        """The most positions that the model knows."""
+        found = getattr(self.config, "max_position_embeddings", None)
+        window = getattr(self.config, "sliding_window", None)
+        if window is not None and getattr(self.config, "use_sliding_window", True):
+            found = min(found or window, window)  # beyond it rows would have to be let go of
+        return found
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text, if there is one."""
+        found = getattr(self.full.generation_config, "eos_token_id", None)
+        return (found[0] if found else None) if isinstance(found, list) else found
+
+    @property
+    def start(self) -> int | None:
+        """The token that a text begins with where nothing is given."""
+        config = self.config
+        found = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else config.bos_token_id
+        return found if found is not None else self.end
+
+    def rows(self) -> Rows:
+        """No rows yet, of a new text."""
+        return Rows(self.layers)
+
+    def run(
+        self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: Rows, state: Tensor | None = None, *, batch: int = 1,
+        after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
+        seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Run layers [first, last) but for `gaps` on tokens from position `at` on, shape (width, hidden): `model.steps.Forward`.
+
+        `state` is what the layers before have made of them. Rows behind `at` are let go of first. In a batch the tokens of the
+        first text come first, and then as many of the second. `seen` gets the state before each layer,
+        and `between` is called with its number; what that raises ends the pass.
+        """
         import torch
-        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-        checks.one_of("dtype", dtype, DTYPES)
-        self.architecture, self.device, self.source = architecture, device, source
-        self.dtype: torch.dtype = getattr(torch, dtype)
-        kind: Any = AutoModelForSeq2SeqLM if architecture.crossing else AutoModelForCausalLM
-        build = {"dtype": self.dtype, "attn_implementation": "sdpa"}
-        with torch.device("meta"):
-            self.bytes = sum(each.numel() for each in kind.from_config(architecture.config, **build).parameters())
-        self.bytes *= self.dtype.itemsize
-        there = _memory(device)
-        if there is not None and self.bytes > there:
-            needs = f"{architecture.name} in {dtype} needs {self.bytes / 1e9:.1f} GB for its weights"
-            raise ParameterError(f"{needs}, and device {device} has {there / 1e9:.1f} GB; take a smaller model")
-        with torch.device(device):
-            self.full = kind.from_config(architecture.config, **build).eval()
-        self.body = self.full.get_decoder()
-        self.layers: list[Any] = list(_first(self.body, "layers", "h", "block"))
-        self.norm = final_norm(self.body)
-        self.embedding = self.body.get_input_embeddings()
-        self.head = self.full.get_output_embeddings()
-        if len(self.layers) != architecture.shape.layers:
-            raise RuntimeError(f"{architecture.name} has {len(self.layers)} layers, {architecture.shape.layers} expected")
+        with torch.inference_mode():
+            self._cut(rows, at, first, last, rows_only)
+            width = len(tokens) // batch
+            place = self._place(at, width, after, rows)
+            hidden = self._begin(tokens, batch, place) if state is None else state.view(batch, width, -1)
+            skipped = {layer for low, high in gaps for layer in range(low, high)}
+            rows.rows_only = rows_only
+            for layer in range(first, last):
+                if layer in skipped:
+                    continue
+                if between is not None:
+                    between(layer)
+                if seen is not None:
+                    seen.append(hidden.reshape(-1, hidden.shape[-1]))
+                try:
+                    made = self._layer(layer, hidden, place, rows)
+                except RowsMade:
+                    continue  # the state goes past it
+                hidden = made
+            rows.rows_only = False
+            return hidden.reshape(-1, hidden.shape[-1])
 
-    @functools.cached_property
-    def decoder(self) -> Decoder:
-        """The same model as the interpreter runs it."""
-        from calibrate.decoder import decoder_of
+    def _cut(self, rows: Rows, at: int, first: int, last: int, rows_only: bool) -> None:
+        """Let go of what this pass replaces: rows from `at` on, of its layers and of those behind them."""
+        if rows.at is not None:
+            rows.cut(at)
+            return
+        for layer in rows.layers[first : last if rows_only else None]:
+            layer.length = min(layer.length, at)
 
-        return decoder_of(self.full, self.architecture.name)
-
-    def begin(self, width: int, context: int, batch: int, mode: str = "eager") -> Repeatable:
-        """A pass of `width` tokens of `batch` texts behind `context` cached positions, ready to be run again and again."""
-        self.architecture.longest(width, context)
-        if mode == "interpreter":
-            from calibrate.interpreted import InterpretedPass
-
-            return InterpretedPass(self, width, context, batch)
-        return (GraphPass if mode == "cuda-graph" else EagerPass)(self, width, context, batch)
-
-    def tokens(self, batch: int, width: int) -> Tensor:
-        """Random tokens of the whole vocabulary, shape (batch, width): an embedding is not read from a warm corner."""
+    def _place(self, at: int, width: int, after: tuple[int, ...], rows: Rows) -> Place:
         import torch
 
-        return torch.randint(0, self.architecture.shape.vocabulary, (batch, width), device=self.device)
+        if not after and rows.at is None:
+            if self._placed is not None and self._placed[:2] == (at, width):
+                return self._placed[2]
+            if self.longest is not None and at + width > self.longest:
+                self._too_long(at + width)
+            positions = torch.arange(at, at + width, device=self.device)[None]
+            mask = None
+            if width > 1 and at:
+                mask = torch.ones(width, at + width, dtype=torch.bool, device=self.device).tril_(at)[None, None]
+            place = Place(positions, mask, self._extras(positions, at + width))
+            self._placed = at, width, place
+            return place
+        seen = rows.follow(at, after or (-1, *range(width - 1)))
+        assert rows.at is not None
+        stands = rows.at[-width:]
+        if self.longest is not None and max(stands) >= self.longest:
+            self._too_long(max(stands) + 1)
+        sees = torch.zeros(width, len(rows.at), dtype=torch.bool)
+        for index, places in enumerate(seen):
+            sees[index, places] = True
+        mask = None if bool(sees.all()) else sees.to(self.device)[None, None]
+        positions = torch.tensor(stands, device=self.device)[None]
+        return Place(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))
 
-    def hidden(self, tokens: Tensor, cache: Any, **more: Tensor) -> Tensor:
-        """The last hidden state after the final norm, shape (batch, width, hidden); `more` as the library's code takes it."""
-        result: Tensor = self.body(input_ids=tokens, past_key_values=cache, use_cache=True, **more).last_hidden_state
+    def _too_long(self, length: int) -> None:
+        raise ParameterError(
+            f"prompt and tokens must be at most {self.longest} positions together, which {self.name} knows, got {length}; take a"
+            " shorter prompt or fewer tokens"
+        )
+
+    def _begin(self, tokens: tuple[int, ...], batch: int, place: Place) -> Tensor:
+        import torch
+
+        numbers = torch.tensor(tokens, device=self.device)
+        return self._embedded(numbers.view(batch, -1), place)
+
+    def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
+        result: Tensor = self.embedding(tokens)
         return result
 
-    def encoded(self, batch: int) -> dict[str, Tensor]:
-        """What stands for the encoder's output, shape (batch, source, hidden); nothing for decoders alone."""
+    def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
+        """What the layers are told of the positions; `rows` is how many rows there are, or the position of each."""
+        return self.body.rotary_emb(self.embedding.weight, position_ids=positions)
+
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+        result: Tensor = self.modules[layer](
+            hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows, use_cache=True,
+            position_embeddings=place.extras,
+        )  # fmt: skip
+        return result
+
+    def logits(self, states: Tensor, layer: int) -> Tensor:
+        """What states behind so many layers say of the next token, shape (width, vocabulary), in the model's dtype."""
         import torch
 
-        if not self.architecture.crossing:
-            return {}
-        states = torch.randn(batch, self.source, self.architecture.shape.hidden, device=self.device, dtype=self.dtype)
-        return {"encoder_hidden_states": states}
-
-    @property
-    def parts(self) -> dict[tuple[str, int], Any]:
-        """The modules of which a pass is made, by name and place."""
-        parts = {("embedding", 0): self.embedding, ("norm", 0): self.norm, ("head", 0): self.head}
-        parts |= {("layer", index): layer for index, layer in enumerate(self.layers)}
-        return {key: module for key, module in parts.items() if module is not None}
-
-    @contextlib.contextmanager
-    def watched(self, mark: Mark) -> Iterator[None]:
-        """Mark the beginning and the end of each part of the passes meanwhile.
-
-        The hooks are gone afterwards: a pass that nobody watches pays nothing for them.
-        """
-        handles = []
-
-        def watch(name: str, index: int, module: Any) -> None:
-            handles.append(module.register_forward_pre_hook(lambda *_: mark(name, index, 0)))
-            handles.append(module.register_forward_hook(lambda *_: mark(name, index, 1)))
-
-        try:
-            for (name, index), module in self.parts.items():
-                watch(name, index, module)
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-class Repeatable(Protocol):
-    """One pass: `run` does it, `back` cuts the cache back to where it was."""
-
-    def run(self) -> None:
-        """The pass: body, and the projection of every position of it."""
-
-    def back(self) -> None:
-        """Cut the cache back by the pass, and make sure that it was."""
-
-    def run_watched(self, mark: Mark) -> None:
-        """The same, with the beginning and the end of each part marked."""
-
-    @property
-    def parts(self) -> Iterable[tuple[str, int]]:
-        """The parts that are marked, by name and place."""
-
-    def check(self) -> None:
-        """Refuse to go on with a cache of another length than was asked for."""
-
-
-class Pass:
-    """A pass as the library's code makes it: see `Repeatable`."""
-
-    def __init__(self, model: Model, width: int, context: int, batch: int) -> None:
-        import torch
-
-        self.model, self.width, self.context, self.batch = model, width, context, batch
         with torch.inference_mode():
-            self.encoded = model.encoded(batch)
-            self.cache = self.new_cache()
-            for start in range(0, context, CHUNK):
-                model.hidden(model.tokens(batch, min(CHUNK, context - start)), self.cache, **self.encoded)
-            self.tokens = model.tokens(batch, width)
-            self.more = self.encoded | self.told()
-        self.check()
+            if layer < self.layers and layer in self.heads:
+                return torch.nn.functional.linear(self._normed(states), self.heads[layer])
+            return self.common(states)
 
-    def new_cache(self) -> Any:
-        """An empty cache."""
-        raise NotImplementedError
+    def common(self, states: Tensor) -> Tensor:
+        """What the model's own head says of states behind any layer, as if that were the last."""
+        import torch
 
-    def told(self) -> dict[str, Tensor]:
-        """What the model's code is told that it would find out by itself."""
-        return {}
+        with torch.inference_mode():
+            return self._projected(self._normed(states))
 
-    def run(self) -> None:
-        """The pass: body, and the projection of every position of it."""
-        raise NotImplementedError
+    def warm(self) -> None:
+        """Run a token through it: what a library does once, it does then."""
+        self.logits(self.run((0,), 0, 0, self.layers, self.rows()), self.layers).argmax()
+        self.settle()
 
-    def back(self) -> None:
-        """Cut the cache back by the pass, and make sure that it was."""
-        raise NotImplementedError
+    def settle(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.device.type == "cuda":
+            import torch
 
-    def run_watched(self, mark: Mark) -> None:
-        """The same, with the beginning and the end of each part marked."""
-        raise NotImplementedError
+            torch.cuda.synchronize(self.device)
 
-    @property
-    def parts(self) -> Iterable[tuple[str, int]]:
-        """See `Repeatable`."""
-        return self.model.parts
+    def _normed(self, states: Tensor) -> Tensor:
+        return states if self.norm is None else self.norm(states)
 
-    def length(self) -> int:
-        """Positions that every layer of the cache holds."""
-        lengths = {int(self.cache.get_seq_length(index)) for index in range(len(self.model.layers))}
-        if len(lengths) != 1:
-            raise RuntimeError(f"layers hold unequal lengths, {sorted(lengths)}")
-        return lengths.pop()
-
-    def check(self) -> None:
-        """Refuse to go on with a cache of another length than was asked for."""
-        if self.length() != self.context:
-            raise RuntimeError(f"the cache should hold {self.context} positions, it holds {self.length()}")
-
-    def logits(self) -> Tensor:
-        """The whole pass, as the model's own code does it."""
-        return self.model.head(self.model.hidden(self.tokens, self.cache, **self.more))  # type: ignore[no-any-return]
+    def _projected(self, states: Tensor) -> Tensor:
+        result: Tensor = self.head(states)
+        return result
 
 
-class EagerPass(Pass):
-    """Kernels launched one by one, on a cache that grows by each pass and is cut back."""
+class NeoX(Decoder):
+    """Pythia and its kin: the cache has another name."""
 
-    def new_cache(self) -> Any:
-        """A cache that grows; one of a sliding window keeps what cutting back needs."""
+    body_norm = "final_layer_norm"
+
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+        result: Tensor = self.modules[layer](
+            hidden, attention_mask=place.mask, position_ids=place.positions, layer_past=rows, use_cache=True,
+            position_embeddings=place.extras,
+        )  # fmt: skip
+        return result
+
+
+class Phi(Decoder):
+    """Phi: the norm has another name."""
+
+    body_norm = "final_layernorm"
+
+
+class GPT2(Decoder):
+    """GPT-2: learned positions, added to what is embedded."""
+
+    body_layers = "h"
+    body_norm = "ln_f"
+
+    def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
+        result: Tensor = self.embedding(tokens) + self.body.wpe(place.positions)
+        return result
+
+    def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
+        return None
+
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+        result: Tensor = self.modules[layer](hidden, past_key_values=rows, attention_mask=place.mask, use_cache=True)
+        return result
+
+
+class OPT(Decoder):
+    """OPT: learned positions behind an offset; some sizes project in and out, some have no last norm."""
+
+    body_norm = "final_layer_norm"
+
+    def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
+        hidden: Tensor = self.embedding(tokens)
+        if self.body.project_in is not None:
+            hidden = self.body.project_in(hidden)
+        return hidden + self.body.embed_positions(None, position_ids=place.positions)  # type: ignore[no-any-return]
+
+    def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
+        return None
+
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+        result: Tensor = self.modules[layer](
+            hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows, use_cache=True
+        )
+        return result
+
+    def _projected(self, states: Tensor) -> Tensor:
+        if self.body.project_out is not None:
+            states = self.body.project_out(states)
+        return super()._projected(states)
+
+
+class T5(Decoder):
+    """T5 and mT5: positions are told to the attention alone, as a bias; layers attend to what the encoder made too."""
+
+    body_layers = "block"
+    body_norm = "final_layer_norm"
+
+    def _longest(self) -> int | None:
+        return None  # distances beyond the last bucket are all one
+
+    def read_source(self, tokens: tuple[int, ...]) -> None:
+        """Let the encoder read a text; all rows made from now on are of decodings of it."""
+        import torch
+
+        with torch.inference_mode():
+            self.source = self.full.get_encoder()(input_ids=torch.tensor([tokens], device=self.device)).last_hidden_state
+
+    def warm(self) -> None:
+        source = self.source
+        if source is None:
+            self.read_source((0,))
+        super().warm()
+        self.source = source
+
+    def rows(self) -> Rows:
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-        cache: Any = DynamicCache(config=self.model.body.config)
-        if hasattr(cache, "activate_past_recording"):
-            cache.activate_past_recording()
-        return EncoderDecoderCache(cache, DynamicCache()) if self.model.architecture.crossing else cache
+        if self.source is None:
+            raise RuntimeError(f"{self.name} has an encoder, which has read nothing yet")
+        found = Rows(self.layers)
+        found.crossed = self.source, EncoderDecoderCache(DynamicCache(), DynamicCache())
+        return found
 
-    def run(self) -> None:
-        """See `Pass`."""
-        self.logits()
-
-    def run_watched(self, mark: Mark) -> None:
-        """See `Pass`."""
-        with self.model.watched(mark):
-            self.logits()
-
-    def back(self) -> None:
-        """See `Pass`."""
-        # The sign is the portable spelling: until 5.13 positive numbers were kept, since 5.23 they are refused.
-        self.cache.crop(-self.width)
-        self.check()
-
-
-class GraphPass(Pass):
-    """The pass as one graph, on a cache of exactly the positions that it needs: a longer one would take longer, masked or not.
-
-    Hooks run while a graph is captured and not when it is replayed, so a watched pass is a graph of its own, captured with the
-    marks in it: they must be events that a graph records (`external`).
-    """
-
-    plain: Any = None
-    marked: Any = None
-
-    def new_cache(self) -> Any:
-        """A cache of fixed size."""
-        from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
-
-        cache: Any = StaticCache(config=self.model.body.config, max_cache_len=self.context + self.width)
-        for layer in cache.layers:
-            if layer.max_cache_len < self.context + self.width:  # its rows move on, and no length set back moves them back
-                window = f"cuda-graph goes up to the sliding window of {layer.max_cache_len} positions"
-                raise ParameterError(f"{window}, got {self.context} + {self.width}; take mode eager")
-        return EncoderDecoderCache(cache, DynamicCache()) if self.model.architecture.crossing else cache
-
-    def told(self) -> dict[str, Tensor]:
-        """OPT counts its positions on the processor, in the middle of the pass; told them, it does not."""
+    def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         import torch
 
-        if self.model.architecture.config.model_type != "opt":
-            return {}
-        end, device = self.context + self.width, self.model.device
-        positions = torch.arange(self.context, end, device=device).expand(self.batch, -1)
-        return {"position_ids": positions, "attention_mask": torch.ones(self.batch, end, device=device, dtype=torch.long)}
+        attention = self.modules[0].layer[0].SelfAttention
+        stands = torch.arange(rows, device=self.device) if isinstance(rows, int) else rows
+        buckets = attention._relative_position_bucket(
+            stands[None, :] - positions[0][:, None], bidirectional=False, num_buckets=attention.relative_attention_num_buckets,
+            max_distance=attention.relative_attention_max_distance,
+        )  # fmt: skip
+        return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]
 
-    def run(self) -> None:
-        """Replay the pass."""
-        if self.plain is None:
-            self.plain = self.capture(contextlib.nullcontext())
-        self.plain.replay()
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+        own, across, forward = self.modules[layer].layer
+        source, crossed = rows.crossed
+        hidden = own(hidden, attention_mask=place.mask, position_bias=place.extras, past_key_values=rows)[0]
+        hidden = across(hidden, key_value_states=source, past_key_values=crossed)[0]
+        result: Tensor = forward(hidden)
+        return result
 
-    def run_watched(self, mark: Mark) -> None:
-        """Replay the pass with marks; they are made in the same places each time, whatever is handed over later."""
-        if self.marked is None:
-            self.marked = self.capture(self.model.watched(mark))
-        self.marked.replay()
-
-    def capture(self, watching: contextlib.AbstractContextManager[None]) -> Any:
-        """Record the pass as a graph, after it ran thrice on a stream of its own: capturing wants everything allocated."""
-        import torch
-
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.logits()
-                self.back()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with watching, torch.cuda.graph(graph):
-            self.logits()
-        self.back()  # capturing runs nothing, but it counts in Python
-        return graph
-
-    def back(self) -> None:
-        """Set the lengths back in place: the graph holds their addresses."""
-        layers = self.cache.self_attention_cache.layers if self.model.architecture.crossing else self.cache.layers
-        for layer in layers:
-            if layer.is_initialized:
-                layer.cumulative_length.fill_(self.context)
-                if hasattr(layer, "cumulative_length_int"):
-                    layer.cumulative_length_int = self.context
+    def _projected(self, states: Tensor) -> Tensor:
+        if getattr(self.config, "scale_decoder_outputs", False):
+            states = states * self.config.d_model**-0.5
+        return super()._projected(states)
 
 
-def final_norm(body: Any) -> Any:
-    """What a decoder's last state goes through before the head; None where it has none."""
-    return _first(body, "norm", "ln_f", "final_layer_norm", "final_layernorm")
+KINDS: dict[str, type[Decoder]] = {
+    "llama": Decoder, "mistral": Decoder, "qwen2": Decoder, "qwen3": Decoder, "phi": Phi, "gpt_neox": NeoX, "gpt2": GPT2,
+    "opt": OPT, "t5": T5, "mt5": T5,
+}  # fmt: skip
+"""By the library's name of the architecture."""
 
 
-def _first(module: Any, *names: str) -> Any:
-    """The first of these that a module has: architectures call the same part differently."""
-    for name in names:
-        if getattr(module, name, None) is not None:
-            return getattr(module, name)
-    if "norm" in names:  # some have none, and then no time goes into it
-        return None
-    raise RuntimeError(f"{type(module).__name__} has none of {', '.join(names)}")
+def decoder_of(full: Any, name: str) -> Decoder:
+    """The decoder of a model of the library."""
+    kind = full.config.model_type
+    if kind not in KINDS:
+        raise _unknown(name, kind)
+    return KINDS[kind](full, name)
 
 
-def _memory(device: str) -> int | None:
-    """Bytes that the device has in all, where it says so."""
-    import os
-
-    import torch
-
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[1])
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def versions() -> Mapping[str, str]:
-    """Of the libraries that run the passes."""
-    import torch
-    import transformers
-
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
+def _unknown(name: str, kind: str) -> ParameterError:
+    return ParameterError(f"{name} is of architecture {kind}, whose layers are not known here; known: {', '.join(sorted(KINDS))}")

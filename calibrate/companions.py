@@ -87,11 +87,12 @@ def _work(connection: Connection, spec: Spec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
     import torch
 
-    from calibrate import adapter
+    from calibrate import passes
+    from calibrate.architectures import architecture
 
     torch.set_num_threads(spec.threads)
     try:
-        model = adapter.Model(adapter.architecture(spec.model), spec.device, spec.dtype, spec.source)
+        model = passes.Model(architecture(spec.model), spec.device, spec.dtype, spec.source)
         connection.send(0)
         while (asked := connection.recv()) is not None:
             if asked == "stop":  # of a pass that could not begin
@@ -108,9 +109,11 @@ def _run(connection: Connection, model: Any, asked: tuple[int, int, int, str]) -
     """Run a pass until something is said; how often it ran."""
     import torch
 
+    from calibrate.timing import prepared
+
     done = 0
     with torch.inference_mode():
-        work = model.begin(*asked)
+        work = prepared(model, *asked)
         while not connection.poll():
             work.run()
             work.back()

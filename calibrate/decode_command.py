@@ -15,8 +15,8 @@ import typer
 from calibrate.command import guarded, placed, progress
 
 if TYPE_CHECKING:
+    from calibrate.adapter import Decoder
     from calibrate.decode_report import Result
-    from calibrate.decoder import Decoder
     from calibrate.interpreter import Sampling
     from calibrate.loading import Begun, Model
     from calibrate.prompts import Prompt
@@ -201,9 +201,9 @@ class _Run:
         """Of what decodes."""
         import platform
 
-        from calibrate import adapter
+        from calibrate import machine
 
-        return {"python": platform.python_version(), **adapter.versions()}
+        return {"python": platform.python_version(), **machine.versions()}
 
     @property
     def exact(self) -> bool:

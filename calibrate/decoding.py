@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from calibrate.decoder import Decoder
+from calibrate.adapter import Decoder
 from calibrate.interpreter import Answers, Luck, Real, Sampling, Times
 from model import checks, methods, tables
 from model.checks import ParameterError
 from model.decoding import Answered, Decoding
+from model.spans import plain
 
 if TYPE_CHECKING:
     from calibrate.pool import Pool
@@ -28,7 +29,7 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
     sampling: Sampling | None = None, luck: Luck | None = None, stop: int | None = None, log: bool = False,
-    answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None,
+    answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None, spans: list[dict[str, Any]] | None = None,
 ) -> Decoding:
     """Decode `tokens` tokens behind a prompt of at least one, or until the token `stop`.
 
@@ -46,11 +47,13 @@ def decode(
         Whether every read and its answer are kept.
     pool
         Processes that make the passes of sub-processes (`calibrate.pool`); this one makes them one after another where left out.
+    spans
+        What happened when is added to it (`model.spans.plain`), of decodings over a pool.
     answers, times
         See `calibrate.interpreter.Real`. Where a world answers, the prompt's tokens are the places of a text, from 0.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> from calibrate.decoder import decoder_of
+    >>> from calibrate.adapter import decoder_of
     >>> tiny = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
     >>> models = {role: decoder_of(LlamaForCausalLM(tiny), role) for role in ("target", "draft")}
     >>> found = decode("speculative", models, [3, 5], 6, {"draft_length": 2})
@@ -64,7 +67,8 @@ def decode(
     reads: list[Answered] = []
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
     more_of |= {"sampling": sampling, "luck": luck}
-    real: Any = Real(models, **more_of) if pool is None else _over(pool, parameters, more_of)
+    real: Any
+    real = Real(models, **more_of) if pool is None else _over(pool, parameters, more_of | {"record": spans is not None})
     module = methods.algorithm(method)
     more = {} if stop is None or not takes_stop(method) else {"stop": stop}
     steps = module.decode(parameters, list(text), tokens, **more)
@@ -81,6 +85,8 @@ def decode(
         needed = f"a prompt of {len(text)} tokens and {tokens} more"
         raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
     seconds = time.perf_counter() - start if pool is None else real.seconds
+    if spans is not None and pool is not None:
+        spans += plain(real.spans, real.begun)
     said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
     return Decoding(
         method, said, text, tokens, tuple(work.committed), work.account, more.get("stop"), seconds, tuple(reads)
@@ -175,18 +181,10 @@ def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int
 def warm(models: Mapping[str, Decoder]) -> None:
     """Run a token through every model: what a library does once, it does then."""
     for decoder in {id(decoder): decoder for decoder in models.values()}.values():
-        source, reads = decoder.source, getattr(decoder, "read_source", None)
-        if source is None and reads is not None:
-            reads((0,))
-        state = decoder.run((0,), 0, 0, decoder.layers, decoder.rows())
-        decoder.logits(state, decoder.layers).argmax()
-        decoder.source = source
-    settle(models)
+        decoder.warm()
 
 
 def settle(models: Mapping[str, Decoder]) -> None:
-    """Wait until the device has done all that it was given."""
-    if any(decoder.device.type == "cuda" for decoder in models.values()):
-        import torch
-
-        torch.cuda.synchronize()
+    """Wait until every device has done all that it was given."""
+    for decoder in models.values():
+        decoder.settle()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.decoder import Decoder
+from calibrate.adapter import Decoder
 from calibrate.rows import Rows, joined
 from model import checks
 from model.checks import ParameterError

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate import timing
-from calibrate.timing import Effort, Grid, Outcome
+from calibrate.grid import Grid, Outcome, Rows, go_over, shares
+from calibrate.timing import Effort
 from model import checks, physical, transformer
 from model.checks import ParameterError
 from model.profile import Profile, Source, save, table_of
@@ -74,7 +74,8 @@ def time_layers(
     checks.whole("source", source, 1, 1_000_000)
     import torch
 
-    from calibrate import adapter, machine
+    from calibrate import machine, passes
+    from calibrate.architectures import architecture
     from calibrate.companions import Spec
 
     chosen = machine.chosen(device)
@@ -83,7 +84,7 @@ def time_layers(
         torch.cuda.set_device(chosen)  # events are recorded on the streams of the current device
     if dtype is None:
         dtype = "float32" if cpu else "bfloat16"
-    checks.one_of("dtype", dtype, adapter.DTYPES)
+    checks.one_of("dtype", dtype, passes.DTYPES)
     if cpu and "cuda-graph" in grid.modes:
         raise ParameterError("mode cuda-graph needs a GPU, and the device is cpu; take --mode eager")
     if not cpu and grid.busy != (0,):
@@ -93,32 +94,32 @@ def time_layers(
     if threads is not None:
         checks.whole("threads", threads, 1, 4096)
         torch.set_num_threads(threads)
-    architecture = adapter.architecture(model)
+    known = architecture(model)
     for width in grid.widths:
         for context in grid.contexts:
-            architecture.longest(width, context)
+            known.longest(width, context)
     stem = name or stem_of(model, chosen)
     if not NAME.fullmatch(stem):
         raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(stem)}")
-    header = {"kind": "machine", "model": architecture.name, "device": chosen, "dtype": dtype, "source": source}
-    header |= machine.facts(chosen) | {"shape": asdict(architecture.shape)}
+    header = {"kind": "machine", "model": known.name, "device": chosen, "dtype": dtype, "source": source}
+    header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
     if not raw.exists():
         header |= machine.ceilings(chosen, dtype, quick)
-    rows = timing.Rows(raw, header, resume)
-    built = adapter.Model(architecture, chosen, dtype, source)
+    rows = Rows(raw, header, resume)
+    built = passes.Model(known, chosen, dtype, source)
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
-    outcome = timing.go_over(built, grid, rows, spec, effort=effort, minutes=minutes, progress=progress)
+    outcome = go_over(built, grid, rows, spec, effort=effort, minutes=minutes, progress=progress)
     if "interpreter" in grid.modes:
         timed_reads = sum(row["kind"] == "reads" for row in rows.rows)
         for turn in range(timed_reads, grid.rounds):
-            from calibrate import interpreted
+            from calibrate import parts
 
-            rows.add({"kind": "reads", "round": turn, "busy": 0} | interpreted.reads(built.decoder))
-            rows.add({"kind": "after", "round": turn} | interpreted.after(built.decoder))
+            rows.add({"kind": "reads", "round": turn, "busy": 0} | parts.reads(built.decoder))
+            rows.add({"kind": "after", "round": turn} | parts.after(built.decoder))
             if pool is not None:
                 with pool() as processes:
-                    rows.add({"kind": "processes", "round": turn} | interpreted.processes(processes))
+                    rows.add({"kind": "processes", "round": turn} | parts.processes(processes))
     written, refused = {}, {}
     for mode in grid.modes:
         if not any(row["kind"] == "point" and row["mode"] == mode for row in outcome.rows):
@@ -135,14 +136,15 @@ def time_layers(
 
 def stem_of(model: str, device: str) -> str:
     """What the profiles of a model on a device are called, but for their mode."""
-    from calibrate import adapter, machine
+    from calibrate import machine
+    from calibrate.architectures import architecture
 
     known = None
     if device.startswith("cuda"):
         import torch
 
         known = machine.known(torch.cuda.get_device_name(device), machine.memory(device))
-    return f"{known.name if known else device.partition(':')[0]}-{adapter.architecture(model).name}"
+    return f"{known.name if known else device.partition(':')[0]}-{architecture(model).name}"
 
 
 def called_name(stem: str, mode: str) -> str:
@@ -220,7 +222,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     looks: dict[tuple[int, int], list[float]] = {}
     repeats: dict[tuple[int, int], int] = {}
     negative = interrupted = 0
-    for (busy, batch, context, width), rounds in timing.shares(rows, mode):
+    for (busy, batch, context, width), rounds in shares(rows, mode):
         row = middle_of(rounds) if mode == "interpreter" else quietest(rounds)
         interrupted += row.get("taken_anyway", 0) > 0
         count = row["repeats"]
@@ -247,12 +249,12 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
             middle = np.percentile(values, (25, 50, 75))
             table.append({"part": part, "busy": busy, "batch": batch} | _times(middle, repeats[busy, batch]))
     if mode == "interpreter":
-        from calibrate import interpreted
+        from calibrate import parts
 
         calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
-        table += interpreted.part_rows([row for row in rows if row["kind"] == "reads"], calls, layers)
-        table += interpreted.after_rows([row for row in rows if row["kind"] == "after"])
-        table += interpreted.process_rows([row for row in rows if row["kind"] == "processes"])
+        table += parts.part_rows([row for row in rows if row["kind"] == "reads"], calls, layers)
+        table += parts.after_rows([row for row in rows if row["kind"] == "after"])
+        table += parts.process_rows([row for row in rows if row["kind"] == "processes"])
     notes = ["weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"]
     if any(row.get("round") for row in rows) and mode == "interpreter":
         notes.append("of several rounds the one with the middle whole pass counts, as of runs beside them")

@@ -13,8 +13,9 @@ import typer
 from calibrate.command import guarded, numbers, progress
 
 if TYPE_CHECKING:
+    from calibrate.grid import Grid
     from calibrate.layers import Timed
-    from calibrate.timing import Effort, Grid
+    from calibrate.timing import Effort
 
 _WIDTHS, _CONTEXTS = "1,2,3,4,5,6,7,8,9,12,16,17,24,32", "128,512,1024,2048"
 _QUICK_WIDTHS, _QUICK_CONTEXTS, _QUICK_MINUTES = "1,4,9", "128,512", 1.0
@@ -81,7 +82,8 @@ def layers(
 def _wanted(
     quick: bool, widths: str | None, contexts: str | None, batches: str, busy: str, mode: str, rounds: int, target: float
 ) -> tuple[Grid, Effort | None]:
-    from calibrate.timing import Effort, Grid
+    from calibrate.grid import Grid
+    from calibrate.timing import Effort
 
     grid = Grid(
         numbers("widths", widths if widths is not None else _QUICK_WIDTHS if quick else _WIDTHS),

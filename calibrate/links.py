@@ -19,8 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from calibrate.clocks import clock_of
 from calibrate.layers import NAME, needed
-from calibrate.timing import clock_of, quartiles
+from calibrate.timing import quartiles
 from model import checks
 from model.checks import ParameterError
 from model.profile import Profile, Source, save, table_of

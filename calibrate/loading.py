@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrate.decoder import Decoder, load
+from calibrate import adapter
+from calibrate.adapter import Decoder
 from calibrate.family import heads as family_heads
 from calibrate.family import store
 from model import checks
@@ -52,6 +53,17 @@ def named(models: Mapping[str, str | None], roles: Sequence[str], method: str) -
         if role in roles:
             found[role] = f"{FAMILY}:{role}" if given is None or given == FAMILY else given
     return found
+
+
+def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
+    """A model by its directory, the name of one of the family, or OWNER/NAME of the hub: see `calibrate.family.store.load`."""
+    loaded = store.load(where, device, dtype, encoders=True)
+    decoder = adapter.decoder_of(loaded.model, loaded.name)
+    decoder.tokenizer, decoder.checksum = loaded.tokenizer, loaded.checksum
+    checks.whole(f"num_hidden_layers of model {decoder.name}", decoder.layers, 1, checks.MAX_LAYERS)
+    if decoder.end is not None:  # one that never comes would end no text, and nobody would know
+        checks.whole(f"eos_token_id of model {decoder.name}", decoder.end, 0, decoder.vocabulary - 1, "vocabulary-1")
+    return decoder
 
 
 def model(where: str, device: str = "cpu", dtype: str = "float32") -> Model:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate import decoding
-from calibrate.decoder import Decoder
+from calibrate.adapter import Decoder
 from calibrate.family import store
 from calibrate.interpreter import Luck, Sampling, drawn
 from model import checks, pairs

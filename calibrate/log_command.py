@@ -101,7 +101,7 @@ def _opened(
     target: str, draft: str | None, heads: Path | None, dtype: str, device: str | None, threads: int | None
 ) -> tuple[dict[str, Model], dict[str, Any]]:
     """The models, and what a log says of them."""
-    from calibrate import adapter, loading
+    from calibrate import loading, machine
     from model.checks import ParameterError
 
     roles = ("target",) if draft is None and target != loading.FAMILY else ("target", "draft")
@@ -109,7 +109,7 @@ def _opened(
     first = models["target"]
     if first.has_encoder:
         raise ParameterError(f"target must be a decoder alone, and {first.name} has an encoder; calibrate decode --log takes it")
-    said: dict[str, Any] = {"dtype": dtype, "versions": dict(adapter.versions()), "heads": None, "draft": None}
+    said: dict[str, Any] = {"dtype": dtype, "versions": machine.versions(), "heads": None, "draft": None}
     said["date"] = datetime.now(tz=UTC).date().isoformat()
     for role, each in models.items():
         decoder = each.decoder

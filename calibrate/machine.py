@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from calibrate import adapter
+from calibrate.clocks import clock_of
 from model import checks, device
 from model.checks import ParameterError
 
@@ -35,12 +35,20 @@ def chosen(name: str | None) -> str:
     return name
 
 
+def versions() -> dict[str, str]:
+    """Of the libraries that run the passes."""
+    import torch
+    import transformers
+
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
 def facts(name: str) -> dict[str, Any]:
     """What there is to know of a device and of the software on it: no name of a host, no path."""
     import torch
 
     said: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "python": platform.python_version()}
-    said |= dict(adapter.versions())
+    said |= versions()
     if not name.startswith("cuda"):
         threads = {"threads": torch.get_num_threads(), "cores": os.cpu_count()}
         return said | {"name": _processor(), "cache_bytes": _last_cache()} | threads | {"memory_bytes": memory("cpu")}
@@ -128,8 +136,6 @@ def ceilings(name: str, dtype: str, quick: bool = False) -> dict[str, float]:
 
 def _best(work: Callable[[], object], name: str) -> float:
     """The shortest of a few times [s]: a ceiling is what was reached once."""
-    from calibrate.timing import clock_of
-
     clock = clock_of(name)
     work()
     times = []

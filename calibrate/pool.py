@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from calibrate import units as at_units
-from calibrate.decoder import Decoder
+from calibrate.adapter import Decoder
 from calibrate.replicas import Replica
 from calibrate.units import (
     ASLEEP,

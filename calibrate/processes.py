@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate import units as at_units
-from calibrate.decoder import Decoder
+from calibrate.adapter import Decoder
 from calibrate.interpreter import Answers, Luck, Output, Real, Sampling, Times
 from calibrate.pool import Flight, Pool, ProcessError, started
 from calibrate.units import DONE, MADE, STATUS, STOPPED, Command, Piece, believed_of

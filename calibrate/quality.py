@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate import decoding
-from calibrate.decoder import Decoder
+from calibrate.adapter import Decoder
 from calibrate.family import store
 from model import methods, rates, transformer
 from model.account import Account

@@ -11,7 +11,7 @@ from model import checks
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
-    from calibrate.decoder import Decoder
+    from calibrate.adapter import Decoder
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Replica:
         import torch
         import transformers
 
-        from calibrate.decoder import decoder_of
+        from calibrate.adapter import decoder_of
         from calibrate.family import store
 
         name, config = self._architecture()
@@ -85,9 +85,9 @@ class Replica:
 
     def _architecture(self) -> tuple[str, Any]:
         if not self.model.lstrip().startswith("{"):
-            from calibrate import adapter
+            from calibrate.architectures import architecture
 
-            found = adapter.architecture(self.model)
+            found = architecture(self.model)
             return found.name, found.config
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

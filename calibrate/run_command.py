@@ -15,7 +15,7 @@ import typer
 from calibrate.command import guarded, placed, progress
 
 if TYPE_CHECKING:
-    from calibrate.decoder import Decoder
+    from calibrate.adapter import Decoder
     from calibrate.loading import Model
     from calibrate.pool import Pool
     from calibrate.run_plan import Written
@@ -161,9 +161,10 @@ def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str
     if any(each.rates is None for each in written.choices):
         what = f"{free[0]} {named[free[0]]} is a shape without weights"
         raise ParameterError(f"{what}: force the outcomes of all methods, or give a model")
-    from calibrate import adapter
+    from calibrate import passes
+    from calibrate.architectures import architecture
 
-    made = {role: adapter.Model(adapter.architecture(name), device, said.dtype) for role, name in named.items()}
+    made = {role: passes.Model(architecture(name), device, said.dtype) for role, name in named.items()}
     return {role: each.decoder for role, each in made.items()}, {}
 
 
@@ -223,7 +224,8 @@ def _profiled(
 ) -> Callable[[int], None]:
     """One more round of the profiles of all models: what `running.measure` does before each turn."""
     from calibrate import layers
-    from calibrate.timing import Effort, Grid
+    from calibrate.grid import Grid
+    from calibrate.timing import Effort
     from model.checks import ParameterError
 
     said, passes = written.run, written.profile

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate import decoding, machine
-from calibrate.decoder import Decoder
+from calibrate.adapter import Decoder
 from calibrate.interpreter import Luck, Times
 from model import checks, forced, methods, runs, transformer
 from model.checks import ParameterError
 from model.decision_log import DecisionLog, plain
 from model.decoding import Decoding
 from model.runs import Runs
+from model.spans import KEPT
 
 if TYPE_CHECKING:
     from calibrate.pool import Pool
@@ -142,13 +143,13 @@ def timed(
     each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None
 ) -> dict[str, Any]:
     """Time one decoding: its part of a row."""
-    times = Times()
+    times, spans = Times(), list[dict[str, Any]]()
     gc.collect()
     was = gc.isenabled()
     gc.disable()
     worked = time.thread_time()
     try:
-        made = decode(each, models, tokens, seed, pool, times=times)
+        made = decode(each, models, tokens, seed, pool, times=times, spans=spans)
     finally:
         if was:
             gc.enable()
@@ -160,6 +161,7 @@ def timed(
         "units": each.units, "seconds": made.seconds, "commit_s": times.commits,
         "pass_s": [times.passes[role] for role in runs.ROLES],
         "read_s": times.reads, "waited": max(1 - worked / made.seconds, 0.0) if cpu else 0.0, "load": _load(),
+        "spans": spans,
     }  # fmt: skip
 
 
@@ -312,6 +314,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     whole, many = pl.Int64, pl.List(pl.Float64)
     schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "turn", "units"), whole)
     schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": many, "pass_s": many}
+    texts, times = ("what", "fate", "role"), ("start", "end")
+    kinds = {name: pl.String if name in texts else pl.Float64 if name in times else whole for name in KEPT}
+    schema["spans"] = pl.List(pl.Struct(kinds))
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema).sort("decoding", "repeat")
 
 

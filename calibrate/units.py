@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.decoder import Decoder
+from calibrate.adapter import Decoder
 from calibrate.replicas import Replica
 from calibrate.rows import LayerRows, Rows
 from model.steps import CacheError
@@ -445,8 +445,6 @@ class _Worker:
 
         import torch
 
-        from calibrate import decoding
-
         self.unit = None
         with torch.inference_mode(False):
             decoder: Any = replica.load()
@@ -454,7 +452,7 @@ class _Worker:
             share_weights(decoder, weights)
         if source:
             decoder.read_source(source)
-        decoding.warm({"target": decoder})
+        decoder.warm()
         self.unit = Unit(self.orders.number, decoder, Memory(tensors))
         gc.collect()
         gc.freeze()  # what is there stays: no pass waits for a look through it

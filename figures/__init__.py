@@ -274,16 +274,22 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFr
     return save(accepted.draw(lengths.filter(pl.col("point").is_in(first.implode()))), target / "accepted") if len(first) else []
 
 
-def of_comparison(table: pl.DataFrame, folder: str | Path, limits: pl.DataFrame | None = None) -> list[Path]:
+def of_comparison(
+    table: pl.DataFrame, folder: str | Path, limits: pl.DataFrame | None = None,
+    pair: tuple[pl.DataFrame, pl.DataFrame] | None = None,
+) -> list[Path]:
     """Draw what `sim compare` found into a folder: predicted against measured, errors by method, and where the time goes.
 
-    `limits` are rows of `sim.limits`, a figure for each claim; of more series than there is room for some are drawn.
+    `limits` are rows of `sim.limits`, a figure for each claim; of more series than there is room for some are drawn. `pair` is one
+    run as measured and as simulated, who held which unit when.
     """
-    from figures import error_by_method, formula_limits, predicted_measured, time_parts
+    from figures import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 
     target = _folder(folder)
     drawn = {"predicted_measured": predicted_measured.draw(table), "error_by_method": error_by_method.draw(table)}
     drawn["time_parts"] = time_parts.draw(table)
+    if pair is not None:
+        drawn["gantt_pair"] = gantt_pair.draw(*pair, between=gantt_pair.rounds(*pair))
     for (claim,), rows in [] if limits is None else limits.group_by("claim", maintain_order=True):
         drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.few(rows))
     return [path for name, figure in drawn.items() for path in save(figure, target / name)]

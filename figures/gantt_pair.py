@@ -72,6 +72,20 @@ def aligned(intervals: pl.DataFrame, name: str) -> pl.DataFrame:
     return rows.with_columns(start=start, end=end, what=pl.when(head).then(pl.lit("head")).otherwise("what"))
 
 
+def rounds(measured: pl.DataFrame, predicted: pl.DataFrame, tokens: int = 6) -> tuple[float, float]:
+    """Where about so many tokens are put out, behind the first one, whose prompt takes long [ms]."""
+    starts: list[float] = []
+    stops: list[float] = []
+    for frame, name in zip((measured, predicted), NAMES, strict=True):
+        rows = aligned(frame, name)
+        own = rows.filter(unit=0, what="forward").sort("start")
+        began = own.group_by("position", maintain_order=True).agg(pl.col("start").first())["start"].to_list()
+        began.append(float(rows["end"].max()))  # type: ignore[arg-type]
+        starts.append(began[min(1, len(began) - 2)])
+        stops.append(began[min(1 + tokens, len(began) - 1)])
+    return min(starts), max(stops)
+
+
 def _within(rows: pl.DataFrame, start: float, end: float, name: str) -> pl.DataFrame:
     """What is to be seen of the intervals; every unit of the run keeps its row."""
     found = rows.filter(pl.col("end") > start, pl.col("start") < end)

@@ -16,7 +16,7 @@ from model.comparison import PARTS
 
 _NAMES = {
     "target": "target\npasses", "draft": "draft\npasses", "medium": "medium\npasses", "reads": "heads\nand reads",
-    "rest": "the\nrest",
+    "transfers": "starting\nothers", "waiting": "waiting", "rest": "the\nrest",
 }  # fmt: skip
 _MORE, _LESS, _WHOLE = COLOURS[1], COLOURS[0], GREY
 _WHOSE = ("predicted", "measured")
@@ -52,15 +52,12 @@ def steps(row: Mapping[str, Any]) -> list[Step]:
 def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
     """A waterfall: the whole time as predicted, what each part took more or less than predicted, the whole time as measured [ms].
 
-    `table` is what `sim compare` writes, `row` which of its rows; where left out, the one whose error is largest, of those on one
-    unit if there are any: elsewhere nobody times passes one by one. Whole times are
-    those with the prompt, in which all parts were timed; passes that processes make at the same time count each.
+    `table` is what `sim compare` writes, `row` which of its rows; where left out, the one whose error is largest. Whole times are
+    those with the prompt, in which all parts were timed; over several processes they are the main one's.
     """
     rows = demand(table, "the figure of times by part", _NEEDED, ("prompt", "units"))
     if row is None:
-        alone = rows["units"].fill_null(1) == 1
-        counted = rows["error"].abs() * alone.cast(pl.Float64) if alone.any() else rows["error"].abs()
-        row = int(counted.arg_max() or 0)
+        row = int(rows["error"].abs().arg_max() or 0)
         which = f"the largest error of {rows.height} decodings" if rows.height > 1 else "the only decoding"
     else:
         checks.whole("row", row, 0, rows.height - 1)
@@ -77,7 +74,7 @@ def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
         prompt = f", {chosen['prompt']}" if chosen["prompt"] else ""
         said = f"{fill(f'{name}{settings}{prompt}', 110)}\nwith the prompt's time the prediction is off by {off} %; {which}"
         if (chosen["units"] or 1) > 1:
-            said += "\npasses of several processes are added up; where they overlap the rest takes it back"
+            said += f"\nthe main process of {chosen['units']}: its passes with what it reads of them"
         figure.text(0.1, 0.91, said, fontsize=9.5, color=GREY, va="top", linespacing=1.4)
     return figure
 

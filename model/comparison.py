@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 BAND = 0.05
 """An error up to here is a good one, or up to 1.5 times the noise [-]."""
 NOISES = 1.5
-PARTS = (*ROLES, "reads", "rest")
-"""What the whole time of a run goes into: passes of each model, heads with reads, and everything else."""
+PARTS = (*ROLES, "reads", "transfers", "waiting", "rest")
+"""What the whole time of a run goes into: passes of each model, heads with reads, starting and taking over processes, waiting for
+them, and everything else. Over several processes it is the main one's time, which reads what its passes have made."""
 
 
 def floor(noise: ArrayLike) -> float:

@@ -16,6 +16,7 @@ pass_s      of that in passes, by role in `roles` of the JSON [s]
 read_s      in looking at what passes have made, heads included [s]
 waited      share of the time for which the process was not running: others were [-]
 load        processes that wanted to run in the last minute
+spans       what happened when, of runs over several processes (`model.spans`), in seconds from the start
 ==========  ===========================================================================================================
 """
 
@@ -32,20 +33,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks, decision_log, pairs
+from model import checks, decision_log, pairs, spans
 from model.checks import ParameterError
 from model.decision_log import DecisionLog
 from model.decoding import Decoding
+from model.spans import Span
 
 if TYPE_CHECKING:
     import polars as pl
 
-VERSION = 1
+VERSION = 2
 ROLES = ("target", "draft", "medium")
 UNITS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("decoding", "repeat", "turn", "units"), "1"),
-        **dict.fromkeys(("seconds", "commit_s", "pass_s", "read_s"), "s"), "waited": "-", "load": "1",
+        **dict.fromkeys(("seconds", "commit_s", "pass_s", "read_s"), "s"), "waited": "-", "load": "1", "spans": "s",
     }
 )  # fmt: skip
 ABOUT = (
@@ -166,6 +168,22 @@ class Timed:
         times = self.totals if prompt else self.after_first
         middle = np.median(times)
         return float(np.median(np.abs(times - middle)) / middle) if middle > 0 else 0.0
+
+    @cached_property
+    def middle(self) -> int:
+        """The row of the repeat in the middle, of those that count; of two middle ones the shorter."""
+        order = np.argsort(self.after_first, kind="stable")
+        return int(np.flatnonzero(self.kept)[order[(len(order) - 1) // 2]])
+
+    def spans(self, row: int) -> list[Span]:
+        """What happened when in a repeat, from its start [s]; nothing of runs of one process."""
+        return [Span(**each) for each in self.rows["spans"][row].to_list()]
+
+    def of_main(self) -> dict[str, float]:
+        """What the main process of several did, and how long [s]: the middle of the repeats that count (`model.spans.of_main`)."""
+        repeats = [spans.of_main(self.spans(row)) for row in np.flatnonzero(self.kept).tolist()]
+        names = dict.fromkeys(name for each in repeats for name in each)
+        return {name: float(np.median([each.get(name, 0.0) for each in repeats])) for name in names}
 
     def part(self, name: str, index: int | None = None) -> float:
         """The middle of `pass_s`, of one role by its index, or of `read_s` [s]."""

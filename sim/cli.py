@@ -316,7 +316,8 @@ def compare(
         from sim import limits
 
         found = [limits.of_file(path, own, profile or []) for path, (_, own, _) in zip(runs, named, strict=True)]
-        drawn = drawing.of_comparison(table, figures, limits.together([name for name, *_ in named], found))
+        pair = next(filter(None, (comparing.pair_of_file(path, profile or []) for path in runs)), None)
+        drawn = drawing.of_comparison(table, figures, limits.together([name for name, *_ in named], found), pair)
     if as_json:
         print(compare_report.document(named))
         return

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from model import checks
 from model.checks import ParameterError
+from model.comparison import PARTS
 from model.measured import Measured
 from model.pass_cost import PassCost
 from model.profile import Profile
@@ -87,9 +88,15 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
     of = {role: Measured(each) for role, each in profiles.items()}
     alone, rows = PassCost(of), []
     for number, timed in runs.timed.items():
-        predicted = predict(timed.decoding, alone if timed.units == 1 else _over_processes(of, timed), timed.units)
+        row = {"contention_s": 0.0}
+        if timed.units == 1:
+            predicted = predict(timed.decoding, alone)
+        else:
+            predicted = predict(timed.decoding, over_processes(of, timed), timed.units, record=True)
+            free = predict(timed.decoding, over_processes(of, timed, contention=False), timed.units)
+            row["contention_s"] = predicted.total - free.total
         lacking = ", ".join(missing(of, timed))
-        rows.append(_row(runs, number, timed, predicted) | {"mismatch": "; ".join(wrong), "missing": lacking})
+        rows.append(_row(runs, number, timed, predicted) | row | {"mismatch": "; ".join(wrong), "missing": lacking})
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
@@ -104,6 +111,15 @@ def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = 
     found = files.load(path)
     table = compare(found, profiles_of(profiles, found, path.parent), allow_mismatch=allow_mismatch)
     return path.stem, table, dict(found.about)
+
+
+def pair_of_file(path: Path, profiles: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame] | None:
+    """The first decoding over processes of a file of runs whose spans are known, `side_by_side`; None where there is none."""
+    from model import runs as files
+
+    found = files.load(path)
+    number = next((each for each, timed in found.timed.items() if timed.units > 1 and timed.spans(timed.middle)), None)
+    return None if number is None else side_by_side(found, profiles_of(profiles, found, path.parent), number)
 
 
 def together(named: Sequence[Named]) -> pl.DataFrame:
@@ -142,8 +158,10 @@ def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
     return found
 
 
-def _over_processes(of: Mapping[str, Measured], timed: Timed) -> PassCost:
-    """What passes of a run over several processes take: starting them and taking one over too, and they slow each other down."""
+def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool = True) -> PassCost:
+    """What passes of a run over several processes take: starting them and taking one over too, and they slow each other down,
+    unless `contention` is left out.
+    """
     target, others = of["target"], timed.units - 1
     found = {}
     for part in OVER_PROCESSES:
@@ -154,7 +172,24 @@ def _over_processes(of: Mapping[str, Measured], timed: Timed) -> PassCost:
     alone = float(target.layer(1, context).seconds)
     known = [each for each in range(len(busy)) if each in busy]
     slower = [max(float(target.layer(1, context, busy=each).seconds) / alone, 1.0) for each in known]
+    slower = slower if contention else [1.0]
     return PassCost(of, slower=slower, dispatch=found["dispatch"], link=found["wake"], promotion=found["promotion"])
+
+
+def side_by_side(runs: Runs, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Who held which unit when in a decoding over several processes: its middle repeat as measured, and as simulated [s]."""
+    import polars as pl
+
+    timed = runs.timed.get(number)
+    if timed is None or timed.units < 2:
+        over = [each for each, one in runs.timed.items() if one.units > 1]
+        there = ", ".join(map(str, over[:10])) if over else "none of these runs is"
+        raise ParameterError(f"decoding must be one over several processes ({there}), got {checks.shown(number)}")
+    of = {role: Measured(each) for role, each in profiles.items()}
+    played = predict(timed.decoding, over_processes(of, timed), timed.units, record=True).run.intervals
+    measured = [span._asdict() for span in timed.spans(timed.middle)]
+    frames = [pl.DataFrame(rows, infer_schema_length=None) for rows in (measured, [each._asdict() for each in played])]
+    return frames[0], frames[1]
 
 
 def mismatches(runs: Runs, profiles: Mapping[str, Profile]) -> list[str]:
@@ -210,14 +245,36 @@ def _row(runs: Runs, number: int, timed: Timed, predicted: Predicted) -> dict[st
 
 
 def _parts(timed: Timed, predicted: Predicted) -> dict[str, float]:
-    """What the whole time went into, predicted and measured: passes of each model, heads and reads, and all else."""
-    found: dict[str, float] = {}
+    """What the whole time went into, predicted and measured (`model.comparison.PARTS`)."""
+    found = {f"{whose}_{name}_s": 0.0 for whose in ("predicted", "measured") for name in PARTS}
+    if timed.units > 1:
+        for whose, spent in (("predicted", spent_by_main(predicted)), ("measured", timed.of_main())):
+            for what, seconds in spent.items():
+                found[f"{whose}_{MAIN[what]}_s"] += seconds
+        found["predicted_waiting_s"] = predicted.total - sum(found[f"predicted_{name}_s"] for name in PARTS)
+        found["measured_rest_s"] = timed.median(prompt=True) - sum(found[f"measured_{name}_s"] for name in PARTS)
+        return found
     for index, role in enumerate(ROLES):
         found |= {f"predicted_{role}_s": predicted.passes(role), f"measured_{role}_s": timed.part("pass_s", index)}
     found |= {"predicted_reads_s": predicted.reads, "measured_reads_s": timed.part("read_s")}
     for whose, total in (("predicted", predicted.total), ("measured", timed.median(prompt=True))):
         known = sum(found[f"{whose}_{name}_s"] for name in (*ROLES, "reads"))
         found[f"{whose}_rest_s"] = total - known
+    return found
+
+
+MAIN = {
+    "forward": "target", "head": "target", "read": "target", "dispatch": "transfers", "promotion": "transfers", "wait": "waiting",
+}  # fmt: skip
+"""What the main process of several does, as parts of the whole: what it reads is behind its passes."""
+
+
+def spent_by_main(predicted: Predicted) -> dict[str, float]:
+    """What the main process did in a simulated run that kept its record, and how long [s]."""
+    found: dict[str, float] = {}
+    for each in predicted.run.intervals:
+        if each.unit == 0 or each.what == "promotion":
+            found[each.what] = found.get(each.what, 0.0) + each.end - each.start
     return found
 
 

@@ -73,15 +73,15 @@ def _worst(table: pl.DataFrame) -> Table:
 
 
 def _parts(table: pl.DataFrame) -> Table:
-    found = _table("Where the whole time goes, predicted / measured [ms a run, means]", "method", *PARTS, "whole")
+    found = _table("Where the whole time goes, predicted / measured [ms a run, means]", "method", *PARTS, "whole", "contention")
     for method in dict.fromkeys(table["method"]):
         own = table.filter(table["method"] == method)
         cells = []
         for name in (*PARTS, "total"):
             pair = [_mean(own, f"{whose}_{name}_s") * 1e3 for whose in ("predicted", "measured")]
-            unknown = name != "total" and own["units"].max() != 1  # nobody times passes that go on side by side
-            cells.append("-" if unknown or max(map(abs, pair)) < 1e-6 else f"{pair[0]:.1f} / {pair[1]:.1f}")
-        found.add_row(method, *cells)
+            cells.append("-" if max(map(abs, pair)) < 1e-6 else f"{pair[0]:.1f} / {pair[1]:.1f}")
+        slower = _mean(own, "contention_s") * 1e3
+        found.add_row(method, *cells, f"{slower:.1f}" if slower else "-")
     return found
 
 

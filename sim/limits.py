@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import hypot
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,10 @@ from model.pass_cost import PassCost
 from model.profile import Profile
 from model.replay import told
 from model.runs import Runs
+from model.spans import Span, of_main
+from model.spans import beside as at_once
 from model.steps import Forward
-from sim.compare import predict, profiles_of
+from sim.compare import over_processes, predict, profiles_of, spent_by_main
 
 if TYPE_CHECKING:
     import polars as pl
@@ -67,7 +70,7 @@ def limits(runs: Runs, table: pl.DataFrame, profiles: Mapping[str, Profile]) -> 
     timed = [each for each in timed if len(each.decoding.commits) > 1 and each.tokens > 0]
     plain = [each for each in timed if each.decoding.method == _PLAIN]
     claims: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
-        "verify": _verify, "ppd": _ppd, "skipdecode": _skipdecode, "bild": _bild,
+        "verify": _verify, "ppd": _ppd, "skipdecode": _skipdecode, "bild": _bild, "bus": partial(_bus, runs),
     }  # fmt: skip
     other = "; a profile of ANOTHER machine, model or dtype" if any(table["mismatch"]) else ""
     rows = [
@@ -172,6 +175,40 @@ def _bild(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) 
             "about": f"the formula: rates counted at each choice (measured), c = {settings['draft_layers']}/{settings['layers']}, "
             "the ratio of layers",
         }  # fmt: skip
+
+
+def _bus(runs: Runs, timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
+    """Processes with a core each, as if each had a memory of its own: what the main one's passes take while others are at work."""
+    of = {role: each for role, each in cost.of.items() if isinstance(each, Measured)}
+    for each in timed:
+        own = runs.timed[each.row["decoding"]]
+        spans = own.spans(own.middle)
+        if own.units < 2 or not spans:
+            continue
+        slowed, free = (
+            predict(each.decoding, over_processes(of, own, contention=held), own.units, record=True) for held in (True, False)
+        )
+        alone = beside = whole = 0.0
+        cost.begin()
+        for span in spans:
+            if span.unit == 0 and span.what == "forward" and span.fate != "cancelled":
+                alone += cost.made(_pass_of(span)).total
+                beside += at_once(spans, span)
+                whole += span.seconds
+        made = [span for span in spans if span.what != "forward" or span.fate != "cancelled"]
+        nested = whole - of_main(made)["forward"]  # in which processes were started, between two of its layers
+        yield {
+            "series": _other(each.decoding, ()), "x": beside / whole, "formula": 1.0,
+            "simulated": spent_by_main(slowed)["forward"] / spent_by_main(free)["forward"], "measured": (whole - nested) / alone,
+            "noise": each.row["noise"], "x_name": "share of the main process's passes with another one at work (measured)",
+            "y_name": "time of its passes over that of passes alone",
+            "about": f"{own.units} processes, each with a core of its own; passes alone by the profile (measured)",
+        }  # fmt: skip
+
+
+def _pass_of(span: Span) -> Forward:
+    """The pass that a span was of; of its tokens only the number matters."""
+    return Forward(span.role, (0,) * span.width, span.position - span.width + 1, span.first, span.last)
 
 
 # --- What they are made of ----------------------------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from model.measured import Measured
 from model.pass_cost import PassCost
 from model.profile import Profile, Source, table_of
 from model.runs import ROLES, Runs
+from model.spans import OWN, Span, plain
 from model.steps import Commit, Read, Steps
 from model.transformer import Shape, preset
 from sim import compare
 from sim.cluster import Cluster
-from sim.events import simulate
+from sim.events import Run, simulate
 
 LAYERS = {"target": 12, "draft": 3, "medium": 5}
 FACTS = {"name": "a processor", "threads": 1, "cores": 2, "python": "3", "torch": "2", "transformers": "5"}
@@ -41,6 +42,7 @@ def profile(role: str, wider: float = 0.0, layer: float = 1e-3, **parts: float) 
         for width in (1, 2, 24) for context in (0, 128)
     ]  # fmt: skip
     axes = {"step": "batch", "look": "batch", "embedding": "tokens", "rows": "tokens"}
+    axes |= dict.fromkeys(compare.OVER_PROCESSES, "processes")
     rows += [{"part": part, axes.get(part, "positions"): size, "time_s": time} for part, time in parts.items() for size in (1, 64)]
     table = table_of([{"busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 9, **row} for row in rows])
     return Profile(
@@ -97,19 +99,25 @@ def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0,
 
 def runs_of(
     decodings: Sequence[Decoding], clock: Mapping[str, Profile], names: Sequence[str] = (), units: Sequence[int] = (),
-    rates: Sequence[Mapping[str, float]] | None = None,
+    rates: Sequence[Mapping[str, float]] | None = None, slower: float = 1.0,
 ) -> Runs:
-    """Runs of these decodings, three repeats each 1 % apart, as a machine of these profiles would have timed them."""
-    cost = PassCost({role: Measured(each) for role, each in clock.items()})
+    """Runs of these decodings, three repeats each 1 % apart, as a machine of these profiles would have timed them, on which two
+    units take `slower` times as long each.
+    """
+    of = {role: Measured(each) for role, each in clock.items()}
+    between = {name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion")}
+    known = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
+    cost = PassCost(of, slower=(1.0, slower), **known)
     rows = []
     for number, each in enumerate(decodings):
         held = units[number] if units else 1
-        told = compare.predict(each, cost, held)
+        told = compare.predict(each, cost, held, record=held > 1)
         for repeat, factor in enumerate((0.99, 1.0, 1.01)):
             rows.append({
                 "decoding": number, "repeat": repeat, "turn": 3 * number + repeat, "units": held, "seconds": factor * told.total,
                 "commit_s": [factor * time for time, *_ in told.run.commits],
                 "pass_s": [factor * told.passes(role) for role in ROLES], "read_s": factor * told.reads, "waited": 0.0, "load": 1.0,
+                "spans": plain(_spans(told.run, factor) if held > 1 else [], 0.0),
             })  # fmt: skip
     models = {role: {"name": f"made-{role}", "checksum": "0", "layers": LAYERS[role]} for role in ROLES}
     versions = {name: FACTS[name] for name in ("python", "torch", "transformers")}
@@ -121,7 +129,20 @@ def runs_of(
         "shapes": {role: json.loads(json.dumps(dataclasses.asdict(shape(role)))) for role in ROLES}, "prompts": "made up",
         "warm_ups": 1, "forced": rates, "roles": [*ROLES], "profiles": {}, "date": "2026-01-01", "versions": versions,
     }  # fmt: skip
-    return Runs(log, pl.DataFrame(rows), about)
+    return Runs(log, pl.DataFrame(rows, infer_schema_length=None), about)
+
+
+def _spans(run: Run, factor: float) -> list[Span]:
+    """What processes would have noted of this run, the main one's waiting included."""
+    found, end = [], 0.0
+    for each in run.intervals:
+        what = "head" if each.what == "read" else each.what
+        found.append(Span(*each._replace(start=factor * each.start, end=factor * each.end, what=what)))
+    for each in sorted((span for span in found if span.unit == 0 or span.what in OWN), key=lambda span: span.start):
+        if each.start > end:
+            found.append(Span(0, end, each.start, "wait", 0, -1, 0, 0, "kept"))
+        end = max(end, each.end)
+    return found
 
 
 EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (

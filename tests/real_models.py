@@ -9,6 +9,8 @@ from typing import Any
 VOCABULARY = 29
 DEPTHS = {"target": 5, "draft": 2, "medium": 3}
 KINDS = ("llama", "qwen2", "gpt2", "opt", "gpt_neox", "phi", "t5")
+NEAR, FEWEST = 1e-4, 1000
+"""Logits so close are a near tie, at which float32 may differ first; in one of so many tokens at most."""
 SOURCE = (5, 6, 7, 8)
 """What the encoder of an encoder-decoder reads."""
 
@@ -60,7 +62,7 @@ def model(kind: str, layers: int, seed: int = 0, dtype: str = "float64") -> Any:
 
 def decoders(kind: str, *roles: str, seed: int = 0, dtype: str = "float64", same: bool = False) -> dict[str, Any]:
     """Decoders by role; with `same` all have the target's first weights, so that drafts are often right."""
-    from calibrate.decoder import decoder_of
+    from calibrate.adapter import decoder_of
 
     found = {}
     for number, role in enumerate(("target", *roles)):
@@ -91,6 +93,20 @@ def oracle(full: Any, prompt: Sequence[int], tokens: int, stop: int | None = Non
         if text[-1] == stop:
             break
     return text[len(prompt) :]
+
+
+def differs(full: Any, prompt: Sequence[int], found: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether a text differs from the oracle's: it may only in float32, and first at a near tie."""
+    import torch
+
+    assert len(found) == len(expected)
+    place = next((place for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)) if ours != theirs), None)
+    if place is None:
+        return False
+    assert full.dtype == torch.float32, (place, found, expected)
+    best, second = logits(full, [*prompt, *expected[:place]]).topk(2).values.tolist()
+    assert best - second < NEAR, (place, found, expected)
+    return True
 
 
 def beam_oracle(full: Any, prompt: Sequence[int], tokens: int, beams: int) -> list[tuple[float, list[int]]]:

@@ -72,7 +72,7 @@ def test_mt5_writes_what_the_library_generates() -> None:
     import transformers
 
     from calibrate import decoding
-    from calibrate.decoder import decoder_of
+    from calibrate.adapter import decoder_of
 
     torch.manual_seed(2)
     config = transformers.MT5Config(

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from model import decision_log, profile, runs
 from model.checks import ParameterError
+from model.comparison import PARTS
 from model.decoding import Decoding
 from model.hardware import Uniform
 from model.latency import UnitCost
@@ -34,6 +35,7 @@ from sim.cli import app
 from sim.cluster import Cluster
 from sim.events import simulate
 from tests import real_models
+from tests.comparisons import decoded, every, profiles, runs_of
 from tests.real_models import DEPTHS
 from tests.test_replay import CHOICES, lengths, prompts, record, seeds
 from tests.test_running import measured
@@ -223,19 +225,22 @@ def some_runs() -> tuple[Runs, dict[str, Profile]]:
 TIMED = ("seconds", "commit_s", "pass_s", "read_s")
 
 
-def test_nothing_that_was_measured_goes_into_a_prediction() -> None:
+@pytest.mark.parametrize("made", [some_runs, every])
+def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[Runs, dict[str, Profile]]]) -> None:
     """Scrambled and stretched times leave every predicted number as it was; the errors are others."""
-    found, profiles = some_runs()
+    found, profiles = made()
     before = compare.compare(found, profiles)
     order = np.random.default_rng(3).permutation(found.table.height)
     scrambled = found.table.with_columns(*[
         pl.Series(name, [found.table[name][int(place)] for place in order], dtype=found.table[name].dtype) * 3.7 for name in TIMED
     ])  # fmt: skip
+    spans = [[span | {"start": 0.0, "end": 9.0} for span in each] for each in found.table["spans"].to_list()]
+    scrambled = scrambled.with_columns(pl.Series("spans", spans, dtype=found.table["spans"].dtype))
     decodings = tuple(dataclasses.replace(each, seconds=9.0) for each in found.log.decodings)
     log = dataclasses.replace(found.log, decodings=decodings)
     after = compare.compare(Runs(log, scrambled, found.about), profiles)
-    predicted = [name for name in before.columns if name.startswith("predicted")]
-    assert len(predicted) == 7
+    predicted = [name for name in before.columns if name.startswith("predicted")] + ["contention_s"]
+    assert len(predicted) == 10
     assert before.select(predicted).equals(after.select(predicted))
     assert not np.isclose(before["error"].to_numpy(), after["error"].to_numpy()).any()
 
@@ -354,6 +359,31 @@ def test_runs_that_are_cut_off_are_refused(tmp_path: Path) -> None:
     result = invoke(path)
     assert result.exit_code == 2
     assert "JSON" in result.output
+
+
+def test_of_several_processes_the_main_one_s_time_is_told() -> None:
+    """Where the profile is that of the machine, every part is as predicted; what contention costs is a part of the whole."""
+    over = {"dispatch": 2e-4, "wake": 4e-3, "promotion": 1e-4}
+    clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, look=2e-4, **over)
+    made = [decoded("autoregressive", 24, {})]
+    made += [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=layer, candidates=1, form=form)
+             for form, layer in (("flat", 4), ("literal", 8))]
+    found = runs_of(made, clock, units=[1, 2, 2])
+    table = compare.compare(found, clock).filter(units=2)
+    assert table.height == 2
+    for row in table.iter_rows(named=True):
+        for part in PARTS:
+            assert row[f"predicted_{part}_s"] == pytest.approx(row[f"measured_{part}_s"], abs=1e-6), part
+        assert row["predicted_target_s"] > 0.1
+        assert row["contention_s"] == 0  # which the profile says nothing of
+    assert table["predicted_waiting_s"].min() > 1e-3  # type: ignore[operator]  # for those that woke up late
+    forks = [each.account.adoptions for each in made[1:]]
+    assert all(0.5e-4 * count < transfers for count, transfers in zip(forks, table["predicted_transfers_s"], strict=True))
+    measured, simulated = compare.side_by_side(found, clock, table["decoding"][0])
+    own = measured.filter(pl.col("what") != "wait").sort("start", "unit", "what")
+    assert own["end"].to_list() == pytest.approx(simulated.sort("start", "unit", "what")["end"].to_list(), abs=1e-6)
+    with pytest.raises(ParameterError, match="decoding must be one over several processes"):
+        compare.side_by_side(found, clock, 0)
 
 
 def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:

@@ -196,10 +196,12 @@ def test_the_worst_run_is_drawn_unless_another_is_asked_for() -> None:
         time_parts.draw(found, found.height)
 
 
-def test_passes_that_overlap_are_said_to() -> None:
+def test_of_several_processes_it_says_whose_time_it_is() -> None:
     found = table().with_row_index().filter(pl.col("units") > 1)
-    assert "where they overlap the rest takes it back" in words(time_parts.draw(table(), found["index"][0]))
-    assert "overlap" not in words(time_parts.draw(table(), 0))
+    drawn = time_parts.draw(table(), found["index"][0])
+    assert "the main process of 2" in words(drawn)
+    assert set(parts(drawn)) == {"predicted", "target", "rest", "measured"}
+    assert "main process" not in words(time_parts.draw(table(), 0))
     assert inside(time_parts.draw(table(), found["index"][0]))
 
 
@@ -209,11 +211,11 @@ def test_the_steps_of_every_run_lead_to_what_was_measured() -> None:
         assert row["predicted_total_s"] + more == pytest.approx(row["measured_total_s"])
 
 
-def test_on_one_unit_a_prediction_is_its_parts_and_nothing_else() -> None:
+def test_a_prediction_is_its_parts_and_nothing_else() -> None:
     """Every pass and every read is entered once: what is left of the whole is nothing."""
-    alone = table().filter(units=1)
-    assert alone.height > 20
-    assert alone["predicted_rest_s"].abs().max() < 1e-12  # type: ignore[operator]
+    assert table().height > 20
+    assert set(table()["units"]) == {1, 2}
+    assert table()["predicted_rest_s"].abs().max() < 1e-12  # type: ignore[operator]
 
 
 # --- Real and simulated Gantt -------------------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ def claims() -> pl.DataFrame:
     return limits.limits(found, table(), profiles)
 
 
-@pytest.mark.parametrize("claim", ["verify", "ppd", "skipdecode", "bild"])
+@pytest.mark.parametrize("claim", ["verify", "ppd", "skipdecode", "bild", "bus"])
 def test_formula_simulation_and_measurement_stand_at_their_places(claim: str) -> None:
     own = claims().filter(claim=claim)
     figure = formula_limits.draw(own)
@@ -329,7 +331,7 @@ def test_claims_that_nobody_has_simulated_or_named_are_drawn_too() -> None:
 
 
 def test_rows_that_cannot_be_drawn_are_refused() -> None:
-    with pytest.raises(ParameterError, match="rows of one claim, got verify, ppd, skipdecode, bild"):
+    with pytest.raises(ParameterError, match="rows of one claim, got verify, ppd, skipdecode, bild, bus"):
         formula_limits.draw(claims())
     many = pl.concat([claims().head(1).with_columns(series=pl.lit(str(each))) for each in range(9)])
     with pytest.raises(ParameterError, match="at most 6 series of a claim, got 9"):
@@ -357,7 +359,8 @@ def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
         options += ["--profile", f"{role}={profile.save(each, tmp_path)}"]
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "one.json"), *options, "--figures", str(tmp_path / "drawn")])
     assert done.exit_code == 0, done.output
-    names = {"predicted_measured", "error_by_method", "time_parts", *(f"limits_{claim}" for claim in set(claims()["claim"]))}
+    names = {"predicted_measured", "error_by_method", "time_parts", "gantt_pair"}
+    names |= {f"limits_{claim}" for claim in set(claims()["claim"])}
     assert {path.name for path in (tmp_path / "drawn").iterdir()} == {f"{name}.{form}" for name in names for form in ("png", "svg")}
     assert all(f"{name}.png" in done.output for name in names)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,7 +104,8 @@ def test_the_theorem_is_too_fast_where_heads_and_calls_take_time() -> None:
 def test_the_theorem_is_asked_about_several_processes_and_its_own_form_alone() -> None:
     early: Choice = ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.8})
     assert not rows([early], FLAT, units=[1, 1]).height
-    assert not rows([("ppd", {"exit_layer": 4, "candidates": 1, "form": "flat"}, {"match_rate": 0.8})], FLAT).height
+    flat = rows([("ppd", {"exit_layer": 4, "candidates": 1, "form": "flat"}, {"match_rate": 0.8})], FLAT)
+    assert [*flat["claim"]] == ["bus"]
 
 
 # --- SkipDecode and Big Little Decoder ----------------------------------------------------------------------------------
@@ -201,3 +203,37 @@ def test_another_machines_profile_is_said() -> None:
     runs = runs_of(made, WIDE)
     table = compare.compare(runs, other, allow_mismatch=True)
     assert "ANOTHER machine" in limits.limits(runs, table, other)["about"][0]
+
+
+# --- One memory bus -----------------------------------------------------------------------------------------------------
+
+
+def contended(slower: float, known: float) -> dict[str, Any]:
+    """The claim of a run on two units that take `slower` times as long beside each other, predicted as if it were `known`."""
+    clock = profiles()
+    layer = clock["target"].table.filter(part="layer")
+    longer = {name: known * pl.col(name) for name in ("time_s", "low_s", "high_s")}
+    busy = layer.with_columns(busy=pl.lit(1).cast(layer["busy"].dtype), **longer)
+    target = dataclasses.replace(clock["target"], table=pl.concat([clock["target"].table, busy]))
+    found = rows([PPD], clock | {"target": target}, clock, slower=slower)
+    return found.filter(claim="bus").row(0, named=True)
+
+
+PPD: Choice = ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})
+
+
+def test_units_of_a_memory_each_are_as_fast_together_as_alone() -> None:
+    found = contended(1.0, 1.0)
+    assert 0.2 < found["x"] < 1
+    assert found["formula"] == 1
+    assert [found["simulated"], found["measured"]] == pytest.approx([1, 1])
+
+
+def test_what_units_lose_by_each_other_is_seen_in_their_passes() -> None:
+    """Of a pass in x of whose time another one is made, so much was done beside it, and the rest alone."""
+    found = contended(1.5, 1.5)
+    assert found["measured"] == pytest.approx(1 / (found["x"] / 1.5 + 1 - found["x"]))
+    assert found["simulated"] == pytest.approx(found["measured"])
+    other = contended(1.5, 1.2)
+    assert other["measured"] == pytest.approx(found["measured"])
+    assert 1 < other["simulated"] < other["measured"]

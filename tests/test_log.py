@@ -39,7 +39,7 @@ PROMPTS = {number: [int(token) for token in np.random.default_rng(number).intege
 
 def kin(seed: int = 0) -> dict[str, Any]:
     """A target, and a draft that is the target's own first layers: right now and then."""
-    from calibrate.decoder import decoder_of
+    from calibrate.adapter import decoder_of
 
     decoders = real_models.decoders("llama", "draft", seed=seed)
     full, small = real_models.model("llama", LAYERS, seed), real_models.model("llama", DEPTHS["draft"], seed + 1000)

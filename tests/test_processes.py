@@ -5,6 +5,7 @@ Processes are dear to start: one set of them serves all texts and models, and th
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -20,14 +21,14 @@ import numpy as np
 import pytest
 
 from calibrate import pool as pool_of
-from calibrate import processes, prompts, units
+from calibrate import processes, prompts, running, units
 from calibrate.interpreter import Luck, Real, Sampling
 from calibrate.processes import GONE, Parallel, Pool, ProcessError, started
 from calibrate.replicas import Replica
 from model.algorithms import autoregressive, beam, ppd, speculative
 from model.checks import ParameterError
 from model.decoding import Answered
-from model.spans import Span
+from model.spans import Span, of_main
 from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
 from sim.events import Interval
 from tests import real_models
@@ -165,6 +166,20 @@ def test_what_happened_when(pool: Pool) -> None:
     without = Parallel(pool)
     without.run(ppd.decode(CHOICES[0], [3, 4, 5], 12), 12)
     assert without.spans == []
+
+
+def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
+    use(pool, tiny("llama"))
+    asked = running.Wanted("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
+    row = running.timed(asked, {"target": pool.decoder}, 12, 0, pool)
+    spans = [Span(**each) for each in row["spans"]]
+    whole = of_main(spans)
+    assert {"forward", "head", "dispatch", "promotion"} <= set(whole)
+    assert min(whole.values()) > 0
+    assert sum(whole.values()) <= row["seconds"] * 1.001 + 1e-6  # each moment once; what is behind the last token is no part
+    assert sum(whole.values()) > 0.5 * row["seconds"]
+    alone = running.timed(dataclasses.replace(asked, units=1), {"target": pool.decoder}, 12, 0)
+    assert alone["spans"] == []
 
 
 def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:

@@ -207,7 +207,7 @@ def test_files_are_refused_where_they_are_damaged(tmp_path: Path) -> None:
             runs.load(path)
         restored()
     held = json.loads(path.read_text())
-    for change, said in (({"schema_version": 9}, "schema_version must be 1"), ({"more": 1}, "unknown key more")):
+    for change, said in (({"schema_version": 9}, f"schema_version must be {runs.VERSION}"), ({"more": 1}, "unknown key more")):
         path.write_text(json.dumps(held | change))
         with pytest.raises(ParameterError, match=said):
             runs.load(path)

@@ -17,12 +17,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from calibrate import adapter, layers, links, machine, timing
-from calibrate.adapter import Model
+from calibrate import clocks, grid, layers, links, machine, passes, timing
+from calibrate.architectures import architecture
 from calibrate.cli import app
 from calibrate.companions import Spec
 from calibrate.fits import cpu_step
-from calibrate.timing import Effort, Grid, Point
+from calibrate.grid import Grid
+from calibrate.passes import Model
+from calibrate.timing import Effort, Point, prepared
 from model import physical, profile, transformer
 from model.checks import ParameterError
 
@@ -73,10 +75,10 @@ def config(tmp_path: Path) -> Callable[..., str]:
 
 def built(path: str) -> Model:
     torch.manual_seed(5)
-    return Model(adapter.architecture(path), "cpu", "float32", source=7)
+    return Model(architecture(path), "cpu", "float32", source=7)
 
 
-# --- the adapter ---
+# --- passes ---
 
 
 @pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
@@ -88,9 +90,9 @@ def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
     model = built(config(kind))
     if kind == "mistral" and mode == "cuda-graph":  # whose window is 6
         with pytest.raises(ParameterError, match=r"goes up to the sliding window of 6 positions, got 4 \+ 3; take mode eager"):
-            model.begin(3, 4, 1, mode)
+            prepared(model, 3, 4, 1, mode)
         return
-    monkeypatch.setattr(adapter, "CHUNK", 4)
+    monkeypatch.setattr(passes, "CHUNK", 4)
     context, width = 10, 3
     text = torch.randint(0, 101, (2, context + width))
     given = 0
@@ -102,7 +104,7 @@ def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
 
     monkeypatch.setattr(model, "tokens", tokens)
     with torch.inference_mode():
-        work = model.begin(width, context, 2, mode)
+        work = prepared(model, width, context, 2, mode)
         ours = work.logits()
         assert work.length() == context + width
         work.back()
@@ -125,7 +127,7 @@ def test_a_pass_that_a_graph_records_asks_no_tensor_for_its_value(
     """Capturing on a GPU fails where the processor waits for a value: this finds it without one."""
     model = built(config(kind))
     with torch.inference_mode():
-        work = model.begin(3, 10, 2, "cuda-graph")
+        work = prepared(model, 3, 10, 2, "cuda-graph")
         work.logits()  # what is made at first use may ask
         work.back()
         asked: list[str] = []
@@ -168,7 +170,7 @@ def test_a_graph_is_captured_once_and_once_more_with_marks(config: Callable[...,
     model = built(config())
     marks: list[tuple[str, int, int]] = []
     with torch.inference_mode():
-        work = model.begin(3, 10, 2, "cuda-graph")
+        work = prepared(model, 3, 10, 2, "cuda-graph")
         for _ in range(4):
             work.run()
             work.back()
@@ -186,7 +188,7 @@ def test_the_parts_of_a_pass_come_one_after_the_other(kind: str, config: Callabl
     model = built(config(kind))
     marks: list[tuple[str, int, int]] = []
     with torch.inference_mode():
-        work = model.begin(2, 5, 1)
+        work = prepared(model, 2, 5, 1)
         work.run_watched(lambda *mark: marks.append(mark))
         work.back()
         work.run()  # nobody watches any more
@@ -207,19 +209,19 @@ def test_what_is_built_has_the_parameters_of_its_shape(kind: str, config: Callab
 
 @pytest.mark.parametrize("name", transformer.PRESETS)
 def test_every_preset_can_be_built(name: str) -> None:
-    architecture = adapter.architecture(name)
+    known = architecture(name)
     kind: Any
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    kind = AutoModelForSeq2SeqLM if architecture.crossing else AutoModelForCausalLM
+    kind = AutoModelForSeq2SeqLM if known.crossing else AutoModelForCausalLM
     with torch.device("meta"):
-        full = kind.from_config(architecture.config)
-    assert sum(each.numel() for each in full.parameters()) == in_library(architecture.shape)
+        full = kind.from_config(known.config)
+    assert sum(each.numel() for each in full.parameters()) == in_library(known.shape)
 
 
 def test_a_pass_that_was_not_cut_back_is_noticed(config: Callable[..., str]) -> None:
     with torch.inference_mode():
-        work = built(config()).begin(2, 5, 1)
+        work = prepared(built(config()), 2, 5, 1)
         work.run()
         with pytest.raises(RuntimeError, match="should hold 5 positions, it holds 7"):
             work.check()
@@ -228,15 +230,15 @@ def test_a_pass_that_was_not_cut_back_is_noticed(config: Callable[..., str]) -> 
 def test_learned_positions_end(config: Callable[..., str]) -> None:
     model = built(config("opt"))
     with torch.inference_mode():
-        model.begin(4, 60, 1).run()
+        prepared(model, 4, 60, 1).run()
         with pytest.raises(ParameterError, match=r"learned 64 positions, and width \+ context must be at most that, got 5 \+ 60"):
-            model.begin(5, 60, 1)
+            prepared(model, 5, 60, 1)
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter, "_memory", lambda device: 1000)
+    monkeypatch.setattr(machine, "memory", lambda device: 1000)
     with pytest.raises(ParameterError, match=r"needs 0\.0 GB for its weights, and device cpu has 0\.0 GB"):
         built(config())
 
@@ -325,7 +327,7 @@ def test_interrupted_repeats_are_left_out_where_others_come(
 
 
 def test_a_thread_that_sleeps_was_interrupted_and_one_that_works_was_not() -> None:
-    clock = timing.HostClock(single=True)
+    clock = clocks.HostClock(single=True)
     clock.start()
     time.sleep(0.02)
     clock.stop()
@@ -421,7 +423,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
         timed.append(point)
         return whole(model, point, *more)
 
-    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(grid, "measure", measure)
     arguments = ("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"))
     assert "with --resume goes on" in call(*arguments, code=130).stderr
     rows = tmp_path / "out" / "cpu-tiny-llama.jsonl"
@@ -446,14 +448,14 @@ def test_rows_of_another_machine_are_not_gone_on_with(config: Callable[..., str]
 
 def failing(monkeypatch: pytest.MonkeyPatch, width: int, error: Exception) -> None:
     """Let passes of a width fail as they begin."""
-    begin = Model.begin
+    begin = timing.prepared
 
-    def fails(self: Model, asked: int, *more: Any) -> Any:
+    def fails(model: Model, asked: int, *more: Any) -> Any:
         if asked == width:
             raise error
-        return begin(self, asked, *more)
+        return begin(model, asked, *more)
 
-    monkeypatch.setattr(Model, "begin", fails)
+    monkeypatch.setattr(timing, "prepared", fails)
 
 
 def test_a_point_that_does_not_fit_fails_alone(
@@ -501,7 +503,7 @@ def test_a_clock_that_runs_backwards_writes_no_profile(
 
 def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: Path) -> None:
     call("layers", "--model", config(), *QUICK, "--contexts", "4", "--busy", "0,1", "-o", str(tmp_path / "out"))
-    _, rows = timing.read(tmp_path / "out" / "cpu-tiny-llama.jsonl")
+    _, rows = grid.read(tmp_path / "out" / "cpu-tiny-llama.jsonl")
     assert [(row["busy"], row["width"]) for row in rows] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     for row in rows[2:]:
         assert len(row["companion_passes"]) == 1
@@ -597,12 +599,12 @@ def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -
         raise OSError("no network\nmore")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    adapter.architecture("gpt2")
+    architecture("gpt2")
     with pytest.raises(ParameterError, match="unknown model"):
-        adapter.architecture("nobody")
+        architecture("nobody")
     assert asked == []
     with pytest.raises(ParameterError, match=r"nobody/nothing could not be had from the hub: no network; give its config\.json"):
-        adapter.architecture("nobody/nothing")
+        architecture("nobody/nothing")
     assert asked == [("nobody/nothing", "config.json")]
 
 
@@ -637,7 +639,7 @@ def test_damaged_raw_rows_are_refused(written: str, said: str, tmp_path: Path) -
     path = tmp_path / "rows.jsonl"
     path.write_text(written)
     with pytest.raises(ParameterError, match=said):
-        timing.read(path)
+        grid.read(path)
 
 
 def test_every_point_comes_once_in_every_round() -> None:

@@ -278,9 +278,9 @@ def _groups(places: Tokens, length: int) -> Iterator[Tokens]:
 def _norm(loaded: Loaded) -> Any:
     import torch
 
-    from calibrate import adapter
+    from calibrate.adapter import decoder_of
 
-    return adapter.final_norm(loaded.model.get_decoder()) or torch.nn.Identity()
+    return decoder_of(loaded.model, loaded.name).norm or torch.nn.Identity()
 
 
 def _layers(loaded: Loaded, layers: Iterable[int] | None) -> tuple[int, ...]:

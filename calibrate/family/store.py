@@ -300,9 +300,9 @@ def versions() -> dict[str, str]:
 
     import tokenizers
 
-    from calibrate import adapter
+    from calibrate import machine
 
-    return {"python": platform.python_version(), **adapter.versions(), "tokenizers": tokenizers.__version__}
+    return {"python": platform.python_version(), **machine.versions(), "tokenizers": tokenizers.__version__}
 
 
 def _crossing(folder: Path, name: str) -> bool:

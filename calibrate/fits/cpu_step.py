@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate import timing
+from calibrate import grid
 from calibrate.layers import part_rows, quietest
 from calibrate.layers import profile_of as layers_of
 from model.profile import Profile
@@ -60,7 +60,7 @@ def path_of(name: str) -> Path:
 
 def rows_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine and the rows of such a file."""
-    return timing.read(path_of(name))
+    return grid.read(path_of(name))
 
 
 def profile_of(name: str) -> Profile:
@@ -87,7 +87,7 @@ def held_out(rows: Sequence[dict[str, Any]], layers: int, widths: Sequence[int] 
     fitted = [row for row in points if row["context"] in CONTEXTS and (widths is None or row["width"] in widths)]
     table, _ = part_rows(fitted, mode, layers)
     found = []
-    for (busy, batch, context, width), rounds in timing.shares(rows, mode):
+    for (busy, batch, context, width), rounds in grid.shares(rows, mode):
         if context in CONTEXTS or (widths is not None and width in widths):
             continue
         own = [row for row in table if row["busy"] == busy]
@@ -118,7 +118,7 @@ def slowing(rows: Sequence[dict[str, Any]], mode: str = "eager", *, typical: boo
     """
     wholes = {
         place: float(np.median([row["whole_us"][1] for row in rounds]) if typical else quietest(rounds)["whole_us"][1])
-        for place, rounds in timing.shares(rows, mode)
+        for place, rounds in grid.shares(rows, mode)
     }
     quiet = {place[1:]: whole for place, whole in wholes.items() if place[0] == 0}
     return {

@@ -21,7 +21,7 @@ def _models() -> dict[str, Any]:
     import torch
     from transformers import LlamaForCausalLM
 
-    from calibrate.decoder import decoder_of
+    from calibrate.adapter import decoder_of
     from calibrate.family.training import FAMILY
 
     torch.set_num_threads(1)  # models this small gain nothing by more

@@ -1,0 +1,129 @@
+"""A pass as decoding makes it, repeatable, for timing: on rows of our own, with all that the interpreter does around it.
+
+What a profile of these says is what `calibrate decode` and `calibrate run` take: bookkeeping, masks and the look at the result are
+in `step`. What else decoding does has times of its own: `calibrate.parts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from calibrate.interpreter import Held, Real
+from model.checks import ParameterError
+from model.steps import Commit, Forward, Read, Steps
+from model.work import Task
+
+if TYPE_CHECKING:
+    from calibrate.passes import Model
+
+CHUNK = 512
+"""Positions that the rows are filled with at once."""
+
+
+class InterpretedPass:
+    """One pass, repeatable, as a decoder's steps: look at what the last one has made, put it out, run."""
+
+    def __init__(self, model: Model, width: int, context: int, batch: int) -> None:
+        if model.architecture.crossing:
+            raise ParameterError(f"mode interpreter times decoders alone, and {model.architecture.name} has an encoder")
+        if batch > 1 and width > 1:
+            raise ParameterError(f"width must be 1 in a batch of {batch} texts, as the interpreter's passes are, got {width}")
+        self.model, self.width, self.context, self.batch = model, width, context, batch
+        self.real = Real({"target": model.decoder})
+        self.real.wanted = 1 << 62
+        self.texts = tuple(range(batch)) if batch > 1 else ()
+        self.task = Task(self._steps())
+        self.task.cache = self._filled()
+        for _ in range(2):
+            self.run()
+        self.check()
+
+    def _filled(self) -> Held:
+        held, decoder = self.real.new_cache(), self.model.decoder
+        for text in self.texts or (None,):
+            one = () if text is None else (text,)
+            for start in range(0, self.context, CHUNK):
+                tokens = self._tokens(min(CHUNK, self.context - start))
+                self.real.forward(held, Forward("target", tokens, start, 0, decoder.layers, texts=one))
+        return held
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(int(token) for token in self.model.tokens(1, count)[0].tolist())
+
+    def _steps(self) -> Steps:
+        tokens, layers = self._tokens(self.width * self.batch), self.model.decoder.layers
+        step = Forward("target", tokens, self.context, 0, layers, heads=self.width * self.batch, texts=self.texts)
+        for turn in itertools.count():
+            # One position further every other time: no two passes of a text stand at the same place.
+            out = yield step._replace(at=self.context + turn % 2)
+            yield Read("next", out, -1)
+            yield Commit("token", (0,))
+
+    def run(self) -> None:
+        """The next pass; what it is placed at cuts the rows back."""
+        self.real._drive(self.task, self.task.passes + 1)  # the scheduler, step by step
+        self.real.work.tokens.clear()
+        self.real.work.committed.clear()
+        self.real.work.commits.clear()
+
+    def back(self) -> None:
+        """Nothing: see `run`."""
+
+    def run_watched(self, mark: Callable[[str, int, int], None]) -> None:
+        """The same, with the beginning and the end of each part marked; the head is that of the pass before.
+
+        A layer is marked where it is called and not within: what the library does around it is there for every layer.
+        """
+        with watched(self.real, mark):
+            self.run()
+
+    @property
+    def parts(self) -> list[tuple[str, int]]:
+        """What is marked: `call` is all that happens in a pass, so but for the look at the one before."""
+        layers = [("layer", index) for index in range(self.model.decoder.layers)]
+        return [("embedding", 0), *layers, ("head", 0), ("call", 0)]
+
+    def check(self) -> None:
+        """Refuse to go on with rows of another length than was asked for."""
+        held: Held = self.task.cache
+        rows = held.of("target", self.texts)
+        lengths = {layer.length for layer in rows.layers}
+        end = self.context + self.width
+        if lengths not in ({end}, {end + 1}):
+            raise RuntimeError(f"layers should hold {end} positions or one more, they hold {sorted(lengths)}")
+
+
+@contextlib.contextmanager
+def watched(real: Real, mark: Callable[[str, int, int], None]) -> Iterator[None]:
+    """Mark the beginning and the end of each part of the target's passes meanwhile; the norm belongs to the head."""
+    decoder = real.decoders["target"]
+    whole: dict[str, Callable[..., Any]]
+    whole = {"forward": real.forward, "_layer": decoder._layer, "_embedded": decoder._embedded, "logits": decoder.logits}
+
+    def layer(index: int, *given: Any) -> Any:
+        mark("layer", index, 0)
+        made = whole["_layer"](index, *given)
+        mark("layer", index, 1)
+        return made
+
+    def part(name: str, method: str) -> Callable[..., Any]:
+        def inner(*given: Any) -> Any:
+            mark(name, 0, 0)
+            made = whole[method](*given)
+            mark(name, 0, 1)
+            return made
+
+        return inner
+
+    own = {"_layer": layer, "_embedded": part("embedding", "_embedded"), "logits": part("head", "logits")}
+    vars(decoder).update(own)
+    vars(real)["forward"] = part("call", "forward")
+    try:
+        yield
+    finally:
+        del vars(real)["forward"]
+        for name in own:
+            del vars(decoder)[name]
