@@ -23,8 +23,8 @@ class Replayed:
     """Answers reads with what was logged for the same question; the first one first where a question was asked several times.
 
     A question is known by its pass (model, layer, position, tokens) and by what it asks about, not by who asks it. So methods whose
-    processes ask the same of different texts cannot be replayed: Predictive Pipelined Decoding in its nested form. There the real
-    run has not even made the passes of processes that it stopped, and their reads are not in the log.
+    processes ask the same of different texts, which is Predictive Pipelined Decoding in its nested form, can be replayed on the
+    clock of the recorded run alone (`model.work.Interpreter`: layers take one each): there they ask in the same order.
 
     >>> from model.steps import Forward
     >>> step = Forward("target", (7,), 0, 0, 4, heads=1)

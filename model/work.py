@@ -1,15 +1,17 @@
-"""The counter: interprets an algorithm without a clock and says how much work it asks for.
+"""The counter: interprets an algorithm and says how much work it asks for.
 
-Without a clock nobody can say how far a stopped process has come: it is counted with the pass that it is in. For algorithms that
-stop nothing before its end (the literal and the flat form of Predictive Pipelined Decoding) the counts are exact.
+How far a stopped process has come depends on what passes take: here layers take one each, and nothing else any time. For algorithms
+that stop nothing before its end (the literal and the flat form of Predictive Pipelined Decoding) the counts hold whatever anything
+takes; it is counted with the pass that it is in.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 from model.account import Account
@@ -203,6 +205,8 @@ class Task:
         self.passes = 0
         self.last: Any = None  # the pass made last
         self.ended = False
+        self.joined: Any = None  # those that it waits for
+        self.watcher: Task | None = None  # waits for this one
 
 
 def _one_pass(step: Forward) -> Steps:
@@ -222,15 +226,21 @@ def count(steps: Steps, world: World, tokens: int) -> Work:
 
 
 class Interpreter(ABC):
-    """Interprets an algorithm without a clock, one process at a time: what passes and reads are is left open.
+    """Interprets an algorithm, one process at a time; what passes and reads are is left open.
 
-    A sub-process starts when it is first looked at: when somebody waits for it, when it is stopped (it is then in its first pass),
-    or when its starter has ended.
+    Whose turn it is says a clock of its own, on which a layer of any model takes one and nothing else any time, on as many units as
+    are asked for: the simulator's clock where layers alone take time, with its order at equal times. So it makes the passes that
+    the simulator makes, those of processes included that are stopped later. A pass is made as it begins; then nobody needs to know
+    whether its end will be waited for.
     """
 
     def __init__(self) -> None:
         self.work = Work()
         self.wanted = 0
+        self.now = 0
+        self.due: list[tuple[int, int, Task]] = []
+        """Passes under way: when each ends, in which order they began, and whose it is."""
+        self.unborn: list[Task] = []
 
     @abstractmethod
     def new_cache(self) -> Any:
@@ -260,23 +270,38 @@ class Interpreter(ABC):
     def run(self, steps: Steps, tokens: int) -> Work:
         """Interpret until `tokens` tokens are out, or the algorithm ends."""
         self.wanted = tokens
-        alive = deque([Task(steps)])
-        while alive and len(self.work.tokens) < tokens:
-            task = alive.popleft()
-            self._drive(task)
-            alive.extend(task.started)
+        main = Task(steps)
+        main.cache = self.new_cache()
+        self._drive(main)
+        due = self.due
+        while len(self.work.tokens) < tokens:
+            if due and (due[0][0] <= self.now or not self.unborn):
+                self.now, _, task = heappop(due)
+                if not task.ended:
+                    self._drive(task)
+            elif self.unborn:
+                self._bear_all()
+            else:
+                break
         return self.work
 
+    def _bear_all(self) -> None:
+        """Sub-processes begin once all that happens at the moment has happened: those that were stopped meanwhile never do."""
+        births, self.unborn = self.unborn, []
+        for task in births:
+            if not task.ended:
+                assert task.parent is not None
+                task.cache = task.parent.cache.copy()
+                self._drive(task)
+
     def _drive(self, task: Task, passes: int | None = None) -> None:
-        """Drive a task to its end, or until it has made so many passes."""
+        """Drive a task until it has to wait, to its end, or until it has made so many passes."""
         work = self.work
-        if task.cache is None:
-            task.cache = self.new_cache() if task.parent is None or task.parent.cache is None else task.parent.cache.copy()
         while not task.ended and len(work.tokens) < self.wanted and task.passes != passes:
             try:
                 step = task.body.send(task.answer)
             except StopIteration as end:
-                task.value, task.ended = end.value, True
+                self._return(task, end.value)
                 return
             task.answer = None
             match step:
@@ -285,22 +310,28 @@ class Interpreter(ABC):
                     task.last = step
                     task.passes += 1
                     work.account.add(step)
+                    if self.due or self.unborn:
+                        layers = sum(high - low for low, high in step.spans)
+                        heappush(self.due, (self.now + layers, work.account.passes, task))
+                        return
+                    # Nobody else is there: when it ends does not matter.
                 case Read():
                     task.answer = self.read(step)
                 case Fork():
                     heirs_of = step.heirs_of or (None,) * len(step.bodies)
                     task.answer = tuple(Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
                     task.started.extend(task.answer)
+                    self.unborn.extend(task.answer)
                     work.forks += len(task.answer)
                 case Join():
+                    task.joined = step.tasks
                     for sub in step.tasks:
-                        self._drive(sub)
-                    task.answer = tuple(sub.value for sub in step.tasks)
+                        sub.watcher = task
+                    if not self._gathered(task):
+                        return
                 case Stop():
                     for sub in step.tasks:
-                        self._drive(sub, passes=1)
-                        sub.ended = True
-                        sub.body.close()
+                        self._cancel(sub)
                     task.started = [sub for sub in task.started if not sub.ended]
                 case Adopt():
                     self.adopt(task.cache, step.task, step.at, step.layers)
@@ -309,6 +340,27 @@ class Interpreter(ABC):
                     task.answer = step.task.value
                 case Commit():
                     self.commit(step)
+
+    def _gathered(self, task: Task) -> bool:
+        """Whether all that a task waits for have ended; they then answer it."""
+        if not all(sub.ended for sub in task.joined):
+            return False
+        task.answer, task.joined = tuple(sub.value for sub in task.joined), None
+        return True
+
+    def _return(self, task: Task, value: Any) -> None:
+        task.value, task.ended = value, True
+        watcher = task.watcher
+        if watcher is not None and not watcher.ended and watcher.joined is not None and self._gathered(watcher):
+            self._drive(watcher)
+
+    def _cancel(self, task: Task) -> None:
+        """End a task, with all that it has started."""
+        if not task.ended:
+            task.ended = True
+            task.body.close()
+        for sub in task.started:
+            self._cancel(sub)
 
 
 class Counting(Interpreter):

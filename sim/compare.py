@@ -17,7 +17,7 @@ from model.comparison import PARTS
 from model.measured import Measured
 from model.pass_cost import PassCost
 from model.profile import Profile
-from model.replay import Replayed, steps_of, told
+from model.replay import Replayed, UnloggedError, steps_of, told
 from model.runs import ROLES, Runs, Timed
 
 if TYPE_CHECKING:
@@ -64,10 +64,21 @@ def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool 
     from sim.events import simulate
 
     cost.begin()
-    run = simulate(
-        steps_of(decoding), len(decoding.tokens), Cluster(units), cost, Replayed(decoding.reads), record=record
-    )  # fmt: skip
+    world, tokens = Replayed(decoding.reads), len(decoding.tokens)
+    try:
+        run = simulate(steps_of(decoding), tokens, Cluster(units), cost, world, record=record)
+    except UnloggedError as error:
+        raise _other_way(decoding, str(error)) from None
+    if tuple(run.tokens) != decoding.tokens:
+        raise _other_way(decoding, "other tokens come out")
     return Predicted(run.latency, run.commits[0][0], cost.spent, run)
+
+
+def _other_way(decoding: Decoding, why: str) -> ParameterError:
+    """Processes that ask the same of different texts ask in another order, or more, where passes take other times."""
+    choice = f"{decoding.method} ({told(decoding)})"
+    bound = f"runs must be of methods that ask the same whatever passes take, and {choice} does not"
+    return ParameterError(f"{bound}: {why}; leave it out")
 
 
 def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool = False) -> pl.DataFrame:

@@ -386,6 +386,13 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
         compare.side_by_side(found, clock, 0)
 
 
+def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
+    found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
+    cost = PassCost({"target": Measured(profiles(head=0.02)["target"])})  # heads hold a process up for longer than its layers
+    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):
+        compare.predict(found, cost, 31)
+
+
 def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
     found = measured(tmp_path)
     decision_log.save(found.log, tmp_path / "log.json")

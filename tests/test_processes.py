@@ -89,7 +89,8 @@ def test_what_is_written_is_what_the_plain_decoder_writes(pool: Pool, kind: str)
         parallel, alone = both(pool, parameters, prompt, 16)
         assert parallel.work.tokens == alone.work.tokens == expected, parameters
         assert parallel.work.commits == alone.work.commits, parameters
-        if parameters.form != "nested":
+        # How far those come that are stopped is the real clock's to say; with nothing left to do they may have begun.
+        if parameters.form != "nested" and not (parameters.form == "eager" and parameters.exit_layer == LAYERS):
             assert parallel.work.account == alone.work.account, parameters
             assert parallel.work.forks == alone.work.forks
 

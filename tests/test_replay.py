@@ -79,6 +79,9 @@ CHOICES = st.one_of(
     some("autoregressive", sampled=flags),
     some("ppd", form=st.sampled_from(["literal", "eager"]), exit_layer=whole(3, 4), candidates=whole(1, 4), sampled=flags),
     some("ppd", form=st.just("literal"), exit_layer=st.just(LAYERS), candidates=whole(1, 4)),
+    some("ppd", form=st.just("eager"), exit_layer=st.just(LAYERS), candidates=whole(1, 4), sampled=flags),
+    some("ppd", form=st.just("nested"), exit_layer=whole(2, LAYERS), candidates=whole(1, 3), sampled=flags),
+    some("ppd", form=st.just("nested"), exit_layer=st.just(1), candidates=whole(1, 2)),
     some("ppd", form=st.just("flat"), exit_layer=whole(1, LAYERS), candidates=whole(1, 4), sampled=flags),
     some("speculative", draft_length=whole(0, 7), sampled=flags, placement=placements),
     some("adaptive", policy=st.just("heuristic"), max_draft_length=whole(5, 9), sampled=flags, placement=placements),
@@ -165,22 +168,22 @@ def test_predictions_that_match_save_what_theorem_4_1_says() -> None:
     assert played(found).latency == LAYERS * (20 + 1) - (LAYERS - 3) * saved
 
 
-def test_the_nested_form_asks_what_nobody_has_answered() -> None:
-    """Processes that the real run stopped in their first pass go on in the simulator, and ask the same of other texts."""
+def test_the_nested_form_asks_more_of_a_clock_on_which_its_processes_come_further() -> None:
+    """How far a process has come that is stopped, what anything takes decides: heads hold up the main process alone here."""
     found = record("llama", "ppd", {"exit_layer": 2, "candidates": 3, "form": "nested"}, [3, 4, 5], 12)
+    same(found)
     with pytest.raises(UnloggedError, match="nobody has logged a further top of the target behind layer 2 at position"):
-        played(found)
+        played(found, cost=UnitCost(LAYERS, final_head=9.0))
 
 
-def test_a_process_that_is_stopped_before_it_starts_is_counted_by_the_models_alone() -> None:
-    """Eager, exit behind the last layer: the main process knows at once what its sub-processes were to find out.
-
-    In the simulator they are never born; where no clock says so they are counted with the pass that they would be in.
-    """
+def test_a_process_that_is_stopped_before_it_starts_makes_no_pass() -> None:
+    """Eager, exit behind the last layer: the main process knows at once what its sub-processes were to find out."""
     found = record("llama", "ppd", {"exit_layer": LAYERS, "candidates": 2, "form": "eager"}, [3, 4, 5], 8)
-    run = played(found)
-    assert tuple(run.tokens) == found.tokens
-    assert run.passes < found.account.passes
+    same(found)
+    matches = sum(commit.kind == "match" for commit in found.commits[:-1])
+    assert matches
+    # The prompt's, one a token, those of sub-processes that were right, which are then the next token's, and heads alone.
+    assert found.account.layer_passes == LAYERS * (2 + 8)
 
 
 # --- what must be seen to fail ---

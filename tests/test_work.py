@@ -48,8 +48,23 @@ def test_nested_puts_out_the_same_text() -> None:
     assert work.tokens == [1, 2, 3, 4, 5]
     assert work.commits == ["match", "match", "miss", "match", "miss"]
     assert work.adoptions == 0
-    assert work.heads == 5 * 2 + (5 * 2 - 3)
-    assert work.layer_passes == 5 * 7 + 2 * (5 * 2 - 3)  # a wrong one is counted with the pass up to its exit layer
+
+
+@pytest.mark.parametrize(("layers", "exit_layer", "candidates"), [(7, 2, 2), (6, 3, 2), (5, 1, 2), (5, 5, 3), (9, 4, 3)])
+@pytest.mark.parametrize("matches", list(itertools.product((False, True), repeat=4)))
+@pytest.mark.parametrize("form", ["eager", "nested"])
+def test_processes_come_as_far_as_in_the_simulator(
+    form: str, layers: int, exit_layer: int, candidates: int, matches: tuple[bool, ...]
+) -> None:
+    """Where layers alone take time, the counter makes the very passes that the simulator makes, those of stopped processes too."""
+    if form == "eager" and 2 * exit_layer < layers:
+        return
+    parameters = Parameters(layers, exit_layer, candidates, form=form)
+    found = count(ppd.decode(parameters, [0, 1], 4), World(2, layers, matches), 4)
+    world = World(2, layers, matches)
+    run = simulate(ppd.decode(parameters, [0, 1], 4), 4, Cluster(parameters.units), UnitCost(layers), world)
+    assert found.account == run.account
+    assert found.commits == [kind for _, kind, _ in run.commits]
 
 
 def test_plain_decoding_and_prompts() -> None:
