@@ -388,7 +388,7 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
 
 def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
     found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
-    cost = PassCost({"target": Measured(profiles(head=0.02)["target"])})  # heads hold a process up for longer than its layers
+    cost = PassCost({"target": Measured(profiles(look=0.02)["target"])})  # who looks for the next token stops the others later
     with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):
         compare.predict(found, cost, 31)
 
