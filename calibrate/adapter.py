@@ -84,17 +84,17 @@ class Decoder:
         return found
 
     @property
-    def end(self) -> int | None:
-        """The token that ends a text, if there is one."""
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a text, if any do."""
         found = getattr(self.full.generation_config, "eos_token_id", None)
-        return (found[0] if found else None) if isinstance(found, list) else found
+        return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
     @property
     def start(self) -> int | None:
         """The token that a text begins with where nothing is given."""
         config = self.config
         found = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else config.bos_token_id
-        return found if found is not None else self.end
+        return found if found is not None else next(iter(self.ends), None)
 
     def rows(self) -> Rows:
         """No rows yet, of a new text."""

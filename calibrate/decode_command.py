@@ -258,7 +258,7 @@ class _Run:
         from calibrate.interpreter import Luck
 
         loading.read_source(self.models, begun.source)
-        stop, luck = self.target.decoder.end, Luck(self.seed, number)
+        stop, luck = self.target.decoder.ends, Luck(self.seed, number)
         own = decoding.decode(
             self.method, self.decoders, begun.prompt, self.tokens, self.settings, sampling=self.sampling, luck=luck, stop=stop,
             log=self.log,

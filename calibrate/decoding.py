@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,10 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
-    sampling: Sampling | None = None, luck: Luck | None = None, stop: int | None = None, log: bool = False,
+    sampling: Sampling | None = None, luck: Luck | None = None, stop: Collection[int] = (), log: bool = False,
     answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None, spans: list[dict[str, Any]] | None = None,
 ) -> Decoding:
-    """Decode `tokens` tokens behind a prompt of at least one, or until the token `stop`.
+    """Decode `tokens` tokens behind a prompt of at least one, or until one of `stop`, which end texts.
 
     Parameters
     ----------
@@ -70,7 +70,8 @@ def decode(
     real: Any
     real = Real(models, **more_of) if pool is None else _over(pool, parameters, more_of | {"record": spans is not None})
     module = methods.algorithm(method)
-    more = {} if stop is None or not takes_stop(method) else {"stop": stop}
+    ends = tuple(stop) if takes_stop(method) else ()
+    more = {"stop": ends} if ends else {}
     steps = module.decode(parameters, list(text), tokens, **more)
     settle(models)
     start = time.perf_counter()
@@ -89,7 +90,7 @@ def decode(
         spans += plain(real.spans, real.begun)
     said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
     return Decoding(
-        method, said, text, tokens, tuple(work.committed), work.account, more.get("stop"), seconds, tuple(reads)
+        method, said, text, tokens, tuple(work.committed), work.account, ends, seconds, tuple(reads)
     )  # fmt: skip
 
 

@@ -61,8 +61,8 @@ def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
     decoder = adapter.decoder_of(loaded.model, loaded.name)
     decoder.tokenizer, decoder.checksum = loaded.tokenizer, loaded.checksum
     checks.whole(f"num_hidden_layers of model {decoder.name}", decoder.layers, 1, checks.MAX_LAYERS)
-    if decoder.end is not None:  # one that never comes would end no text, and nobody would know
-        checks.whole(f"eos_token_id of model {decoder.name}", decoder.end, 0, decoder.vocabulary - 1, "vocabulary-1")
+    for end in decoder.ends:  # one that never comes would end no text, and nobody would know
+        checks.whole(f"eos_token_id of model {decoder.name}", end, 0, decoder.vocabulary - 1, "vocabulary-1")
     return decoder
 
 

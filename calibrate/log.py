@@ -23,6 +23,7 @@ from calibrate.interpreter import Luck, Sampling, drawn
 from model import checks, pairs
 from model.checks import ParameterError
 from model.position_log import DRAFT, TARGET, PositionLog, save
+from model.steps import ended
 
 if TYPE_CHECKING:
     import polars as pl
@@ -143,7 +144,7 @@ def logged(
         written, states = _written(target, prompts, tokens, sampling, seed)
         spent.writing += time.perf_counter() - begun
         # From here on rows are positions, text by text; what follows the end of a text is left out.
-        lengths = [_length(text, target.end) for text in written]
+        lengths = [len(ended(text, target.ends)) for text in written]
         rows = torch.cat([torch.arange(length) + number * tokens for number, length in enumerate(lengths)]).to(target.device)
         chosen = torch.tensor(written, device=target.device).flatten()[rows]
         states = [each.reshape(-1, each.shape[-1])[rows] for each in states]
@@ -157,10 +158,6 @@ def logged(
             found |= _of_draft(target, draft, [*prompts.values()], written, states[-1], rows, chosen, lengths, sampling)
             spent.draft += time.perf_counter() - begun
     return _table(found)
-
-
-def _length(text: Sequence[int], end: int | None) -> int:
-    return text.index(end) + 1 if end in text else len(text)
 
 
 def _written(
@@ -190,7 +187,7 @@ def _written(
             last = tuple(drawn(sampling.law(row), coin) for row, coin in zip(scores, coins, strict=True))
         for text, token in zip(texts, last, strict=True):
             text.append(token)
-        if all(target.end in text[width:] for text in texts):
+        if target.ends and all(any(end in text[width:] for end in target.ends) for text in texts):
             break
     whole = [torch.stack([column[layer] for column in columns], dim=1) for layer in range(target.layers + 1)]
     return [text[width:] for text in texts], whole

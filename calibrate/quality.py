@@ -202,7 +202,7 @@ def _decoded(
     method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any]
 ) -> list[Decoding]:
     """Every prompt decoded with one choice, on models that are warm."""
-    stop = models["target"].end
+    stop = models["target"].ends
     decoding.warm(models)
     return [decoding.decode(method, models, prompt, tokens, settings, stop=stop, log=True) for prompt in prompts]
 

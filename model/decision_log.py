@@ -165,15 +165,21 @@ def json_of(where: str | Path) -> Path:
     return path.with_suffix(".json")
 
 
+def _stops(said: Any) -> tuple[int, ...]:
+    """Tokens that end a text; a file may say none, or one by itself."""
+    return () if said is None else (said,) if isinstance(said, int) else tuple(said)
+
+
 def _text(name: str, decoding: Decoding) -> dict[str, Any]:
     passes = [
         dict(zip(_PASSES, kind, strict=True)) | dict(zip(("passes", "attended", "read"), counts, strict=True))
         for kind, counts in decoding.account.passes_by_kind.items()
     ]
-    same = ("method", "asked", "stop", "seconds")
+    same = ("method", "asked", "seconds")
     return {
         "name": name, **{key: getattr(decoding, key) for key in same}, "settings": plain(decoding.settings),
-        "prompt": [*decoding.prompt], "commits": [commit._asdict() for commit in decoding.commits], "passes": passes,
+        "prompt": [*decoding.prompt], "stop": [*decoding.stop],
+        "commits": [commit._asdict() for commit in decoding.commits], "passes": passes,
         "adoptions": decoding.account.adoptions, "adopted_rows": decoding.account.adopted_rows,
     }  # fmt: skip
 
@@ -232,6 +238,6 @@ def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding
             account.passes_by_kind[kind] = [one["passes"], one["attended"], one["read"]]
         settings = {key: _full(value) for key, value in each["settings"].items()}
         yield Decoding(
-            each["method"], settings, tuple(each["prompt"]), each["asked"], commits, account, each["stop"], each["seconds"],
+            each["method"], settings, tuple(each["prompt"]), each["asked"], commits, account, _stops(each["stop"]), each["seconds"],
             tuple(own),
         )  # fmt: skip

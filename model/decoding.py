@@ -82,7 +82,7 @@ class Decoding:
     prompt
         The tokens that were given, at least one.
     asked, stop
-        How many tokens were asked for, and the token that would have ended the text before, if any would.
+        How many tokens were asked for, and which of them end a text before, if any do.
     commits
         What was put out, in order.
     account
@@ -99,7 +99,7 @@ class Decoding:
     asked: int
     commits: tuple[Commit, ...]
     account: Account
-    stop: int | None = None
+    stop: tuple[int, ...] = ()
     seconds: float | None = None
     reads: tuple[Answered, ...] = field(default=(), repr=False)
 

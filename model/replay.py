@@ -85,6 +85,6 @@ _KNOWN = ("layers", "draft_layers", "medium_layers", "prompt", "sequence")
 def steps_of(decoding: Decoding) -> Steps:
     """The algorithm that was decoded with, at its beginning. Interpret it until as many tokens are out as there were."""
     module = methods.algorithm(decoding.method)
-    more = {} if decoding.stop is None else {"stop": decoding.stop}
+    more = {} if not decoding.stop else {"stop": decoding.stop}
     steps: Steps = module.decode(parameters_of(decoding), decoding.prompt, decoding.asked, **more)
     return steps

@@ -10,11 +10,20 @@ visible to it layer by layer. `Commit` is the only thing that makes output; deco
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 Steps = Generator["Step", Any, Any]
 """An algorithm or a sub-process: yields steps, is sent answers, returns whatever its starter may want of it."""
+
+
+def ended(tokens: list[int], stop: Collection[int]) -> list[int]:
+    """Tokens up to the first that ends a text.
+
+    >>> ended([7, 2, 9, 2], (9, 3))
+    [7, 2, 9]
+    """
+    return next((tokens[: place + 1] for place, token in enumerate(tokens) if token in stop), tokens)
 
 
 class Forward(NamedTuple):

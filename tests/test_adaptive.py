@@ -128,7 +128,7 @@ def test_a_decoding_ends_at_the_stop_token_and_after_so_many(policy: str) -> Non
     for stop, tokens, last in ((None, 7, 9), (6, 7, 6), (2, 3, 5), (9, 7, 9), (10, 7, 9)):
         for accepted in ([0] * 12, [9] * 12, [1] * 12):
             world = World(3, 4, drafts={"draft": Draft("target", accepted)}, doubts=[0] * 12)
-            work = count(decode(choice(policy), [0, 1, 2], tokens, stop), world, 99)
+            work = count(decode(choice(policy), [0, 1, 2], tokens, () if stop is None else (stop,)), world, 99)
             assert work.tokens == [*range(3, last + 1)]
             assert work.layer_passes >= 2 * 4 + 2 + 4 * len(work.commits)  # both models read two tokens of the prompt first
 

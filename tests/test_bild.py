@@ -195,7 +195,7 @@ def test_what_a_model_has_read_is_the_text(decisions: list[int], maximum_draft: 
 
 def test_the_stop_token_ends_the_text() -> None:
     for form, stop in itertools.product(FORMS, (3, 5, 6)):
-        work_ = count(decode(choice(form, 3), [0], 12, stop), Lossy(1, 8, [0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0]), 12)
+        work_ = count(decode(choice(form, 3), [0], 12, (stop, 99)), Lossy(1, 8, [0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0]), 12)
         assert work_.tokens == [*range(1, stop + 1)]
 
 

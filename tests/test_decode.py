@@ -241,7 +241,13 @@ def test_a_text_ends_with_its_end_token(tiny: Path, tmp_path: Path) -> None:
     for method in ("autoregressive", "speculative", "ppd"):
         (text,) = said(tmp_path, method, "--prompt", "ending", "--tokens", "20")["texts"]
         assert text["written"] == whole[: whole.index(end) + 1]
-    assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["texts"][0]["stop"] is None
+    path = tmp_path / "target" / "generation_config.json"
+    other = next(token for token in range(VOCABULARY) if token not in whole)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [other, end]}))  # any of several ends a text
+    (text,) = said(tmp_path, "speculative", "--prompt", "ending", "--tokens", "20")["texts"]
+    assert text["written"] == whole[: whole.index(end) + 1]
+    assert text["stop"] == [other, end]
+    assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["texts"][0]["stop"] == []
 
 
 def test_an_end_token_is_one_of_the_models_tokens(tmp_path: Path) -> None:

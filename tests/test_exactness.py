@@ -37,7 +37,8 @@ def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, s
     """The law of the text where both models say the same after any text."""
     parameters = speculative.Parameters(2, gamma, sampled)
     models = {"target": lambda text: p, "draft": lambda text: q}
-    return law_of_text(lambda: speculative.decode(parameters, PROMPT, tokens, stop), models, PROMPT, tokens)
+    ends = () if stop is None else (stop,)
+    return law_of_text(lambda: speculative.decode(parameters, PROMPT, tokens, ends), models, PROMPT, tokens)
 
 
 def bias(p: Law, q: Law, gamma: int = 1, tokens: int = 2) -> Fraction:

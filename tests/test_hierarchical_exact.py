@@ -91,7 +91,7 @@ class Runner:
 
     def run(self, parameters: Parameters, prompt: list[int], tokens: int, stop: int | None = None) -> Text:
         self.text = list(prompt)
-        steps, answer = decode(parameters, prompt, tokens, stop), None
+        steps, answer = decode(parameters, prompt, tokens, () if stop is None else (stop,)), None
         while True:
             try:
                 step: Any = steps.send(answer)

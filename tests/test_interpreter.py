@@ -142,7 +142,7 @@ def test_a_text_ends_with_the_token_that_ends_texts(name: str) -> None:
     full, prompt = real_models.model("llama", LAYERS), prompt_of("llama")
     whole = real_models.oracle(full, prompt, 16)
     stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
-    assert run("llama", module, parameters, prompt, 16, stop=stop).tokens == whole[: whole.index(stop) + 1]
+    assert run("llama", module, parameters, prompt, 16, stop=(stop,)).tokens == whole[: whole.index(stop) + 1]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "t5"])

@@ -65,6 +65,7 @@ def same(found: Decoding, cost: UnitCost = COST) -> None:
 
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8)
 seeds, lengths = st.integers(0, 5), st.integers(1, 12)
+stops = st.lists(st.integers(0, VOCABULARY - 1), max_size=2).map(tuple)
 whole = st.integers
 
 
@@ -116,10 +117,10 @@ CHOICES = st.one_of(
 )  # fmt: skip
 
 
-@given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds, stop=st.none() | st.integers(0, VOCABULARY - 1))
+@given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds, stop=stops)
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_run_is_played_again(
-    choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: int | None
+    choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: tuple[int, ...]
 ) -> None:
     method, table = choice
     same(record("llama", method, table, prompt, tokens, seed=seed, sampling=Sampling(0.5), luck=Luck(seed), stop=stop))
@@ -248,10 +249,10 @@ def saved(found: Decoding, folder: Path) -> DecisionLog:
     return decision_log.load(decision_log.save(log, folder / "own.parquet"))
 
 
-@given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds, stop=st.none() | st.integers(0, VOCABULARY - 1))
+@given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds, stop=stops)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_log_says_all_that_a_run_did(
-    choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: int | None
+    choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: tuple[int, ...]
 ) -> None:
     """Every read to the last bit, and enough for the simulator to play it from the files alone."""
     method, table = choice

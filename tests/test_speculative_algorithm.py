@@ -23,7 +23,7 @@ def decoded(
     """Passes and commits of a decoding of as many tokens as there are numbers of survivors."""
     parameters = Parameters(LAYERS, **choice)
     world = World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)})
-    steps = speculative.decode(parameters, range(prompt), len(survivors), stop)
+    steps = speculative.decode(parameters, range(prompt), len(survivors), () if stop is None else (stop,))
     passes, commits, answer = [], [], None
     written: list[int] = []
     world.written = written
@@ -201,5 +201,5 @@ def test_commits_hold_what_was_kept_and_the_target_s_own() -> None:
     text, guesses = [4], [Guess(7, None), Guess(8, None)]
     assert list(speculative.commit(text, guesses, 1, 9)) == [Commit("round", (7, 9), 2)]
     assert text == [4, 7, 9]
-    assert list(speculative.commit(text, guesses, 2, 7, stop=8)) == [Commit("round", (7, 8), 2)]
+    assert list(speculative.commit(text, guesses, 2, 7, stop=(9, 8))) == [Commit("round", (7, 8), 2)]
     assert text == [4, 7, 9, 7, 8]

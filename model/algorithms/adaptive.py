@@ -11,7 +11,7 @@ which the draft model is unsure, which is still offered.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -194,13 +194,13 @@ class Parameters:
         return policies.Gradient(self.first, bounds, ratio, estimator, prior, self.option("step"), count)
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     policy = parameters.started(1)
     threshold = parameters.option("confidence_threshold") if parameters.policy == "confidence" else None
     drafter = yield from start(parameters, text)
-    while len(text) < end and (len(text) == len(prompt) or text[-1] != stop):
+    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         guesses = yield from offer(drafter, text, min(int(policy.length[0]), end - len(text) - 1), threshold)
         kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)
         yield from commit(text, guesses, kept, token, stop)

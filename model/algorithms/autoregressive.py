@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,8 +30,8 @@ class Parameters:
         return 1
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     layers = parameters.layers
     says: Literal["next", "sample"] = SAMPLED if parameters.sampled else GREEDY
     text = list(prompt)
@@ -41,5 +41,5 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int
         out = yield Forward("target", (text[at],), at, 0, layers, heads=1)
         text.append((yield Read(says, out)))
         yield Commit("token", (text[-1],))
-        if text[-1] == stop:
+        if text[-1] in stop:
             return

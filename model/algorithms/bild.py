@@ -15,13 +15,13 @@ threshold of infinity never takes anything back: the paper's ablations.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from model import checks
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, look, start
-from model.steps import Commit, Forward, Read, Step, Steps
+from model.steps import Commit, Forward, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
 PLACEMENTS = ("together", "apart")
@@ -102,8 +102,8 @@ class Draft(NamedTuple):
     outputs: list[Any]
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     large = Model("target", parameters.layers, 0)
     if parameters.exit_layer is None:
@@ -112,7 +112,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int
         small = Model("target", parameters.exit_layer, 0, len(text) - 1)
         if small.rows:
             yield Forward("target", tuple(text[:-1]), 0, 0, parameters.layers)
-    while len(text) < end and (len(text) == len(prompt) or text[-1] != stop):
+    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         written = yield from write(parameters, small, text, min(parameters.maximum_draft, end - len(text) - 1))
         if parameters.exit_layer is None:
             out = yield look(large, text, written.guesses)
@@ -151,7 +151,7 @@ def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], writ
 
 
 def _decide(
-    parameters: Parameters, large: Model, text: list[int], written: Draft, out: Any, stop: int | None
+    parameters: Parameters, large: Model, text: list[int], written: Draft, out: Any, stop: Collection[int]
 ) -> Generator[Step, Any, int]:
     """What of the tokens written stays; the large model's own token behind it; in the released code one more after a rollback.
 
@@ -167,13 +167,12 @@ def _decide(
         kept += 1
     back = kept < len(guesses)
     new = [*[guess.token for guess in guesses[:kept]], (yield _own(out, kept, guesses))]
-    if stop in new:
-        new = new[: new.index(stop) + 1]
+    new = ended(new, stop)
     text += new
     read = len(text) - 1
     yield Commit("rollback" if back else "fallback" if written.unsure else "cap", tuple(new), len(guesses))
     # What was taken back had room behind it for the large model's token: so has one more.
-    if back and parameters.variant == "code" and text[-1] != stop:
+    if back and parameters.variant == "code" and text[-1] not in stop:
         unread = kept + 2
         out = yield Forward("target", tuple(text[-unread:]), len(text) - unread, 0, large.layers, None, 1, large.unit)
         text.append((yield Read("next", out)))

@@ -11,7 +11,7 @@ for each token at once (`propagate`), or when a later token first comes to the l
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -143,11 +143,11 @@ class Parameters:
 
 
 def decode(
-    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None, prompts: Sequence[Sequence[int]] = ()
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
 ) -> Steps:
     """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
 
-    A text ends with the token `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
+    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
     """
     parameters.check_tokens(tokens)
     start = len(prompt) - 1
@@ -160,7 +160,7 @@ def decode(
         if parameters.fill == "backfill":
             owed = Owed(parameters.layers, start, tuple(batch) if parameters.texts > 1 else ())
         for column in range(max(batch.values())):
-            texts = tuple(text for text, length in batch.items() if length > column and (last[text] != stop or not column))
+            texts = tuple(text for text, length in batch.items() if length > column and (last[text] not in stop or not column))
             if not texts:
                 break
             step = Forward(

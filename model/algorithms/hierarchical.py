@@ -20,7 +20,7 @@ false.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -94,15 +94,15 @@ class Parameters:
         return 3 if self.placement == "apart" else 1
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     small = yield from start(parameters, text)
     medium = Model("medium", parameters.medium_layers, min(1, parameters.units - 1), small.rows, parameters.sampled)
     if medium.rows:
         yield Forward("medium", tuple(text[:-1]), 0, 0, medium.layers, unit=medium.unit)
     offer = _recursively if parameters.reading == "recursive" else _at_once
-    while len(text) < end and (len(text) == len(prompt) or text[-1] != stop):
+    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         room = end - len(text) - 1  # the large model gives the last token itself
         guesses = yield from offer(parameters, small, medium, text, room)
         kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)

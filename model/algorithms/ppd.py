@@ -17,7 +17,7 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,15 +78,15 @@ class Parameters:
         return self.form != "nested"
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     if prompt[:-1]:
         yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
     form = {"literal": _barrier, "flat": _barrier, "eager": _eager, "nested": _nested}[parameters.form]
     yield from form(parameters, prompt[-1], len(prompt) - 1, len(prompt) - 1 + tokens, stop)
 
 
-def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: int | None) -> Steps:
+def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
     """Algorithm 2. The main process is at depth `depth` of `token`, whose early prediction is made at layer `gap`."""
     layers, exit_layer, candidates, places, says = _fields(parameters)
     depth, gap, out = 0, exit_layer, None
@@ -97,7 +97,7 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: int | 
         out = yield Forward("target", (token,), at, gap, layers, out, HEAD)
         yield Join(subs)
         token, at = (yield Read(says, out)), at + 1
-        match, done = token in early, at == end or token == stop
+        match, done = token in early, at == end or token in stop
         yield Commit("match" if match else "miss", (token,))
         if done:
             return
@@ -109,7 +109,7 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: int | 
             depth, gap, out = 0, exit_layer, None
 
 
-def _eager(parameters: Parameters, token: int, at: int, end: int, stop: int | None) -> Steps:
+def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
     """As Algorithm 2, but sub-processes run to their exit layer, and only the right one is ever waited for."""
     layers, exit_layer, candidates, places, says = _fields(parameters)
     depth, out = 0, None
@@ -119,7 +119,7 @@ def _eager(parameters: Parameters, token: int, at: int, end: int, stop: int | No
         subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, exit_layer) for guess in early]), places)
         out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
         token, at = (yield Read(says, out)), at + 1
-        match, done = token in early, at == end or token == stop
+        match, done = token in early, at == end or token in stop
         yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or done))
         yield Commit("match" if match else "miss", (token,))
         if done:
@@ -131,7 +131,7 @@ def _eager(parameters: Parameters, token: int, at: int, end: int, stop: int | No
             out = yield Adopt(subs[early.index(token)], at, depth)
 
 
-def _nested(parameters: Parameters, token: int, at: int, end: int, stop: int | None) -> Steps:
+def _nested(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
     """A process that decodes what follows `token` and starts the like for each candidate. On a match the right one goes on."""
     layers, exit_layer, candidates, _, says = _fields(parameters)
     anywhere = (None,) * candidates
@@ -141,7 +141,7 @@ def _nested(parameters: Parameters, token: int, at: int, end: int, stop: int | N
         subs = yield Fork(tuple(_nested(parameters, guess, at + 1, end, stop) for guess in early), anywhere)
         out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
         token, at = (yield Read(says, out)), at + 1
-        match, done = token in early, at == end or token == stop
+        match, done = token in early, at == end or token in stop
         yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or done))
         yield Commit("match" if match else "miss", (token,))
         if done:

@@ -11,7 +11,7 @@ arXiv:2307.02628.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from model import checks
@@ -91,11 +91,11 @@ class Parameters:
 
 
 def decode(
-    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None, prompts: Sequence[Sequence[int]] = ()
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
 ) -> Steps:
     """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
 
-    A text ends with the token `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
+    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
     """
     parameters.check_tokens(tokens)
     gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
@@ -107,8 +107,9 @@ def decode(
         yield from _batches.read_prompts(layers, prompt, prompts, texts)
         words = _batches.last_words(prompt, prompts, texts)
         for column in range(max(batch.values())):
-            if column in batch.values() or stop in words:  # texts that have ended
-                live = [index for index, text in enumerate(texts) if batch[text] > column and (words[index] != stop or not column)]
+            if column in batch.values() or any(word in stop for word in words):  # texts that have ended
+                going = [word not in stop or not column for word in words]
+                live = [index for index, text in enumerate(texts) if batch[text] > column and going[index]]
                 texts, words = tuple([texts[index] for index in live]), tuple([words[index] for index in live])
             if not texts:
                 break

@@ -11,13 +11,13 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model import checks
-from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps
+from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, ended
 
 PLACEMENTS = ("together", "apart")
 MAX_DRAFT = 250
@@ -80,11 +80,11 @@ class Guess(NamedTuple):
     offset: int = -1
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until the token `stop`."""
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     drafter = yield from start(parameters, text)
-    while len(text) < end and (len(text) == len(prompt) or text[-1] != stop):
+    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         guesses = yield from draft(drafter, text, min(parameters.draft_length, end - len(text) - 1))
         kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)
         yield from commit(text, guesses, kept, token, stop)
@@ -156,10 +156,9 @@ def judge(out: Any, guesses: Sequence[Guess], sampled: bool) -> Generator[Step, 
     return count, (yield Read(SAMPLED if sampled else GREEDY, out))
 
 
-def commit(text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: int | None = None) -> Steps:
-    """Put out what a round gave: the drafted tokens that were kept and one more; nothing behind the token `stop`."""
+def commit(text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: Collection[int] = ()) -> Steps:
+    """Put out what a round gave: the drafted tokens that were kept and one more; nothing behind one that ends texts, of `stop`."""
     new = [*[guess.token for guess in guesses[:kept]], token]
-    if stop in new:
-        new = new[: new.index(stop) + 1]
+    new = ended(new, stop)
     text += new
     yield Commit("round", tuple(new), len(guesses))

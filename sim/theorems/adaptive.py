@@ -21,7 +21,7 @@ from model.world import Draft, World
 from sim.cluster import Cluster
 from sim.events import Run, simulate
 from sim.paths import adaptive as sampler
-from sim.theorems.drafts import PROMPT, accepted, always, model, pairs, rounds
+from sim.theorems.drafts import PROMPT, accepted, always, ends, model, pairs, rounds
 from sim.theorems.draws import CLOSE, chances, paths, rates, survivors, whole
 from sim.theorems.exactness import distance, law_of_text, own_law
 from sim.theorems.statement import Example, Theorem, at_most, equal
@@ -73,7 +73,7 @@ def heuristic_in_the_mean(x: Example) -> None:
 def right_law(x: Example) -> None:
     parameters = choice({**x, "options": x["options"], "sampled": True})
     models = {role: model(x[role]) for role in ("target", "draft")}
-    law = law_of_text(lambda: decode(parameters, PROMPT, x["tokens"], x.get("stop")), models, PROMPT, x["tokens"])
+    law = law_of_text(lambda: decode(parameters, PROMPT, x["tokens"], ends(x)), models, PROMPT, x["tokens"])
     want = own_law(models["target"], PROMPT, x["tokens"], x.get("stop"))
     if law != want:
         raise AssertionError(f"the laws of the text are apart by {distance(law, want)}")

@@ -109,10 +109,15 @@ def models(x: Example) -> dict[str, Model]:
     return {role: model(x[role]) for role in ("target", "draft")}
 
 
+def ends(x: Example) -> tuple[int, ...]:
+    """The tokens that end an example's text: one, if any."""
+    return () if x.get("stop") is None else (x["stop"],)
+
+
 def decoder(x: Example) -> Callable[[], Steps]:
     """Starts the decoding of an example on its models."""
     parameters = speculative.Parameters(1, x["draft_length"], x.get("sampled", True))
-    return lambda: speculative.decode(parameters, PROMPT, x["tokens"], x.get("stop"))
+    return lambda: speculative.decode(parameters, PROMPT, x["tokens"], ends(x))
 
 
 def text_law(x: Example, steps: Callable[[], Steps] | None = None) -> Texts:
