@@ -67,7 +67,7 @@ def train(
     read = corpus.standard_library() if text is None else corpus.own(text)
     read = read.cut(_QUICK_TEXT) if quick else read
     note = _note(read) if text is None and not quick else ""
-    tokenizer = making.tokenizer_of(out, read, SIZE if vocabulary is None else vocabulary)
+    tokenizer = making.tokenizer_of(out, read, SIZE if vocabulary is None else vocabulary, recipe)
     logs = {}
     said = {"vocabulary": vocabulary, "text": None if text is None else read.name, "threads": threads}
     for name, size in sizes.items():

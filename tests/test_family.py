@@ -280,6 +280,14 @@ def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
         training.train(model, some, none, family.RECIPE, Path("unused"))
 
 
+def test_a_text_too_short_leaves_nothing_behind(tmp_path: Path, read: corpus.Corpus) -> None:
+    with pytest.raises(ParameterError, match="a text must have at least batch"):
+        making.tokenizer_of(tmp_path / "new", read, 300, replace(family.RECIPE, batch=10**6))
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ParameterError, match="epochs must be between 0 and 1000"):
+        replace(family.RECIPE, epochs=1e300)
+
+
 def test_the_sizes_of_the_family_fit_their_room() -> None:
     """Half precision and heads for every layer of the target but the last, under 24 MB all together."""
     numbers = 0
@@ -388,6 +396,10 @@ BAD = {
     "vocabulary": (
         lambda path: family.config(path, vocab_size=400),
         r"model.embed_tokens.weight of model tiny must be of shape \(400, 32\), as its config.json asks for, got \(300, 32\)",
+    ),
+    "deeper": (
+        lambda path: family.config(path, num_hidden_layers=1),
+        "num_hidden_layers of model tiny must be that of its weights, got 1 and model.layers.1.",
     ),
     "layers": (lambda path: family.config(path, num_hidden_layers="two"), "error for field 'num_hidden_layers': .*'two'"),
     "pickle": (_pickle, "only pytorch_model.bin, which are not read; only safetensors are loaded"),

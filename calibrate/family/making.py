@@ -20,8 +20,11 @@ SAMPLE = 16
 """Windows, evenly spread, whose loss stands in the log for anyone who wants to see in a second that it is so."""
 
 
-def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE) -> Any:
-    """The tokenizer of a directory of models: learnt for the first of them, and the same for all that come later."""
+def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, recipe: Recipe | None = None) -> Any:
+    """The tokenizer of a directory of models: learnt for the first of them, and the same for all that come later.
+
+    A text that is too short for a recipe is refused before anything is written.
+    """
     from tokenizers import Tokenizer
 
     now = corpus.about() | {"vocabulary": size}
@@ -38,6 +41,9 @@ def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE) -> A
             why = store.line(error)
             raise ParameterError(f"{TOKENIZER} of {folder} cannot be read: {why}; remove it, to learn it again") from None
     learnt = vocabulary.learnt(corpus, size)
+    if recipe is not None:
+        recipe.steps(vocabulary.encoded(learnt, corpus.training).size)
+        training.enough("held-out text", vocabulary.encoded(learnt, corpus.held_out), recipe.length)
     with store.whole(folder / CORPUS) as part:
         part.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
     with store.whole(folder / TOKENIZER) as part:

@@ -12,6 +12,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -176,6 +177,12 @@ def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, enco
         if said["missing_keys"]:
             lacks = sorted(said["missing_keys"])
             raise ParameterError(f"model {name} lacks {len(lacks)} tensors that its config.json asks for, such as {lacks[0]}")
+        layers = int(built.config.get_text_config().num_hidden_layers)
+        numbered = ((key, re.findall(r"\.(\d+)\.", key)) for key in sorted(said["unexpected_keys"]))
+        beyond = [key for key, numbers in numbered if any(int(each) >= layers for each in numbers)]
+        if beyond:  # the library leaves them out, and loads another model than was saved
+            bound = f"num_hidden_layers of model {name} must be that of its weights, got {layers} and {beyond[0]}"
+            raise ParameterError(f"{bound}; fetch or make it again")
         if said["mismatched_keys"]:  # the library's own error says nothing but that there are some
             tensor, there, asked = min(said["mismatched_keys"])
             bound = f"{tensor} of model {name} must be of shape {tuple(asked)}, as its config.json asks for, got {tuple(there)}"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Tokens = NDArray[np.int64]
 
 HEAD_DIM = 32
+MOST_EPOCHS = 1000.0
 KEEP_EVERY = 120.0
 """Seconds between two states that are kept."""
 SEEN = 64
@@ -77,7 +78,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.number("epochs", self.epochs, 0)
+        checks.number("epochs", self.epochs, 0, MOST_EPOCHS)
         for name in ("batch", "length"):
             checks.whole(name, getattr(self, name), 1)
         checks.number("rate", self.rate, 0)
