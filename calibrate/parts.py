@@ -14,6 +14,7 @@ from calibrate.decode_pass import watched
 from calibrate.interpreter import Held, Output, Real
 from calibrate.timing import quartiles
 from model.profile import READS
+from model.spans import of_main
 from model.steps import Forward, Read
 
 if TYPE_CHECKING:
@@ -158,40 +159,47 @@ def after_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+BETWEEN = ("dispatch", "wake", "promotion", "turn")
 TEXT = 24
 """Tokens of the text that processes are timed on, and its prompt."""
 
 
 def processes(pool: Pool) -> dict[str, Any]:
-    """What starting sub-processes on other units takes, until they have woken up, and taking one over: quartiles [us], by how many
-    sub-processes; a raw row without its place. On a text of forced outcomes that no run is of.
+    """What starting sub-processes on other units takes, until they have woken up, taking one over, and what the main process does
+    between a look and what follows it: quartiles [us], by how many sub-processes; a raw row without its place. On a text of forced
+    outcomes that no run is of.
     """
     from calibrate.processes import Parallel
     from model import forced
     from model.algorithms import ppd
 
     layers = pool.decoder.layers
-    found: dict[str, dict[str, list[float]]] = {"dispatch_us": {}, "wake_us": {}, "promotion_us": {}}
+    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in BETWEEN}
     for candidates in range(1, pool.units):
         parameters = ppd.Parameters(layers, -(-layers // 2), candidates)
-        seconds: dict[str, list[float]] = {"dispatch": [], "link": [], "promotion": []}
+        seconds: dict[str, list[float]] = {"dispatch": [], "link": [], "promotion": [], "turn": []}
         for turn in range(4):
             world = forced.world(parameters, TEXT, TEXT, {"match_rate": 0.6}, seed=turn)
             over = Parallel(pool, answers=world, record=True)
             over.run(ppd.decode(parameters, tuple(range(TEXT)), TEXT), TEXT)
-            for span in over.spans:
-                if turn and span.what in seconds:
+            if not turn:
+                continue
+            spans = over.spans
+            for span in spans:
+                if span.what in seconds:
                     seconds[span.what].append(span.seconds)
-        for name, what in (("dispatch_us", "dispatch"), ("wake_us", "link"), ("promotion_us", "promotion")):
-            found[name][str(candidates)] = quartiles(seconds[what] or [0.0])
+            looks = sum(span.what == "head" for span in spans)
+            seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
+        for part in BETWEEN:
+            found[f"{part}_us"][str(candidates)] = quartiles(seconds["link" if part == "wake" else part] or [0.0])
     return {**found, "repeats": TEXT, "exit_layer": -(-layers // 2)}
 
 
 def process_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a profile's table from raw rows of `processes`: medians over rounds."""
     table: list[dict[str, Any]] = []
-    for part in ("dispatch", "wake", "promotion"):
-        for count in rows[0][f"{part}_us"] if rows else ():
+    for part in BETWEEN:
+        for count in rows[0].get(f"{part}_us", ()) if rows else ():
             rounds = [row[f"{part}_us"][count] for row in rows]
             table.append({"part": part, "busy": 0, "processes": int(count)} | _times(rounds, sum(row["repeats"] for row in rows)))
     return table

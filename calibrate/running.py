@@ -315,7 +315,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "turn", "units"), whole)
     schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": many, "pass_s": many}
     texts, times = ("what", "fate", "role"), ("start", "end")
-    kinds = {name: pl.String if name in texts else pl.Float64 if name in times else whole for name in KEPT}
+    kinds = {name: pl.String if name in texts else pl.Float32 if name in times else whole for name in KEPT}
     schema["spans"] = pl.List(pl.Struct(kinds))
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema).sort("decoding", "repeat")
 

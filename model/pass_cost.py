@@ -49,6 +49,8 @@ class PassCost:
         last as the last.
     dispatch, dispatch_per_process, link, promotion
         Starting sub-processes, from there until they begin, and taking over the state and the rows of one [s].
+    turn
+        What whoever leads several processes does behind each look, until what follows it [s].
 
     >>> from model.hardware import Uniform
     >>> from model.transformer import preset
@@ -63,10 +65,11 @@ class PassCost:
     def __init__(
         self, of: Mapping[str, Hardware], *, busy: int = 0, slower: Sequence[float] = (1.0,), dispatch: float = 0.0,
         dispatch_per_process: float = 0.0, link: float = 0.0, promotion: float = 0.0,
+        turn: float = 0.0,
     ) -> None:
         self.of, self.busy, self.slower = dict(of), busy, tuple(slower)
         self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
-        self.link = link
+        self.link, self.turn = link, turn
         self._known: dict[tuple[str, int, int, int, int], Parts] = {}
         self._rows: dict[tuple[str, int], float] = {}
         self._trees: dict[tuple[str, int, int], float] = {}
@@ -80,6 +83,8 @@ class PassCost:
         self.elapsed = 0.0
         self.spent: dict[str, float] = {}
         """What was asked for since, by role and part [s]."""
+        self.turns = 0.0
+        """And between looks and what followed them [s]."""
         self._run_at: dict[str, list[float]] = {}
         self._places: dict[str, tuple[object, ...]] = {}
 
@@ -204,9 +209,10 @@ class PassCost:
             hardware = self.hardware(key[0])
             found = hardware.part(key[1], key[2]) if isinstance(hardware, Measured) else None
             self._reads[key] = 0.0 if found is None else float(found.seconds)
-        self.elapsed += self._reads[key]
+        self.elapsed += self._reads[key] + self.turn
         self._enter(output.role, "reads", self._reads[key])
-        return self._reads[key]
+        self.turns += self.turn
+        return self._reads[key] + self.turn
 
     def among(self, others: int) -> float:
         """How many times as long everything takes beside so many other units at work."""

@@ -41,6 +41,8 @@ class Predicted:
     """Until the first commit."""
     parts: Mapping[str, float]
     """What units were held for: layers, heads, embeddings, calls and reads of each role."""
+    turns: float
+    """What whoever leads several processes did between looks and what followed them."""
     run: Run
 
     def passes(self, role: str) -> float:
@@ -71,7 +73,7 @@ def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool 
         raise _other_way(decoding, str(error)) from None
     if tuple(run.tokens) != decoding.tokens:
         raise _other_way(decoding, "other tokens come out")
-    return Predicted(run.latency, run.commits[0][0], cost.spent, run)
+    return Predicted(run.latency, run.commits[0][0], cost.spent, cost.turns, run)
 
 
 def _other_way(decoding: Decoding, why: str) -> ParameterError:
@@ -151,7 +153,7 @@ def write(table: pl.DataFrame, out: Path) -> None:
     write_whole(out, writers[out.suffix])
 
 
-OVER_PROCESSES = ("dispatch", "wake", "promotion")
+OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn")
 """What only runs over several processes take."""
 
 
@@ -184,7 +186,8 @@ def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool
     known = [each for each in range(len(busy)) if each in busy]
     slower = [max(float(target.layer(1, context, busy=each).seconds) / alone, 1.0) for each in known]
     slower = slower if contention else [1.0]
-    return PassCost(of, slower=slower, dispatch=found["dispatch"], link=found["wake"], promotion=found["promotion"])
+    dispatch, link, promotion, turn = (found[part] for part in OVER_PROCESSES)
+    return PassCost(of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn)
 
 
 def side_by_side(runs: Runs, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -262,6 +265,8 @@ def _parts(timed: Timed, predicted: Predicted) -> dict[str, float]:
         for whose, spent in (("predicted", spent_by_main(predicted)), ("measured", timed.of_main())):
             for what, seconds in spent.items():
                 found[f"{whose}_{MAIN[what]}_s"] += seconds
+        found["predicted_target_s"] -= predicted.turns  # each is behind a look, where a unit is held for both
+        found["predicted_rest_s"] = predicted.turns
         found["predicted_waiting_s"] = predicted.total - sum(found[f"predicted_{name}_s"] for name in PARTS)
         found["measured_rest_s"] = timed.median(prompt=True) - sum(found[f"measured_{name}_s"] for name in PARTS)
         return found

@@ -105,7 +105,7 @@ def runs_of(
     units take `slower` times as long each.
     """
     of = {role: Measured(each) for role, each in clock.items()}
-    between = {name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion")}
+    between = {name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "turn")}
     known = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
     cost = PassCost(of, slower=(1.0, slower), **known)
     rows = []
