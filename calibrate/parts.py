@@ -6,6 +6,7 @@ Raw rows of `calibrate layers --mode interpreter`, and the rows of a profile's t
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from calibrate.decode_pass import watched
 from calibrate.interpreter import Held, Output, Real
 from calibrate.timing import quartiles
 from model.profile import READS
-from model.spans import of_main
+from model.spans import beside, of_main
 from model.steps import Forward, Read
 
 if TYPE_CHECKING:
@@ -160,24 +161,27 @@ def after_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 BETWEEN = ("dispatch", "wake", "promotion", "turn")
+LEADING = ("alone", "beside")
 TEXT = 24
 """Tokens of the text that processes are timed on, and its prompt."""
 
 
 def processes(pool: Pool) -> dict[str, Any]:
     """What starting sub-processes on other units takes, until they have woken up, taking one over, and what the main process does
-    between a look and what follows it: quartiles [us], by how many sub-processes; a raw row without its place. On a text of forced
-    outcomes that no run is of.
+    between a look and what follows it; its passes up to the exit layer, in which it is alone, and behind it, where others are at
+    work. Means between quartiles [us], by how many sub-processes: they are added up, and some take much longer than most. A raw row
+    without its place, of a text of forced outcomes that no run is of.
     """
     from calibrate.processes import Parallel
     from model import forced
     from model.algorithms import ppd
 
     layers = pool.decoder.layers
-    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in BETWEEN}
+    exit_layer = -(-layers // 2)
+    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING)}
     for candidates in range(1, pool.units):
-        parameters = ppd.Parameters(layers, -(-layers // 2), candidates)
-        seconds: dict[str, list[float]] = {"dispatch": [], "link": [], "promotion": [], "turn": []}
+        parameters = ppd.Parameters(layers, exit_layer, candidates)
+        seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING)}
         for turn in range(4):
             world = forced.world(parameters, TEXT, TEXT, {"match_rate": 0.6}, seed=turn)
             over = Parallel(pool, answers=world, record=True)
@@ -186,22 +190,37 @@ def processes(pool: Pool) -> dict[str, Any]:
                 continue
             spans = over.spans
             for span in spans:
-                if span.what in seconds:
-                    seconds[span.what].append(span.seconds)
+                if span.what in seconds or span.what == "link":
+                    seconds["wake" if span.what == "link" else span.what].append(span.seconds)
+                elif span.what == "forward" and span.unit == 0 and span.width == 1:
+                    share = beside(spans, span) / span.seconds
+                    if span.first == 0 and share < 0.05:
+                        seconds["alone"].append(span.seconds)
+                    elif span.first and share > 0.9:
+                        seconds["beside"].append(span.seconds)
             looks = sum(span.what == "head" for span in spans)
             seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
-        for part in BETWEEN:
-            found[f"{part}_us"][str(candidates)] = quartiles(seconds["link" if part == "wake" else part] or [0.0])
-    return {**found, "repeats": TEXT, "exit_layer": -(-layers // 2)}
+        for part, times in seconds.items():
+            if times:
+                low, _, high = quartiles(times)
+                found[f"{part}_us"][str(candidates)] = [low, round(1e6 * float(np.mean(times)), 3), high]
+    return {**found, "repeats": TEXT, "exit_layer": exit_layer}
 
 
-def process_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a profile's table from raw rows of `processes`: medians over rounds."""
+def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `processes`: medians over rounds.
+
+    `calls` is what passes alone and beside others take besides their layers [s]; of the rest a layer takes its share.
+    """
     table: list[dict[str, Any]] = []
-    for part in BETWEEN:
+    for part in (*BETWEEN, *LEADING):
         for count in rows[0].get(f"{part}_us", ()) if rows else ():
-            rounds = [row[f"{part}_us"][count] for row in rows]
-            table.append({"part": part, "busy": 0, "processes": int(count)} | _times(rounds, sum(row["repeats"] for row in rows)))
+            own = [row for row in rows if count in row[f"{part}_us"]]
+            rounds = [row[f"{part}_us"][count] for row in own]
+            if part in LEADING:
+                run = own[0]["exit_layer"] if part == "alone" else layers - own[0]["exit_layer"]
+                rounds = [[(each - 1e6 * calls[part]) / run for each in times] for times in rounds]
+            table.append({"part": part, "busy": 0, "processes": int(count)} | _times(rounds, sum(row["repeats"] for row in own)))
     return table
 
 

@@ -34,6 +34,8 @@ dispatch       processes                   starting so many sub-processes on oth
 wake           processes                   from there until they have what they need to begin
 promotion      processes                   taking over the state and the rows of one of so many
 turn           processes                   what the main process does between a look and what follows it
+alone          processes                   a layer of the main process of several, on a token, while the others wait
+beside         processes                   the same while the others are at work
 all_reduce     size                        joining the parts of a layer that is split over devices, by bytes
 send           size                        handing bytes from one device or process to another
 gemm           m, n, k                     a product of m by k and k by n (profiles of operations)
@@ -78,7 +80,7 @@ AXES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(READS, ("positions",)),
     "after": ("gap",),
     "tree": ("width", "context"),
-    **dict.fromkeys(("dispatch", "wake", "promotion", "turn"), ("processes",)),
+    **dict.fromkeys(("dispatch", "wake", "promotion", "turn", "alone", "beside"), ("processes",)),
     "all_reduce": ("size",),
     "send": ("size",),
     "gemm": ("m", "n", "k"),

@@ -153,8 +153,10 @@ def write(table: pl.DataFrame, out: Path) -> None:
     write_whole(out, writers[out.suffix])
 
 
-OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn")
+OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn", "alone", "beside")
 """What only runs over several processes take."""
+CONTEXT = 36
+"""Where the text is that processes are timed on, in its middle: what others slow down is told by a layer there."""
 
 
 def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
@@ -167,7 +169,6 @@ def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
     if timed.units > 1:
         profile = of["target"].profile
         found += [part for part in OVER_PROCESSES if part not in profile.parts]
-        found += [] if (profile.table["busy"] > 0).any() else ["busy"]
     return found
 
 
@@ -176,17 +177,11 @@ def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool
     unless `contention` is left out.
     """
     target, others = of["target"], timed.units - 1
-    found = {}
-    for part in OVER_PROCESSES:
-        time = target.part(part, others)
-        found[part] = 0.0 if time is None else float(time.seconds)
-    context = len(timed.decoding.prompt) + len(timed.decoding.tokens) // 2
-    busy = sorted(int(each) for each in target.profile.table["busy"].unique())
-    alone = float(target.layer(1, context).seconds)
-    known = [each for each in range(len(busy)) if each in busy]
-    slower = [max(float(target.layer(1, context, busy=each).seconds) / alone, 1.0) for each in known]
-    slower = slower if contention else [1.0]
-    dispatch, link, promotion, turn = (found[part] for part in OVER_PROCESSES)
+    times = {part: target.part(part, others) for part in OVER_PROCESSES}
+    dispatch, link, promotion, turn, alone, beside = (0.0 if each is None else float(each.seconds) for each in times.values())
+    layer = float(target.layer(1, CONTEXT).seconds)
+    slower = [alone / layer if alone else 1.0]
+    slower += [beside / layer] if beside and contention else []
     return PassCost(of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn)
 
 

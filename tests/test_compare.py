@@ -264,7 +264,7 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     assert (table["predicted_s"] < before["predicted_s"]).all()
     over = found.table.with_columns(pl.lit(2).alias("units"))
     several = compare.compare(Runs(found.log, over, found.about), profiles)
-    assert set(several["missing"]) == {"dispatch, wake, promotion, turn, busy"}
+    assert set(several["missing"]) == {"dispatch, wake, promotion, turn, alone, beside"}
     for role in ("target", "draft"):
         profile.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}

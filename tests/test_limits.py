@@ -196,7 +196,6 @@ def test_several_files_keep_their_names() -> None:
 
 
 def test_another_machines_profile_is_said() -> None:
-    import dataclasses
 
     other = {role: dataclasses.replace(each, facts=dict(each.facts) | {"name": "another"}) for role, each in WIDE.items()}
     made = [decoded("autoregressive", 24, {}), decoded("speculative", 24, {"acceptance_rate": 0.7}, draft_length=3)]
@@ -211,11 +210,7 @@ def test_another_machines_profile_is_said() -> None:
 def contended(slower: float, known: float) -> dict[str, Any]:
     """The claim of a run on two units that take `slower` times as long beside each other, predicted as if it were `known`."""
     clock = profiles()
-    layer = clock["target"].table.filter(part="layer")
-    longer = {name: known * pl.col(name) for name in ("time_s", "low_s", "high_s")}
-    busy = layer.with_columns(busy=pl.lit(1).cast(layer["busy"].dtype), **longer)
-    target = dataclasses.replace(clock["target"], table=pl.concat([clock["target"].table, busy]))
-    found = rows([PPD], clock | {"target": target}, clock, slower=slower)
+    found = rows([PPD], profiles(alone=1e-3, beside=known * 1e-3), clock, slower=slower)
     return found.filter(claim="bus").row(0, named=True)
 
 
