@@ -163,7 +163,9 @@ def after_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 BETWEEN = ("dispatch", "wake", "promotion", "turn")
 LEADING = ("alone", "beside")
 TEXT = 24
-"""Tokens of the text that processes are timed on, and its prompt."""
+"""Tokens of a text that processes are timed on, and its prompt."""
+WARM, TEXTS = 6, 12
+"""Texts until processes are as fast as they are going to be, and those that are timed then."""
 
 
 def processes(pool: Pool) -> dict[str, Any]:
@@ -182,11 +184,11 @@ def processes(pool: Pool) -> dict[str, Any]:
     for candidates in range(1, pool.units):
         parameters = ppd.Parameters(layers, exit_layer, candidates)
         seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING)}
-        for turn in range(4):
+        for turn in range(WARM + TEXTS):
             world = forced.world(parameters, TEXT, TEXT, {"match_rate": 0.6}, seed=turn)
             over = Parallel(pool, answers=world, record=True)
             over.run(ppd.decode(parameters, tuple(range(TEXT)), TEXT), TEXT)
-            if not turn:
+            if turn < WARM:
                 continue
             spans = over.spans
             for span in spans:
