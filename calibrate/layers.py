@@ -253,7 +253,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
 
         calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
         table += parts.part_rows([row for row in rows if row["kind"] == "reads"], calls, layers)
-        table += parts.after_rows([row for row in rows if row["kind"] == "after"])
+        table += parts.after_rows([row for row in rows if row["kind"] == "after"], layers)
         [again] = [row["time_s"] for row in table if row["part"] == "again" and row["busy"] == 0] or [0.0]
         first = calls.get(0, 0.0) + next((row["time_s"] for row in table if row["part"] == "embedding" and row["tokens"] == 1), 0.0)
         timed = [row for row in rows if row["kind"] == "processes"]

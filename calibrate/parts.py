@@ -46,18 +46,19 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
         for kind in READS:
             if kind == "beams":
                 continue
-            times = []
+            times, looks = [], 3 if kind == "next" else 1
             for turn in range(repeats + 3):
                 # Never looked at before but for the head, which is the pass's own.
                 first, second = (_projected(real.forward(held, step)) for _ in range(2))
                 token = 7 if kind in ("chance", "distance") else None
                 asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
                 if kind == "next":
-                    first.best(-1)  # the first look at a pass is in its step
+                    real.read(asked)  # the first look at a pass is in its step, and further ones come right behind each other
                 begun = time.perf_counter()
-                real.read(asked)
+                for _ in range(looks):
+                    real.read(asked)
                 if turn >= 3:
-                    times.append(time.perf_counter() - begun)
+                    times.append((time.perf_counter() - begun) / looks)
             found[kind] = quartiles(times)
         for count in FILLED:
             times = []
@@ -126,38 +127,85 @@ def _projected(output: Output) -> Output:
 
 GAPS = (0, 500, 1000, 2000, 4000, 8000)
 """Microseconds between two passes: others share the caches, and what has not been used for a while is no longer there."""
+WIDE, WIDE_GAPS = (4, 9), (0, 1000, 4000)
+"""Tokens of passes that are timed behind pauses too, and these: more work waits less for weights."""
+SHORT = (1, 2, 4, 6, 9)
+"""Layers of passes that run these alone, again and again: their weights are used sooner than others' would let them."""
+SETTLED = 10
+"""Passes before those that are timed: so often that it is the same each time; one gap alone cools less."""
 
 
 def after(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[str, Any]:
-    """Times of a pass over one token so long after the last one: quartiles [us]; a raw row without its place."""
+    """Times of a pass so long after the last one, over one token and over several, and of a layer of passes over few: quartiles
+    [us]; a raw row without its place.
+    """
     import torch
 
-
-    found: dict[int, list[float]] = {gap: [] for gap in GAPS}
     with torch.inference_mode():
         real = Real({"target": decoder})
         held = real.new_cache()
         real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, 0, decoder.layers))
-        step = Forward("target", (5,), context, 0, decoder.layers, heads=1)
-        for gap, times in found.items():
-            for turn in range(repeats + 10):  # so often that it is the same each time: one gap alone cools less
-                end = time.perf_counter() + gap / 1e6
-                while time.perf_counter() < end:
-                    pass
-                begun = time.perf_counter()
-                real.forward(held, step._replace(at=context + turn % 2))
-                if turn >= 10:
-                    times.append(time.perf_counter() - begun)
-    return {"after_us": {str(gap): quartiles(times) for gap, times in found.items()}, "repeats": repeats}
+        one = {str(gap): _after(real, held, context, 1, gap, repeats) for gap in GAPS}
+        wide = {f"{width} {gap}": _after(real, held, context, width, gap, repeats // 2) for width in WIDE for gap in WIDE_GAPS}
+        layers = [*[each for each in SHORT if each < decoder.layers], decoder.layers]
+        short = {str(each): _of_few(real, held, context, each, repeats) for each in layers}
+    return {"after_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
 
 
-def after_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a profile's table from raw rows of `after`: medians over rounds."""
-    return [
-        {"part": "after", "busy": 0, "gap": int(gap)}
-        | _times([row["after_us"][gap] for row in rows], sum(row["repeats"] for row in rows))
-        for gap in (rows[0]["after_us"] if rows else ())
-    ]
+def _after(real: Real, held: Held, context: int, width: int, gap: int, repeats: int) -> list[float]:
+    """A pass, so many microseconds after the last."""
+    step = Forward("target", tuple(range(5, 5 + width)), context, 0, real.decoders["target"].layers, heads=1)
+    times = []
+    for turn in range(repeats + SETTLED):
+        end = time.perf_counter() + gap / 1e6
+        while time.perf_counter() < end:
+            pass
+        begun = time.perf_counter()
+        real.forward(held, step._replace(at=context + turn % 2))
+        if turn >= SETTLED:
+            times.append(time.perf_counter() - begun)
+    return quartiles(times)
+
+
+def _of_few(real: Real, held: Held, context: int, layers: int, repeats: int) -> list[float]:
+    """A layer of passes that run the first few alone."""
+    at: dict[tuple[str, int, int], float] = {}
+
+    def mark(name: str, index: int, edge: int) -> None:
+        at[name, index, edge] = time.perf_counter()
+
+    times = []
+    with watched(real, mark):
+        for turn in range(repeats + SETTLED):
+            real.forward(held, Forward("target", (5,), context + turn % 2, 0, layers))
+            if turn >= SETTLED:
+                times.append(sum(at["layer", index, 1] - at["layer", index, 0] for index in range(layers)) / layers)
+    return quartiles(times)
+
+
+def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `after`: medians over rounds.
+
+    A layer of a pass over few is run again sooner by what the others would take; a pass of such layers takes as much less.
+    """
+    if not rows:
+        return []
+    repeats = sum(row["repeats"] for row in rows)
+    once = {gap: _times([row["after_us"][gap] for row in rows], repeats) for gap in rows[0]["after_us"]}
+    table = [{"part": "after", "busy": 0, "gap": int(gap)} | each for gap, each in once.items()]
+    own = [row for row in rows if "short_us" in row]
+    if own:
+        short = {int(few): _times([row["short_us"][few] for row in own], repeats) for few in own[0]["short_us"]}
+        whole = short.pop(layers)["time_s"]
+        for few, each in short.items():
+            sooner = -round(1e6 * (layers - few) * whole)
+            moved = {name: max(once["0"]["time_s"] + layers * (each[name] - whole), 1e-9) for name in ("time_s", "low_s", "high_s")}
+            table.append({"part": "after", "busy": 0, "gap": sooner, "repeats": repeats} | moved)
+        for place in own[0]["wide_us"]:
+            width, gap = map(int, place.split())
+            times = _times([row["wide_us"][place] for row in own], repeats)
+            table.append({"part": "wide_after", "busy": 0, "width": width, "gap": gap} | times)
+    return table
 
 
 BETWEEN = ("dispatch", "wake", "promotion", "turn")

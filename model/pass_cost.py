@@ -74,7 +74,7 @@ class PassCost:
         self._rows: dict[tuple[str, int], float] = {}
         self._trees: dict[tuple[str, int, int], float] = {}
         self._reads: dict[tuple[str, str, int], float] = {}
-        self._after: dict[str, tuple[list[float], list[float], float]] = {}
+        self._after: dict[str, dict[int, _Cooling]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -174,9 +174,11 @@ class PassCost:
         role = step.role
         if role not in self._after:
             self._after[role] = _after(self.of[role])
-        gaps, later, others = self._after[role]
-        if not gaps:
+        known = self._after[role]
+        if not known:
             return 0.0
+        width = len(step.tokens)
+        others = float(np.interp(width, [*known], [each.others for each in known.values()]))
         own = [layer for low, high in step.spans for layer in range(low, high)]
         each, start = self.parts(step).layers / len(own), self.elapsed
         ended = self._run_at.setdefault(role, [start + layer * each - others for layer in range(self.of[role].shape.layers)])
@@ -185,7 +187,7 @@ class PassCost:
             idle += start + place * each - ended[layer]
             ended[layer] = start + (place + 1) * each
         gap = idle / len(own) - others
-        return len(own) * float(np.interp(gap, gaps, later))
+        return len(own) * float(np.interp(width, [*known], [np.interp(gap, each.gaps, each.later) for each in known.values()]))
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one [s]; what comes before them belongs to the first, a head to the last."""
@@ -223,14 +225,28 @@ class PassCost:
         return self.dispatch + self.dispatch_per_process * processes
 
 
-def _after(hardware: Hardware) -> tuple[list[float], list[float], float]:
-    """How much longer a layer takes [s] the longer it has not been run [s], beyond the time that a pass takes for the other layers
-    [s]; nothing where nobody has timed it.
-    """
+class _Cooling(NamedTuple):
+    """Of passes of a width: how much longer a layer takes [s] the longer it has not been run [s], beyond what one pass after the
+    other leaves it; and what that is, the time of the other layers [s]."""
+
+    gaps: list[float]
+    later: list[float]
+    others: float
+
+
+def _after(hardware: Hardware) -> dict[int, _Cooling]:
+    """By width, in order; nothing where nobody has timed it."""
     if not isinstance(hardware, Measured) or "after" not in hardware.profile.parts:
-        return [], [], 0.0
-    rows = hardware.profile.rows("after").sort("gap")
-    times = rows["time_s"].to_numpy()
-    layers = hardware.shape.layers
-    later = np.maximum.accumulate(np.maximum((times - times[0]) / layers, 0.0))
-    return (rows["gap"].to_numpy() / 1e6).tolist(), later.tolist(), float(times[0]) * (1 - 1 / layers)
+        return {}
+    one = hardware.profile.rows("after").sort("gap")
+    tables = {1: (one["gap"].to_numpy(), one["time_s"].to_numpy())}
+    if "wide_after" in hardware.profile.parts:
+        for (width,), rows in hardware.profile.rows("wide_after").sort("width", "gap").group_by("width", maintain_order=True):
+            tables[int(str(width))] = rows["gap"].to_numpy(), rows["time_s"].to_numpy()
+    layers, found = hardware.shape.layers, {}
+    for width, (gaps, times) in tables.items():
+        usual = float(times[gaps == 0][0])
+        later = (times - usual) / layers
+        later = np.maximum.accumulate(np.where(gaps < 0, np.minimum(later, 0), np.maximum(later, 0)))
+        found[width] = _Cooling((gaps / 1e6).tolist(), later.tolist(), usual * (1 - 1 / layers))
+    return found

@@ -28,7 +28,9 @@ confidence     positions                   how sure a pass is
 saturation     positions                   how little its state has changed
 distance       positions                   how far it is from a token
 beams          positions                   continuations of hypotheses
-after          gap                         a pass over one token so many microseconds after the last one of its model
+after          gap                         a pass over one token so many microseconds after the last one of its model; below 0 its
+                                           layers are run again that much sooner than passes one after the other do
+wide_after     width, gap                  the same of a pass over several tokens
 tree           width, context              what a pass over several hypotheses takes beyond one over as many tokens
 dispatch       processes                   starting so many sub-processes on other units
 wake           processes                   from there until they have what they need to begin
@@ -79,6 +81,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "rows": ("tokens",),
     **dict.fromkeys(READS, ("positions",)),
     "after": ("gap",),
+    "wide_after": ("width", "gap"),
     "tree": ("width", "context"),
     **dict.fromkeys(("dispatch", "wake", "promotion", "turn", "alone", "beside"), ("processes",)),
     "all_reduce": ("size",),
@@ -246,7 +249,7 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
         if axis not in columns:
             raise ParameterError(f"column {axis} is missing; part {part} goes by {', '.join(AXES[part])}")
         values = columns[axis]
-        least = 0 if axis in ("busy", "context", "gap") or axis in TIMES else 1
+        least = -(10**9) if axis == "gap" else 0 if axis in ("busy", "context") or axis in TIMES else 1
         bad = ~(np.isfinite(values) & (values >= least))
         bound = f"a number of at least {least}"
         if axis == "time_s" and part in TAKING_TIME and not bad.any():

@@ -195,6 +195,34 @@ def test_weights_cool_while_nobody_uses_them() -> None:
     assert cooled[2] - cooled[1] == pytest.approx(5 * 2e-4)
 
 
+def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> None:
+    """Half as long at 9 tokens here; in between as much as lies in between; beyond as at the widest."""
+    wide = [{"part": "wide_after", "width": 9, "gap": gap, "time_s": time} for gap, time in ((0, 8e-3), (4000, 9.25e-3))]
+    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *wide]))})
+    found = []
+    for width in (1, 5, 9, 12):
+        cost.begin()
+        step = Forward("target", (7,) * width, 5, 0, 5)
+        cost.made(step)
+        cost.elapsed += 1.0
+        found.append(cost.made(step).cooling)
+    assert found == pytest.approx([2.5e-3, (2.5e-3 + 1.25e-3) / 2, 1.25e-3, 1.25e-3])
+
+
+def test_layers_that_are_run_again_sooner_take_less() -> None:
+    sooner = [{"part": "after", "gap": -4000, "time_s": 4e-3}]  # of passes of one layer: a layer takes .2 ms less
+    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *sooner]))})
+    few = [each.cooling for each in passes(cost, *[(0, 1)] * 20)]
+    assert few[0] == 0
+    assert -2e-4 <= few[-1] < -1.5e-4
+    cost.begin()
+    more = [each.cooling for each in passes(cost, *[(0, 3)] * 20)]
+    assert 3 * few[-1] < more[-1] < 0
+    # The others have not been run for long; then all are as they were.
+    rest = cost.made(Forward("target", (7,), 5, 3, 5)).cooling
+    assert rest > 0
+
+
 def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
     cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *CALLS]))})
     passes(cost, (0, 5), (0, 5))
