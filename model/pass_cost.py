@@ -49,6 +49,9 @@ class PassCost:
         last as the last.
     dispatch, dispatch_per_process, link, promotion
         Starting sub-processes, from there until they begin, and taking over the state and the rows of one [s].
+    cooling
+        Whether passes pay for the time since their layers were last run. Not over several units: each has caches of its own, and
+        what was timed on them holds their pauses already.
     turn
         What whoever leads several processes does behind each look, until what follows it [s].
 
@@ -65,11 +68,11 @@ class PassCost:
     def __init__(
         self, of: Mapping[str, Hardware], *, busy: int = 0, slower: Sequence[float] = (1.0,), dispatch: float = 0.0,
         dispatch_per_process: float = 0.0, link: float = 0.0, promotion: float = 0.0,
-        turn: float = 0.0,
+        turn: float = 0.0, cooling: bool = True,
     ) -> None:
         self.of, self.busy, self.slower = dict(of), busy, tuple(slower)
         self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
-        self.link, self.turn = link, turn
+        self.link, self.turn, self.cooling = link, turn, cooling
         self._known: dict[tuple[str, int, int, int, int], Parts] = {}
         self._rows: dict[tuple[str, int], float] = {}
         self._trees: dict[tuple[str, int, int], float] = {}
@@ -157,7 +160,7 @@ class PassCost:
         if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
             parts = parts._replace(step=min(parts.step, self._again(step.role, parts.step)))
         self._places[step.role] = place
-        if parts.layers:
+        if parts.layers and self.cooling:
             parts = parts._replace(cooling=self._cooled(step))
         self.elapsed += parts.total - parts.cooling
         for name, seconds in parts._asdict().items():

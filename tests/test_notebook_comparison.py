@@ -38,15 +38,16 @@ def test_it_runs_on_any_runs_by_one_constant(tmp_path: Path, capsys: pytest.Capt
     for cell in cells():
         lines = [line for line in cell.splitlines() if not line.startswith("%")]
         for index, line in enumerate(lines):
-            if line.startswith("RUNS = "):
-                lines[index], named = f"RUNS = Path({str(where)!r})", named + 1
+            for name in ("RUNS", "OVER"):
+                if line.startswith(f"{name} = "):
+                    lines[index], named = f"{name} = Path({str(where)!r})", named + 1
         body = ast.parse("\n".join(lines))
         last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
         exec(compile(body, NOTEBOOK.name, "exec"), known)
         shown = None if last is None else eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), known)
         figures += [shown] if isinstance(shown, Figure) else []
-    assert named == 1
-    assert len(figures) == 7
+    assert named == 2
+    assert len(figures) == 10
     said = capsys.readouterr().out
     assert "26 decodings, 3 or more repeats of each" in said
-    assert "claims that these runs have something on: verify ppd skipdecode bild" in said
+    assert "claims that these runs have something on: verify ppd skipdecode bild bus" in said
