@@ -247,7 +247,7 @@ def test_align_is_a_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
         ("--target ./no-such", "model must be a directory"),
         ("--prompts 0", "prompts must be between 1"),
         ("--batch 17", "batch must be between 1 and prompts=16, got 17"),
-        ("--epochs -1", "epochs must be at least 0"),
+        ("--epochs -1", "epochs must be between 0 and 1000"),
         ("--prompt 30", "prompt + tokens must be at most the 32 positions"),
         ("--text no-such", "text must be a file or a folder"),
     ],

@@ -535,7 +535,7 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
         ("--role ../a --layers 1 --hidden 32 --ffn 32", "role must be one name"),
         ("--role a --layers 1 --hidden 33 --ffn 32", "hidden must be a multiple of 32, that of a head, got 33"),
         ("--role a --layers 0 --hidden 32 --ffn 32", "layers must be between 1"),
-        ("--epochs nan", "epochs must be finite"),
+        ("--epochs nan", "epochs must be between 0 and 1000, got nan"),
         ("--batch 0", "batch must be at least 1, got 0"),
         ("--seed -1", "seed must be between 0 and 9223372036854775807, got -1"),
         ("--threads 0", "threads must be between 1 and 4096, got 0"),

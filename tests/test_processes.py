@@ -130,7 +130,7 @@ def test_drawn_tokens_reads_and_ends_are_those_of_one_process(pool: Pool) -> Non
     whole = real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 16)
     stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
     for parameters in (CHOICES[0], CHOICES[9]):
-        work = Parallel(pool).run(ppd.decode(parameters, [3, 4, 5], 16, stop), 16)
+        work = Parallel(pool).run(ppd.decode(parameters, [3, 4, 5], 16, (stop,)), 16)
         assert work.tokens == whole[: whole.index(stop) + 1]
 
 
