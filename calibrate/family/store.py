@@ -180,7 +180,7 @@ def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, enco
         layers = int(built.config.get_text_config().num_hidden_layers)
         numbered = ((key, re.findall(r"\.(\d+)\.", key)) for key in sorted(said["unexpected_keys"]))
         beyond = [key for key, numbers in numbered if any(int(each) >= layers for each in numbers)]
-        if beyond:  # the library leaves them out, and loads another model than was saved
+        if beyond and layers:  # the library leaves them out, and loads another model than was saved
             bound = f"num_hidden_layers of model {name} must be that of its weights, got {layers} and {beyond[0]}"
             raise ParameterError(f"{bound}; fetch or make it again")
         if said["mismatched_keys"]:  # the library's own error says nothing but that there are some
