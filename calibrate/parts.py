@@ -34,7 +34,6 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
     """Times of every kind of read, and of keys and values alone: quartiles [us]; a raw row without its place."""
     import torch
 
-
     found: dict[str, list[float]] = {}
     rows: dict[str, list[float]] = {}
     with torch.inference_mode():
@@ -76,7 +75,6 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
 
 def _again(real: Real, held: Held, context: int, repeats: int) -> list[float]:
     """What a call takes that goes on from one at the same place: quartiles [us]."""
-
     at: dict[tuple[str, int, int], float] = {}
 
     def mark(name: str, index: int, edge: int) -> None:
@@ -95,7 +93,6 @@ def _trees(
     real: Real, held: Held, tokens: tuple[int, ...], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """What a pass over several hypotheses takes beyond one over as many tokens, by hypotheses and context, and a read of them."""
-
     layers = real.decoders["target"].layers
     trees: dict[str, list[float]] = {}
     beams: dict[str, list[float]] = {}
