@@ -52,7 +52,6 @@ class Decoder:
     body_norm: ClassVar[str] = "norm"
 
     def __init__(self, full: Any, name: str) -> None:
-
         self.full, self.name = full.eval(), name
         self.config = full.config
         self.body = full.get_decoder()

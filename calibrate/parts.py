@@ -14,7 +14,7 @@ import numpy as np
 from calibrate.decode_pass import watched
 from calibrate.interpreter import Held, Output, Real
 from calibrate.timing import quartiles
-from model.profile import READS
+from model.profile import PROCESS_TEXT, READS
 from model.spans import beside, of_main
 from model.steps import Forward, Read
 
@@ -206,9 +206,9 @@ def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
 
 
 BETWEEN = ("dispatch", "wake", "promotion", "turn")
+"""What happens between passes of processes."""
 LEADING = ("alone", "beside")
-TEXT = 24
-"""Tokens of a text that processes are timed on, and its prompt."""
+"""Passes of the main one, while others wait and while they are at work."""
 WARM, TEXTS = 6, 12
 """Texts until processes are as fast as they are going to be, and those that are timed then."""
 
@@ -230,9 +230,9 @@ def processes(pool: Pool) -> dict[str, Any]:
         parameters = ppd.Parameters(layers, exit_layer, candidates)
         seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING)}
         for turn in range(WARM + TEXTS):
-            world = forced.world(parameters, TEXT, TEXT, {"match_rate": 0.6}, seed=turn)
+            world = forced.world(parameters, PROCESS_TEXT, PROCESS_TEXT, {"match_rate": 0.6}, seed=turn)
             over = Parallel(pool, answers=world, record=True)
-            over.run(ppd.decode(parameters, tuple(range(TEXT)), TEXT), TEXT)
+            over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT)
             if turn < WARM:
                 continue
             spans = over.spans
@@ -251,7 +251,7 @@ def processes(pool: Pool) -> dict[str, Any]:
             if times:
                 low, _, high = quartiles(times)
                 found[f"{part}_us"][str(candidates)] = [low, round(1e6 * float(np.mean(times)), 3), high]
-    return {**found, "repeats": TEXT, "exit_layer": exit_layer}
+    return {**found, "repeats": PROCESS_TEXT, "exit_layer": exit_layer}
 
 
 def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:

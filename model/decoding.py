@@ -82,7 +82,7 @@ class Decoding:
     prompt
         The tokens that were given, at least one.
     asked, stop
-        How many tokens were asked for, and which of them end a text before, if any do.
+        How many tokens were asked for, and the tokens that would have ended the text before.
     commits
         What was put out, in order.
     account

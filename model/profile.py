@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 SCHEMA_VERSION = 1
+PROCESS_TEXT = 24
+"""Tokens of the texts that processes are timed on, and of their prompts: where parts by `processes` stand."""
 READS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
 AXES: dict[str, tuple[str, ...]] = {
     "layer": ("width", "context", "batch"),

@@ -2,7 +2,7 @@
 
 How far a stopped process has come depends on what passes take: here layers take one each, and nothing else any time. For algorithms
 that stop nothing before its end (the literal and the flat form of Predictive Pipelined Decoding) the counts hold whatever anything
-takes; it is counted with the pass that it is in.
+takes; a process that is stopped is counted with the pass that it is in.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from model.checks import ParameterError
 from model.comparison import PARTS
 from model.measured import Measured
 from model.pass_cost import PassCost
-from model.profile import Profile
+from model.profile import PROCESS_TEXT, Profile
 from model.replay import Replayed, UnloggedError, steps_of, told
 from model.runs import ROLES, Runs, Timed
 
@@ -155,8 +155,6 @@ def write(table: pl.DataFrame, out: Path) -> None:
 
 OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn", "alone", "beside")
 """What only runs over several processes take."""
-CONTEXT = 36
-"""Where the text is that processes are timed on, in its middle: what others slow down is told by a layer there."""
 
 
 def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
@@ -179,7 +177,8 @@ def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool
     target, others = of["target"], timed.units - 1
     times = {part: target.part(part, others) for part in OVER_PROCESSES}
     dispatch, link, promotion, turn, alone, beside = (0.0 if each is None else float(each.seconds) for each in times.values())
-    layer = float(target.layer(1, CONTEXT).seconds)
+    # What others slow down is told by a layer in the middle of the text that processes were timed on.
+    layer = float(target.layer(1, 3 * PROCESS_TEXT // 2).seconds)
     slower = [alone / layer if alone else 1.0]
     slower += [beside / layer] if beside and contention else []
     return PassCost(of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn, cooling=False)

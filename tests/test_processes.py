@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrate import parts, processes, prompts, running, units
 from calibrate import pool as pool_of
-from calibrate import processes, prompts, running, units
 from calibrate.interpreter import Luck, Real, Sampling
 from calibrate.processes import GONE, Parallel, Pool, ProcessError, started
 from calibrate.replicas import Replica
@@ -181,6 +181,31 @@ def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
     assert sum(whole.values()) > 0.5 * row["seconds"]
     alone = running.timed(dataclasses.replace(asked, units=1), {"target": pool.decoder}, 12, 0)
     assert alone["spans"] == []
+
+
+def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(pool, tiny("llama"))
+    monkeypatch.setattr(parts, "WARM", 1)
+    monkeypatch.setattr(parts, "TEXTS", 2)
+    raw = parts.processes(pool)
+    assert raw["exit_layer"] == 3
+    for part in parts.BETWEEN:
+        assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
+        assert all(middle > 0 for _, middle, _ in raw[f"{part}_us"].values())
+    rows = parts.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)
+    assert {row["part"] for row in rows} >= {*parts.BETWEEN}
+
+
+def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_besides_the_call() -> None:
+    """12 layers, the first 8 alone: .1 ms of call and .2 ms a layer there, .05 ms and .3 ms behind; the middle of three rounds."""
+    rounds = [
+        {"alone_us": {"1": [100 + 8 * each] * 3}, "beside_us": {"1": [50 + 4 * (each + 100)] * 3}, "exit_layer": 8, "repeats": 5}
+        for each in (190, 200, 900)
+    ]
+    empty = {f"{part}_us": {} for part in parts.BETWEEN}
+    found = parts.process_rows([each | empty for each in rounds], {"alone": 1e-4, "beside": 5e-5}, 12)
+    assert {row["part"]: row["time_s"] for row in found} == pytest.approx({"alone": 2e-4, "beside": 3e-4})
+    assert {(row["processes"], row["repeats"]) for row in found} == {(1, 15)}
 
 
 def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:

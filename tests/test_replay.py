@@ -57,7 +57,7 @@ def same(found: Decoding, cost: UnitCost = COST) -> None:
     assert run.account.passes_by_kind == found.account.passes_by_kind
     assert (run.account.adoptions, run.account.adopted_rows) == (found.account.adoptions, found.account.adopted_rows)
     assert world.left == 0
-    # And the counter, which has no clock.
+    # And the counter, on whose clock layers alone take time.
     work = count(replay.steps_of(found), Replayed(found.reads), len(found.tokens))
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
