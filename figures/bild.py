@@ -93,7 +93,7 @@ def points(
                 "policy": policy, "fallback_threshold": None if policy == NO_FALLBACK else fallback,
                 "rollback_threshold": None if policy == NO_ROLLBACK else rollback, "maximum_draft": most, "fallback_rate": falls,
                 "rollback_rate": back, "latency": 1 / float(speed),
-                "agreement": float(record.agreement(fallback, rollback, most, variant=variant)),
+                "agreement": float(bild.agreement(record, fallback, rollback, most, variant=variant)),
             }
         )  # fmt: skip
     rows.append({"policy": LARGE, "latency": 1.0, "agreement": 1.0})

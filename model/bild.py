@@ -28,7 +28,7 @@ from model.account import Account, Work
 from model.algorithms.bild import VARIANTS as VARIANTS
 from model.algorithms.bild import Parameters
 from model.bild_lengths import moments, prices
-from model.decisions import DecisionLaw
+from model.decisions import DecisionLaw, Decisions
 from model.latency import UnitCost
 from model.prediction import Prediction
 from model.speculative import sum_of_powers
@@ -128,6 +128,30 @@ def rollback_probability(fallback_rate: ArrayLike, rollback_rate: ArrayLike, max
     """
     fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
     return _rollback(fallback, rollback, most)
+
+
+# --- A record of decisions -------------------------------------------------------------------------------------------
+
+
+def agreement(
+    record: Decisions,
+    fallback_threshold: ArrayLike,
+    rollback_threshold: ArrayLike,
+    maximum_draft: int,
+    *,
+    variant: str = "paper",
+) -> Floats:
+    """The share of a decoding's tokens that the large model would have written itself: all of its own, and of the others some.
+
+    >>> record = Decisions([0.9, 0.9], [0.1, 3.0], [True, False], "assumed: by hand")
+    >>> [float(value) for value in agreement(record, 0.0, [2.0, 9.0], 1)]  # the wrong one taken back, or left
+    [1.0, 0.75]
+    """
+    found = record.rates(fallback_threshold, rollback_threshold, variant=variant)
+    rates = found.fallback_rate, np.nan_to_num(found.rollback_rate)
+    tokens = expected_tokens(*rates, maximum_draft, variant=variant)
+    own = expected_tokens(*rates, maximum_draft) - 1
+    return np.asarray((tokens - own + own * np.nan_to_num(found.agreement_kept)) / tokens)
 
 
 # --- Many segments: speed, arithmetic, memory -------------------------------------------------------------------------

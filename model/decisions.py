@@ -124,22 +124,6 @@ class Decisions:
             back = back & ~self.agrees
         return np.asarray(np.where(unsure, UNSURE, np.where(back, UNLIKELY, 0)), dtype=np.uint8)
 
-    def agreement(
-        self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, maximum_draft: int, *, variant: str = "paper"
-    ) -> Floats:
-        """The share of a decoding's tokens that the large model would have written itself: all of its own, and of the others some.
-
-        >>> record = Decisions([0.9, 0.9], [0.1, 3.0], [True, False], "assumed: by hand")
-        >>> [float(value) for value in record.agreement(0.0, [2.0, 9.0], 1)]  # the wrong one taken back, or left
-        [1.0, 0.75]
-        """
-        from model.bild import expected_tokens  # whose theory of decodings needs these laws
-
-        found = self.rates(fallback_threshold, rollback_threshold, variant=variant)
-        tokens = expected_tokens(found.fallback_rate, np.nan_to_num(found.rollback_rate), maximum_draft, variant=variant)
-        own = expected_tokens(found.fallback_rate, np.nan_to_num(found.rollback_rate), maximum_draft) - 1
-        return np.asarray((tokens - own + own * np.nan_to_num(found.agreement_kept)) / tokens)
-
 
 class Independent:
     """What becomes of the small model's token at each output position: it falls back with chance f, is taken back with (1 - f) r.

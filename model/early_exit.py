@@ -15,47 +15,27 @@ Times are in layer-times. Lossy: what it does to the text no formula says.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model import checks
+from model import checks, early_exit_lengths
 from model.account import Account, Work
+from model.algorithms import _batches
+from model.algorithms.early_exit import FORMS as FORMS
+from model.algorithms.early_exit import MEASURES as MEASURES
+from model.algorithms.early_exit import Parameters
+from model.algorithms.early_exit import decayed_threshold as decayed_threshold
 from model.latency import UnitCost
 from model.prediction import Prediction
-
-if TYPE_CHECKING:
-    from model.algorithms.early_exit import Parameters
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
-FORMS = ("paper", "code")
-MEASURES = ("softmax", "state")
 
 
 # --- The decision -----------------------------------------------------------------------------------------------------
-
-
-def decayed_threshold(
-    threshold: ArrayLike, position: ArrayLike, longest: ArrayLike, temperature: ArrayLike, *, form: str = "paper"
-) -> Floats:
-    """The confidence that the token at `position` needs: early tokens more, as their errors go on.
-
-    paper: clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), [Schuster2022]; code: lambda (0.9 + 0.1 exp(-tau t / N)), [t5x].
-    They are the same at lambda = 1 alone; the paper's starts above lambda, the code's at it. There is nothing to clip.
-
-    >>> [round(float(decayed_threshold(0.8, t, 100, 4, form=form)), 3) for form in FORMS for t in (0, 50, 100)]
-    [0.82, 0.734, 0.722, 0.8, 0.731, 0.721]
-    """
-    checks.one_of("form", form, FORMS)
-    level = checks.array("threshold", threshold, 0, 1)
-    place, most = checks.array("position", position, 0), checks.whole_array("longest", longest, 1)
-    falling = 0.1 * np.exp(-checks.array("temperature", temperature, 0) * place / most)
-    if form == "code":
-        return np.asarray(level * (0.9 + falling))
-    return np.asarray(0.9 * level + falling)
 
 
 def exits(confidences: ArrayLike, thresholds: ArrayLike, *, first: int = 1, strict: bool = False) -> Whole:
@@ -131,12 +111,9 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
     >>> float(predict(Parameters(4), 100, law, UnitCost(4)).latency.round(9))
     264.0
     """
-    from model.algorithms import _batches  # whose decoding goes by the thresholds above
-    from model.early_exit_lengths import moments
-
     n = int(np.asarray(tokens))
     parameters.check_tokens(n)
-    mean, variance = moments(parameters, n, law, cost)
+    mean, variance = early_exit_lengths.moments(parameters, n, law, cost)
     values = mean, variance, mean, 1.0, parameters.units, _batches.plain_time(parameters, n, cost)
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
 
@@ -148,9 +125,7 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Acc
 
 def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     """What the passes of all batches come to, in the mean."""
-    from model.early_exit_lengths import work as of_columns
-
-    return of_columns(parameters, tokens, law)
+    return early_exit_lengths.work(parameters, tokens, law)
 
 
 # --- Time -------------------------------------------------------------------------------------------------------------

@@ -14,56 +14,25 @@ arXiv:2307.02628.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
 from model.account import Account, Totals, Work
+from model.algorithms import _batches
+from model.algorithms.skipdecode import ROUNDINGS as ROUNDINGS
+from model.algorithms.skipdecode import Parameters, schedule, skipped
+from model.algorithms.skipdecode import exit_layers as exit_layers
 from model.latency import UnitCost
 from model.prediction import Prediction
 
-if TYPE_CHECKING:
-    from model.algorithms.skipdecode import Parameters
-
 Floats = NDArray[np.float64]
 
-ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
-    "half-up": lambda layers: np.floor(layers + 0.5),
-    "half-even": np.round,
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
-"""How a whole number of layers is made of the schedule, to nine digits; the paper does not say. Table 4 speaks for
-`half-up` if the decay starts behind 60 tokens, the longest prompt of E2E, and behind 38, the median, as much for `half-even`."""
 
 
 # --- The schedule -----------------------------------------------------------------------------------------------------
-
-
-def exit_layers(
-    min_layers: int,
-    max_layers: int,
-    prompt: int,
-    sequence: int,
-    generated: int,
-    *,
-    rounding: str | None = None,
-    power: float = 1.0,
-) -> Floats:
-    """The layers of the first, second, ..., last of `generated` tokens: min + (max - min) (1 - t)^power [layers].
-
-    power = 1 is the paper's linear decay, "token_idx" in Section 2.3; another is the power law that it leaves for later. The last
-    position of the longest sequence has t < 1: min_layers is reached there by rounding alone.
-
-    >>> exit_layers(8, 16, 60, 160, 4).tolist(), exit_layers(8, 16, 60, 160, 100, rounding="half-up")[[0, 6, 7, 99]].tolist()
-    ([16.0, 15.92, 15.84, 15.76], [16.0, 16.0, 15.0, 8.0])
-    """
-    _check(min_layers, max_layers, prompt, sequence, generated)
-    rising = _decayed(np.arange(float(generated)) / (sequence - prompt), power)
-    return _rounded(np.asarray(min_layers + (max_layers - min_layers) * rising), rounding)
 
 
 def mean_layers(
@@ -83,10 +52,9 @@ def mean_layers(
     >>> mean_layers(8, 16, 60, 160, 100), round(mean_layers(8, 16, 60, 160, 34, "half-up"), 1)
     (12.04, 14.7)
     """
-    if rounding is None and power == 1:
-        _check(min_layers, max_layers, prompt, sequence, generated)
-        return max_layers - (max_layers - min_layers) * (generated - 1) / (2 * (sequence - prompt))
     layers = exit_layers(min_layers, max_layers, prompt, sequence, generated, rounding=rounding, power=power)
+    if rounding is None and power == 1:
+        return max_layers - (max_layers - min_layers) * (generated - 1) / (2 * (sequence - prompt))
     return float(layers.mean())
 
 
@@ -144,10 +112,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
 
 
 def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, ...]:
-    from model.algorithms import _batches, skipdecode  # whose schedule is the one above
-
     parameters.check_tokens(tokens)
-    gaps = [skipdecode.skipped(parameters, budget) for budget in skipdecode.schedule(parameters, tokens)]
+    gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
     whole = [cost.span(0, parameters.layers) - sum(cost.span(*gap) for gap in each) + cost.final_head for each in gaps]
     latency = sum(whole[column] * cost.slowdown(width) for column, width in _batches.columns(parameters, tokens))
     return latency, 0.0, latency, 1.0, parameters.units, _batches.plain_time(parameters, tokens, cost)
@@ -165,9 +131,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     >>> work(Parameters(24, 8, 16, 60, 160), 100, None).of["target"].layer_passes
     1204.0
     """
-    from model.algorithms import _batches, skipdecode
-
-    budgets = skipdecode.schedule(parameters, tokens)
+    budgets = schedule(parameters, tokens)
     rows = [(budgets[place], width, place + 1) for place, width in _batches.columns(parameters, tokens)]
     layers, widths, seen = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
     attended = float(layers @ (widths * seen))
@@ -203,27 +167,6 @@ def time_speedup(layers: ArrayLike, mean: ArrayLike, fixed: ArrayLike) -> Floats
 
 
 # --- Helpers ----------------------------------------------------------------------------------------------------------
-
-
-def _check(min_layers: int, max_layers: int, prompt: int, sequence: int, generated: int) -> None:
-    checks.whole("max_layers", max_layers, 1, checks.MAX_LAYERS)
-    checks.whole("min_layers", min_layers, 1, max_layers, "max_layers")
-    checks.whole("sequence", sequence, 1, checks.MAX_TOKENS)
-    checks.whole("prompt", prompt, 0, sequence - 1, "sequence-1")
-    checks.whole("generated", generated, 1, sequence - prompt, "sequence-prompt")
-
-
-def _decayed(t: Floats, power: float) -> Floats:
-    checks.number("power", power, 0)
-    return np.asarray((1 - t) ** power)
-
-
-def _rounded(layers: Floats, rounding: str | None) -> Floats:
-    if rounding is None:
-        return layers
-    checks.one_of("rounding", rounding, ROUNDINGS)
-    # Steps of tenths and the like are not exact: what is a half but for rounding is one.
-    return np.asarray(ROUNDINGS[rounding](np.round(layers, 9)))
 
 
 def _refuse_nothing(name: str, values: Floats) -> None:

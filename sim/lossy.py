@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks, coins, decisions
+from model import bild, checks, coins, decisions
 from model.decisions import Decisions, Digits, Independent, Recorded
 from model.early_exit import exit_pmf, exits
 from model.early_exit_lengths import Depths
@@ -138,7 +138,7 @@ class Thresholds:
         low, high = _thresholds(parameters)
         record = self.record()
         found = record.rates(low, high, variant=parameters.variant)
-        agreement = float(record.agreement(low, high, parameters.maximum_draft, variant=parameters.variant))
+        agreement = float(bild.agreement(record, low, high, parameters.maximum_draft, variant=parameters.variant))
         rates = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))
         trials = None if self.sureness is not None else int(record.confidence.size)
         outcome = _independent(*rates, trials, record.source)

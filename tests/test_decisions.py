@@ -86,7 +86,7 @@ def test_agreement_is_of_the_tokens_that_stay(
     again = float(bild.rollback_probability(fallback, rollback, most)) if variant == "code" else 0.0
     small = total - 1 - again
     right = small * float(np.nan_to_num(found.agreement_kept)) + 1 + again
-    value = float(log.agreement(low, high, most, variant=variant))
+    value = float(bild.agreement(log, low, high, most, variant=variant))
     assert value == pytest.approx(right / total, rel=1e-12)
     assert 0 < value <= 1 + 1e-12
     if all(agrees for *_, agrees in tokens):
@@ -96,7 +96,7 @@ def test_agreement_is_of_the_tokens_that_stay(
 def test_thresholds_broadcast() -> None:
     log = synthetic(500, np.random.default_rng(1).random((3, 500)))
     low, high = np.array([0.2, 0.5, 0.9]), np.array([[1.0], [3.0]])
-    for function in (lambda *at: log.rates(*at), lambda *at: (log.agreement(*at, 10),)):
+    for function in (lambda *at: log.rates(*at), lambda *at: (bild.agreement(log, *at, 10),)):
         for index, grid in enumerate(function(low, high)):
             assert grid.shape == (2, 3)
             single = [[float(function(one, two)[index]) for one in low] for two in high[:, 0]]
@@ -195,7 +195,7 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: LOG.rates(0.1, -1), "rollback_threshold must be at least 0, got -1"),
     (lambda: LOG.rates(0.1, 1, variant="papers"), "unknown variant 'papers'"),
     (lambda: LOG.decided(0.1, 1, variant="papers"), "unknown variant 'papers'"),
-    (lambda: LOG.agreement(0.1, 1, 0), "maximum_draft must be at least 1, got 0"),
+    (lambda: bild.agreement(LOG, 0.1, 1, 0), "maximum_draft must be at least 1, got 0"),
     (lambda: synthetic(0, np.zeros((3, 0))), "count must be at least 1, got 0"),
     (lambda: synthetic(2, np.zeros((2, 2))), r"coins must have the shape \[3, 2\], got \[2, 2\]"),
     (lambda: synthetic(1, [[2.0], [0.0], [0.0]]), r"coins\[0, 0\] must be between 0 and 1, got 2"),

@@ -1,11 +1,12 @@
 """Early exit: a token leaves the model at the first layer that is sure of it, a batch at the layer that is sure of all its texts.
 
 [Schuster2022]. Behind each layer from `first_check` on the confidence is compared with a threshold that falls with the position
-(`model.early_exit.decayed_threshold`). Keys and values of the layers that a token skips are made from the state that it left with:
+(`decayed_threshold`). Keys and values of the layers that a token skips are made from the state that it left with:
 for each token at once (`propagate`), or when a later token first comes to the layer (`backfill`, CALM-DEC in Section 4.4 of
 [DelCorro2023]). With an `exit_layer` all tokens leave there, unasked. Lossy.
 
 [Schuster2022] T. Schuster et al. Confident Adaptive Language Modeling. NeurIPS 2022, arXiv:2207.07061.
+[t5x] google-research/t5x, t5x/contrib/calm, which decays its threshold in another way than the paper.
 [DelCorro2023] L. Del Corro et al. SkipDecode. arXiv:2307.02628.
 """
 
@@ -15,10 +16,15 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from model import checks
 from model.algorithms import _batches
-from model.early_exit import FORMS, MEASURES, decayed_threshold
 from model.steps import Commit, Forward, Read, Step, Steps
+
+FORMS = ("paper", "code")
+MEASURES = ("softmax", "state")
 
 FILLS = ("propagate", "backfill")
 SURE = 0.5
@@ -231,3 +237,23 @@ def _backfill(owed: Owed, at: int, first: int, last: int) -> Steps:
             states = tuple(owed.states[lacking:])
             yield Forward("target", tokens, owed.held[layer], layer, layer + 1, states, texts=owed.text, rows_only=True)
             owed.held[layer] = at
+
+
+def decayed_threshold(
+    threshold: ArrayLike, position: ArrayLike, longest: ArrayLike, temperature: ArrayLike, *, form: str = "paper"
+) -> NDArray[np.float64]:
+    """The confidence that the token at `position` needs: early tokens more, as their errors go on.
+
+    paper: clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), [Schuster2022]; code: lambda (0.9 + 0.1 exp(-tau t / N)), [t5x].
+    They are the same at lambda = 1 alone; the paper's starts above lambda, the code's at it. There is nothing to clip.
+
+    >>> [round(float(decayed_threshold(0.8, t, 100, 4, form=form)), 3) for form in FORMS for t in (0, 50, 100)]
+    [0.82, 0.734, 0.722, 0.8, 0.731, 0.721]
+    """
+    checks.one_of("form", form, FORMS)
+    level = checks.array("threshold", threshold, 0, 1)
+    place, most = checks.array("position", position, 0), checks.whole_array("longest", longest, 1)
+    falling = 0.1 * np.exp(-checks.array("temperature", temperature, 0) * place / most)
+    if form == "code":
+        return np.asarray(level * (0.9 + falling))
+    return np.asarray(0.9 * level + falling)
