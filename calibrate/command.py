@@ -10,6 +10,9 @@ from typing import Any
 
 import typer
 
+TEMPLATE = "How a data set is asked: squad, cnn-dm, wmt or none; or chat: by the model's own template."
+"""Help of the options of this name."""
+
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """Turn a user's mistake into one line and exit code 2."""

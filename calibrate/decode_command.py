@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.command import guarded, placed, progress
+from calibrate.command import TEMPLATE, guarded, placed, progress
 
 if TYPE_CHECKING:
     from calibrate.adapter import Decoder
@@ -39,6 +39,7 @@ def decode(
     set: Annotated[list[str] | None, typer.Option("--set", help="A parameter: --set draft_length=4. Depths are known.")] = None,
     prompt: Annotated[str | None, typer.Option(help="A text; of encoder-decoders what the encoder reads.")] = None,
     prompts: Annotated[str | None, typer.Option(help="A file of texts (.txt, .jsonl, ...), or a data set by name.")] = None,
+    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many of them.")] = None,
     tokens: Annotated[int, typer.Option(help="How many to write; fewer where the text ends. Beam search ends no text.")] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens, of methods that can; else the likeliest.")] = False,
@@ -74,11 +75,11 @@ def decode(
     roles = decoding.roles(method, settings)
     names = loading.named({"target": model, "draft": draft, "medium": medium}, roles, method)
     _refuse_existing(log)
-    asked = _prompts(prompt, prompts, limit)
+    asked = _prompts(prompt, prompts, template, limit)
     where = placed(device, threads)
     models = loading.models(names, where, dtype)
     run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
-    begun = run.begun(asked)
+    begun = run.begun(asked, chat=template == "chat")
     read_by = run.use_heads(heads, begun[0])
     head = {
         "method": method, "exact": run.exact, "settings": settings, "tokens": tokens, "seed": run.seed,
@@ -131,18 +132,22 @@ def _sampling(
     return Sampling(**law)
 
 
-def _prompts(prompt: str | None, prompts: str | None, limit: int | None) -> list[Prompt | str]:
+def _prompts(prompt: str | None, prompts: str | None, template: str | None, limit: int | None) -> list[Prompt | str]:
     """The texts to continue: that of the command line, or those of a file."""
     from calibrate import prompts as files
+    from model import checks
     from model.checks import ParameterError
 
     if (prompt is None) == (prompts is None):
         given = "got both" if prompt is not None else "got neither"
         raise ParameterError(f"one of --prompt TEXT and --prompts FILE must be given, {given}")
     if prompts is not None:
-        return [*files.load(prompts, limit=limit)]
+        return [*files.load(prompts, template=template, limit=limit)]
     if limit is not None:
         raise ParameterError("--limit is used with --prompts alone; leave it out")
+    if template not in (None, files.CHAT):
+        checks.one_of("template", template, (*files.TEMPLATES, files.CHAT, "none"))
+        raise ParameterError(f"--template {template} is used with --prompts alone; take chat, or leave it out")
     assert prompt is not None
     try:
         prompt.encode()
@@ -217,7 +222,7 @@ class _Run:
         settings = decoding.scheduled(self.method, self.settings, len(prompt), self.tokens)
         return decoding.parameters_of(self.method, self.decoders, settings)
 
-    def begun(self, asked: Sequence[Prompt | str]) -> list[Begun]:
+    def begun(self, asked: Sequence[Prompt | str], *, chat: bool) -> list[Begun]:
         """What each decoding begins with; one that cannot be decoded is refused before any is."""
         from calibrate import decoding, loading
         from model.checks import ParameterError
@@ -225,7 +230,7 @@ class _Run:
         found = []
         for each in asked:
             named = "prompt" if isinstance(each, str) else f"prompt {each.id}"
-            one = loading.begun(self.target, each if isinstance(each, str) else each.text, named)
+            one = loading.begun(self.target, each if isinstance(each, str) else each.text, named, chat=chat)
             try:
                 decoding.check_text(self.decoders, one.prompt, self.tokens)
             except ParameterError as error:

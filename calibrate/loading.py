@@ -149,10 +149,14 @@ class Begun(NamedTuple):
     """What the encoder reads, of models that have one."""
 
 
-def begun(target: Model, text: str, name: str = "prompt") -> Begun:
-    """A prompt as tokens. An encoder reads the text, and the decoder begins with its start token; so does one without any text."""
+def begun(target: Model, text: str, name: str = "prompt", *, chat: bool = False) -> Begun:
+    """A prompt as tokens. An encoder reads the text, and the decoder begins with its start token; so does one without any text.
+
+    `chat`: the text is what a user says, put into the template that the model brings along.
+    """
     with store.quiet():  # it warns of texts that are too long, which is said as an error
-        found = tuple(int(token) for token in target.tokenizer(text)["input_ids"])
+        ids = _chat(target, text) if chat else target.tokenizer(text)["input_ids"]
+    found = tuple(int(token) for token in ids)
     start = target.decoder.start
     if found and not target.has_encoder:
         return Begun(found, ())
@@ -163,6 +167,18 @@ def begun(target: Model, text: str, name: str = "prompt") -> Begun:
     if target.has_encoder and not found:
         raise ParameterError(f"{name} is empty, and the encoder of model {target.name} has nothing to read; give a text")
     return Begun((start,), found)
+
+
+def _chat(target: Model, text: str) -> list[int]:
+    """The tokens of a user's message and of the beginning of an answer, by the model's own template."""
+    if target.tokenizer.chat_template is None:
+        raise ParameterError(f"template chat is the model's own, and model {target.name} has none; leave it out")
+    said = [{"role": "user", "content": text}]
+    try:
+        found: list[int] = target.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    except Exception as error:  # the template is a program of the model's: it raises what it likes
+        raise ParameterError(f"the chat template of model {target.name} fails: {error}; leave template chat out") from None
+    return found
 
 
 def read_source(models: Mapping[str, Model], source: tuple[int, ...]) -> None:

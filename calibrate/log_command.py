@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.command import guarded, numbers, placed, progress
+from calibrate.command import TEMPLATE, guarded, numbers, placed, progress
 
 if TYPE_CHECKING:
     from calibrate.loading import Model
@@ -35,9 +35,9 @@ def log(
     draft: Annotated[str | None, typer.Option(help="A smaller model of the same tokenizer.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those beside the target, if any.")] = None,
     prompts: Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")] = None,
-    template: Annotated[str | None, typer.Option(help="How a data set is asked: squad, cnn-dm, wmt or none.")] = None,
+    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
     limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 200,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of the held-out prompts; others are cut to at most this.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of held-out prompts; others are cut to it, but chats.")] = 64,
     tokens: Annotated[int, typer.Option(help="Of each text.")] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Draw the texts; otherwise they are greedy.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Of drawn texts. Default: 1.")] = None,
@@ -138,7 +138,9 @@ def prompted(
         found = prompts.held_out(length, limit, seed, tokenizer=target.tokenizer.backend_tokenizer)
     else:
         found = prompts.load(where, template=template, limit=limit, seed=seed)
-    return [(each.id, [*loading.begun(target, each.text, each.id).prompt[-length:]]) for each in found]
+    chat = template == prompts.CHAT
+    begun = [(each.id, loading.begun(target, each.text, each.id, chat=chat).prompt) for each in found]
+    return [(name, [*(ids if chat else ids[-length:])]) for name, ids in begun]
 
 
 @guarded

@@ -42,6 +42,8 @@ TEMPLATES = {
     "cnn-dm": "# Article\n{context}\n# Summarize the article\n### Assistant:",
 }
 """Table 1 of [Yang2024], as it is printed; its first example is SQuAD's."""
+CHAT = "chat"
+"""The template that a model brings along: the text is what a user says, and an answer is asked for."""
 COLUMNS = {"squad": ("context", "question"), "cnn-dm": ("article",), "wmt": ("translation", "en")}
 """By which columns a row is known as one of these data sets': all of SQuAD's, one of WMT's."""
 READY = ("prompt", "turns", "text")
@@ -97,7 +99,8 @@ def load(
 ) -> list[Prompt]:
     """The prompts of a file, or of the data set of this name; at most `limit` of them, the first ones or by `seed` any.
 
-    `template`: one of `TEMPLATES`, or `none` for what the rows hold and nothing around it (SQuAD: context, a line's end, question).
+    `template`: one of `TEMPLATES`, or `none` for what the rows hold and nothing around it (SQuAD: context, a line's end, question);
+    `chat` too, which is put around that later, by who knows the model (`calibrate.loading.begun`).
     Left out, rows of a data set get their own template and other prompts stay as they are. A seed shuffles, by the ids: with one
     seed, fewer prompts are the first of more, and a file in another order gives the same ones.
 
@@ -108,12 +111,12 @@ def load(
     squad, wmt14-en-fr, wmt15-en-fr; or give a file: a .json list of texts or objects or SQuAD's nesting, ...
     """
     if template is not None:
-        checks.one_of("template", template, (*TEMPLATES, "none"))
+        checks.one_of("template", template, (*TEMPLATES, CHAT, "none"))
     if limit is not None:
         checks.whole("limit", limit, 1)
     if seed is not None:
         checks.whole("seed", seed, 0)
-    found = [*_unique(_prompts(where, template), str(where))]
+    found = [*_unique(_prompts(where, "none" if template == CHAT else template), str(where))]
     if not found:
         raise ParameterError(f"{where}: it holds no prompt; give a file with at least one")
     if seed is not None:

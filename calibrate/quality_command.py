@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.command import guarded, placed, progress
+from calibrate.command import TEMPLATE, guarded, placed, progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,9 +40,9 @@ def quality(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")] = None,
     sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")] = None,
     prompts: Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")] = None,
-    template: Annotated[str | None, typer.Option(help="How a data set is asked: squad, cnn-dm, wmt or none.")] = None,
+    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
     limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 20,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of the held-out prompts; others are cut to at most this.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of held-out prompts; others are cut to it, but chats.")] = 64,
     tokens: Annotated[int, typer.Option(help="Of each text.")] = 48,
     seed: Annotated[int, typer.Option(help="Which prompts.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",

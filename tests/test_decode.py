@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate import decode_report, decoding, loading
+from calibrate import decode_report, decoding, loading, log_command
 from calibrate.cli import app
 from calibrate.family import heads, store
 from model import decision_log, methods
@@ -279,6 +279,27 @@ def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
     assert text["written"] == real_models.oracle(full, [1], 8)
 
 
+def test_a_chat_is_put_into_the_models_own_template(tmp_path: Path) -> None:
+    folder = put(tmp_path, "target", seed=SEEDS["target"])
+    ask = ("autoregressive", "--model", str(folder), "--json", "--tokens", "8")
+    assert "model target has none; leave it out" in refused(*ask, "--prompt", "a", "--template", "chat")
+    own = loading.model(str(folder)).tokenizer
+    own.chat_template = "{% for each in messages %}u {{ each.content }} {% endfor %}{% if add_generation_prompt %}b {% endif %}"
+    own.save_pretrained(folder)
+    (folder / "texts.jsonl").write_text('"hello"\n')
+    for given in (("--prompt", "hello"), ("--prompts", str(folder / "texts.jsonl"))):
+        (text,) = json.loads(call(*ask, *given, "--template", "chat")[0])["texts"]
+        assert text["prompt_tokens"] == numbers("u hello b ")
+    # Of other prompts the last tokens are taken; a chat stays whole.
+    for template, ids in ((None, numbers("llo")), ("chat", numbers("u hello b "))):
+        found = log_command.prompted(str(folder / "texts.jsonl"), template, 1, 3, 0, loading.model(str(folder)))
+        assert [tokens for _, tokens in found] == [ids]
+    assert json.loads(call(*ask, "--prompt", "u hello b ")[0])["texts"][0]["written"] == text["written"]
+    own.chat_template = "{{ raise_exception('users must wait') }}"
+    own.save_pretrained(folder)
+    assert "the chat template of model target fails: users must wait" in refused(*ask, "--prompt", "a", "--template", "chat")
+
+
 def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several prompts one after another, each decoded from what the encoder made of it."""
     for number, role in enumerate(DEPTHS):
@@ -442,6 +463,8 @@ def refused(*arguments: str) -> str:
         ("autoregressive", ["--log", "own.csv"], "a log must be named FILE.parquet, got 'own.csv'"),
         ("autoregressive", ["--prompts", "texts.txt"], "one of --prompt TEXT and --prompts FILE must be given, got both"),
         ("autoregressive", ["--limit", "2"], "--limit is used with --prompts alone"),
+        ("autoregressive", ["--template", "wmt"], "--template wmt is used with --prompts alone; take chat, or leave it out"),
+        ("autoregressive", ["--template", "chats"], "unknown template 'chats'; did you mean chat?"),
         ("early_exit", ["--set", "batch=4"], "batch must be 1, as one text is decoded at a time, got 4 texts"),
         ("early_exit", ["--heads", "nothing.safetensors"], "there are no heads at nothing.safetensors"),
     ],

@@ -298,7 +298,7 @@ def test_a_wrong_file_is_one_line_and_exit_code_2(
         (lambda: load("cnn-dailymail"), "^there is no file 'cnn-dailymail' and no data set of this name; did you mean cnn_d"),
         (lambda: load(Path(__file__).parent), "it is a folder; give a file"),
         (lambda: load(""), r"^\.: it is a folder; give a file"),
-        (lambda: load(__file__, template="cnn"), "^unknown template 'cnn'; did you mean cnn-dm[?] known: cnn-dm, none, squad, wmt"),
+        (lambda: load(__file__, template="cnn"), "unknown template 'cnn'; did you mean cnn-dm[?] known: chat, cnn-dm, none, squad"),
         (lambda: load(__file__, limit=0), "^limit must be at least 1, got 0"),
         (lambda: load(__file__, limit=True), "^limit must be a whole number, got True"),
         (lambda: load(__file__, seed=-1), "^seed must be at least 0, got -1"),
