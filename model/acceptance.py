@@ -289,6 +289,11 @@ class ReplayChances(Law):
         if self.records.ndim != 2 or not self.records.size:
             raise checks.ParameterError("records must be lists of chances, all of one length of at least 1")
 
+    @property
+    def chains(self) -> list[ByPosition]:
+        """A record each, all equally likely."""
+        return [ByPosition(record) for record in self.records]
+
     def mean(self, positions: ArrayLike) -> Floats:
         return np.asarray(np.vectorize(lambda n: self.first(n).sum(axis=1).mean(), otypes=[np.float64])(positions))
 

@@ -17,13 +17,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.acceptance import Chain, Replay, TwoClass
+from model.acceptance import Chain, Replay, ReplayChances, TwoClass
 from model.account import Account, Work, of_passes
 from model.algorithms.adaptive import Parameters
 from model.latency import UnitCost
 from model.policies import RISE, Heuristic, thresholds
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, Moments, ReplayRounds, RoundPrices, Rounds, mean_of, operations_of, round_prices, varying
+from model.rounds import (
+    AcceptanceLaw,
+    Moments,
+    ReplayRounds,
+    RoundPrices,
+    Rounds,
+    mean_of,
+    mixed,
+    operations_of,
+    round_prices,
+    varying,
+)
 from model.speculative import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
 from model.speculative_laws import expected_tokens_random_length
 
@@ -93,6 +104,8 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     """
     if isinstance(law, Replay | ReplayRounds):
         return _of_records(first, longest, tokens, law, prices)
+    if isinstance(law, ReplayChances):
+        return mixed([heuristic_moments(first, longest, tokens, chain, prices) for chain in law.chains])
     if not isinstance(law, Chain | Rounds):
         raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
     low, high = law.draft_chances(tokens, longest)

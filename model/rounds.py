@@ -7,14 +7,14 @@ starts behind it. What a round costs depends on how many tokens it drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import checks
-from model.acceptance import Bools, Chain, Floats, Law, Outcomes, Replay
+from model.acceptance import Bools, Chain, Floats, Law, Outcomes, Replay, ReplayChances
 from model.latency import UnitCost
 
 Bytes = NDArray[np.uint8]
@@ -329,6 +329,8 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPri
     """
     if isinstance(law, Replay | ReplayRounds):
         return _of_records(draft_length, tokens, law, prices)
+    if isinstance(law, ReplayChances):
+        return mixed([moments(draft_length, tokens, chain, prices) for chain in law.chains])
     if not isinstance(law, Chain | Rounds):
         raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
     state, _ = _forward(draft_length, tokens, law, prices)
@@ -389,6 +391,16 @@ def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, pric
     choice = np.tile((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), 1))  # each record once
     tally = fixed(draft_length, tokens, law.drafts(iter([choice])), prices, count)
     return mean_of(tally)
+
+
+def mixed(parts: Sequence[Moments]) -> Moments:
+    """The moments of a decoding that is of one of these kinds, all equally likely.
+
+    >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)])[:2]
+    (2.0, 4.0)
+    """
+    time, variance, *rest = np.array(parts).T
+    return Moments(float(time.mean()), float(variance.mean() + time.var()), *(float(values.mean()) for values in rest))
 
 
 def mean_of(tally: Tally) -> Moments:

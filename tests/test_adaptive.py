@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model import adaptive, coins, policies
-from model.acceptance import ByPosition, Chain, Iid, Markov, Outcomes, Replay, TwoClass
+from model.acceptance import ByPosition, Chain, Iid, Markov, Outcomes, Replay, ReplayChances, TwoClass
 from model.algorithms.adaptive import OPTIONS, Parameters, decode
 from model.checks import ParameterError
 from model.latency import UnitCost
@@ -485,6 +485,19 @@ def test_recorded_outcomes_are_averaged() -> None:
     unknown: Any = object()
     with pytest.raises(ParameterError, match="no closed form"):
         adaptive.heuristic_moments(2, 5, 6, unknown, uneven(5))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 8])
+def test_recorded_chances_are_averaged_over_records_and_coins(tokens: int) -> None:
+    law = ReplayChances([[0.9, 0.2, 1.0, 0.5, 0.3, 0.8, 0.6, 0.7], [0.4, 0.0, 0.6, 0.9, 0.7, 1.0, 0.1, 0.5]])
+    ways = [sequences(chain, tokens) for chain in law.chains]
+    rows, chance = np.concatenate([rows for rows, _ in ways], axis=1), np.concatenate([chance for _, chance in ways]) / 2
+    for first, longest in ((1, 4), (3, 3)):
+        tally = varying(Heuristic(first, longest, len(chance)), tokens, played(rows), uneven(longest))
+        found = adaptive.heuristic_moments(first, longest, tokens, law, uneven(longest))
+        assert list(found) == pytest.approx(means(tally, chance), abs=1e-12)
+        still = varying(Constant(longest, len(chance)), tokens, played(rows), uneven(longest))
+        assert list(moments(longest, tokens, law, uneven(longest))) == pytest.approx(means(still, chance), abs=1e-12)
 
 
 def test_prediction_is_what_the_walk_has_in_the_mean() -> None:
