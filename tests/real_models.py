@@ -8,7 +8,9 @@ from typing import Any
 
 VOCABULARY = 29
 DEPTHS = {"target": 5, "draft": 2, "medium": 3}
-KINDS = ("llama", "qwen2", "gpt2", "opt", "gpt_neox", "phi", "t5")
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "gpt_neox", "phi", "t5", "mt5")
+ENCODING = ("t5", "mt5")
+"""Kinds with an encoder."""
 NEAR, FEWEST = 1e-4, 1000
 """Logits so close are a near tie, at which float32 may differ first; in one of so many tokens at most."""
 SOURCE = (5, 6, 7, 8)
@@ -24,8 +26,12 @@ def config(kind: str, layers: int) -> Any:
     match kind:
         case "llama":
             return transformers.LlamaConfig(**usual, num_key_value_heads=2)
+        case "mistral":
+            return transformers.MistralConfig(**usual, num_key_value_heads=2, sliding_window=None)
         case "qwen2":
             return transformers.Qwen2Config(**usual, num_key_value_heads=4)
+        case "qwen3":
+            return transformers.Qwen3Config(**usual, num_key_value_heads=2, head_dim=8)
         case "gpt_neox":
             return transformers.GPTNeoXConfig(**usual)
         case "phi":
@@ -39,6 +45,11 @@ def config(kind: str, layers: int) -> Any:
                 vocab_size=VOCABULARY, d_model=16, d_ff=24, d_kv=4, num_layers=2, num_decoder_layers=layers, num_heads=4,
                 decoder_start_token_id=0,
             )  # fmt: skip
+        case "mt5":  # gated, heads narrower than the model, a head of its own
+            return transformers.MT5Config(
+                vocab_size=VOCABULARY, d_model=16, d_ff=24, d_kv=3, num_layers=2, num_decoder_layers=layers, num_heads=4,
+                feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0,
+            )  # fmt: skip
     raise AssertionError(kind)
 
 
@@ -50,7 +61,7 @@ def model(kind: str, layers: int, seed: int = 0, dtype: str = "float64") -> Any:
 
     torch.set_num_threads(1)  # several tests run at once, and tiny products gain nothing by more
     torch.manual_seed(seed)
-    of = transformers.AutoModelForSeq2SeqLM if kind == "t5" else transformers.AutoModelForCausalLM
+    of = transformers.AutoModelForSeq2SeqLM if kind in ENCODING else transformers.AutoModelForCausalLM
     found = of.from_config(config(kind, layers))
     with torch.no_grad():
         for parameter in found.parameters():
@@ -68,7 +79,7 @@ def decoders(kind: str, *roles: str, seed: int = 0, dtype: str = "float64", same
     for number, role in enumerate(("target", *roles)):
         full = model(kind, DEPTHS[role], seed if same else seed + 100 * number, dtype)
         found[role] = decoder_of(full, f"{kind} {role}")
-        if kind == "t5":
+        if kind in ENCODING:
             found[role].read_source(SOURCE)
     return found
 

@@ -70,7 +70,7 @@ def run(
 
 def prompt_of(kind: str) -> list[int]:
     """Encoder-decoders begin with their start token."""
-    return [0] if kind == "t5" else [3, 4, 5, 6, 17]
+    return [0] if kind in real_models.ENCODING else [3, 4, 5, 6, 17]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +115,7 @@ def long_texts(kind: str, dtype: str) -> list[tuple[list[int], list[int]]]:
     """Two hundred prompts of 1 to 24 tokens, and the 64 tokens that the oracle writes behind each."""
     full = real_models.model(kind, LAYERS, dtype=dtype)
     random = np.random.default_rng(7)
-    begun = [0] if kind == "t5" else []
+    begun = [0] if kind in real_models.ENCODING else []
     prompts = [[*begun, *random.integers(0, real_models.VOCABULARY, random.integers(1, 25)).tolist()] for _ in range(200)]
     return [(prompt, real_models.oracle(full, prompt, 64)) for prompt in prompts]
 
