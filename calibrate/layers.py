@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from model.profile import Profile, Source, save, table_of
 from model.surface import Surface
 
 if TYPE_CHECKING:
+    from calibrate import passes
+    from calibrate.adapter import Decoder
+    from calibrate.companions import Spec
     from calibrate.pool import Pool
 
 TOLERANCE = 0.1
@@ -60,17 +63,47 @@ def time_layers(
     quick: bool = False,
     resume: bool = False,
     name: str | None = None,
-    pool: Callable[[], AbstractContextManager[Pool]] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Timed:
     """Time every layer of a model over a grid and write profiles, one for each mode, and the raw rows that they are derived from.
 
     `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
-    `quick` measures the ceilings roughly. `pool` starts processes with replicas of the model, where what they take is to be timed
-    too.
+    `quick` measures the ceilings roughly.
     """
     needed()
     checks.number("minutes", minutes, 0)
+    if threads is not None:
+        import torch
+
+        checks.whole("threads", threads, 1, 4096)
+        torch.set_num_threads(threads)
+    begun = open_model(model, grid, out, device=device, dtype=dtype, source=source, quick=quick, resume=resume, name=name)
+    cpu = not begun.spec.device.startswith("cuda")
+    if effort is None:
+        effort = Effort(warmups=5 if cpu else 20)
+    outcome = go_over(begun.built, grid, begun.rows, begun.spec, effort=effort, minutes=minutes, progress=progress)
+    if "interpreter" in grid.modes:
+        for turn in range(grid.rounds):
+            time_rest(begun, turn)
+    written, refused = write(begun, grid.modes, out)
+    return Timed(written, outcome, refused)
+
+
+class Open(NamedTuple):
+    """A model that is being timed: the model, its raw rows, what companions build, and what its profiles are called."""
+
+    built: passes.Model
+    rows: Rows
+    spec: Spec
+    stem: str
+
+
+def open_model(
+    model: str, grid: Grid, out: str | Path, *, device: str | None = None, dtype: str | None = None, source: int = 512,
+    quick: bool = False, resume: bool = False, name: str | None = None, decoder: Decoder | None = None,
+) -> Open:
+    """Begin to time a model, or go on with it; `decoder` is the one that passes are made by, where one is there already."""
+    needed()
     checks.whole("source", source, 1, 1_000_000)
     import torch
 
@@ -89,11 +122,6 @@ def time_layers(
         raise ParameterError("mode cuda-graph needs a GPU, and the device is cpu; take --mode eager")
     if not cpu and grid.busy != (0,):
         raise ParameterError(f"busy must be 0 on {chosen}: it is about cores of one host; take --device cpu")
-    if effort is None:
-        effort = Effort(warmups=5 if cpu else 20)
-    if threads is not None:
-        checks.whole("threads", threads, 1, 4096)
-        torch.set_num_threads(threads)
     known = architecture(model)
     for width in grid.widths:
         for context in grid.contexts:
@@ -102,36 +130,51 @@ def time_layers(
     if not NAME.fullmatch(stem):
         raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(stem)}")
     header = {"kind": "machine", "model": known.name, "device": chosen, "dtype": dtype, "source": source}
+    header |= {"weights": "random" if decoder is None else "its own"}
     header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
     if not raw.exists():
         header |= machine.ceilings(chosen, dtype, quick)
     rows = Rows(raw, header, resume)
-    built = passes.Model(known, chosen, dtype, source)
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
-    outcome = go_over(built, grid, rows, spec, effort=effort, minutes=minutes, progress=progress)
-    if "interpreter" in grid.modes:
-        timed_reads = sum(row["kind"] == "reads" for row in rows.rows)
-        for turn in range(timed_reads, grid.rounds):
-            from calibrate import parts
+    return Open(passes.Model(known, chosen, dtype, source, decoder), rows, spec, stem)
 
-            rows.add({"kind": "reads", "round": turn, "busy": 0} | parts.reads(built.decoder))
-            rows.add({"kind": "after", "round": turn} | parts.after(built.decoder))
-            if pool is not None:
-                with pool() as processes:
-                    rows.add({"kind": "processes", "round": turn} | parts.processes(processes))
+
+def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:
+    """Time what decoding does besides whole passes, as round `turn`, unless it has been timed."""
+    from calibrate import parts
+
+    done = {row["kind"] for row in begun.rows.rows if row.get("round") == turn}
+    for kind in kinds:
+        if kind not in done:
+            made = parts.reads(begun.built.decoder) if kind == "reads" else parts.after(begun.built.decoder)
+            begun.rows.add({"kind": kind, "round": turn} | ({"busy": 0} if kind == "reads" else {}) | made)
+
+
+def time_processes(begun: Open, turn: int, pool: Callable[[], AbstractContextManager[Pool]]) -> None:
+    """Time what processes take that `pool` starts, with replicas of the model, as round `turn`, unless it has been timed."""
+    from calibrate import parts
+
+    if not any(row["kind"] == "processes" and row["round"] == turn for row in begun.rows.rows):
+        with pool() as started:
+            begun.rows.add({"kind": "processes", "round": turn} | parts.processes(started))
+
+
+def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Write the profiles of what was timed, one for each mode, with why one was refused."""
     written, refused = {}, {}
-    for mode in grid.modes:
-        if not any(row["kind"] == "point" and row["mode"] == mode for row in outcome.rows):
+    rows = begun.rows
+    for mode in modes:
+        if not any(row["kind"] == "point" and row["mode"] == mode for row in rows.rows):
             continue
         try:
-            profile = profile_of(outcome.header, outcome.rows, mode, called_name(stem, mode), raw)
+            profile = profile_of(rows.header, rows.rows, mode, called_name(begun.stem, mode), rows.path)
             check(profile)
         except ParameterError as error:
             refused[mode] = str(error)
         else:
             written[mode] = save(profile, out)
-    return Timed(written, outcome, refused)
+    return written, refused
 
 
 def stem_of(model: str, device: str) -> str:
@@ -184,6 +227,7 @@ def profile_of(
 
     shape = made_shape(header["shape"])
     table, notes = part_rows(rows, mode, shape.layers)
+    notes[0] = f"weights are {header.get('weights', 'random')}; {notes[0]}"
     known = machine.known(header["name"], header["memory_bytes"])
     dtype = header["dtype"]
     vendor = known is not None and dtype in known.rates
@@ -211,9 +255,9 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     """Rows of a profile's table, and what is to be noted, from raw rows.
 
     Of a point's rounds the one with the shortest whole pass counts: other work on the machine only ever adds. Passes of the
-    interpreter are held against runs that were timed beside them, of which medians count: there the middle round does. A layer's
-    time is the median over layers. The head's time is told by its positions, the embedding's by its tokens, and what a pass takes
-    besides its parts by its batch: the median over such points, between their quartiles.
+    interpreter are held against runs that were timed beside them, of which medians count: there the median over rounds does. A
+    layer's time is the median over layers. The head's time is told by its positions, the embedding's by its tokens, and what a pass
+    takes besides its parts by its batch: the median over such points, between their quartiles.
     """
     table: list[dict[str, Any]] = []
     heads: dict[tuple[int, int], list[Any]] = {}
@@ -223,7 +267,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     repeats: dict[tuple[int, int], int] = {}
     negative = interrupted = 0
     for (busy, batch, context, width), rounds in shares(rows, mode):
-        row = middle_of(rounds) if mode == "interpreter" else quietest(rounds)
+        row = median_of(rounds) if mode == "interpreter" else quietest(rounds)
         interrupted += row.get("taken_anyway", 0) > 0
         count = row["repeats"]
         layer = np.median(row["layers_us"], axis=0) / 1e6 if "sum_us" not in row else np.asarray(row["sum_us"]) / layers / 1e6
@@ -258,9 +302,9 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         first = calls.get(0, 0.0) + next((row["time_s"] for row in table if row["part"] == "embedding" and row["tokens"] == 1), 0.0)
         timed = [row for row in rows if row["kind"] == "processes"]
         table += parts.process_rows(timed, {"alone": first, "beside": again}, layers)
-    notes = ["weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"]
-    if any(row.get("round") for row in rows) and mode == "interpreter":
-        notes.append("of several rounds the one with the middle whole pass counts, as of runs beside them")
+    notes = ["a layer's time is the median over layers of the medians of repeats, with their quartiles"]
+    if mode == "interpreter":
+        notes = ["of the repeats of a round the mean counts, as runs add them up; of rounds the median, as of repeats of runs"]
     elif any(row.get("round") for row in rows):
         notes.append("of several rounds the one with the shortest whole pass counts: other work on the machine only adds")
     points = sum(map(len, rest.values()))
@@ -276,9 +320,10 @@ def quietest(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return min(rounds, key=lambda row: float(row["whole_us"][1]))
 
 
-def middle_of(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The round of a point whose whole pass is in the middle; of two middle ones the shorter."""
-    return sorted(rounds, key=lambda row: float(row["whole_us"][1]))[(len(rounds) - 1) // 2]
+def median_of(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rounds of a point as one: of each of its times the median over them, of what was counted the sum."""
+    times = {name: np.median([row[name] for row in rounds], axis=0).tolist() for name in rounds[0] if name.endswith("_us")}
+    return rounds[0] | times | {name: sum(row.get(name, 0) for row in rounds) for name in ("repeats", "taken_anyway")}
 
 
 def _times(times: Any, count: int) -> dict[str, Any]:

@@ -13,25 +13,29 @@ import numpy as np
 
 from calibrate.decode_pass import watched
 from calibrate.interpreter import Held, Output, Real
-from calibrate.timing import quartiles
-from model.profile import PROCESS_TEXT, READS
+from calibrate.timing import means
+from model.profile import EARLY, PROCESS_TEXT, READS
 from model.spans import beside, of_main
-from model.steps import Forward, Read
+from model.steps import Commit, Forward, Read, Steps
 
 if TYPE_CHECKING:
     from calibrate.adapter import Decoder
     from calibrate.pool import Pool
 
-REPEATS = 30
-"""Of each read."""
+REPEATS = 12
+"""Of each read, in a round."""
 HYPOTHESES = (1, 2, 4, 8)
 """Of passes over several of them, and of reads that ask what follows them."""
 FILLED = (1, 2, 4, 8)
 """Tokens of which keys and values alone are made."""
+FORKED = (1, 3)
+"""Sub-processes that are started at once."""
 
 
 def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[str, Any]:
-    """Times of every kind of read, and of keys and values alone: quartiles [us]; a raw row without its place."""
+    """Times of every kind of read, of keys and values alone, of layers one by one and of sub-processes within one process: means
+    between quartiles [us]; a raw row without its place.
+    """
     import torch
 
     found: dict[str, list[float]] = {}
@@ -58,7 +62,7 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
                     real.read(asked)
                 if turn >= 3:
                     times.append((time.perf_counter() - begun) / looks)
-            found[kind] = quartiles(times)
+            found[kind] = means(times)
         for count in FILLED:
             times = []
             only = Forward("target", tokens[:count], context, 1, decoder.layers, rows_only=True)
@@ -67,26 +71,98 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
                 begun = time.perf_counter()
                 real.forward(held, only._replace(state=whole))
                 times.append((time.perf_counter() - begun) / max(decoder.layers - 1, 1))
-            rows[str(count)] = quartiles(times[3:])
-        again = _again(real, held, context, repeats)
+            rows[str(count)] = means(times[3:])
         trees, beams = _trees(real, held, tokens, repeats)
-    return {"again_us": again, "reads_us": found, "rows_us": rows, "tree_us": trees, "beams_us": beams, "repeats": repeats}
+        again, early = _one_by_one(decoder, tokens, repeats)
+        forks = _forks(decoder, repeats)
+    return {
+        "again_us": again, "reads_us": found | early, "rows_us": rows, "tree_us": trees, "beams_us": beams, "fork_us": forks,
+        "repeats": repeats,
+    }  # fmt: skip
 
 
-def _again(real: Real, held: Held, context: int, repeats: int) -> list[float]:
-    """What a call takes that goes on from one at the same place: quartiles [us]."""
-    at: dict[tuple[str, int, int], float] = {}
+def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[list[float], dict[str, list[float]]]:
+    """What a call takes that goes on from one at the same place, and heads and reads between such calls: means between quartiles
+    [us].
 
-    def mark(name: str, index: int, edge: int) -> None:
-        at[name, index, edge] = time.perf_counter()
+    Timed as early exit makes them, layer by layer with a read behind each: the head has just been used there.
+    """
+    calls: list[float] = []
+    looks: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY.values())}
+    marks: list[tuple[str, int, float]] = []
+    at, layers = len(text), decoder.layers
 
-    state = real.forward(held, Forward("target", (5,), context, 0, 1))
-    times = []
-    with watched(real, mark):
-        for _ in range(repeats + 3):
-            real.forward(held, Forward("target", (5,), context, 1, 2, state))
-            times.append(at["call", 0, 1] - at["call", 0, 0] - at["layer", 1, 1] + at["layer", 1, 0])
-    return quartiles(times[3:])
+    def mark(name: str, _: int, edge: int) -> None:
+        marks.append((name, edge, time.perf_counter()))
+
+    def steps() -> Steps:
+        yield Forward("target", text, 0, 0, layers)
+        for turn in range(repeats + 3):
+            own: dict[str, list[float]] = {each: [] for each in ("call", *looks)}
+            for kind, name in EARLY.items():
+                out: Any = None
+                for layer in range(layers):
+                    begun = time.perf_counter()
+                    out = yield Forward("target", (5,), at + turn % 2, layer, layer + 1, out, heads=1, compared=1)
+                    made = time.perf_counter()
+                    if kind == "confidence":
+                        _projected(out)
+                        own["early_head"].append(time.perf_counter() - made)
+                    seen = time.perf_counter()
+                    yield Read(kind, out, -1)  # type: ignore[arg-type]
+                    own[name].append(time.perf_counter() - seen)
+                    if layer:
+                        own["call"].append(made - begun)
+                yield Read("next", out, -1)
+                yield Commit("token", (0,))
+            marks.clear()
+            with watched(real, mark):
+                out = yield Forward("target", (5,), at + turn % 2, 0, layers, heads=1)
+            yield Read("next", out, -1)
+            if turn >= 3:
+                whole = sum(when if edge else -when for name, edge, when in marks if name == "layer") / layers
+                calls.append(float(np.mean(own.pop("call"))) - whole)
+                for each, times in own.items():
+                    looks[each].append(float(np.mean(times)))
+        yield Commit("last", (0,))
+
+    real = Real({"target": decoder})
+    real.run(steps(), 2 * len(EARLY) * (repeats + 3))
+    return means(calls), {name: means(times) for name, times in looks.items()}
+
+
+def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
+    """What starting sub-processes within one process takes, their ends and their turns included, by how many: means between
+    quartiles [us].
+
+    All of a forced decoding but its passes and reads, and but for what plain decoding has besides those, which is in each look.
+    """
+    from calibrate.interpreter import Times
+    from model import forced
+    from model.algorithms import autoregressive, ppd
+
+    def rest(parameters: Any, steps: Any, turn: int) -> tuple[float, int]:
+        """What is neither pass nor read [s], and how many reads there were."""
+        rates = {"match_rate": 0.6} if steps is ppd else {}
+        world = forced.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
+        real = Real({"target": decoder}, answers=world, times=Times())
+        assert real.times is not None
+        begun = time.perf_counter()
+        real.run(steps.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT)
+        passed = time.perf_counter() - begun
+        return passed - sum(real.times.passes.values()) - real.times.reads, PROCESS_TEXT
+
+    layers, found = decoder.layers, {}
+    if layers < 2:
+        return {}
+    for candidates in FORKED:
+        times = []
+        for turn in range(max(repeats // 4, 2)):
+            plain, looks = rest(autoregressive.Parameters(layers), autoregressive, turn)
+            forked, tokens = rest(ppd.Parameters(layers, -(-layers // 2), candidates), ppd, turn)
+            times.append(max(forked - tokens * plain / looks, 0.0) / tokens)
+        found[str(candidates)] = means(times)
+    return found
 
 
 def _trees(
@@ -113,7 +189,7 @@ def _trees(
                 if turn >= 3:
                     asked.append(time.perf_counter() - begun)
                     more.append(seconds[1] - seconds[0])
-            trees[f"{count} {context}"], beams[str(count)] = quartiles(more), quartiles(asked)
+            trees[f"{count} {context}"], beams[str(count)] = means(more), means(asked)
     return trees, beams
 
 
@@ -161,7 +237,7 @@ def _after(real: Real, held: Held, context: int, width: int, gap: int, repeats: 
         real.forward(held, step._replace(at=context + turn % 2))
         if turn >= SETTLED:
             times.append(time.perf_counter() - begun)
-    return quartiles(times)
+    return means(times)
 
 
 def _of_few(real: Real, held: Held, context: int, layers: int, repeats: int) -> list[float]:
@@ -177,7 +253,7 @@ def _of_few(real: Real, held: Held, context: int, layers: int, repeats: int) -> 
             real.forward(held, Forward("target", (5,), context + turn % 2, 0, layers))
             if turn >= SETTLED:
                 times.append(sum(at["layer", index, 1] - at["layer", index, 0] for index in range(layers)) / layers)
-    return quartiles(times)
+    return means(times)
 
 
 def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
@@ -249,8 +325,7 @@ def processes(pool: Pool) -> dict[str, Any]:
             seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
         for part, times in seconds.items():
             if times:
-                low, _, high = quartiles(times)
-                found[f"{part}_us"][str(candidates)] = [low, round(1e6 * float(np.mean(times)), 3), high]
+                found[f"{part}_us"][str(candidates)] = means(times)
     return {**found, "repeats": PROCESS_TEXT, "exit_layer": exit_layer}
 
 
@@ -283,6 +358,9 @@ def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) 
         for kind in own[0]["reads_us"]:
             table.append({"part": kind, "busy": busy, "positions": 1} | _times([row["reads_us"][kind] for row in own], repeats))
         table.append({"part": "again", "busy": busy, "batch": 1} | _times([row["again_us"] for row in own], repeats))
+        for count in own[0].get("fork_us", ()):
+            rounds = [row["fork_us"][count] for row in own]
+            table.append({"part": "fork", "busy": busy, "processes": int(count)} | _times(rounds, repeats))
         for count in own[0]["beams_us"]:
             rounds = [row["beams_us"][count] for row in own]
             table.append({"part": "beams", "busy": busy, "positions": int(count)} | _times(rounds, repeats))

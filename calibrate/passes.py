@@ -1,6 +1,7 @@
-"""Passes as the library's own code makes them, on models of random weights and caches of known length: what is timed.
+"""Passes as the library's own code makes them, on caches of known length: what is timed.
 
-Random weights are right for times and wrong for everything else: nothing here says what a model would write.
+Models have random weights, or they are those that decode. Random weights are right for times and wrong for everything else:
+nothing here says what a model would write.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calibrate import machine
-from calibrate.adapter import decoder_of
+from calibrate.adapter import Decoder, decoder_of
 from calibrate.architectures import Architecture
 from model import checks
 from model.checks import ParameterError
@@ -28,7 +29,7 @@ CHUNK = 512
 
 
 class Model:
-    """A model of random weights on a device, with its parts by name.
+    """A model on a device, with its parts by name.
 
     Parameters
     ----------
@@ -36,29 +37,43 @@ class Model:
         What is built, on which device of torch, with what kind of weights.
     source
         Positions of the encoder that a decoder of an encoder-decoder attends to.
+    decoder
+        One that is there already; left out, one is built with random weights. Where weights lie in memory makes their passes
+        some percent faster or slower: what is to be predicted for a decoder is best timed on it.
     """
 
-    def __init__(self, architecture: Architecture, device: str, dtype: str, source: int = 512) -> None:
+    def __init__(
+        self, architecture: Architecture, device: str, dtype: str, source: int = 512, decoder: Decoder | None = None
+    ) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         checks.one_of("dtype", dtype, DTYPES)
         self.architecture, self.device, self.source = architecture, device, source
         self.dtype: torch.dtype = getattr(torch, dtype)
+        if decoder is None:
+            decoder = self._built()
+        self.full, self.decoder = decoder.full, decoder
+        if self.decoder.layers != architecture.shape.layers:
+            raise RuntimeError(f"{architecture.name} has {self.decoder.layers} layers, {architecture.shape.layers} expected")
+
+    def _built(self) -> Decoder:
+        """A decoder of random weights, where they fit the device."""
+        import torch
+        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+        architecture, device = self.architecture, self.device
         kind: Any = AutoModelForSeq2SeqLM if architecture.crossing else AutoModelForCausalLM
         build = {"dtype": self.dtype, "attn_implementation": "sdpa"}
         with torch.device("meta"):
-            self.bytes = sum(each.numel() for each in kind.from_config(architecture.config, **build).parameters())
-        self.bytes *= self.dtype.itemsize
+            size = sum(each.numel() for each in kind.from_config(architecture.config, **build).parameters())
+        size *= self.dtype.itemsize
         there = machine.memory(device)
-        if there and self.bytes > there:
-            needs = f"{architecture.name} in {dtype} needs {self.bytes / 1e9:.1f} GB for its weights"
+        if there and size > there:
+            dtype = str(self.dtype).removeprefix("torch.")
+            needs = f"{architecture.name} in {dtype} needs {size / 1e9:.1f} GB for its weights"
             raise ParameterError(f"{needs}, and device {device} has {there / 1e9:.1f} GB; take a smaller model")
         with torch.device(device):
-            self.full = kind.from_config(architecture.config, **build).eval()
-        self.decoder = decoder_of(self.full, architecture.name)
-        if self.decoder.layers != architecture.shape.layers:
-            raise RuntimeError(f"{architecture.name} has {self.decoder.layers} layers, {architecture.shape.layers} expected")
+            return decoder_of(kind.from_config(architecture.config, **build).eval(), architecture.name)
 
     def tokens(self, batch: int, width: int) -> Tensor:
         """Random tokens of the whole vocabulary, shape (batch, width): an embedding is not read from a warm corner."""

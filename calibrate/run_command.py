@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,8 +127,13 @@ def measured(
     running.check(plan, models)
     units = max(each.units for each in wanted)
     pool = None if units == 1 else _pool(written, models, units, device)
-    before = None if written.profile is None else _profiled(written, out.parent, device, pool)
-    return running.measure(out, plan, models, resume=resume, report=report, before_turn=before, pool=pool)
+    beside = None
+    if written.profile is not None:
+        from calibrate.sitting import Sitting
+
+        named = _named(written)
+        beside = Sitting(models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed, pool=pool)
+    return running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool)
 
 
 def _pool(written: Written, models: Mapping[str, Decoder], units: int, device: str) -> Callable[[], AbstractContextManager[Pool]]:
@@ -217,38 +222,6 @@ def _profiles(written: Written, device: str) -> dict[str, str]:
         return {}
     stems = {role: layers.stem_of(name, device) for role, name in _named(written).items()}
     return {role: f"{layers.called_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
-
-
-def _profiled(
-    written: Written, folder: Path, device: str, pool: Callable[[], AbstractContextManager[Pool]] | None
-) -> Callable[[int], None]:
-    """One more round of the profiles of all models: what `running.measure` does before each turn."""
-    from calibrate import layers
-    from calibrate.grid import Grid
-    from calibrate.timing import Effort
-    from model.checks import ParameterError
-
-    said, passes = written.run, written.profile
-    assert passes is not None
-    named = _named(written)
-
-    effort = Effort(target=0.01, least=7, most=60, warmups=3)
-
-    def round_of(turn: int) -> None:
-        for role, name in named.items():
-            axes = {key: value for key, value in asdict(passes).items() if key not in ("minutes", "busy")}
-            grids = [Grid(**axes, modes=("interpreter",), rounds=turn + 1)]
-            if role == "target" and passes.busy:  # what units of one host cost each other is seen at one width
-                grids.insert(0, Grid((1,), passes.contexts, busy=passes.busy, modes=("interpreter",), rounds=turn + 1))
-            for grid in grids:
-                found = layers.time_layers(
-                    name, grid, folder, device=device, dtype=said.dtype, effort=effort, minutes=passes.minutes, quick=True,
-                    resume=True, pool=pool if role == "target" and grid is grids[0] else None,
-                )  # fmt: skip
-                for reason in (*found.refused.values(), *[why for _, why in found.outcome.failed]):
-                    raise ParameterError(f"the profile of {name} could not be made: {reason}")
-
-    return round_of
 
 
 def _rows(found: Runs) -> list[dict[str, Any]]:

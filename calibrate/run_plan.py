@@ -7,7 +7,7 @@
     prompts = 3                 # of held-out code, or `file = "texts.txt"`
     prompt_tokens = 24
 
-    [profile]                   # measured in the same sitting, a round before each repeat; leave it out to time no passes
+    [profile]                   # measured in the same sitting, between the runs; leave it out to time no passes
     widths = [1, 2, 4, 8]
     contexts = [0, 32, 64]
 
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.running import choices
+from calibrate.sitting import Passes
 from model import checks, tables
 from model.checks import ParameterError
 
@@ -58,22 +59,6 @@ class Settings:
             checks.whole(name, getattr(self, name), 1, checks.MAX_TOKENS)
         for name in ("warm_ups", "seed"):
             checks.whole(name, getattr(self, name), 0)
-
-
-@dataclass(frozen=True)
-class Passes:
-    """[profile]: the passes that are timed beside the runs."""
-
-    widths: tuple[int, ...]
-    contexts: tuple[int, ...]
-    batches: tuple[int, ...] = (1,)
-    busy: tuple[int, ...] = ()
-    """Other processes at the same work, at width 1 of the target: what units of one host cost each other."""
-    minutes: float = 1.0
-    """For each model before each repeat."""
-
-    def __post_init__(self) -> None:
-        checks.number("minutes", self.minutes, 0)
 
 
 @dataclass(frozen=True)

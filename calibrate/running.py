@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -33,6 +33,19 @@ if TYPE_CHECKING:
     from calibrate.pool import Pool
 
 Report = Callable[[int, int, str], None]
+
+
+class Beside(Protocol):
+    """What is measured in the same sitting, a little before each run, so that whatever drifts drifts for it too."""
+
+    def begin(self, turn: int) -> None:
+        """A repeat of all runs begins; processes of theirs have not been started yet."""
+
+    def between(self, share: float) -> None:
+        """This share of it is over."""
+
+    def end(self) -> None:
+        """All of it."""
 
 
 @dataclass(frozen=True)
@@ -174,13 +187,12 @@ def _load() -> float:
 
 def measure(
     out: Path, plan: Plan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
-    before_turn: Callable[[int], None] | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None,
+    beside: Beside | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None,
 ) -> Runs:
     """Time a plan and write the runs to `out`, NAME.json.
 
-    `before_turn` is called before each repeat of the whole plan: what is to be measured in the same sitting can be, a part each
-    time. `pool` starts the processes of decodings that have several, anew for each repeat. Rows are kept in NAME.jsonl until all
-    are there.
+    `beside` is measured in the same sitting, spread over all of it. `pool` starts the processes of decodings that have several,
+    anew for each repeat. Rows are kept in NAME.jsonl until all are there.
     """
     runs.json_of(out)
     if out.exists():
@@ -197,8 +209,8 @@ def measure(
         left = [number for number in plan.order(turn) if (number, turn) not in kept.done]
         if not left:
             continue
-        if before_turn is not None:
-            before_turn(turn)
+        if beside is not None:
+            beside.begin(turn)
         with contextlib.nullcontext() if pool is None else pool() as processes:
             for _ in range(plan.warm_ups):
                 for number in _first_of_each(plan, left):
@@ -206,8 +218,13 @@ def measure(
             for place, number in enumerate(left):
                 if report is not None:
                     report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
+                if beside is not None:
+                    beside.between(place / len(left))
                 row = {"decoding": number, "repeat": turn, "turn": turn * len(plan.wanted) + place}
                 kept.add(row | timed(plan.wanted[number], models, plan.tokens, plan.seed, processes))
+            if beside is not None:
+                beside.between(1.0)
+                beside.end()
     found = Runs(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
     runs.save(found, out)
     kept.path.unlink()

@@ -10,7 +10,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,6 +74,12 @@ def quartiles(seconds: Sequence[float]) -> list[float]:
     return [round(float(each) * 1e6, 3) for each in np.percentile(seconds, (25, 50, 75))]
 
 
+def means(seconds: Sequence[float]) -> list[float]:
+    """Lower quartile, mean and upper quartile [us]: of what is added up again."""
+    low, _, high = quartiles(seconds)
+    return [low, round(1e6 * float(np.mean(seconds)), 3), high]
+
+
 def spread(seconds: Sequence[float]) -> float:
     """About the relative error of the median: interquartile range / median / sqrt(n).
 
@@ -101,6 +107,9 @@ def measure(model: Model, point: Point, effort: Effort, until: float) -> dict[st
 
     Repeats that were interrupted are left out as long as enough others come in time; the row counts those (`disturbed`), and those
     that had to be taken anyway.
+
+    Passes of the interpreter are held against runs that make many of them, in which every one counts: of those there are means
+    between the quartiles, of others medians.
     """
     import torch
 
@@ -136,21 +145,23 @@ def measure(model: Model, point: Point, effort: Effort, until: float) -> dict[st
         work.check()
     anyway = max(effort.least - len(clean), 0)  # then the shortest of the others: what was least disturbed
     clean += sorted(disturbed, key=lambda each: each.whole)[:anyway]
-    wholes = [each.whole for each in clean]
+    wholes, about = [each.whole for each in clean], means if point.mode == "interpreter" else quartiles
     parts = {key: [each.parts[key] for each in clean] for key in work.parts}
-    called = _called(clean, parts) if ("call", 0) in parts else {}
+    called = _called(clean, parts, about) if ("call", 0) in parts else {}
     norm, head = parts.get(("norm", 0), [0.0] * len(clean)), parts["head", 0]
     return {
         "kind": "point", **asdict(point), "repeats": len(clean), "disturbed": len(disturbed) - anyway,
         "taken_anyway": anyway, "spread": round(spread(wholes), 5), "load": _load(),
-        "whole_us": quartiles(wholes), "marked_us": quartiles([each.marked for each in clean]),
-        "layers_us": [quartiles(times) for (name, _), times in parts.items() if name == "layer"],
-        "head_us": quartiles([one + other for one, other in zip(norm, head, strict=True)]),
-        "embedding_us": quartiles(parts["embedding", 0]), **called, "seconds": round(time.monotonic() - begun, 3),
+        "whole_us": about(wholes), "marked_us": about([each.marked for each in clean]),
+        "layers_us": [about(times) for (name, _), times in parts.items() if name == "layer"],
+        "head_us": about([one + other for one, other in zip(norm, head, strict=True)]),
+        "embedding_us": about(parts["embedding", 0]), **called, "seconds": round(time.monotonic() - begun, 3),
     }  # fmt: skip
 
 
-def _called(clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]]) -> dict[str, list[float]]:
+def _called(
+    clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]], about: Callable[[Sequence[float]], list[float]]
+) -> dict[str, list[float]]:
     """Of passes that mark their call: all layers together, what else it takes, and the look at the pass before, its head apart.
 
     Each is a difference within a repeat, so what disturbed the repeat is in none of them twice.
@@ -159,7 +170,7 @@ def _called(clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]])
     call = np.asarray(parts["call", 0])
     rest = call - layers - np.asarray(parts["embedding", 0])
     look = np.asarray([each.marked for each in clean]) - call - np.asarray(parts["head", 0])
-    return {name: quartiles(list(values)) for name, values in (("sum_us", layers), ("rest_us", rest), ("look_us", look))}
+    return {name: about(list(values)) for name, values in (("sum_us", layers), ("rest_us", rest), ("look_us", look))}
 
 
 class _Repeat(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 from model.checks import ParameterError
 from model.hardware import Hardware
 from model.measured import Measured
+from model.profile import EARLY
 from model.steps import Forward, Read
 
 
@@ -49,9 +50,10 @@ class PassCost:
         last as the last.
     dispatch, dispatch_per_process, link, promotion
         Starting sub-processes, from there until they begin, and taking over the state and the rows of one [s].
-    cooling
-        Whether passes pay for the time since their layers were last run. Not over several units: each has caches of its own, and
-        what was timed on them holds their pauses already.
+    single
+        Whether one process of the system makes all passes. They then pay for the time since their layers were last run, and
+        starting sub-processes takes what it takes within a process. Over several, each unit has caches of its own, and what was
+        timed on them holds their pauses already.
     turn
         What whoever leads several processes does behind each look, until what follows it [s].
 
@@ -68,11 +70,11 @@ class PassCost:
     def __init__(
         self, of: Mapping[str, Hardware], *, busy: int = 0, slower: Sequence[float] = (1.0,), dispatch: float = 0.0,
         dispatch_per_process: float = 0.0, link: float = 0.0, promotion: float = 0.0,
-        turn: float = 0.0, cooling: bool = True,
+        turn: float = 0.0, single: bool = True,
     ) -> None:
         self.of, self.busy, self.slower = dict(of), busy, tuple(slower)
         self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
-        self.link, self.turn, self.cooling = link, turn, cooling
+        self.link, self.turn, self.single = link, turn, single
         self._known: dict[tuple[str, int, int, int, int], Parts] = {}
         self._rows: dict[tuple[str, int], float] = {}
         self._trees: dict[tuple[str, int, int], float] = {}
@@ -106,12 +108,13 @@ class PassCost:
         each = self._each(role, width, at, batch, heads)
         long = self._filling(role, width * batch, each.layers) if rows_only else each.layers
         embedding = 0.0 if first else each.embedding
+        head = self._early_head(role, each.head) if heads and last - first == 1 else each.head
         call = each.step + (self._tree(role, width, at) if step.after else 0.0)
         if not layers and first == last:  # a head alone
             return Parts(head=each.head)
         if last > hardware.shape.layers:
             raise ParameterError(f"layers of the {role} must be {hardware.shape.layers}, as its profile has, got at least {last}")
-        return Parts(layers * long, each.head if heads else 0.0, embedding, call)
+        return Parts(layers * long, head if heads else 0.0, embedding, call)
 
     def _each(self, role: str, width: int, context: int, batch: int, heads: int) -> Parts:
         """One layer, and everything else of a pass."""
@@ -129,6 +132,12 @@ class PassCost:
         """A call that goes on at the place of the last one."""
         hardware = self.of[role]
         found = hardware.part("again", 1) if isinstance(hardware, Measured) else None
+        return otherwise if found is None else float(found.seconds)
+
+    def _early_head(self, role: str, otherwise: float) -> float:
+        """The head behind a single layer: early exit asks layer by layer, and its weights have just been used."""
+        hardware = self.of[role]
+        found = hardware.part("early_head", 1) if isinstance(hardware, Measured) else None
         return otherwise if found is None else float(found.seconds)
 
     def _tree(self, role: str, width: int, context: int) -> float:
@@ -160,7 +169,7 @@ class PassCost:
         if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
             parts = parts._replace(step=min(parts.step, self._again(step.role, parts.step)))
         self._places[step.role] = place
-        if parts.layers and self.cooling:
+        if parts.layers and self.single:
             parts = parts._replace(cooling=self._cooled(step))
         self.elapsed += parts.total - parts.cooling
         for name, seconds in parts._asdict().items():
@@ -209,10 +218,13 @@ class PassCost:
         first = step.kind == "next" and output is not self._looked_at
         if first:
             self._looked_at = output
-        key = output.role, "look" if first else step.kind, max(len(step.hypotheses), 1)
+        early = EARLY.get(step.kind) if output.last - output.first == 1 else None
+        key = output.role, "look" if first else early or step.kind, max(len(step.hypotheses), 1)
         if key not in self._reads:
             hardware = self.hardware(key[0])
             found = hardware.part(key[1], key[2]) if isinstance(hardware, Measured) else None
+            if found is None and early and isinstance(hardware, Measured):
+                found = hardware.part(step.kind, 1)
             self._reads[key] = 0.0 if found is None else float(found.seconds)
         self.elapsed += self._reads[key] + self.turn
         self._enter(output.role, "reads", self._reads[key])
@@ -225,7 +237,12 @@ class PassCost:
 
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit [s]."""
-        return self.dispatch + self.dispatch_per_process * processes
+        forking = 0.0
+        target = self.of.get("target")
+        if self.single and processes and isinstance(target, Measured):
+            found = target.part("fork", processes)
+            forking = 0.0 if found is None else float(found.seconds)
+        return self.dispatch + self.dispatch_per_process * processes + forking
 
 
 class _Cooling(NamedTuple):

@@ -28,6 +28,10 @@ confidence     positions                   how sure a pass is
 saturation     positions                   how little its state has changed
 distance       positions                   how far it is from a token
 beams          positions                   continuations of hypotheses
+early_head     positions                   the head between the layers of a token, run one by one: it has just been used
+early_softmax  positions                   how sure a pass over one layer is, behind that
+early_state    positions                   how little its state has changed
+fork           processes                   starting so many sub-processes within one process of the system, and ending them
 after          gap                         a pass over one token so many microseconds after the last one of its model; below 0 its
                                            layers are run again that much sooner than passes one after the other do
 wide_after     width, gap                  the same of a pass over several tokens
@@ -71,6 +75,8 @@ SCHEMA_VERSION = 1
 PROCESS_TEXT = 24
 """Tokens of the texts that processes are timed on, and of their prompts: where parts by `processes` stand."""
 READS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
+EARLY = {"confidence": "early_softmax", "saturation": "early_state"}
+"""Reads that ask, behind a single layer, whether a token may leave: the parts that they are then."""
 AXES: dict[str, tuple[str, ...]] = {
     "layer": ("width", "context", "batch"),
     "dense": ("tokens",),
@@ -81,11 +87,11 @@ AXES: dict[str, tuple[str, ...]] = {
     "again": ("batch",),
     "look": ("batch",),
     "rows": ("tokens",),
-    **dict.fromkeys(READS, ("positions",)),
+    **dict.fromkeys((*READS, "early_head", *EARLY.values()), ("positions",)),
     "after": ("gap",),
     "wide_after": ("width", "gap"),
     "tree": ("width", "context"),
-    **dict.fromkeys(("dispatch", "wake", "promotion", "turn", "alone", "beside"), ("processes",)),
+    **dict.fromkeys(("fork", "dispatch", "wake", "promotion", "turn", "alone", "beside"), ("processes",)),
     "all_reduce": ("size",),
     "send": ("size",),
     "gemm": ("m", "n", "k"),

@@ -181,7 +181,7 @@ def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool
     layer = float(target.layer(1, 3 * PROCESS_TEXT // 2).seconds)
     slower = [alone / layer if alone else 1.0]
     slower += [beside / layer] if beside and contention else []
-    return PassCost(of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn, cooling=False)
+    return PassCost(of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn, single=False)
 
 
 def side_by_side(runs: Runs, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -1,0 +1,153 @@
+"""Profiles of the models of a sitting, timed between its runs: on the very decoders that decode, a little at a time.
+
+A machine is some percent faster at one moment than at another. What is timed all at once is off by that; what is spread over the
+whole of the runs drifts with them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from calibrate import layers
+from calibrate.grid import Grid, go_over
+from calibrate.timing import Effort, Point, measure
+from model import checks
+from model.checks import ParameterError
+
+if TYPE_CHECKING:
+    from calibrate.adapter import Decoder
+    from calibrate.pool import Pool
+
+MODE = "interpreter"
+LONGEST = 60.0
+"""Seconds that a point may take in a round, whatever its repeats."""
+REST = ("reads", "after")
+"""What is timed in each round besides whole passes."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes that are timed between runs.
+
+    Parameters
+    ----------
+    widths, contexts, batches
+        The grid of each model.
+    busy
+        Other processes at the same work, at width 1 of the target: what units of one host cost each other.
+    rounds, repeats
+        How often the grid is gone over in each repeat of the runs, and how often a pass is made each time.
+    """
+
+    widths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...] = (1,)
+    busy: tuple[int, ...] = ()
+    rounds: int = 3
+    repeats: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "repeats"):
+            checks.whole(name, getattr(self, name), 1, 1000)
+        for busy in self.grids:
+            busy.points()
+
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        """That of passes alone, and that beside others where there are any."""
+        alone = Grid(self.widths, self.contexts, self.batches, modes=(MODE,))
+        others = tuple(each for each in self.busy if each)
+        return (alone, Grid((1,), self.contexts, busy=others, modes=(MODE,))) if others else (alone,)
+
+
+class Piece(NamedTuple):
+    """A little of a round: a point of the grid, or what is timed besides."""
+
+    role: str
+    round: int
+    what: Point | str
+
+
+class Sitting:
+    """Times the models of runs between these; see `calibrate.running.Beside`.
+
+    Parameters
+    ----------
+    decoders, names
+        The models by role, and what they are called: a preset, a directory or a model of the family.
+    passes
+        What is timed.
+    folder
+        Where raw rows and profiles are kept. What is there is gone on with.
+    pool
+        Starts processes with replicas of the target, where what they take is timed too.
+    """
+
+    def __init__(
+        self, decoders: Mapping[str, Decoder], names: Mapping[str, str], passes: Passes, folder: Path, *, device: str, dtype: str,
+        seed: int = 0, pool: Callable[[], AbstractContextManager[Pool]] | None = None,
+    ) -> None:
+        self.passes, self.folder, self.seed, self.pool = passes, folder, seed, pool
+        self.effort = Effort(target=0.0, least=passes.repeats, most=passes.repeats, warmups=3)
+        grid, *beside = passes.grids
+        asked = beside[0] if beside else grid
+        self.of = {
+            role: layers.open_model(
+                name, asked if role == "target" else grid, folder, device=device, dtype=dtype, quick=True, resume=True,
+                decoder=decoders[role],
+            )
+            for role, name in names.items()
+        }  # fmt: skip
+        self.pieces: list[Piece] = []
+        self.made = 0
+
+    def begin(self, turn: int) -> None:
+        """Time what needs processes of its own, before those of the runs are there."""
+        target = self.of["target"]
+        for grid in self.passes.grids[1:]:
+            own = Grid(grid.widths, grid.contexts, busy=grid.busy, modes=grid.modes, rounds=turn + 1)
+            minutes = LONGEST / 60 * len(own.points())
+            found = go_over(target.built, own, target.rows, target.spec, effort=self.effort, minutes=minutes)
+            for point, why in found.failed:
+                raise ParameterError(f"{point} of the target could not be timed: {why}")
+        if self.pool is not None:
+            layers.time_processes(target, turn, self.pool)
+        self.pieces, self.made = [*self._pieces(turn)], 0
+        key = np.random.SeedSequence(self.seed, spawn_key=(turn, 1))
+        order = np.random.Generator(np.random.Philox(key)).permutation(len(self.pieces))
+        self.pieces = [self.pieces[number] for number in order]
+
+    def _pieces(self, turn: int) -> Iterator[Piece]:
+        for number in range(turn * self.passes.rounds, (turn + 1) * self.passes.rounds):
+            for role in self.of:
+                for point in self.passes.grids[0].points():
+                    yield Piece(role, number, Point(**{**vars(point), "round": number}))
+                for what in REST:
+                    yield Piece(role, number, what)
+
+    def between(self, share: float) -> None:
+        """Time as much as belongs before this share of a repeat of the runs."""
+        while self.made < min(round(share * len(self.pieces)), len(self.pieces)):
+            self._time(self.pieces[self.made])
+            self.made += 1
+
+    def _time(self, piece: Piece) -> None:
+        begun = self.of[piece.role]
+        if isinstance(piece.what, str):
+            layers.time_rest(begun, piece.round, (piece.what,))
+        elif piece.what not in begun.rows.done():
+            begun.rows.add(measure(begun.built, piece.what, self.effort, time.monotonic() + LONGEST))
+
+    def end(self) -> None:
+        """Write the profiles of what there is."""
+        for role, begun in self.of.items():
+            _, refused = layers.write(begun, (MODE,), self.folder)
+            for reason in refused.values():
+                raise ParameterError(f"the profile of the {role} could not be made: {reason}")
