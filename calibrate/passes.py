@@ -38,8 +38,7 @@ class Model:
     source
         Positions of the encoder that a decoder of an encoder-decoder attends to.
     decoder
-        One that is there already; left out, one is built with random weights. Where weights lie in memory makes their passes
-        some percent faster or slower: what is to be predicted for a decoder is best timed on it.
+        One that is there already, so that what is timed is what decodes; left out, one is built with random weights.
     """
 
     def __init__(

@@ -205,6 +205,31 @@ def measure(
         if report is not None:
             report(number, total, str(each))
         decodings.append(decode(each, models, plan.tokens, plan.seed, log=True))
+    with _quick_collections():
+        _repeat(plan, models, kept, report, beside, pool)
+    found = Runs(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
+    runs.save(found, out)
+    kept.path.unlink()
+    return found
+
+
+@contextlib.contextmanager
+def _quick_collections() -> Iterator[None]:
+    """What is in memory by now is not looked through again before each run, which takes longer than most of them."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _repeat(
+    plan: Plan, models: Mapping[str, Decoder], kept: _Kept, report: Report | None, beside: Beside | None,
+    pool: Callable[[], AbstractContextManager[Pool]] | None,
+) -> None:
+    """Make all repeats that are not kept yet."""
+    total = len(plan.wanted) * (plan.repeats + 1)
     for turn in range(plan.repeats):
         left = [number for number in plan.order(turn) if (number, turn) not in kept.done]
         if not left:
@@ -225,10 +250,6 @@ def measure(
             if beside is not None:
                 beside.between(1.0)
                 beside.end()
-    found = Runs(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
-    runs.save(found, out)
-    kept.path.unlink()
-    return found
 
 
 def _first_of_each(plan: Plan, numbers: Sequence[int]) -> list[int]:

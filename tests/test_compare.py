@@ -28,7 +28,7 @@ from model.pass_cost import PassCost
 from model.profile import Profile, Source, table_of
 from model.replay import Replayed, parameters_of, steps_of
 from model.runs import Runs
-from model.steps import Forward
+from model.steps import Forward, Read
 from model.transformer import Shape, from_config
 from sim import compare
 from sim.cli import app
@@ -165,6 +165,40 @@ def test_a_call_that_goes_on_at_its_place_takes_less_than_one_at_another() -> No
     assert passes(cost, (2, 4), at=6)[0].step == pytest.approx(TIMES["step"])  # the state is of another place
     cost.begin()
     assert passes(cost, (2, 4))[0].step == pytest.approx(TIMES["step"])
+
+
+EARLY = [{"part": part, "positions": 1, "time_s": seconds} for part, seconds in (
+    ("early_head", 1.1e-4), ("early_softmax", 1.3e-5), ("early_state", 1.7e-5),
+)]  # fmt: skip
+
+
+def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> None:
+    """Behind a single layer the head has just been used; behind several it takes its usual time, and without such rows always."""
+    whole, one = Forward("target", (7,), 5, 0, 2, heads=1), Forward("target", (7,), 5, 2, 3, heads=1)
+    kinds = {"confidence": 1.3e-5, "saturation": 1.7e-5}
+    warm, usual = (PassCost({"target": Measured(profile_of("target", further=more))}) for more in (EARLY, []))
+    assert [warm.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"], 1.1e-4])
+    assert warm.parts(one._replace(heads=0)).head == 0
+    assert [usual.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"]] * 2)
+    for kind, seconds in kinds.items():
+        assert warm.reading(Read(kind, one)) == pytest.approx(seconds)  # type: ignore[arg-type]
+        assert warm.reading(Read(kind, whole)) == pytest.approx(TIMES[kind])  # type: ignore[arg-type]
+        assert usual.reading(Read(kind, one)) == pytest.approx(TIMES[kind])  # type: ignore[arg-type]
+    assert warm.reading(Read("next", one)) == pytest.approx(TIMES["look"])
+
+
+def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
+    forks = [{"part": "fork", "processes": count, "time_s": seconds} for count, seconds in ((1, 1e-4), (3, 4e-4))]
+    profiles = {"target": Measured(profile_of("target", further=forks))}
+    cost = PassCost(profiles)
+    assert [cost.dispatching(count) for count in (0, 1, 3)] == pytest.approx([0, 1e-4, 4e-4])
+    assert PassCost(profiles, single=False).dispatching(3) == 0
+    found = record("llama", "ppd", {"exit_layer": 3, "candidates": 1}, [1, 2, 3], 10, seed=2)
+    free = compare.predict(found, PassCost({"target": Measured(profile_of("target"))}))
+    forked = compare.predict(found, cost)
+    starts = round((forked.total - free.total) / 1e-4)
+    assert 8 <= starts <= 10
+    assert forked.total - free.total == pytest.approx(starts * 1e-4)
 
 
 def test_hypotheses_take_what_following_them_takes() -> None:

@@ -1,0 +1,142 @@
+"""Profiles that are timed between runs: every piece once, spread over them, on the decoders that decode, and gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate import layers, loading, parts, sitting
+from calibrate.sitting import Passes, Sitting
+from model import profile
+from model.checks import ParameterError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PASSES = Passes(widths=(1, 3), contexts=(0, 8), rounds=2, repeats=2)
+NAMES = {"target": "family:medium", "draft": "family:draft"}
+
+
+@pytest.fixture(scope="module")
+def decoders() -> dict[str, Any]:
+    return {role: each.decoder for role, each in loading.models(NAMES, "cpu", "float32").items()}
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is timed, in order; nothing is."""
+    found: list[Any] = []
+
+    def point(model: Any, what: Any, *_: Any) -> dict[str, Any]:
+        found.append((model.architecture.name, what))
+        return {"kind": "point", **vars(what)}
+
+    def rest(begun: Any, number: int, kinds: tuple[str, ...]) -> None:
+        found.append((begun.built.architecture.name, number, *kinds))
+
+    monkeypatch.setattr(sitting, "measure", point)
+    monkeypatch.setattr(layers, "time_rest", rest)
+    return found
+
+
+def opened(decoders: dict[str, Any], folder: Path, passes: Passes = PASSES, seed: int = 0) -> Sitting:
+    return Sitting(decoders, NAMES, passes, folder, device="cpu", dtype="float32", seed=seed)
+
+
+def test_every_piece_is_timed_once_and_in_its_share(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
+    beside = opened(decoders, tmp_path)
+    whole = 2 * 2 * (2 * 2 + 2)  # models, rounds, points and the rest
+    for turn in range(3):
+        begun = len(timed)
+        beside.begin(turn)
+        for share, count in ((0.0, 0), (0.25, whole // 4), (0.25, whole // 4), (0.9, round(0.9 * whole)), (1.0, whole)):
+            beside.between(share)
+            assert len(timed) - begun == count
+    assert len(timed) == len(set(timed)) == 3 * whole
+    rounds = {what[1].round if len(what) == 2 else what[1] for what in timed[:whole]}
+    assert rounds == {0, 1}
+    kinds = [len(what) for what in timed[:whole]]
+    assert kinds != sorted(kinds)  # in no order
+
+
+def test_the_order_hangs_on_the_seed_alone(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
+    orders = []
+    for number, seed in enumerate((0, 0, 1)):
+        beside = opened(decoders, tmp_path / str(number), seed=seed)
+        beside.begin(0)
+        beside.between(1.0)
+        orders.append(timed.copy())
+        timed.clear()
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(map(str, orders[0])) == sorted(map(str, orders[2]))
+
+
+def test_what_was_timed_is_not_timed_again(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
+    first = opened(decoders, tmp_path)
+    first.begin(0)
+    first.between(0.5)
+    done = [what for what in timed if len(what) == 2]
+    timed.clear()
+    second = opened(decoders, tmp_path)
+    second.begin(0)
+    second.between(1.0)
+    left = [what for what in timed if len(what) == 2]
+    assert not {*done} & {*left}
+    assert len(done) + len(left) == 2 * 2 * 4
+
+
+def test_a_sitting_makes_profiles_of_the_decoders_that_decode(
+    decoders: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("reads", "after"):  # fewer repeats than would say anything
+        whole = getattr(parts, name)
+        monkeypatch.setattr(parts, name, lambda decoder, whole=whole: whole(decoder, 8, 2))
+    ran = 0
+    run = decoders["draft"].run
+
+    def counted(*given: Any, **more: Any) -> Any:
+        nonlocal ran
+        ran += 1
+        return run(*given, **more)
+
+    monkeypatch.setitem(vars(decoders["draft"]), "run", counted)
+    beside = opened(decoders, tmp_path)
+    beside.begin(0)
+    beside.between(1.0)
+    beside.end()
+    assert ran > 2 * 4 * 2
+    for role, name in (("target", "cpu-family-medium"), ("draft", "cpu-family-draft")):
+        found = profile.load(tmp_path / f"{name}-interpreter.json")
+        assert found.notes[0].startswith("weights are its own; of the repeats of a round the mean counts")
+        assert found.shape["layers"] == decoders[role].layers
+        there = {"layer", "step", "look", "again", "early_head", "early_softmax", "early_state", "fork", "after", "tree", "rows"}
+        assert there <= {*found.parts}
+        assert found.rows("layer").height == 4
+        assert found.rows("fork")["processes"].to_list() == [1, 3]
+        # Nothing that is timed takes as long as a pass over one token but passes themselves.
+        whole_pass = float(found.rows("after").filter(found.rows("after")["gap"] == 0)["time_s"][0])
+        for part in ("again", "early_head", "early_softmax", "early_state"):
+            assert 0 <= float(found.rows(part)["time_s"][0]) < whole_pass
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"widths": ()}, "widths must be at least one number, got none"),
+    ({"contexts": (-1,)}, "contexts must be between 0 and 1000000, got -1"),
+    ({"rounds": 0}, "rounds must be between 1 and 1000, got 0"),
+    ({"repeats": 0}, "repeats must be between 1 and 1000, got 0"),
+    ({"busy": (1, 1)}, "busy must be different numbers"),
+])  # fmt: skip
+def test_a_grid_that_cannot_be_timed_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        Passes(**{"widths": (1,), "contexts": (0,), **given})
+
+
+def test_times_of_rounds_are_their_medians_and_repeats_add_up() -> None:
+    rounds = [
+        {"width": 1, "whole_us": [1.0, whole, 9.0], "layers_us": [[1, each, 3]], "repeats": 4, "taken_anyway": taken}
+        for whole, each, taken in ((5.0, 2, 0), (7.0, 1, 1), (6.0, 9, 0))
+    ]
+    found = layers.median_of(rounds)
+    assert (found["whole_us"], found["layers_us"]) == ([1.0, 6.0, 9.0], [[1, 2, 3]])
+    assert (found["repeats"], found["taken_anyway"], found["width"]) == (12, 1, 1)
