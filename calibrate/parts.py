@@ -141,16 +141,15 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
     from model import forced
     from model.algorithms import autoregressive, ppd
 
-    def rest(parameters: Any, steps: Any, turn: int) -> tuple[float, int]:
-        """What is neither pass nor read [s], and how many reads there were."""
-        rates = {"match_rate": 0.6} if steps is ppd else {}
+    def rest(parameters: Any, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
+        """What is neither pass nor read, of a token [s]."""
+        times = Times()
         world = forced.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
-        real = Real({"target": decoder}, answers=world, times=Times())
-        assert real.times is not None
         begun = time.perf_counter()
-        real.run(steps.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT)
-        passed = time.perf_counter() - begun
-        return passed - sum(real.times.passes.values()) - real.times.reads, PROCESS_TEXT
+        Real({"target": decoder}, answers=world, times=times).run(
+            algorithm.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT
+        )
+        return (time.perf_counter() - begun - sum(times.passes.values()) - times.reads) / PROCESS_TEXT
 
     layers, found = decoder.layers, {}
     if layers < 2:
@@ -158,9 +157,9 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
     for candidates in FORKED:
         times = []
         for turn in range(max(repeats // 4, 2)):
-            plain, looks = rest(autoregressive.Parameters(layers), autoregressive, turn)
-            forked, tokens = rest(ppd.Parameters(layers, -(-layers // 2), candidates), ppd, turn)
-            times.append(max(forked - tokens * plain / looks, 0.0) / tokens)
+            plain = rest(autoregressive.Parameters(layers), autoregressive, {}, turn)
+            forked = rest(ppd.Parameters(layers, -(-layers // 2), candidates), ppd, {"match_rate": 0.6}, turn)
+            times.append(max(forked - plain, 0.0))
         found[str(candidates)] = means(times)
     return found
 
@@ -209,8 +208,8 @@ SETTLED = 10
 
 
 def after(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[str, Any]:
-    """Times of a pass so long after the last one, over one token and over several, and of a layer of passes over few: quartiles
-    [us]; a raw row without its place.
+    """Times of a pass so long after the last one, over one token and over several, and of a layer of passes over few: means
+    between quartiles [us]; a raw row without its place.
     """
     import torch
 
