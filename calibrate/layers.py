@@ -17,7 +17,7 @@ from calibrate.grid import Grid, Outcome, Rows, go_over, shares
 from calibrate.timing import Effort
 from model import checks, physical, transformer
 from model.checks import ParameterError
-from model.profile import Profile, Source, save, table_of
+from model.profile import AXES, TIMES, Profile, Source, save, table_of
 from model.surface import Surface
 
 if TYPE_CHECKING:
@@ -257,12 +257,14 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     Of a point's rounds the one with the shortest whole pass counts: other work on the machine only ever adds. Passes of the
     interpreter are held against runs that were timed beside them, of which medians count: there the median over rounds does. A
     layer's time is the median over layers. The head's time is told by its positions, the embedding's by its tokens, and what a pass
-    takes besides its parts by its batch: the median over such points, between their quartiles.
+    takes besides its parts by its batch: the median over such points, between their quartiles. A layer of the interpreter takes its
+    share of what these leave of the whole pass: marks take time too, and parts told by fewer axes than passes must add up to them.
     """
     table: list[dict[str, Any]] = []
     heads: dict[tuple[int, int], list[Any]] = {}
     embeddings: dict[tuple[int, int], list[Any]] = {}
     rest: dict[tuple[int, int], list[float]] = {}
+    wholes: list[float] = []
     looks: dict[tuple[int, int], list[float]] = {}
     repeats: dict[tuple[int, int], int] = {}
     negative = interrupted = 0
@@ -273,6 +275,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         layer = np.median(row["layers_us"], axis=0) / 1e6 if "sum_us" not in row else np.asarray(row["sum_us"]) / layers / 1e6
         head, embedding, whole = (np.asarray(row[key]) / 1e6 for key in _APART)
         table.append({"part": "layer", "busy": busy, "width": width, "context": context, "batch": batch} | _times(layer, count))
+        wholes.append(float(whole[1]))
         heads.setdefault((busy, width * batch), []).append((head, count))
         embeddings.setdefault((busy, width * batch), []).append((embedding, count))
         over = float(whole[1] - layers * layer[1] - head[1] - embedding[1])
@@ -295,6 +298,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     if mode == "interpreter":
         from calibrate import parts
 
+        _add_up(table, wholes, layers)
         calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
         table += parts.part_rows([row for row in rows if row["kind"] == "reads"], calls, layers)
         table += parts.after_rows([row for row in rows if row["kind"] == "after"], layers)
@@ -313,6 +317,16 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     if negative:
         notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: counted as no overhead")
     return table, notes
+
+
+def _add_up(table: list[dict[str, Any]], wholes: Sequence[float], layers: int) -> None:
+    """Give layers what their passes leave them: the first rows of the table, in the order of whole passes [s]."""
+    times = {(row["part"], row["busy"], *[row[axis] for axis in AXES[row["part"]]]): row["time_s"] for row in table}
+    for row, whole in zip(table, wholes, strict=False):
+        busy, batch, tokens = row["busy"], row["batch"], row["width"] * row["batch"]
+        others = [("head", busy, tokens), ("embedding", busy, tokens), ("step", busy, batch), ("look", busy, batch)]
+        more = (whole - sum(times.get(each, 0.0) for each in others)) / layers - row["time_s"]
+        row.update({name: max(row[name] + more, 1e-9) for name in TIMES})
 
 
 def quietest(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from calibrate import clocks, grid, layers, links, machine, passes, timing
@@ -358,6 +360,30 @@ def test_the_rows_of_a_profile_follow_from_raw_rows() -> None:
     assert by["step", 1]["time_s"] == pytest.approx(7.5e-6)
     assert "less than the sum of its parts at 1 of 2 points" in notes[-1]
     assert profile.table_of(table).height == len(table) == 7
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(5, 60)] * 3, st.floats(0, 30), st.floats(0, 30)), min_size=3, max_size=3), st.integers(1, 5)
+)
+def test_parts_of_the_interpreters_passes_add_up_to_them(times: list[tuple[float, ...]], layers_of: int) -> None:
+    """Whatever marks and medians over other axes make of the parts."""
+    rows = []
+    for (width, context), (layer, head, embedding, rest, look) in zip(((1, 4), (1, 8), (2, 8)), times, strict=True):
+        whole = layers_of * layer + head + embedding + rest + look
+        named = {"whole_us": whole, "sum_us": layers_of * layer * 1.02, "rest_us": rest * 1.3, "look_us": look * 2, "head_us": head}
+        given_ = {name: [each * 0.9, each, each * 1.1] for name, each in (named | {"embedding_us": embedding}).items()}
+        rows.append(raw(width, context, mode="interpreter", **given_))
+    table, _ = layers.part_rows(rows, "interpreter", layers_of)
+
+    def of(part: str, **axes: int) -> float:
+        [found] = [row["time_s"] for row in table if row["part"] == part and {**row, **axes} == row]
+        return float(found)
+
+    for row in rows:
+        width, context = row["width"], row["context"]
+        others = of("head", positions=width) + of("embedding", tokens=width) + of("step", batch=1) + of("look", batch=1)
+        added = layers_of * of("layer", width=width, context=context) + others
+        assert added == pytest.approx(max(row["whole_us"][1] / 1e6, others), rel=1e-6, abs=2e-8)
 
 
 def test_a_disturbed_round_does_not_move_a_point() -> None:
