@@ -340,7 +340,7 @@ def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers:
             rounds = [row[f"{part}_us"][count] for row in own]
             if part in LEADING:
                 run = own[0]["exit_layer"] if part == "alone" else layers - own[0]["exit_layer"]
-                rounds = [[(each - 1e6 * calls[part]) / run for each in times] for times in rounds]
+                rounds = [[max(each - 1e6 * calls[part], 1e-3) / run for each in times] for times in rounds]
             table.append({"part": part, "busy": 0, "processes": int(count)} | _times(rounds, sum(row["repeats"] for row in own)))
     return table
 
@@ -356,7 +356,8 @@ def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) 
         repeats = sum(row["repeats"] for row in own)
         for kind in own[0]["reads_us"]:
             table.append({"part": kind, "busy": busy, "positions": 1} | _times([row["reads_us"][kind] for row in own], repeats))
-        table.append({"part": "again", "busy": busy, "batch": 1} | _times([row["again_us"] for row in own], repeats))
+        again = [[max(each, 0.0) for each in row["again_us"]] for row in own]  # what noise makes negative is nothing
+        table.append({"part": "again", "busy": busy, "batch": 1} | _times(again, repeats))
         for count in own[0].get("fork_us", ()):
             rounds = [row["fork_us"][count] for row in own]
             table.append({"part": "fork", "busy": busy, "processes": int(count)} | _times(rounds, repeats))
