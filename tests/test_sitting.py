@@ -132,7 +132,7 @@ def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
     """A profile with a negative time is refused, and a sitting must not end so."""
     times = {"next": [1.0, 2.0, 3.0]}
     row = {
-        "busy": 0, "repeats": 2, "reads_us": times, "again_us": [-5.0, -1.0, 2.0], "beams_us": {}, "rows_us": {"1": [1.0, 2.0, 3.0]},
+        "busy": 0, "repeats": 2, "reads_us": times, "again_us": [-5.0, -1.0, 2.0], "beams_us": {}, "rows_us": {"1": times["next"]},
         "tree_us": {"1 8": [-3.0, -2.0, 1.0]}, "fork_us": {"1": [0.0, 1.0, 2.0]},
     }  # fmt: skip
     table = parts.part_rows([row], {0: 1e-3}, 5)
