@@ -67,6 +67,7 @@ def decode(
     are left out. Prompts are decoded one after another.
     """
     from calibrate import decoding, loading
+    from calibrate.prompts import CHAT
     from model import checks
 
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
@@ -79,7 +80,7 @@ def decode(
     where = placed(device, threads)
     models = loading.models(names, where, dtype)
     run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
-    begun = run.begun(asked, chat=template == "chat")
+    begun = run.begun(asked, chat=template == CHAT)
     read_by = run.use_heads(heads, begun[0])
     head = {
         "method": method, "exact": run.exact, "settings": settings, "tokens": tokens, "seed": run.seed,
@@ -146,7 +147,7 @@ def _prompts(prompt: str | None, prompts: str | None, template: str | None, limi
     if limit is not None:
         raise ParameterError("--limit is used with --prompts alone; leave it out")
     if template not in (None, files.CHAT):
-        checks.one_of("template", template, (*files.TEMPLATES, files.CHAT, "none"))
+        checks.one_of("template", template, files.CHOICES)
         raise ParameterError(f"--template {template} is used with --prompts alone; take chat, or leave it out")
     assert prompt is not None
     try:

@@ -44,6 +44,7 @@ TEMPLATES = {
 """Table 1 of [Yang2024], as it is printed; its first example is SQuAD's."""
 CHAT = "chat"
 """The template that a model brings along: the text is what a user says, and an answer is asked for."""
+CHOICES = (*TEMPLATES, CHAT, "none")
 COLUMNS = {"squad": ("context", "question"), "cnn-dm": ("article",), "wmt": ("translation", "en")}
 """By which columns a row is known as one of these data sets': all of SQuAD's, one of WMT's."""
 READY = ("prompt", "turns", "text")
@@ -111,7 +112,7 @@ def load(
     squad, wmt14-en-fr, wmt15-en-fr; or give a file: a .json list of texts or objects or SQuAD's nesting, ...
     """
     if template is not None:
-        checks.one_of("template", template, (*TEMPLATES, CHAT, "none"))
+        checks.one_of("template", template, CHOICES)
     if limit is not None:
         checks.whole("limit", limit, 1)
     if seed is not None:

@@ -56,8 +56,8 @@ class Passes:
     def __post_init__(self) -> None:
         for name in ("rounds", "repeats"):
             checks.whole(name, getattr(self, name), 1, 1000)
-        for busy in self.grids:
-            busy.points()
+        for grid in self.grids:
+            grid.points()
 
     @property
     def grids(self) -> tuple[Grid, ...]:

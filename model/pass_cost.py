@@ -108,7 +108,8 @@ class PassCost:
         each = self._each(role, width, at, batch, heads)
         long = self._filling(role, width * batch, each.layers) if rows_only else each.layers
         embedding = 0.0 if first else each.embedding
-        head = self._early_head(role, each.head) if heads and last - first == 1 else each.head
+        # Early exit asks layer by layer, and the head's weights have just been used.
+        head = self._timed(role, "early_head", 1, otherwise=each.head) if heads and last - first == 1 else each.head
         call = each.step + (self._tree(role, width, at) if step.after else 0.0)
         if not layers and first == last:  # a head alone
             return Parts(head=each.head)
@@ -128,34 +129,24 @@ class PassCost:
             self._known[key] = Parts(*(float(each.seconds) for each in times))
         return self._known[key]
 
-    def _again(self, role: str, otherwise: float) -> float:
-        """A call that goes on at the place of the last one."""
-        hardware = self.of[role]
-        found = hardware.part("again", 1) if isinstance(hardware, Measured) else None
-        return otherwise if found is None else float(found.seconds)
-
-    def _early_head(self, role: str, otherwise: float) -> float:
-        """The head behind a single layer: early exit asks layer by layer, and its weights have just been used."""
-        hardware = self.of[role]
-        found = hardware.part("early_head", 1) if isinstance(hardware, Measured) else None
+    def _timed(self, role: str, part: str, *point: int, otherwise: float = 0.0) -> float:
+        """A part of a model's profile [s], or something else where it has none of it."""
+        hardware = self.of.get(role)
+        found = hardware.part(part, *point) if isinstance(hardware, Measured) else None
         return otherwise if found is None else float(found.seconds)
 
     def _tree(self, role: str, width: int, context: int) -> float:
         """What following several hypotheses takes besides, where the profile says it."""
         if (role, width, context) not in self._trees:
-            hardware = self.of[role]
-            found = hardware.part("tree", width, context) if isinstance(hardware, Measured) else None
-            self._trees[role, width, context] = 0.0 if found is None else float(found.seconds)
+            self._trees[role, width, context] = self._timed(role, "tree", width, context)
         return self._trees[role, width, context]
 
     def _filling(self, role: str, tokens: int, layer: float) -> float:
         """Keys and values of one layer alone: as measured, or in proportion to their share of the layer's weights."""
         if (role, tokens) not in self._rows:
-            hardware = self.of[role]
-            shape = hardware.shape
-            found = hardware.part("rows", tokens) if isinstance(hardware, Measured) else None
+            shape = self.of[role].shape
             share = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
-            self._rows[role, tokens] = layer * share if found is None else float(found.seconds)
+            self._rows[role, tokens] = self._timed(role, "rows", tokens, otherwise=layer * share)
         return self._rows[role, tokens]
 
     def forward(self, step: Forward) -> float:
@@ -167,7 +158,7 @@ class PassCost:
         parts = self.parts(step)
         place = len(step.tokens), step.at, step.texts, step.after
         if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
-            parts = parts._replace(step=min(parts.step, self._again(step.role, parts.step)))
+            parts = parts._replace(step=min(parts.step, self._timed(step.role, "again", 1, otherwise=parts.step)))
         self._places[step.role] = place
         if parts.layers and self.single:
             parts = parts._replace(cooling=self._cooled(step))
@@ -221,11 +212,9 @@ class PassCost:
         early = EARLY.get(step.kind) if output.last - output.first == 1 else None
         key = output.role, "look" if first else early or step.kind, max(len(step.hypotheses), 1)
         if key not in self._reads:
-            hardware = self.hardware(key[0])
-            found = hardware.part(key[1], key[2]) if isinstance(hardware, Measured) else None
-            if found is None and early and isinstance(hardware, Measured):
-                found = hardware.part(step.kind, 1)
-            self._reads[key] = 0.0 if found is None else float(found.seconds)
+            self.hardware(output.role)
+            usual = self._timed(output.role, step.kind, 1) if early else 0.0
+            self._reads[key] = self._timed(*key, otherwise=usual)
         self.elapsed += self._reads[key] + self.turn
         self._enter(output.role, "reads", self._reads[key])
         self.turns += self.turn
@@ -237,11 +226,7 @@ class PassCost:
 
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit [s]."""
-        forking = 0.0
-        target = self.of.get("target")
-        if self.single and processes and isinstance(target, Measured):
-            found = target.part("fork", processes)
-            forking = 0.0 if found is None else float(found.seconds)
+        forking = self._timed("target", "fork", processes) if self.single and processes else 0.0
         return self.dispatch + self.dispatch_per_process * processes + forking
 
 
