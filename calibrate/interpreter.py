@@ -112,6 +112,11 @@ class Output:
         self._best: list[int] | None = None
         self._laws: dict[int, Floats] = {}
 
+    def alone(self, hypothesis: int) -> Output:
+        """Of one of several hypotheses, each a token: what the pass made of it."""
+        states = None if self.states is None else self.states[hypothesis : hypothesis + 1]
+        return Output(self.step.alone(hypothesis), self.decoder, states, None)
+
     @property
     def logits(self) -> Tensor:
         """Of the positions that are projected: the last ones, or of several hypotheses all. Shape (heads, vocabulary)."""
@@ -314,11 +319,11 @@ class Real(Interpreter):
         cache.check(step, rows)
         return Output(step, decoder, states, seen[-1] if seen else None)
 
-    def adopt(self, cache: Held, task: Task, at: int, layers: int) -> None:
+    def adopt(self, cache: Held, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Take over rows."""
         role = task.last.role
-        cache.book.adopt(task.last, at, layers)
-        cache.rows[role].adopt(task.cache.rows[role], at, layers)
+        cache.book.adopt(task.last, at, layers, hypothesis)
+        cache.rows[role].adopt(task.cache.rows[role], at, layers, hypothesis)
 
     def read(self, step: Read) -> Any:
         """Look at what a pass has made."""

@@ -56,6 +56,11 @@ class _Made(Output):
         super().__init__(step, decoder, states, None)
         self.unit, self.serial = unit, serial
 
+    def alone(self, hypothesis: int) -> _Made:
+        """See `Output`."""
+        one = super().alone(hypothesis)
+        return _Made(one.step, self.decoder, one.states, self.unit, self.serial)
+
 
 class _Process(Task):
     """A process of the algorithm."""
@@ -357,7 +362,7 @@ class Parallel(Real):
             parent = sub.parent
             if sub.single is not None:
                 step = sub.single
-                self._refuse(step)
+                self._refuse(step, single=True)
                 parent.book.require(step)
                 if sub.unit < 0 and not self._settle(sub):
                     raise CacheError("a single pass that may be anywhere found no unit that is free")
@@ -368,18 +373,22 @@ class Parallel(Real):
                 self._advance(sub)
         self._note(parent.unit, start, "dispatch", parent)
 
-    def _refuse(self, step: Forward) -> None:
+    def _refuse(self, step: Forward, *, single: bool = False) -> None:
         """Refuse passes that are made by no method for which this is."""
         if step.role != ROLE:
             raise ParameterError(f"a run over processes has the target alone, and the algorithm asks for the {step.role} model")
-        if step.after or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
+        # Several hypotheses are read by a sub-process that does nothing else: nobody goes on from all of them.
+        tree = bool(step.after) and not (single and step.first == 0 and not step.heads and {*step.after} == {-1})
+        if tree or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
             raise ParameterError("a run over processes makes plain passes of one text alone; the algorithm asks for others")
         if step.last > self.pool.decoder.layers:
             bound = f"{self.pool.decoder.layers}, as {self.pool.decoder.name} has"
             raise ParameterError(f"layers of the {ROLE} must be {bound}, got at least {step.last}")
-        if step.end > self.pool.capacity:
+        if step.at + len(step.tokens) > self.pool.capacity:
             bound = f"prompt and tokens must fit the capacity={self.pool.capacity}"
-            raise ParameterError(f"{bound}, got at least {step.end} positions; start the processes with a larger one")
+            raise ParameterError(
+                f"{bound}, got at least {step.at + len(step.tokens)} positions; start the processes with a larger one"
+            )
 
     # --- passes ---
 
@@ -434,7 +443,8 @@ class Parallel(Real):
     def _command(self, task: _Process, step: Forward, tags: NDArray[np.int64]) -> Command:
         """Say what a unit is to do, and what it lacks for it; what its rows will be then is remembered."""
         pool, unit, serial = self.pool, task.unit, task.serial
-        _, tokens, at, first, last, state, heads, *_ = step
+        _, tokens, at, first, last, state, heads, _, after, *_ = step
+        end = at + len(tokens)
         if self.answers is not None:
             tokens = self.known(ROLE, tokens)
         want, have = tags[first:last, :at], pool.tags[unit, first:last]
@@ -445,15 +455,15 @@ class Parallel(Real):
             pieces = self._pieces(task, unit, (first, last), (low, at), want[:, low:])
             have[:, low:at] = want[:, low:]
             pool.since[unit, first:last, low:at] = serial
-        have[:, at : step.end] = serial
-        pool.since[unit, first:last, at : step.end] = serial
+        have[:, at:end] = serial
+        pool.since[unit, first:last, at:end] = serial
         going_on: Any = None
         if first:
             if state.unit != unit:
                 raise CacheError(f"{step.role}: unit {unit} cannot go on from what unit {state.unit} made")
             going_on = state.states if unit == 0 else state.serial
         # Only those with a cache of their own start others, which may follow them; unit 0 sees for itself whether anybody does.
-        return Command(serial, tokens, at, first, last, heads, going_on, pieces, believed_of(said), task.single is None)
+        return Command(serial, tokens, at, first, last, heads, going_on, pieces, believed_of(said), task.single is None, after)
 
     def _pieces(
         self, task: _Process, unit: int, layers: tuple[int, int], span: tuple[int, int], want: NDArray[np.int64]
@@ -562,20 +572,24 @@ class Parallel(Real):
     def _take_over(self, task: _Process, step: Adopt) -> None:
         """Promote a sub-process: its rows of layers [0, layers) at one position, and its state."""
         start = time.perf_counter()
-        pool, sub, at, layers = self.pool, step.task, step.at, step.layers
+        pool, (sub, at, layers, hypothesis) = self.pool, step
         if task.unit != 0 or task.tags is None:
             raise CacheError("only the main process takes over what a sub-process has made")
-        task.book.adopt(sub.last, at, layers)
-        unit, memory = sub.unit, pool.memory
+        task.book.adopt(sub.last, at, layers, hypothesis)
+        unit, memory, place = sub.unit, pool.memory, at + (hypothesis or 0)
         if layers:
             for tags in (pool.tags, memory.tags):
-                if (tags[unit, :layers, at] != sub.serial).any():
+                if (tags[unit, :layers, place] != sub.serial).any():
                     raise CacheError(f"rows at position {at} of unit {unit} are no longer those of the process that is taken over")
-            memory.bits[0, :layers, ..., at, :] = memory.bits[unit, :layers, ..., at, :]
+            memory.bits[0, :layers, ..., at, :] = memory.bits[unit, :layers, ..., place, :]
             for tags in (pool.tags[0], memory.tags[0], task.tags):
                 tags[:layers, at] = sub.serial
             pool.since[0, :layers, at] = 0
         made = sub.value
+        if hypothesis is not None:
+            # One pass has made several rows of this position; which of them lies in the place of the one taken over is left open.
+            pool.tags[unit, :layers, at : at + len(sub.last.tokens)] = GONE
+            made = made.alone(hypothesis)
         states = None if made.states is None else made.states.clone()
         task.answer = _Made(made.step, pool.decoder, states, 0, made.serial)
         task.answer._logits = made._logits

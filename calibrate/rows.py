@@ -7,6 +7,7 @@ cache: they call `update` and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Rows:
     def __init__(self, layers: int) -> None:
         self.layers = [LayerRows() for _ in range(layers)]
         self.at: list[int] | None = None
-        self.sees: list[list[int]] = []
+        self.sees: list[Sequence[int]] = []
         self.crossed: Any = None
         """What a decoder of an encoder-decoder attends to, with its keys and values: the same for all positions."""
         self.rows_only = False
@@ -131,11 +132,11 @@ class Rows:
         self.at = [self.at[place] for place in places]
         self.sees = [[new[each] for each in self.sees[place]] for place in places]
 
-    def follow(self, at: int, after: tuple[int, ...]) -> list[list[int]]:
+    def follow(self, at: int, after: tuple[int, ...]) -> list[Sequence[int]]:
         """Place the tokens of a pass over several hypotheses, as `Forward.after` says; which rows each sees, itself the last."""
         if self.at is None:
             length = max(layer.length for layer in self.layers)
-            self.at, self.sees = [*range(length)], [[*range(place + 1)] for place in range(length)]
+            self.at, self.sees = [*range(length)], [range(place + 1) for place in range(length)]
         before = [place for place, position in enumerate(self.at) if position == at - 1]
         first = len(self.at)
         for index, follows in enumerate(after):
@@ -144,13 +145,14 @@ class Rows:
             self.sees.append([*([] if place is None else self.sees[place]), first + index])
         return self.sees[first:]
 
-    def adopt(self, other: Rows, at: int, layers: int) -> None:
-        """Take over another's rows at one position, of layers [0, layers)."""
+    def adopt(self, other: Rows, at: int, layers: int, hypothesis: int | None = None) -> None:
+        """Take over another's rows at one position, of layers [0, layers): there the only one, or that of a hypothesis."""
         self.cut(at)
+        place = at + (hypothesis or 0)
         for mine, theirs in zip(self.layers[:layers], other.layers, strict=False):
-            if mine.length != at or theirs.length <= at or theirs.keys is None or theirs.values is None:
+            if mine.length != at or theirs.length <= place or theirs.keys is None or theirs.values is None:
                 raise RuntimeError(f"rows at position {at} cannot be taken over: {theirs.length} there, {mine.length} here")
-            mine.write(theirs.keys[:, :, at : at + 1], theirs.values[:, :, at : at + 1])
+            mine.write(theirs.keys[:, :, place : place + 1], theirs.values[:, :, place : place + 1])
 
     def of(self, texts: list[int]) -> Rows:
         """The rows of some of the texts."""

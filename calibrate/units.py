@@ -81,6 +81,8 @@ class Command(NamedTuple):
     """Of all rows that it sees: `believed_of`."""
     followed: bool = True
     """Whether others may be waiting for its rows, layer by layer."""
+    after: tuple[int, ...] = ()
+    """Of a pass over several hypotheses: `model.steps.Forward`. Their rows lie one behind the other, from position `at` on."""
 
 
 class Board:
@@ -212,12 +214,12 @@ class Unit:
         Between layers it looks whether it is `stopped`, and lets something happen `meanwhile`; `ready` is told when all rows that
         are there at the beginning are copied.
         """
-        serial, tokens, at, first, last, _, state, pieces, believed, followed = command
+        serial, tokens, at, first, last, _, state, pieces, believed, followed, after = command
         end = at + len(tokens)
         later = self._fetch(pieces)
         if ready is not None:
             ready()
-        for rows in self.rows.layers[first:last]:
+        for rows in self.rows.layers[None if after else first : None if after else last]:
             rows.length = at
         tags, stamps = self.tags, self.stamps
         tags[first:last, at:end] = 0  # of no pass, until they are written
@@ -239,7 +241,11 @@ class Unit:
         if first and (states is None or (isinstance(state, int) and state != self.made)):
             raise CacheError(f"unit {self.number} is to go on from pass {state}, but made {self.made} last")
         watched = between if followed or later or stopped is not None or meanwhile is not None else None
-        states = self.decoder.run(tokens, at, first, last, self.rows, states if first else None, between=watched)
+        before = states if first else None
+        try:
+            states = self.decoder.run(tokens, at, first, last, self.rows, before, between=watched, after=after)
+        finally:
+            self.rows.at, self.rows.sees = None, []  # the next pass finds its rows by position again
         tags[first:last, at:end] = serial
         with self.fence:
             stamps[first:last] = serial

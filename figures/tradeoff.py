@@ -36,6 +36,7 @@ _KEYS = {
     "layers": "{} layers",
     "exit_layer": "exit layer {}",
     "candidates": "k = {}",
+    "batching": "{}",
     "flat_tokens": "{} tokens",
 }
 _ENDS = ("low", "high", "input_low", "input_high")
@@ -61,7 +62,7 @@ def draw(rows: pl.DataFrame, x: str = "mean_units") -> Figure:
     """
     checks.one_of("x", x, AXES)
     intervals = [f"{metric}_{end}" for metric in (x, _Y) for end in _ENDS]
-    optional = ("point", "tokens", "match_rate", "data_set", "head", *_KEYS, *intervals)
+    optional = ("point", "tokens", "match_rate", "data_set", "head", "batched", *_KEYS, *intervals)
     table = demand(rows, "the trade-off figure", ("view", x, _Y), optional)
     table = table.filter(pl.col(x).is_not_null() & pl.col(_Y).is_not_null())
     table = demand(table, f"the trade-off figure (with values of {x} and {_Y})", ())
@@ -97,6 +98,9 @@ def _series(table: pl.DataFrame, x: str) -> list[_Series]:
     # The flat form's curve below layers/2 is the one that depends on the number of tokens.
     below = (pl.col("form") == "flat") & (2 * pl.col("exit_layer") < pl.col("layers"))
     table = table.with_columns(flat_tokens=pl.when(below).then(pl.col("tokens")))
+    if True in table["batched"]:
+        named = pl.when(pl.col("batched")).then(pl.lit("batched")).otherwise(pl.lit("one unit each"))
+        table = table.with_columns(batching=pl.when(pl.col("candidates") > 1).then(named))
     keys = list(_KEYS)
     groups = table.partition_by(keys, maintain_order=True)
     groups.sort(key=lambda group: [(value is None, value) for value in group.select(keys).row(0)])
@@ -117,6 +121,7 @@ def _curve(choice: Mapping[str, Any], tokens: Any, x: str) -> tuple[Floats, Floa
     d, exit_at, k, form = (choice[key] for key in ("layers", "exit_layer", "candidates", "form"))
     if choice["method"] not in (None, "ppd") or None in (d, exit_at, k):
         return None
+    k = 1 if choice["batched"] else k  # on one unit they are one
     if 2 * exit_at == d:
         units = ppd.mean_units if x == "mean_units" else ppd.compute_per_token
         return units(_RATES, k), ppd.normalized_latency(_RATES)

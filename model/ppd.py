@@ -111,7 +111,8 @@ def mean_units(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
     """Average number of busy units, for exit_layer = layers/2 and many tokens: (k + 2 - p) / (2 - p).
 
     Eq. 5 of [Yang2024]: the limit of E[C] / E[T], and of E[C / T]. For a finite number of tokens the two differ
-    (`expected_compute` over `expected_latency`, and `expected_units_ratio`).
+    (`expected_compute` over `expected_latency`, and `expected_units_ratio`). Candidates that are batched on one unit count as one
+    here, as in all unit-times: (3 - p) / (2 - p), however many they are, where a wide pass takes no longer than a narrow one.
 
     >>> round(float(mean_units(0.7415, 5)), 3), round(float(mean_units(0.2163, 1)), 3), round(float(mean_units(0.6837, 3)), 3)
     (4.973, 1.561, 3.279)
@@ -387,35 +388,38 @@ def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
         raise checks.ParameterError(f"cost must be that of a model of layers={d}, got one of {cost.layers}")
     if parameters.form == "nested":
         return _nested_stages(d, exit_at, k, cost)
+    # Who reads all candidates in one pass is a single process, whose layers take as long as so many tokens do.
+    others, wide = (1, cost.slowdown(k)) if parameters.batched else (k, 1.0)
     if parameters.form == "eager":
-        return _eager_stages(d, exit_at, k, cost)
-    first = _barrier_stage(cost, k, 0, exit_at, promoted=False, on_match=1)
+        return _eager_stages(d, exit_at, others, wide, cost)
+    first = _barrier_stage(cost, others, wide, 0, exit_at, promoted=False, on_match=1)
     late = d - exit_at
     if late <= exit_at:
-        return first, _barrier_stage(cost, k, late, exit_at, promoted=True, on_match=1)
+        return first, _barrier_stage(cost, others, wide, late, exit_at, promoted=True, on_match=1)
     return (
         first,
-        _barrier_stage(cost, k, late, late, promoted=True, on_match=2),
-        _barrier_stage(cost, k, exit_at, exit_at, promoted=True, on_match=1),
+        _barrier_stage(cost, others, wide, late, late, promoted=True, on_match=2),
+        _barrier_stage(cost, others, wide, exit_at, exit_at, promoted=True, on_match=1),
     )
 
 
-def _barrier_stage(cost: UnitCost, k: int, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
-    """Algorithm 2, taken up at layer `depth` and predicting at `gap`: main process and sub-processes wait for each other."""
+def _barrier_stage(cost: UnitCost, k: int, wide: float, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
+    """Algorithm 2, taken up at layer `depth` and predicting at `gap`: main process and k sub-processes wait for each other."""
     before = cost.span(depth, gap) + cost.head(gap) + cost.dispatching(k)
-    rest, start = cost.span(gap, cost.layers) + cost.final_head, cost.span(0, cost.layers - gap)
+    rest, start = cost.span(gap, cost.layers) + cost.final_head, cost.span(0, cost.layers - gap) * wide
     time = before + max(rest, cost.link + start)
     return Stage(time + (cost.promotion if promoted else 0.0), before + rest + k * start, on_match)
 
 
-def _eager_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage, ...]:
-    start, rest = cost.span(0, exit_at), cost.span(exit_at, d) + cost.final_head
+def _eager_stages(d: int, exit_at: int, k: int, wide: float, cost: UnitCost) -> tuple[Stage, ...]:
+    alone, rest = cost.span(0, exit_at), cost.span(exit_at, d) + cost.final_head
+    start = alone * wide
     main = cost.head(exit_at) + cost.dispatching(k) + rest
     # How far a sub-process has come when its token is known: below zero where it has yet to start, and is waited for all the same.
     ahead = min(start, rest - cost.link)
     run = max(ahead, 0.0)
     after_match = Stage(start - ahead + cost.promotion + main, start - run + main + k * run, 1)
-    return Stage(start + main, start + main + k * run, 1), after_match
+    return Stage(alone + main, alone + main + k * run, 1), after_match
 
 
 def _nested_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage, ...]:
@@ -438,7 +442,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     With the papers' plain cost and independent matches these are the closed forms, and fields of `parameters`, `tokens` and the
     law's rate may be arrays that broadcast. Otherwise the stages are summed over the law, one decoding at a time.
     """
-    if isinstance(law, Iid) and cost.plain:
+    if isinstance(law, Iid) and cost.plain and not (parameters.batched and cost.verify_cost is not None):
         closed = _closed_form(parameters, tokens, law.match_rate)
         given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.match_rate)
         lacking = np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()
@@ -459,7 +463,7 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     """What the passes of a decoding come to, in the mean; None in the forms that stop processes, or start some behind others.
 
     A token takes the main process through all layers, or behind a match through those from d - d-bar on, and k others through
-    d - d-bar, one position on. Two heads a token.
+    d - d-bar, one position on: k passes, or where they are batched one. Two heads a token.
 
     >>> found = work(Parameters(40, 20, 3), 10, Iid(0.5))
     >>> float(found.of["target"].layer_passes), float(expected_compute(40, 20, 10, 0.5, 3)), found.adopted_rows
@@ -469,11 +473,15 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
         return None
     ahead, places = parameters.layers - parameters.exit_layer, np.arange(tokens)
     matched = np.append(0.0, np.diff(law.mean(places)))
-    main, others = parameters.layers - ahead * matched, float(parameters.candidates * ahead)
-    layers = float(main.sum()) + others * tokens
-    attended = float(main @ (places + 1)) + others * float((places + 2).sum())
-    passes = (2 + parameters.candidates) * tokens
-    found = Totals(passes, layers, layers, attended, attended, head_runs=2 * tokens, heads=2 * tokens)
+    main, candidates = parameters.layers - ahead * matched, parameters.candidates
+    # The passes of others a token, and of how many tokens each is.
+    others, wide = (1, candidates) if parameters.batched else (candidates, 1)
+    layers = float(main.sum())
+    seen = float(main @ (places + 1))
+    attended = seen + candidates * ahead * float((places + 2).sum())
+    read = seen + others * ahead * float((places + 1 + wide).sum())
+    runs, computed = layers + others * ahead * tokens, layers + candidates * ahead * tokens
+    found = Totals((2 + others) * tokens, runs, computed, attended, read, head_runs=2 * tokens, heads=2 * tokens)
     matches = float(matched.sum())
     return Work({"target": found}, matches, ahead * matches)
 
@@ -498,6 +506,8 @@ def distribution(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) 
 def _closed_form(parameters: Parameters, tokens: ArrayLike, rate: Floats) -> Prediction:
     d, exit_at, n = _shape(parameters.layers, parameters.exit_layer, tokens)
     k = checks.whole_array("candidates", parameters.candidates, 1)
+    if parameters.batched:
+        k = np.ones_like(k)
     unknown = np.asarray(np.nan)
     units = k + 1
     if parameters.form == "nested":

@@ -93,6 +93,14 @@ class Forward(NamedTuple):
             return self.at + 1
         return max(self.positions) + 1 if self.after else self.at + len(self.tokens)
 
+    def alone(self, hypothesis: int) -> Forward:
+        """This pass as one of its hypotheses sees it, those that are a token each.
+
+        >>> Forward("target", (7, 8, 9), 5, 0, 4, after=(-1, -1, -1)).alone(1)[:5]
+        ('target', (8,), 5, 0, 4)
+        """
+        return self._replace(tokens=(self.tokens[hypothesis],), at=self.positions[hypothesis], after=())
+
 
 GREEDY: Final = "next"
 SAMPLED: Final = "sample"
@@ -160,11 +168,15 @@ class Stop(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Take over the output of an ended task, and its cache rows of layers [0, layers) at position `at`. Answer: that output."""
+    """Take over the output of an ended task, and its cache rows of layers [0, layers) at position `at`. Answer: that output.
+
+    Where the task was a pass over several hypotheses, `hypothesis` is the token of it that is taken over, alone.
+    """
 
     task: Any
     at: int
     layers: int
+    hypothesis: int | None = None
 
 
 class Commit(NamedTuple):

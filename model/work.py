@@ -136,8 +136,10 @@ class Cache:
         for position in step.positions:
             held[position] += 1
 
-    def adopt(self, step: Forward, at: int, layers: int) -> None:
-        """Take over the rows of layers [0, layers) at position `at` from a process that made this pass last."""
+    def adopt(self, step: Forward, at: int, layers: int, hypothesis: int | None = None) -> None:
+        """Take over the rows of layers [0, layers) at position `at` from a process that made this pass last: see `Adopt`."""
+        if hypothesis is not None:
+            step = step.alone(hypothesis)
         held = self.rows[step.role]
         if step.first or step.last < layers or step.at + len(step.tokens) != at + 1 or (layers and held[layers - 1] < at):
             raise CacheError(f"{step.role}: rows of layers [0, {layers}) at position {at} cannot be taken over from {step[:5]}")
@@ -255,8 +257,8 @@ class Interpreter(ABC):
         """The answer to a read."""
 
     @abstractmethod
-    def adopt(self, cache: Any, task: Task, at: int, layers: int) -> None:
-        """Take over an ended task's rows of layers [0, layers) at position `at`."""
+    def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
+        """Take over an ended task's rows of layers [0, layers) at position `at`: see `Adopt`."""
 
     def commit(self, step: Commit) -> None:
         """Put out tokens."""
@@ -334,10 +336,11 @@ class Interpreter(ABC):
                         self._cancel(sub)
                     task.started = [sub for sub in task.started if not sub.ended]
                 case Adopt():
-                    self.adopt(task.cache, step.task, step.at, step.layers)
+                    self.adopt(task.cache, *step)
                     work.account.adoptions += 1
                     work.account.adopted_rows += step.layers
-                    task.answer = step.task.value
+                    made = step.task.value
+                    task.answer = made if step.hypothesis is None else made.alone(step.hypothesis)
                 case Commit():
                     self.commit(step)
 
@@ -384,6 +387,6 @@ class Counting(Interpreter):
         """See `Interpreter`."""
         return self.world.read(step)
 
-    def adopt(self, cache: Cache, task: Task, at: int, layers: int) -> None:
+    def adopt(self, cache: Cache, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """See `Interpreter`."""
-        cache.adopt(task.last, at, layers)
+        cache.adopt(task.last, at, layers, hypothesis)

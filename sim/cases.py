@@ -421,7 +421,8 @@ OWN_COSTS = {"verify_cost", "propagation", "state_check", "fitted_on"}
 
 def costs(kind: Any, table: Mapping[str, Any]) -> set[str]:
     """The costs that not every method has, and this one has."""
-    return {*getattr(kind, "COSTS", ())}.union(*(COSTS_OF[role] for role in methods.roles(kind, table)))
+    own = kind.costs(table) if hasattr(kind, "costs") else getattr(kind, "COSTS", ())
+    return {*own}.union(*(COSTS_OF[role] for role in methods.roles(kind, table)))
 
 
 def _refuse_unused_cost(where: str, table: Any, used: set[str]) -> None:

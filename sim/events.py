@@ -415,13 +415,14 @@ class _Process:
             elif kind is Adopt:
                 sub = step.task
                 sub.kept = True
-                self.cache.adopt(sub.step, step.at, step.layers)
+                self.cache.adopt(sub.step, step.at, step.layers, step.hypothesis)
+                value = sub.value if step.hypothesis is None else sub.value.alone(step.hypothesis)
                 engine.account.adoptions += 1
                 engine.account.adopted_rows += step.layers
                 if engine.cost.promotion:
-                    engine.transfer(engine.cost.promotion, "promotion", sub, partial(self._adopted, sub.value))
+                    engine.transfer(engine.cost.promotion, "promotion", sub, partial(self._adopted, value))
                     return
-                answer = sub.value
+                answer = value
             else:  # Stop
                 for sub in step.tasks:
                     sub.stop()

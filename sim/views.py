@@ -57,6 +57,7 @@ def takes_arrays(grid: Grid) -> bool:
         grid.methods == 1
         and not grid.base.get("cost")
         and not {*first} & {*scenario.OWN}
+        and not first.get("batched")
         and grid.base.get("outcomes", {}).get("kind") == "iid"
         and getattr(methods.theory(first["name"]), "ARRAYS", False)
         and bool(grid.axes)
@@ -115,7 +116,7 @@ def formula_row(case: Case) -> Row:
     estimates, bounds, prediction = formula_of(case)
     row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
     if prediction.rounds is None and hasattr(case.parameters, "steps_of"):
-        row["operations_per_token"] = _layers_worked(case) / case.parameters.layers / case.outputs
+        row["operations_per_token"] = (_layers_worked(case) or 0.0) / case.parameters.layers / case.outputs
     elif prediction.rounds is None:
         row |= operations_of(case, row["compute_per_token"])
     else:
@@ -134,11 +135,11 @@ def work_of(case: Case) -> Row:
     return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs)
 
 
-def _layers_worked(case: Case) -> float:
-    """Layers run, once for each token, by a method that leaves some out."""
+def _layers_worked(case: Case) -> float | None:
+    """Layers run, once for each token, by a method that leaves some out or reads several at once; None where nobody knows."""
     law = next((outcome.law for outcome in case.outcomes.values()), None)
     found = methods.theory(case.method).work(case.parameters, case.settings.tokens, law)
-    return float(found.of["target"].layer_passes)
+    return None if found is None else float(found.of["target"].layer_passes)
 
 
 def plain_work_of(case: Case) -> Row:
@@ -157,9 +158,12 @@ def plain_work_of(case: Case) -> Row:
 
 
 def operations_of(case: Case, compute_per_token: float) -> Row:
-    """Operations of a method that does not draft, where its unit-time says them."""
-    known = case.cost.only_layers and not methods.roles_of(case.parameters) and getattr(case.parameters, "texts", 1) == 1
-    return {"operations_per_token": compute_per_token} if known else {}
+    """Operations of a method that does not draft, where its unit-time says them, or if it makes wide passes its account."""
+    known = not methods.roles_of(case.parameters) and getattr(case.parameters, "texts", 1) == 1
+    if known and getattr(case.parameters, "batched", False):
+        worked = _layers_worked(case)
+        return {} if worked is None else {"operations_per_token": worked / case.parameters.layers / case.outputs}
+    return {"operations_per_token": compute_per_token} if known and case.cost.only_layers else {}
 
 
 def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:

@@ -118,6 +118,7 @@ SET = [
     ("scenario.description=3", "description", "text in quotes", "got 3"),
     ("scenario.token=8", "unknown key scenario.token", "did you mean tokens?"),
     ("method.kandidates=3", "ppd takes no kandidates", "did you mean candidates?"),
+    ("method.batched=1", "batched", "true or false", "got 1"),
     ("method.form=litteral", "unknown form 'litteral'", "did you mean literal?"),
     ("method.name=pdd", "unknown method 'pdd'", "did you mean ppd?"),
     ("method.name=no.such.module", "'no.such.module' cannot be imported", "known: ", "autoregressive, "),

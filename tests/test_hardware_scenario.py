@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import sim
 from model import profile
+from model.checks import ParameterError
 from model.device import DEVICES
 from model.hardware import memory, pass_time, prompt_time, step_time
 from model.measured import Measured
@@ -306,6 +307,18 @@ def test_what_nobody_has_timed_is_said() -> None:
     assert rows_of(handing)[0]["cost_missing"] == "send"
 
 
+def test_batched_candidates_take_the_time_of_many_units_on_two() -> None:
+    """By an H100's own widths; the account of passes is that of as many candidates."""
+    table = sim.run("ppd-batched", out=None, views=["formula"])
+    for k in (3, 5):
+        rows = table.filter((pl.col("method") == "ppd") & (pl.col("candidates") == k))
+        apart, batched = (rows.row(by_predicate=pl.col("batched") == value, named=True) for value in (False, True))
+        assert (apart["held_units"], batched["held_units"]) == (k + 1, 2)
+        assert 1 < batched["speedup"] <= apart["speedup"] < 1.02 * batched["speedup"]
+        assert batched["compute_per_token"] < apart["compute_per_token"] / 1.5
+        assert batched["match_rate"] == apart["match_rate"]
+
+
 def test_tensor_parallel_scenario_says_who_wins() -> None:
     table = sim.run("ppd-against-tensor-parallel", out=None, views=["formula"])
     for (name,), part in table.group_by("cost.profile" if "cost.profile" in table.columns else "profile"):
@@ -314,3 +327,15 @@ def test_tensor_parallel_scenario_says_who_wins() -> None:
             pipelined = held[units].filter(pl.col("method") == "ppd")["speedup"].max()
             split = held[units].filter(pl.col("method") == "autoregressive")["speedup"].max()
             assert split > pipelined > 1, name
+
+
+def test_what_a_wide_pass_costs_is_asked_of_batched_candidates_alone() -> None:
+    one: Any = {"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 3}
+    curve = {"verify_cost": [[1, 1.0], [2, 1.5]]}
+    with pytest.raises(ParameterError, match="verify_cost is used by no method that it is given for; leave it out"):
+        rows_of(scenario(one, curve, MATCH))
+    with pytest.raises(ParameterError, match="verify_cost must reach width 3, the widest pass of method ppd, got 2"):
+        rows_of(scenario(one | {"batched": True}, curve, MATCH))
+    wide = {"verify_cost": [[1, 1.0], [3, 1.5]]}
+    slow, quick = (rows_of(scenario(one | {"batched": value}, wide, MATCH))[0]["speedup"] for value in (True, False))
+    assert slow < quick

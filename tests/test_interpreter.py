@@ -31,6 +31,10 @@ EXACT: dict[str, tuple[Any, Any]] = {
         for form, layers in (("literal", (3, 4, 5)), ("eager", (3, 5)), ("flat", (1, 2)), ("nested", (2, 3)))
         for layer, k in itertools.product(layers, (1, 3))
     },
+    **{
+        f"ppd {form} {layer} {k} batched": (ppd, ppd.Parameters(LAYERS, layer, k, form, batched=True))
+        for form, layer, k in (("literal", 3, 3), ("literal", 5, 2), ("eager", 3, 2), ("flat", 1, 3), ("flat", 2, 2))
+    },
     **{f"speculative {gamma}": (speculative, speculative.Parameters(LAYERS, gamma, **SMALL)) for gamma in (0, 1, 3, 50)},
     **{
         f"adaptive {policy}": (adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, **SMALL, **more))

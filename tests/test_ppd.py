@@ -1,6 +1,7 @@
 """Theorem 4.1 and what holds beyond it: the published numbers, exact enumeration of paths, shapes, and errors."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -280,7 +281,7 @@ def test_predict_on_arrays_is_predict_on_scalars() -> None:
     rates, tokens, k = np.array([0.0, 0.35, 1.0]), np.array([1, 2, 40])[:, None], np.array([1, 3])[:, None, None]
     for form, exits in grids.items():
         exit_at = np.array(exits)[:, None, None, None]
-        choices = SimpleNamespace(layers=40, exit_layer=exit_at, candidates=k, form=form)
+        choices = SimpleNamespace(layers=40, exit_layer=exit_at, candidates=k, form=form, batched=False)
         many = ppd.predict(choices, tokens, Iid(rates), UnitCost(40))  # type: ignore[arg-type]
         shape = (len(exits), 2, 3, 3)
         arrays = {field: np.broadcast_to(getattr(many, field), shape) for field in fields}
@@ -297,7 +298,7 @@ def test_predict_on_arrays_is_predict_on_scalars() -> None:
 
 def test_a_flat_grid_may_lie_on_both_sides_of_the_half() -> None:
     exits = [7, 20, 33]
-    choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form="flat")
+    choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form="flat", batched=False)
     many = ppd.predict(choices, 9, Iid(0.4), UnitCost(40))  # type: ignore[arg-type]
     for index, exit_at in enumerate(exits):
         one = ppd.predict(Parameters(40, exit_at, 3, form="flat"), 9, Iid(0.4), UnitCost(40))
@@ -309,7 +310,7 @@ def test_a_grid_of_the_upper_half_lacks_nothing() -> None:
     assert ppd.ARRAYS, "predict says that it takes arrays"
     exits, p, n = [20, 29, 40], 0.35, 6
     for form in ("literal", "eager", "flat"):
-        choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form=form)
+        choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form=form, batched=False)
         many = ppd.predict(choices, n, Iid(p), UnitCost(40))  # type: ignore[arg-type]
         for index, exit_at in enumerate(exits):
             mean, variance, busy, ratio = expect(paths([p] * (n - 1)), lambda m, e=exit_at: by_runs(40, e, 3, m))
@@ -319,7 +320,7 @@ def test_a_grid_of_the_upper_half_lacks_nothing() -> None:
 
 def test_a_grid_is_left_with_what_has_no_closed_form() -> None:
     """Of several points nothing is summed, whichever of the fields is the array."""
-    plain: dict[str, Any] = {"layers": 12, "exit_layer": 4, "candidates": 2, "form": "nested"}
+    plain: dict[str, Any] = {"layers": 12, "exit_layer": 4, "candidates": 2, "form": "nested", "batched": False}
     for field, value in (("layers", 12), ("exit_layer", 4), ("candidates", 2)):
         choices = SimpleNamespace(**(plain | {field: np.array([value])}))
         assert np.isnan(ppd.predict(choices, 5, Iid(0.4), UnitCost(12)).units_ratio).all()  # type: ignore[arg-type]
@@ -331,7 +332,7 @@ def test_a_grid_is_left_with_what_has_no_closed_form() -> None:
 
 def test_the_ratio_of_a_large_grid_is_left_out_and_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid has 3 points of at most 40 tokens: 120 terms."""
-    choice, law = SimpleNamespace(layers=40, exit_layer=20, candidates=3, form="literal"), Iid([0.1, 0.5, 0.9])
+    choice, law = SimpleNamespace(layers=40, exit_layer=20, candidates=3, form="literal", batched=False), Iid([0.1, 0.5, 0.9])
     for most, left_out in ((120, False), (119, True)):
         monkeypatch.setattr(ppd, "_MOST_TERMS", most)
         got = ppd.predict(choice, [40, 20, 40], law, UnitCost(40))  # type: ignore[arg-type]
@@ -531,12 +532,15 @@ EXTRAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("extra", range(len(EXTRAS)))
 @pytest.mark.parametrize("exit_at", [1, 3, 4, 6, 8])
-@pytest.mark.parametrize("form", ["literal", "eager", "flat", "nested"])
+@pytest.mark.parametrize("form", ["literal", "eager", "flat", "nested", "literal batched", "eager batched", "flat batched"])
 def test_stages_take_what_the_simulator_takes(form: str, exit_at: int, extra: int) -> None:
     """Two measurements of one quantity, on every sequence of matches of four tokens."""
+    form, _, batched = form.partition(" ")
     if (form in ("literal", "eager") and exit_at < 4) or (form == "nested" and (extra or exit_at == 1)):
         return
-    choice, cost = Parameters(8, exit_at, 3, form=form), UnitCost(8, **EXTRAS[extra])
+    choice = Parameters(8, exit_at, 3, form=form, batched=bool(batched))
+    curve = ((1, 2.0), (3, 2.5)) if batched and extra % 2 else None
+    cost = UnitCost(8, **EXTRAS[extra], verify_cost=curve)
     outcomes = np.array(list(itertools.product((False, True), repeat=4)))
     time, busy = sums(ppd.stages(choice, cost), [outcomes[:, :2].T, outcomes[:, 2:3].T], 4, len(outcomes))
     for index, matches in enumerate(outcomes):
@@ -563,6 +567,32 @@ def test_stages_are_the_gaps(form: str) -> None:
         miss, match = gaps(d, exit_at, early_head=e, dispatch=s, link=b, final_head=f, promotion=m)
         assert [step.time for step in steps] == pytest.approx([float(miss), float(match)])
         assert [step.on_match for step in steps] == [1, 1]
+
+
+@pytest.mark.parametrize("form", ["literal", "eager", "flat"])
+def test_what_is_batched_is_one_process_of_wide_passes(form: str) -> None:
+    """Whatever a wide pass costs: formula and enumeration over all matches; where it costs nothing more, (3 - p)/(2 - p) units."""
+    curve = ((1, 1.0), (2, 1.5), (4, 1.75))
+    for k, p, cost in itertools.product((1, 2, 4), (0.0, 0.3, 1.0), (UnitCost(8), UnitCost(8, verify_cost=curve))):
+        choice, n = Parameters(8, 5, k, form=form, batched=True), 4
+        found = ppd.predict(choice, n, Iid(p), cost)
+        time = busy = 0.0
+        for matches in itertools.product((False, True), repeat=n):
+            chance = math.prod(p if match else 1 - p for match in matches)
+            run = simulate(decode(choice, [0], n), n, Cluster(2), cost, World(1, 8, list(matches)))
+            time, busy = time + chance * run.latency, busy + chance * run.busy
+        assert (float(found.latency), float(found.busy), float(found.units)) == pytest.approx((time, busy, 2))
+    many = ppd.predict(Parameters(40, 20, 7, form=form, batched=True), 10**6, Iid(0.6), UnitCost(40))
+    assert float(many.busy / many.latency) == pytest.approx((3 - 0.6) / (2 - 0.6), rel=1e-5)
+
+
+def test_a_grid_of_batched_candidates() -> None:
+    """Of which there may be many more than units."""
+    choices = SimpleNamespace(layers=8, exit_layer=5, candidates=np.array([1, 2, 7]), form="literal", batched=True)
+    many = ppd.predict(choices, 6, Iid(0.4), UnitCost(8))  # type: ignore[arg-type]
+    one = ppd.predict(Parameters(8, 5, 1), 6, Iid(0.4), UnitCost(8))
+    for field in ("latency", "latency_variance", "busy", "units_ratio", "units"):
+        assert np.broadcast_to(getattr(many, field), 3) == pytest.approx(float(getattr(one, field))), field
 
 
 def test_after_a_match_and_another_the_stage_is_the_same() -> None:
@@ -667,7 +697,7 @@ def test_candidates_and_tokens_are_checked_everywhere() -> None:
         with pytest.raises(ParameterError, match="tokens must be at least 1, got 0"):
             ppd.predict(Parameters(4, 2, 1), 0, law, UnitCost(4))
     for form in WALKS:
-        choice = SimpleNamespace(layers=4, exit_layer=2, candidates=0, form=form)
+        choice = SimpleNamespace(layers=4, exit_layer=2, candidates=0, form=form, batched=False)
         with pytest.raises(ParameterError, match="candidates must be at least 1, got 0"):
             ppd.predict(choice, 5, Iid(0.5), UnitCost(4))  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="plain must be at least 0, got -1"):
@@ -691,6 +721,7 @@ def test_the_lower_half_has_no_barrier_and_no_eager_timeline() -> None:
         ((4, 2.0, 1), "exit_layer must be a whole number, got 2.0"),
         ((4, 2, 0), "candidates must be between 1 and 1000, got 0"),
         ((4, 2, 1001), "candidates must be between 1 and 1000, got 1001"),
+        ((9, 4, 2, "nested", False, True), "batched must be false in the nested form, .*, got true; choose form='flat'"),
         ((4, 2, 1, "litteral"), "unknown form 'litteral'; did you mean literal"),
         ((9, 4, 1), "exit_layer must be at least layers/2=4.5 in the literal form, got 4;.*form='nested'.*form='flat'"),
         ((9, 4, 1, "eager"), "exit_layer must be at least layers/2=4.5 in the eager form, got 4"),

@@ -40,6 +40,10 @@ CHOICES = [
     ppd.Parameters(LAYERS, layer, k, form)
     for form, layers in (("literal", (3, 4, 5)), ("eager", (3, 5)), ("flat", (1, 2, 3))) for layer in layers for k in (1, 2, 3)
 ]  # fmt: skip
+BATCHED = [
+    ppd.Parameters(LAYERS, layer, k, form, batched=True)
+    for form, layer, k in (("literal", 3, 3), ("literal", 5, 2), ("eager", 3, 4), ("flat", 1, 3), ("flat", 2, 2))
+]
 NESTED = [ppd.Parameters(LAYERS, layer, k, "nested") for layer, k in ((3, 1), (3, 3), (4, 2), (2, 1))]
 
 
@@ -85,7 +89,8 @@ def test_what_is_written_is_what_the_plain_decoder_writes(pool: Pool, kind: str)
     use(pool, tiny(kind))
     prompt = [3, 4, 5, 6, 17]
     expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
-    for parameters in [*CHOICES, *NESTED] if kind == "llama" else [CHOICES[1], CHOICES[11], CHOICES[15], NESTED[0]]:
+    few = [CHOICES[1], CHOICES[11], CHOICES[15], NESTED[0], BATCHED[0], BATCHED[3]]
+    for parameters in [*CHOICES, *NESTED, *BATCHED] if kind == "llama" else few:
         parallel, alone = both(pool, parameters, prompt, 16)
         assert parallel.work.tokens == alone.work.tokens == expected, parameters
         assert parallel.work.commits == alone.work.commits, parameters
@@ -98,7 +103,7 @@ def test_what_is_written_is_what_the_plain_decoder_writes(pool: Pool, kind: str)
 def test_a_decoder_behind_an_encoder(pool: Pool) -> None:
     use(pool, tiny("t5"), source=SOURCE)
     expected = real_models.oracle(real_models.model("t5", LAYERS), [0], 12)
-    for parameters in CHOICES[:2]:
+    for parameters in (*CHOICES[:2], BATCHED[0]):
         assert both(pool, parameters, [0], 12)[0].work.tokens == expected
     pool.read_source((9, 3))
     parallel, alone = both(pool, CHOICES[0], [0], 12)
@@ -111,7 +116,7 @@ def test_the_same_processes_serve_text_after_text(pool: Pool) -> None:
     use(pool, tiny("llama", 1))
     for length in (1, 2, 40, 3):
         prompt = [(7 * place) % 29 for place in range(length)]
-        for parameters in (CHOICES[1], CHOICES[-1], NESTED[0]):
+        for parameters in (CHOICES[1], BATCHED[0], CHOICES[-1], NESTED[0], BATCHED[3]):
             parallel, alone = both(pool, parameters, prompt, 9)
             assert parallel.work.tokens == alone.work.tokens
 

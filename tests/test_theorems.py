@@ -172,6 +172,7 @@ def early_head_saves(right: Any, *args: Any, early_head: float, **kwargs: Any) -
 NOTHING_STOPPED = after(lambda right, process: None, events._Process, "stop")
 DISPATCH_OF_ONE_LAYER = after(lambda right, cost, processes: 1.0, UnitCost, "dispatching")
 PASSES_IN_HALF_THE_TIME = after(lambda right, cost, step: right(cost, step) / 2, UnitCost, "forward")
+WIDE_PASSES_ONE_BY_ONE = after(lambda right, cost, step: right(cost, step) * len(step.tokens), UnitCost, "forward")
 NO_BARRIER = after(no_barrier, ppd, "_barrier")
 MATCHES_SWAPPED = after(matches_swapped, World, "__init__")
 LAST_TOKEN_COUNTED = after(match_of_the_last_token, formulas, "expected_latency")
@@ -185,6 +186,7 @@ FAULTS: dict[str, Fault] = {
     "21c": LAST_TOKEN_COUNTED,
     "21d": after(reversed_chances, formulas, "latency_pmf"),
     "21e": after(one_more, formulas, "expected_runs"),
+    "21f": WIDE_PASSES_ONE_BY_ONE,
     "22a": DISPATCH_OF_ONE_LAYER,
     "22b": after(one_more, formulas, "nested_waste"),
     "22c": after(one_more, formulas, "nested_compute"),

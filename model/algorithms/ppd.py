@@ -9,6 +9,9 @@ Algorithms 1 and 2 of [Yang2024], and three forms that the paper leaves open.
 * `flat`: Algorithm 2 for any exit layer on k+1 units: a promoted process that is already past the exit layer predicts where it is.
 * `nested`: for any exit layer, sub-processes predict too: a tree of processes; stopping one stops what it started.
 
+In all but the nested form the candidates of a round may be `batched`: one pass over k hypotheses on one other unit, in place of k
+passes on k. They share the weights of its layers, so where reading these is what takes time it takes the time of one candidate.
+
 In all of them the last token's sub-processes are started and counted, as the paper counts them.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
@@ -17,9 +20,9 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from model import checks
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
@@ -33,6 +36,7 @@ class Parameters:
     """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form.
 
     `sampled` draws the final token in place of taking the likeliest (Appendix B); the candidates are the likeliest all the same.
+    `batched` has one unit read all candidates in one pass.
     """
 
     layers: int
@@ -40,10 +44,10 @@ class Parameters:
     candidates: int
     form: str = "literal"
     sampled: bool = False
+    batched: bool = False
 
     OUTCOMES = ("match",)
     EXACT = True
-    COSTS = ("fitted_on",)
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
@@ -51,6 +55,11 @@ class Parameters:
         checks.whole("candidates", self.candidates, 1, checks.MAX_CANDIDATES)
         checks.one_of("form", self.form, FORMS)
         checks.flag("sampled", self.sampled)
+        checks.flag("batched", self.batched)
+        if self.batched and self.form == "nested":
+            raise checks.ParameterError(
+                "batched must be false in the nested form, whose sub-processes predict too, got true; choose form='flat'"
+            )
         if self.form in ("literal", "eager") and 2 * self.exit_layer < self.layers:
             raise checks.ParameterError(
                 f"exit_layer must be at least layers/2={self.layers / 2:g} in the {self.form} form, got {self.exit_layer};"
@@ -65,12 +74,24 @@ class Parameters:
 
     @property
     def units(self) -> int:
-        """Compute units that it reserves: k+1, and in the nested form as many as are busy at once where layers alone take time."""
+        """Compute units that it reserves: k+1, where candidates are batched 2, and in the nested form as many as are busy at once
+        where layers alone take time.
+        """
         if self.form != "nested":
-            return self.candidates + 1
+            return 2 if self.batched else self.candidates + 1
         generations = -(-self.layers // self.exit_layer)
         # The sum of candidates**i over the generations, in one step: with thousands of them it has thousands of digits.
         return generations if self.candidates == 1 else (self.candidates**generations - 1) // (self.candidates - 1)
+
+    @property
+    def widest(self) -> int:
+        """Tokens of its widest pass behind the prompt."""
+        return self.candidates if self.batched else 1
+
+    @staticmethod
+    def costs(table: Mapping[str, Any]) -> tuple[str, ...]:
+        """The costs that it has and not every method: what a wide pass takes only where somebody says whether it makes any."""
+        return ("fitted_on", "verify_cost") if "batched" in table else ("fitted_on",)
 
     @property
     def bounded(self) -> bool:
@@ -93,7 +114,7 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collec
     while True:
         out = yield Forward("target", (token,), at, depth, gap, out, HEAD)
         early = yield Read("top", out, -1, candidates)
-        subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, layers - gap) for guess in early]), places)
+        subs = yield Fork(_ahead(early, at + 1, layers - gap, places), places)
         out = yield Forward("target", (token,), at, gap, layers, out, HEAD)
         yield Join(subs)
         token, at = (yield Read(says, out)), at + 1
@@ -104,7 +125,7 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collec
         if match:
             depth = layers - gap
             gap = max(exit_layer, depth)
-            out = yield Adopt(subs[early.index(token)], at, depth)
+            out = yield _promoted(subs, early.index(token), at, depth, candidates)
         else:
             depth, gap, out = 0, exit_layer, None
 
@@ -116,19 +137,21 @@ def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collecti
     while True:
         out = yield Forward("target", (token,), at, depth, exit_layer, out, HEAD)
         early = yield Read("top", out, -1, candidates)
-        subs = yield Fork(tuple([Forward("target", (guess,), at + 1, 0, exit_layer) for guess in early]), places)
+        subs = yield Fork(_ahead(early, at + 1, exit_layer, places), places)
         out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
         token, at = (yield Read(says, out)), at + 1
         match, done = token in early, at == end or token in stop
-        yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or done))
+        right = early.index(token) if match and not done else None
+        wanted = None if right is None else subs[right if len(subs) == candidates else 0]
+        yield Stop(tuple([sub for sub in subs if sub is not wanted]))
         yield Commit("match" if match else "miss", (token,))
         if done:
             return
         depth, out = 0, None
-        if match:
+        if right is not None:
             depth = exit_layer
-            yield Join((subs[early.index(token)],))
-            out = yield Adopt(subs[early.index(token)], at, depth)
+            yield Join((wanted,))
+            out = yield _promoted(subs, right, at, depth, candidates)
 
 
 def _nested(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
@@ -150,6 +173,18 @@ def _nested(parameters: Parameters, token: int, at: int, end: int, stop: Collect
             return
 
 
+def _ahead(early: Sequence[int], at: int, last: int, places: Sequence[int]) -> tuple[Forward, ...]:
+    """The passes of a round's sub-processes: one for each candidate, or on a single unit one for all, none following another."""
+    if len(places) < len(early):
+        return (Forward("target", tuple(early), at, 0, last, after=(-1,) * len(early)),)
+    return tuple([Forward("target", (guess,), at, 0, last) for guess in early])
+
+
+def _promoted(subs: Sequence[Any], right: int, at: int, depth: int, candidates: int) -> Adopt:
+    """Take over the right candidate: its process, or what is its own of the one that read them all."""
+    return Adopt(subs[right], at, depth) if len(subs) == candidates else Adopt(subs[0], at, depth, right)
+
+
 def _fields(parameters: Parameters) -> tuple[int, int, int, tuple[int, ...], Literal["next", "sample"]]:
-    places = tuple(range(1, parameters.candidates + 1))
+    places = (1,) if parameters.batched else tuple(range(1, parameters.candidates + 1))
     return parameters.layers, parameters.exit_layer, parameters.candidates, places, SAMPLED if parameters.sampled else GREEDY

@@ -47,7 +47,8 @@ def choice(example: Example) -> Any:
     if "draft_length" in example:
         names = ("layers", "draft_length", "sampled", "placement", "draft_layers")
         return speculative.Parameters(**{"layers": 1} | {name: example[name] for name in names if name in example})
-    return ppd.Parameters(example["layers"], example["exit_layer"], example["candidates"], example["form"])
+    batched = example.get("batched", False)
+    return ppd.Parameters(example["layers"], example["exit_layer"], example["candidates"], example["form"], batched=batched)
 
 
 def cost(example: Example) -> UnitCost:

@@ -81,6 +81,13 @@ def runs(x: Example) -> None:
         equal("mean number of runs", float(formulas.expected_runs(n, x["match_rate"])), mean, CLOSE)
 
 
+def batched_on_every_path(x: Example) -> None:
+    apart, batched = play(x, batched=False), play(x, batched=True)
+    equal("latency", batched.latency, apart.latency)
+    equal("compute less latency, times k", x["candidates"] * (batched.busy - batched.latency), apart.busy - apart.latency)
+    at_most("units in use", batched.peak_units, 2)
+
+
 # --- 22: the nested form ---
 
 
@@ -186,6 +193,11 @@ THEOREMS = (
     _theorem(
         "21e", "T = d N + d' (l - N), N being the number of runs: 1 + misses before the last position; E[N] = l - (l - 1) p.",
         source=_PROOF, given=lambda: decodings((*UPPER_HALF, "nested"), match_rate=rates()), holds=runs,
+    ),
+    _theorem(
+        "21f", "Candidates batched on one unit, where a wide pass takes no longer: T as ever, and C - T one k-th, on two units.",
+        source="derived: they are read side by side all the same", given=lambda: decodings((*UPPER_HALF, "flat")),
+        holds=batched_on_every_path,
     ),
     _theorem(
         "22a", "Nested, at any d', T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.",
