@@ -614,5 +614,7 @@ class Parallel(Real):
             row = Span(unit, start, end, what, number, -1, 0, 0, fate)
             self.rows.append((row, None))
         else:
-            row = Span(unit, start, end, what, number, step.end - 1, step.first, step.last, fate, step.role, len(step.tokens))
+            depth = step.end - step.at if step.after else 0
+            more = step.first, step.last, fate, step.role, len(step.tokens), depth
+            row = Span(unit, start, end, what, number, step.end - 1, *more)
             self.rows.append((row, task))

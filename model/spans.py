@@ -44,7 +44,7 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-KEPT = ("unit", "start", "end", "what", "process", "position", "first", "last", "fate", "role", "width")
+KEPT = ("unit", "start", "end", "what", "process", "position", "first", "last", "fate", "role", "width", "depth")
 """What files hold of a span; the rest is of methods that do not run over processes."""
 
 

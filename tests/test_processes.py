@@ -169,6 +169,9 @@ def test_what_happened_when(pool: Pool) -> None:
     assert len(kept) == commits[:-1].count("match") == sum(span.what == "promotion" for span in spans)
     assert {span.fate for span in passes if span.unit} >= {"kept"}
     assert all(span.unit == 0 for span in spans if span.what in ("dispatch", "wait", "head"))
+    run, _ = both(pool, BATCHED[0], [3, 4, 5], 12)
+    wide = [Interval(*span) for span in run.spans if span.unit == 1]
+    assert {(span.width, span.position - span.earliest) for span in wide} == {(3, 0)}  # hypotheses of one position
     without = Parallel(pool)
     without.run(ppd.decode(CHOICES[0], [3, 4, 5], 12), 12)
     assert without.spans == []
