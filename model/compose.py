@@ -170,10 +170,14 @@ def attention_left_out(operations: Profile, *, alike: bool = True) -> LeftOut:
 
 
 def with_errors(operations: Profile) -> Profile:
-    """The same profile of operations with the median errors of its parts, by leaving each time out where that can be done."""
-    found = {"gemm": gemm_left_out(operations)}
+    """The same profile of operations with the median errors of its parts, by leaving each time out where that can be done.
+
+    Each is predicted from its own line alone. That is all a lookup between measured points has: nothing beside it was measured at
+    that m or context either.
+    """
+    found = {"gemm": gemm_left_out(operations, ())}
     if "decode" in operations.parts:
-        found["decode"] = attention_left_out(operations)
+        found["decode"] = attention_left_out(operations, alike=False)
     return replace(operations, errors={part: round(each.median(), 4) for part, each in found.items() if each.error.size})
 
 

@@ -97,6 +97,18 @@ def test_left_out_errors_are_relative_to_what_was_measured() -> None:
     assert found.percentile(100) == 0.5
 
 
+def test_what_a_table_says_of_its_errors_is_what_a_lookup_between_its_points_misses() -> None:
+    """Steps that all shapes share are found again beside others, but an m or a context that nobody was timed at has no others."""
+    factor = dict(zip(MS, (1, 3, 1, 3, 1, 3, 1), strict=True))
+    later = {0: 1, 15: 2, 127: 1, 1023: 2, 4095: 1}
+    attention = decoded(lambda group, read, context: 1e-6 * later[context] * read)
+    made = compose.with_errors(operations(lambda m, n, k: 1e-6 * factor[m] * (n * k) ** 0.5, attention))
+    assert compose.gemm_left_out(made).median() == pytest.approx(0, abs=1e-12)
+    assert compose.attention_left_out(made).median() == pytest.approx(0, abs=1e-12)
+    # Of the inner times three are told as a third of what they are, two as three times that; of attention two as half.
+    assert made.errors == {"gemm": round(2 / 3, 4), "decode": 0.5}
+
+
 def test_shapes_beyond_a_small_table_are_nobodys_neighbours() -> None:
     assert np.isnan(neighbours(np.ones((1, 1, 4)), compose.SHAPES_NEAR)).all()
     assert (neighbours(np.ones((2, 1, 4)), compose.SHAPES_NEAR) == 1).all()

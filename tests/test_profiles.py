@@ -219,7 +219,7 @@ def test_products_left_out_are_found_again(gpu: str, folder: str, engine: str) -
     assert found.percentile(90) <= 0.17
     if engine in DENSE_GRIDS:
         assert found.median(high=32) <= 0.01
-    assert made.errors["gemm"] == round(found.median(), 4)
+    assert made.errors["gemm"] == round(compose.gemm_left_out(made, ()).median(), 4)  # a lookup has its own line alone
 
 
 @needs_data
@@ -232,7 +232,9 @@ def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, 
         ):
             aiconfigurator.read(root, gpu=gpu, engine=engine)
         return
-    found = compose.attention_left_out(aiconfigurator.read(root, gpu=gpu, engine=engine))
+    made = aiconfigurator.read(root, gpu=gpu, engine=engine)
+    found = compose.attention_left_out(made)
+    assert made.errors["decode"] == round(compose.attention_left_out(made, alike=False).median(), 4)
     assert found.median() <= 0.03
     assert found.percentile(90) <= 0.17
 
