@@ -19,11 +19,14 @@ from numpy.typing import ArrayLike
 from model import checks, profile
 from model.checks import ParameterError
 from model.profile import Profile
-from model.surface import Floats, Surface, neighbours, residuals
+from model.surface import Floats, Surface, parallelograms, residuals
 from model.transformer import BYTES, Shape
 
-SHAPES_NEAR = tuple((0, step) for step in (1, -1, 2, -2, 3, -3)) + tuple((step, 0) for step in (1, -1, 2, -2))
-"""Steps along n and k to the shapes that behave like one: six along k, four along n."""
+SHAPES_NEAR = ((0, 1), (0, -1), (0, 2), (0, -2), (1, 0), (-1, 0))
+"""Steps along n and k to the shapes that behave like one: four along k, two along n. These and `M_NEAR` are the best of 72 choices
+on the tables of the H100 and the A100; those of the L40S had no say."""
+M_NEAR = (1, -1, 2, -2)
+"""Steps along m to the times that such shapes are compared at."""
 OFF = 0.05
 """Relative error of a composed layer: layers of three models that Vidur measured on two GPUs are off by less in the median, up to
 64 tokens, composed of products that others measured."""
@@ -104,21 +107,22 @@ class Products:
 
 
 def gemm_left_out(operations: Profile, near: Sequence[tuple[int, int]] = SHAPES_NEAR) -> LeftOut:
-    """Relative error of each product's time, predicted from its neighbours in m, corrected by what those miss at the nearest
-    shapes.
+    """Relative error of each product's time, predicted from the shapes next to it, and from how its times and theirs compare at
+    the nearest other m.
 
-    A time between two of its line, interpolated in logarithms, misses the steps in which kernels are chosen; they are nearly
-    the same for shapes next to it, six along k and four along n: steps `near`, none for the interpolation alone. The ends of lines
-    are left out. `at` is m, both of shape (products,).
+    Steps in which kernels are chosen are nearly the same for shapes next to it, four along k and two along n: steps `near`. What
+    one of them takes at this m, times the ratio of the two at another m, is a prediction; the median of all of them counts
+    (`model.surface.parallelograms`). Without any, `near` empty, its neighbours in m are interpolated in logarithms. The ends of
+    lines are left out either way. `at` is m, both of shape (products,).
     """
     _of_operations(operations)
     rows = operations.rows("gemm")
     axes, places = zip(*(np.unique(rows[name].to_numpy(), return_inverse=True) for name in ("n", "k", "m")), strict=True)
     logs: Floats = np.full(tuple(axis.size for axis in axes), np.nan)
     logs[tuple(place.reshape(-1) for place in places)] = np.log(rows["time_s"].to_numpy())
-    missed = residuals(logs, np.log(axes[2].astype(np.float64)))
-    expected = np.nan_to_num(neighbours(missed, near))
-    return _left_out(missed - expected, axes[2])
+    alone = residuals(logs, np.log(axes[2].astype(np.float64)))
+    missed = logs - parallelograms(logs, near, M_NEAR)
+    return _left_out(np.where(np.isnan(alone) | np.isnan(missed), alone, missed), axes[2])
 
 
 def shapes_left_out(operations: Profile) -> LeftOut:
@@ -170,10 +174,14 @@ def attention_left_out(operations: Profile, *, alike: bool = True) -> LeftOut:
 
 
 def with_errors(operations: Profile) -> Profile:
-    """The same profile of operations with the median errors of its parts, by leaving each time out where that can be done."""
-    found = {"gemm": gemm_left_out(operations)}
+    """The same profile of operations with the median errors of its parts, by leaving each time out where that can be done.
+
+    Each is predicted from its own line alone. That is all a lookup between measured points has: nothing beside it was measured at
+    that m or context either.
+    """
+    found = {"gemm": gemm_left_out(operations, ())}
     if "decode" in operations.parts:
-        found["decode"] = attention_left_out(operations)
+        found["decode"] = attention_left_out(operations, alike=False)
     return replace(operations, errors={part: round(each.median(), 4) for part, each in found.items() if each.error.size})
 
 

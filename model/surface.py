@@ -248,19 +248,46 @@ def residuals(logs: Floats, scaled: Floats) -> Floats:
     return result
 
 
-def neighbours(values: Floats, offsets: Sequence[tuple[int, ...]]) -> Floats:
-    """The median of an array's values at so many steps away along its leading axes; nan where none of them is known."""
-    stacked = []
-    for offset in offsets:
-        moved = np.full_like(values, np.nan)
-        if any(abs(step) >= size for step, size in zip(offset, values.shape, strict=False)):
-            continue
-        source = tuple(slice(max(step, 0), size + step) for step, size in zip(offset, values.shape, strict=False))
-        target = tuple(slice(max(-step, 0), size - step) for step, size in zip(offset, values.shape, strict=False))
-        moved[target] = values[source]
-        stacked.append(moved)
-    if not stacked:
-        return np.full_like(values, np.nan)
-    together = np.stack(stacked)
+def parallelograms(logs: Floats, near: Sequence[tuple[int, ...]], along: Sequence[int]) -> Floats:
+    """What others say of each value of an array, itself unseen: the median of the parallelograms that lack it alone.
+
+    A line `near` steps away has a value where this one lacks it, and both have values `along` steps further on the last axis: the
+    missing corner is near + own - both. That is exact where logarithms are one function of the line plus one of the last axis,
+    steps of any size included [Ibarria2003, the rule in two dimensions]. Where two lines part company on the way, a median of many
+    does not follow the few that do [Tukey1977, chapter 11, who fits such tables by medians].
+
+    Parameters
+    ----------
+    logs
+        An array over the axes of the lines and, last, the axis along them; nan where nothing is known.
+    near
+        Steps along the leading axes to the lines that are asked.
+    along
+        Steps along the last axis.
+
+    Returns
+    -------
+    Of the shape of `logs`; nan where no parallelogram has its three other corners, and everywhere if none is asked for.
+
+    [Ibarria2003] L. Ibarria, P. Lindstrom, J. Rossignac, A. Szymczak: Out-of-core compression and decompression of large
+    n-dimensional scalar fields. Computer Graphics Forum 22(3), 2003.
+    [Tukey1977] J. W. Tukey: Exploratory Data Analysis. Addison-Wesley, 1977.
+
+    >>> parallelograms(np.array([[1.0, 5.0, 2.0], [2.0, 6.0, 9.0]]), [(1,)], [-1])[0]
+    array([nan,  5.,  8.])
+    """
+    said = [
+        _moved(logs, (*step, 0)) + _moved(logs, (*(0 for _ in step), further)) - _moved(logs, (*step, further))
+        for step in near for further in along
+    ]  # fmt: skip
+    if not said:
+        return np.full_like(logs, np.nan)
+    together = np.stack(said)
     nobody = np.isnan(together).all(axis=0)
     return np.where(nobody, np.nan, np.nanmedian(np.where(nobody, 0.0, together), axis=0))
+
+
+def _moved(values: Floats, steps: tuple[int, ...]) -> Floats:
+    """An array of what lies so many steps away from each place; nan beyond the ends."""
+    wide = np.pad(values, [(abs(step), abs(step)) for step in steps], constant_values=np.nan)
+    return wide[tuple(slice(abs(step) + step, abs(step) + step + size) for step, size in zip(steps, values.shape, strict=True))]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from model import compose, profile
 from model.checks import ParameterError
 from model.profile import Profile, Source
-from model.surface import neighbours
 from model.transformer import Shape, preset
 
 BANDWIDTH, RATE, LAUNCH = 1e12, 1e14, 3e-6
@@ -73,7 +72,7 @@ def test_on_a_device_of_even_efficiency_every_product_comes_out_right(m: int, n:
 
 @given(st.lists(st.floats(0.1, 10), min_size=len(MS), max_size=len(MS)))
 def test_steps_in_m_that_all_shapes_share_are_found_again(steps: list[float]) -> None:
-    """time = f(n, k) g(m): the neighbours miss what a shape misses, whatever g is, and nothing is left."""
+    """time = f(n, k) g(m): what shapes beside it take at this m goes with it, whatever g is, and nothing is left."""
     factor = dict(zip(MS, steps, strict=True))
     found = compose.gemm_left_out(operations(lambda m, n, k: factor[m] * (n * k) ** 0.7 * 1e-9))
     assert found.error.size == (len(MS) - 2) * len(NS) ** 2
@@ -89,6 +88,40 @@ def test_what_is_left_out_is_not_looked_at() -> None:
     assert found.median() == pytest.approx(0, abs=1e-12)
 
 
+@given(st.integers(0, 2**32), st.floats(1e-3, 1e3))
+def test_no_time_has_a_say_in_its_own_prediction(seed: int, factor: float) -> None:
+    rng = np.random.default_rng(seed)
+    times = {place: 1e-5 * rng.random() + LAUNCH for place in product(MS, NS, NS)}
+    chosen = (MS[rng.integers(1, len(MS) - 1)], NS[rng.integers(len(NS))], NS[rng.integers(len(NS))])
+    before = compose.gemm_left_out(operations(lambda *place: times[place]))
+    after = compose.gemm_left_out(operations(lambda *place: times[place] * (factor if place == chosen else 1)))
+    one = [*product(NS, NS, MS[1:-1])].index((chosen[1], chosen[2], chosen[0]))
+    assert after.at[one] == chosen[0]
+    # What was predicted is the same, so what it is of the time goes with one over the factor.
+    assert (1 + after.error[one]) * factor == pytest.approx(1 + before.error[one])
+
+
+def test_a_step_that_only_some_shapes_take_is_told_by_most() -> None:
+    """From n = 4096 on a kernel runs at m = 8 that takes twice as long: shapes on either side of that do not mislead each other."""
+    made = operations(lambda m, n, k: 1e-6 * (m * n * k) ** 0.5 * (2 if m == 8 and n >= 4096 else 1))
+    found = compose.gemm_left_out(made)
+    assert np.abs(found.error).max() == pytest.approx(0, abs=1e-12)
+    alone = compose.gemm_left_out(made, ())
+    assert alone.error.min() == pytest.approx(-0.5)  # at m = 8, halfway between 4 and 16
+
+
+def test_a_shape_without_others_beside_it_is_interpolated() -> None:
+    """A table of one shape, and one whose only other shape lacks this m."""
+    whole = operations(lambda m, n, k: 1e-6 * m**0.5 * (3 if m == 8 else 1))
+    part, m, n, k = (whole.table[name] for name in ("part", "m", "n", "k"))
+    single = replace(whole, table=whole.table.filter((part == "gemm") & (n == 512) & (k == 512)))
+    assert compose.gemm_left_out(single).error == pytest.approx(compose.gemm_left_out(single, ()).error)
+    two = replace(whole, table=whole.table.filter((n == 512) & (k <= 1024) & ((k == 512) | (m != 8))))
+    found = compose.gemm_left_out(two)
+    assert found.at.tolist() == [2, 4, 8, 16, 64, 2, 4, 16, 64]
+    assert found.error == pytest.approx([0, 0, -2 / 3, 0, 0, 0, 0, 0, 0], abs=1e-12)
+
+
 def test_left_out_errors_are_relative_to_what_was_measured() -> None:
     found = compose.LeftOut(np.array([1.0, 2.0, 40.0]), np.array([0.1, -0.3, 0.5]))
     assert found.median() == 0.3
@@ -97,9 +130,16 @@ def test_left_out_errors_are_relative_to_what_was_measured() -> None:
     assert found.percentile(100) == 0.5
 
 
-def test_shapes_beyond_a_small_table_are_nobodys_neighbours() -> None:
-    assert np.isnan(neighbours(np.ones((1, 1, 4)), compose.SHAPES_NEAR)).all()
-    assert (neighbours(np.ones((2, 1, 4)), compose.SHAPES_NEAR) == 1).all()
+def test_what_a_table_says_of_its_errors_is_what_a_lookup_between_its_points_misses() -> None:
+    """Steps that all shapes share are found again beside others, but an m or a context that nobody was timed at has no others."""
+    factor = dict(zip(MS, (1, 3, 1, 3, 1, 3, 1), strict=True))
+    later = {0: 1, 15: 2, 127: 1, 1023: 2, 4095: 1}
+    attention = decoded(lambda group, read, context: 1e-6 * later[context] * read)
+    made = compose.with_errors(operations(lambda m, n, k: 1e-6 * factor[m] * (n * k) ** 0.5, attention))
+    assert compose.gemm_left_out(made).median() == pytest.approx(0, abs=1e-12)
+    assert compose.attention_left_out(made).median() == pytest.approx(0, abs=1e-12)
+    # Of the inner times three are told as a third of what they are, two as three times that; of attention two as half.
+    assert made.errors == {"gemm": round(2 / 3, 4), "decode": 0.5}
 
 
 # --- attention ---

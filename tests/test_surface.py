@@ -1,12 +1,14 @@
 """Surfaces of measured times: what was measured comes back, what lies between is between, efficiency is held beyond."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model import checks
-from model.surface import NONE, Estimate, Surface, neighbours, residuals
+from model.surface import NONE, Estimate, Surface, parallelograms, residuals
 
 AXES = st.lists(st.integers(1, 5000), min_size=1, max_size=5, unique=True)
 TIMES = st.floats(1e-5, 10.0)  # well above the nanosecond that stands for nothing
@@ -321,7 +323,7 @@ def test_nothing_has_no_error():
 
 
 @given(st.integers(0, 2**32))
-def test_residuals_and_neighbours_say_what_loops_say(seed):
+def test_residuals_and_parallelograms_say_what_loops_say(seed):
     rng = np.random.default_rng(seed)
     logs = rng.normal(size=(3, 4, 6))
     logs[rng.random(logs.shape) < 0.2] = np.nan
@@ -336,10 +338,14 @@ def test_residuals_and_neighbours_say_what_loops_say(seed):
             before, after = there[there.index(index) - 1], there[there.index(index) + 1]
             said = np.interp(scaled[index], scaled[[before, after]], logs[place][[before, after]])
             assert found[place][index] == pytest.approx(logs[place][index] - said)
-    assert np.isnan(neighbours(found, [(3, 0), (0, -4), (1, 5), (-6, 1)])).all()
-    offsets = [(0, 1), (0, -1), (1, 0), (-2, 3), (1, 5), (-6, 1)]
-    medians = neighbours(found, offsets)
-    for i, j, m in np.ndindex(found.shape):
-        inside = [(i + a, j + b) for a, b in offsets if 0 <= i + a < 3 and 0 <= j + b < 4]
-        known = [found[x, y, m] for x, y in inside if not np.isnan(found[x, y, m])]
-        assert medians[i, j, m] == pytest.approx(np.median(known), nan_ok=True) if known else np.isnan(medians[i, j, m])
+    assert np.isnan(parallelograms(logs, [(3, 0), (0, -4), (5, 1)], [1])).all()
+    assert np.isnan(parallelograms(logs, [], [1])).all()
+    assert np.isnan(parallelograms(logs, [(0, 1)], [])).all()
+    near, along = [(0, 1), (0, -1), (1, 0), (-2, 3), (1, 5), (-6, 1)], [1, -1, -2, 6]
+    said = parallelograms(logs, near, along)
+    for i, j, m in np.ndindex(logs.shape):
+        corners = [(i + a, j + b, m + c) for (a, b), c in product(near, along)]
+        inside = [(x, y, z) for x, y, z in corners if 0 <= x < 3 and 0 <= y < 4 and 0 <= z < 6]
+        known = [logs[x, y, m] + logs[i, j, z] - logs[x, y, z] for x, y, z in inside]
+        expected = np.median([each for each in known if not np.isnan(each)] or [np.nan])
+        assert said[i, j, m] == pytest.approx(expected, nan_ok=True)
