@@ -142,7 +142,8 @@ def agree(real: Any, run: Any) -> None:
 def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> None:
     least = {"literal": 3, "eager": 3, "nested": 1 if k < 3 else 2, "flat": 1}[form]
     layer = data.draw(st.integers(least, LAYERS - 1))
-    agree(*replayed(made(), number, ppd, ppd.Parameters(LAYERS, layer, k, form), layer, k, form))
+    batched = form != "nested" and data.draw(st.booleans())
+    agree(*replayed(made(), number, ppd, ppd.Parameters(LAYERS, layer, k, form, batched=batched), layer, k, form))
 
 
 @given(number=st.sampled_from([*PROMPTS]), gamma=st.integers(0, 8))

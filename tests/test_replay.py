@@ -78,12 +78,15 @@ placements = st.sampled_from(["together", "apart"])
 thresholds = st.sampled_from([0.0, 0.05, 0.1, 0.2, 1.0])
 CHOICES = st.one_of(
     some("autoregressive", sampled=flags),
-    some("ppd", form=st.sampled_from(["literal", "eager"]), exit_layer=whole(3, 4), candidates=whole(1, 4), sampled=flags),
-    some("ppd", form=st.just("literal"), exit_layer=st.just(LAYERS), candidates=whole(1, 4)),
-    some("ppd", form=st.just("eager"), exit_layer=st.just(LAYERS), candidates=whole(1, 4), sampled=flags),
+    some(
+        "ppd", form=st.sampled_from(["literal", "eager"]), exit_layer=whole(3, 4), candidates=whole(1, 4), sampled=flags,
+        batched=flags,
+    ),
+    some("ppd", form=st.just("literal"), exit_layer=st.just(LAYERS), candidates=whole(1, 4), batched=flags),
+    some("ppd", form=st.just("eager"), exit_layer=st.just(LAYERS), candidates=whole(1, 4), sampled=flags, batched=flags),
     some("ppd", form=st.just("nested"), exit_layer=whole(2, LAYERS), candidates=whole(1, 3), sampled=flags),
     some("ppd", form=st.just("nested"), exit_layer=st.just(1), candidates=whole(1, 2)),
-    some("ppd", form=st.just("flat"), exit_layer=whole(1, LAYERS), candidates=whole(1, 4), sampled=flags),
+    some("ppd", form=st.just("flat"), exit_layer=whole(1, LAYERS), candidates=whole(1, 4), sampled=flags, batched=flags),
     some("speculative", draft_length=whole(0, 7), sampled=flags, placement=placements),
     some("adaptive", policy=st.just("heuristic"), max_draft_length=whole(5, 9), sampled=flags, placement=placements),
     some("adaptive", policy=st.just("confidence"), confidence_threshold=st.floats(0.01, 1), sampled=flags),
