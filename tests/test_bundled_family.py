@@ -30,6 +30,8 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "ppd literal": (ppd, ppd.Parameters(LAYERS, 8, 3)),
     "ppd eager": (ppd, ppd.Parameters(LAYERS, 6, 1, "eager")),
     "ppd flat": (ppd, ppd.Parameters(LAYERS, 4, 2, "flat")),
+    "ppd batched": (ppd, ppd.Parameters(LAYERS, 6, 3, batched=True)),
+    "ppd flat batched": (ppd, ppd.Parameters(LAYERS, 4, 3, "flat", batched=True)),
     "ppd nested": (ppd, ppd.Parameters(LAYERS, 6, 2, "nested")),
     "speculative": (speculative, speculative.Parameters(LAYERS, 4, **SMALL)),
     "adaptive heuristic": (adaptive, adaptive.Parameters(LAYERS, "heuristic", **SMALL)),

@@ -30,6 +30,7 @@ def point(number: int, parameters: Parameters, tokens: int, rate: float, **more:
     return {
         "point": number, "view": "formula", "method": "ppd", "form": parameters.form, "layers": parameters.layers,
         "exit_layer": parameters.exit_layer, "candidates": parameters.candidates, "tokens": tokens, "match_rate": rate,
+        "batched": parameters.batched,
         "normalized_latency": float(theory.latency / theory.plain_latency),
         "compute_per_token": float(theory.busy / theory.plain_latency), "mean_units": float(theory.busy / theory.latency), **more,
     }  # fmt: skip
@@ -73,12 +74,18 @@ def test_every_row_stands_at_its_coordinates(x: str, view: str) -> None:
 
 @pytest.mark.parametrize("x", AXES)
 @pytest.mark.parametrize(
-    ("form", "exit_layer"), [("literal", 20), ("literal", 30), ("eager", 37), ("nested", 10), ("flat", 10), ("nested", 20)]
-)
+    ("form", "exit_layer"),
+    [
+        ("literal", 20), ("literal", 30), ("eager", 37), ("nested", 10), ("flat", 10), ("nested", 20), ("literal batched", 20),
+        ("eager batched", 30), ("flat batched", 10),
+    ],
+)  # fmt: skip
 def test_the_curve_passes_through_the_points_of_the_formula(form: str, exit_layer: int, x: str) -> None:
     """With l tokens a rate p acts as p (l - 1) / l, so one curve holds points of all lengths; the flat form has one a length."""
     choices = itertools.product((1, 4), (2, 16, 128), (0.0, 0.3, 1.0))
-    rows = [point(i, Parameters(40, exit_layer, k, form), n, p) for i, (k, n, p) in enumerate(choices)]
+    form, _, batched = form.partition(" ")
+    more = {"form": form, "batched": bool(batched)}
+    rows = [point(i, Parameters(40, exit_layer, k, **more), n, p) for i, (k, n, p) in enumerate(choices)]
     drawn = lines(tradeoff.draw(pl.DataFrame(rows), x).axes[0])
     curves = {label.removeprefix("curve "): line for label, line in drawn.items() if label.startswith("curve ")}
     assert len(curves) == (6 if form == "flat" and exit_layer < 20 else 2)

@@ -319,6 +319,19 @@ def test_batched_candidates_take_the_time_of_many_units_on_two() -> None:
         assert batched["match_rate"] == apart["match_rate"]
 
 
+def test_operations_of_batched_candidates_are_those_of_as_many_units() -> None:
+    """By every view, and by the grid of closed forms."""
+    one: Any = {"name": "ppd", "layers": 8, "exit_layer": 5, "candidates": 3}
+    for views in (["formula"], ["formula", "paths", "events"]):
+        tables = [scenario(one | {"batched": value}, {}, MATCH["match"], tokens=16, views=views) for value in (True, False)]
+        tables = [{key: value for key, value in table.items() if key != "cost"} for table in tables]
+        batched, apart = (sim.run(table, sweep={"method.exit_layer": [4, 6]}, replications=500) for table in tables)
+        for ours, theirs in zip(batched.to_dicts(), apart.to_dicts(), strict=True):
+            assert ours["operations_per_token"] == pytest.approx(theirs["operations_per_token"], rel=0.02), ours["view"]
+            more = 2 * (8 - ours["exit_layer"]) / 8  # two candidates' layers that cost no unit any time
+            assert ours["operations_per_token"] - ours["compute_per_token"] == pytest.approx(more, abs=0.02)
+
+
 def test_tensor_parallel_scenario_says_who_wins() -> None:
     table = sim.run("ppd-against-tensor-parallel", out=None, views=["formula"])
     for (name,), part in table.group_by("cost.profile" if "cost.profile" in table.columns else "profile"):
