@@ -209,7 +209,8 @@ class Streams(Real):
     record
         Whether `spans` can be asked for: what happened when, on the device's own clock. Events then take time.
 
-    Once it has run, `seconds` is how long it took to the last token: what was stopped and still runs is not waited for.
+    Once it has run, `seconds` is how long it took to the last token: what was stopped and still runs is not waited for. Spans
+    begin at `begun`, which is 0.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class Streams(Real):
         """Sub-processes that are not born yet."""
         self.rows: list[_Row] = []
         self.origin: Mark | None = None
-        self.seconds = 0.0
+        self.begun = self.seconds = 0.0
 
     def run(self, steps: Steps, tokens: int) -> Work:
         """See `Interpreter`."""

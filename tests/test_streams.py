@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +17,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from calibrate import parts, running, streams
 from calibrate import rows as rows_of
-from calibrate import streams
 from calibrate.interpreter import Luck, Real, Sampling
+from calibrate.running import Plan, Wanted
 from calibrate.streams import Lanes, Streams
+from model import runs
 from model.algorithms import beam, ppd, speculative
 from model.checks import ParameterError
 from model.decoding import Answered
 from model.spans import beside, of_main
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from sim import compare
 from tests import real_models
 from tests.ordering import Device, Event, Stream
 from tests.real_models import DEPTHS
@@ -80,10 +84,10 @@ def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int,
         passes.append(Pass(stream.number, first, last, at, begun, stream.clock.copy()))
         return made
 
-    found = Streams(Lanes(decoder, units, device), **more)
     vars(decoder)["run"] = run
     try:
         with device:
+            found = Streams(Lanes(decoder, units, device), **more)
             found.run(steps, tokens)
             device.doing = "the end"
             device.freed(device.streams[0])
@@ -289,6 +293,46 @@ def test_a_run_that_it_is_not_for_is_refused(steps: Any, said: str) -> None:
     assert lanes.decoder._placed is None
 
 
+# --- timed runs ---
+
+
+def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_path: Path) -> None:
+    decoder, device = decoder_of("llama"), Device()
+    settings_ = {"exit_layer": 3, "candidates": 2}
+    wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, apart="streams") for units in (1, 3)]
+    models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
+    with device:
+        found = running.measure(tmp_path / "runs.json", Plan(wanted, 8, 2), models, lanes=lanes)
+    alone, apart = runs.load(tmp_path / "runs.json").timed.values()
+    assert [each.units for each in (alone, apart)] == [1, 3]
+    assert alone.decoding.tokens == apart.decoding.tokens
+    assert apart.apart == "streams"
+    assert alone.spans(0) == []
+    assert {each.unit for each in apart.spans(0) if each.what == "forward"} == {0, 1, 2}
+    assert {"wait", "forward", "head"} <= {*apart.of_main()}
+    assert found.about["apart"] == ["streams", "streams"]
+    few = Wanted("ppd", settings_, (3, 4, 5), "one", units=2, apart="streams")
+    with pytest.raises(ParameterError, match="units must be 3, which ppd reserves with these parameters, got 2 streams"):
+        running.check(Plan([few]), models)
+    with pytest.raises(ParameterError, match="units must be at least 3, which the method reserves, got 2 streams"):
+        running.decode(wanted[1], models, 8, 0, lanes=Lanes(decoder, 2, Device()))
+
+
+def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "WARM", 1)
+    monkeypatch.setattr(parts, "TEXTS", 1)
+    monkeypatch.setattr(parts, "PROCESS_TEXT", 6)
+    device = Device()
+    with device:
+        raw = parts.streams(Lanes(decoder_of("llama"), 3, device))
+    assert raw["exit_layer"] == 3
+    for part in ("promotion", "turn"):
+        assert [*raw[f"{part}_us"]] == ["1", "2"]
+    assert raw["dispatch_us"] == raw["wake_us"] == {}
+    found = {row["part"] for row in parts.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
+    assert {"promotion", "turn", "alone"} <= found <= {*compare.OVER_STREAMS}
+
+
 # --- the stand-in itself ---
 
 
@@ -333,6 +377,19 @@ def test_who_is_taken_over_late_is_refused() -> None:
 
     with pytest.raises(CacheError, match="a single pass, before its starter starts others"):
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(), 8)
+
+
+def test_who_is_started_before_anything_else_still_comes_behind_its_starter() -> None:
+    """No rows are read, but what was there before: here the tokens on the device, which have just been put there."""
+    def steps() -> Steps:
+        [sub] = yield Fork((Forward("target", (5,), 0, 0, LAYERS),), (1,))
+        yield Join((sub,))
+        yield Commit("token", (5,))
+
+    device = Device()
+    _, passes = watched(decoder_of("llama"), device, steps(), 2, 1)
+    assert device.races == []
+    assert [each.stream for each in passes] == [1]
 
 
 def test_stopped_ones_hold_what_they_read() -> None:
