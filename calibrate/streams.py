@@ -7,8 +7,9 @@ thread launches them all, and none of them waits for the processor: what has to 
     run = Streams(lanes)
     work = run.run(ppd.decode(ppd.Parameters(12, 6, 1), prompt, 64), 64)
 
-Units of one device share its arithmetic and its memory: what they cost each other is for a measurement to say. A pass that is
-stopped is waited for by nobody, but what was launched of it runs to its end, and holds the device meanwhile.
+Units of one device share its arithmetic and its memory: what they cost each other is for a measurement to say. Passes meet there
+only where they take longer than their launching does, as one thread launches them one after another. A pass that is stopped is
+waited for by nobody, but what was launched of it runs to its end, and holds the device meanwhile.
 
 Two rules hold whatever is launched. Data: work on a stream comes behind the work that made what it reads. Memory: what was
 allocated on a stream is used again by later work on that stream as soon as nobody here holds it; work on another stream that may

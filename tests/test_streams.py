@@ -392,6 +392,45 @@ def test_who_is_started_before_anything_else_still_comes_behind_its_starter() ->
     assert [each.stream for each in passes] == [1]
 
 
+def test_who_is_taken_over_without_a_join_is_waited_for_there() -> None:
+    def steps() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, 3)
+        [sub] = yield Fork((Forward("target", (5,), 2, 0, 1),), (1,))
+        yield Forward("target", (3, 4), 0, 3, LAYERS, out)  # longer than the other: that has ended when this has
+        out = yield Adopt(sub, 2, 1)
+        out = yield Forward("target", (5,), 2, 1, LAYERS, out, 1)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    device = Device()
+    found, passes = watched(decoder_of("llama"), device, steps(), 2, 1)
+    assert device.races == []
+    assert found.work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 1)
+    assert passes[-1].behind(passes[-2])
+
+
+def test_a_stream_that_was_taken_over_from_goes_on_behind_that() -> None:
+    """Also where it is another process that starts the next one there, and knows nothing of who took over what."""
+    def other() -> Steps:
+        yield Forward("target", (7,), 2, 0, 3)
+        yield Join((yield Fork((Forward("target", (9,), 3, 0, 2),), (2,))))
+
+    def steps() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, 3)
+        _, sub = yield Fork((other(), Forward("target", (5,), 2, 0, 1)), (1, 2))
+        yield Forward("target", (3, 4), 0, 3, LAYERS, out)
+        out = yield Adopt(sub, 2, 1)
+        yield Fork((Forward("target", (8,), 3, 0, 1),), (3,))  # now what the first held is let go of
+        out = yield Forward("target", (5,), 2, 1, LAYERS, out, 1)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    device = Device()
+    _, passes = watched(decoder_of("llama"), device, steps(), 4, 1)
+    assert device.races == []
+    assert [(each.stream, each.first, each.last) for each in passes] == [
+        (0, 0, 3), (0, 3, 5), (1, 0, 3), (2, 0, 1), (0, 1, 5), (3, 0, 1), (2, 0, 2),
+    ]  # fmt: skip
+
+
 def test_stopped_ones_hold_what_they_read() -> None:
     """The main process moves its rows while a sub-process that was stopped may still read where they were."""
     def steps() -> Steps:
