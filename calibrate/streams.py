@@ -359,7 +359,7 @@ class Streams(Real):
         self._refuse(step)
         lane, process = cache.lane, cache.process
         decoder = self.decoders[ROLE]
-        read = self._behind_states(lane, step)
+        read = self._borrowed(lane, step)
         unmade = self._unmade(cache, lane, step)
         first, last = step.first, step.last
         rows = cache.rows[ROLE].layers
@@ -396,15 +396,10 @@ class Streams(Real):
         if step.after or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
             raise ParameterError("a run over streams makes plain passes of one text alone; the algorithm asks for others")
 
-    def _behind_states(self, lane: _Lane, step: Forward) -> list[Any]:
-        """Wait for the states that a pass goes on from; those of another stream, which it must not let go of as it reads them."""
-        read: list[Any] = []
-        if step.state is not None and step.first:
-            for each in step.state if isinstance(step.state, tuple) else (step.state,):
-                lane.wait(each.mark)
-                if each.lane is not lane and each.states is not None:
-                    read.append(each.states)
-        return read
+    def _borrowed(self, lane: _Lane, step: Forward) -> list[Any]:
+        """States of other streams that a pass goes on from. It came by them through a join or a fork, which were waited for."""
+        outputs = step.state if isinstance(step.state, tuple) else (step.state,)
+        return [each.states for each in outputs if step.first and each.lane is not lane and each.states is not None]
 
     def _unmade(self, cache: _Held, lane: _Lane, step: Forward) -> dict[int, list[Mark]]:
         """The marks that each layer has to wait for, as its rows are made on other streams."""
@@ -428,21 +423,16 @@ class Streams(Real):
         mark = lane.mark()
         # What was read here lies in memory of the sub-process's stream, which uses it again as soon as it is let go of.
         made.lane.wait(mark)
-        made.lane, made.mark = lane, mark
-        for marks in cache.made[:layers]:
-            marks[lane.number] = mark
+        made.lane, made.mark = lane, mark  # whoever is forked from here on comes behind it: layers need no marks of it
         theirs.process.kept = True
 
     def read(self, step: Read) -> Any:
         """Look at what a pass has made, on the stream that it was made on; the answer is there when that has come so far."""
         lane: _Lane = step.output.lane
         if step.against is not None:
-            lane.wait(step.against.mark)
+            lane.wait(step.against.mark)  # whose head is made here too
         with lane.current(), self._span(lane, "head", lane.owner or self.main):
-            found = super().read(step)
-        if step.against is not None and step.against.lane is not lane:
-            lane.keep(lane.mark(), [step.against.states, step.against.logits])
-        return found
+            return super().read(step)
 
     # --- records ---
 
