@@ -73,6 +73,8 @@ class Decoder:
         self.longest = self._longest()
         self._placed: tuple[int, int, Place] | None = None
         """Where the tokens of the last pass stood: the next one through later layers has them there too."""
+        self.numbers: Tensor | None = None
+        """All tokens, on the device: one of them is then a part of it, and no copy that the processor waits for."""
 
     def _longest(self) -> int | None:
         """The most positions that the model knows."""
@@ -178,7 +180,10 @@ class Decoder:
     def _begin(self, tokens: tuple[int, ...], batch: int, place: Place) -> Tensor:
         import torch
 
-        numbers = torch.tensor(tokens, device=self.device)
+        if self.numbers is not None and len(tokens) == 1:
+            numbers = self.numbers[tokens[0] : tokens[0] + 1]
+        else:
+            numbers = torch.tensor(tokens, device=self.device)
         return self._embedded(numbers.view(batch, -1), place)
 
     def _embedded(self, tokens: Tensor, place: Place) -> Tensor:

@@ -21,6 +21,7 @@ from model.spans import plain
 
 if TYPE_CHECKING:
     from calibrate.pool import Pool
+    from calibrate.streams import Lanes
 
 DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium": "medium_layers"})
 """What says the depth of a model, by its role."""
@@ -29,7 +30,8 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
     sampling: Sampling | None = None, luck: Luck | None = None, stop: Collection[int] = (), log: bool = False,
-    answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None, spans: list[dict[str, Any]] | None = None,
+    answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None, lanes: Lanes | None = None,
+    spans: list[dict[str, Any]] | None = None,
 ) -> Decoding:
     """Decode `tokens` tokens behind a prompt of at least one, or until one of `stop`, which end texts.
 
@@ -47,8 +49,10 @@ def decode(
         Whether every read and its answer are kept.
     pool
         Processes that make the passes of sub-processes (`calibrate.pool`); this one makes them one after another where left out.
+    lanes
+        Streams of the target's GPU on which passes of sub-processes are made (`calibrate.streams`), in the place of a pool.
     spans
-        What happened when is added to it (`model.spans.plain`), of decodings over a pool.
+        What happened when is added to it (`model.spans.plain`), of decodings over a pool or over streams.
     answers, times
         See `calibrate.interpreter.Real`. Where a world answers, the prompt's tokens are the places of a text, from 0.
 
@@ -68,7 +72,8 @@ def decode(
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
     more_of |= {"sampling": sampling, "luck": luck}
     real: Any
-    real = Real(models, **more_of) if pool is None else _over(pool, parameters, more_of | {"record": spans is not None})
+    over = lanes if pool is None else pool
+    real = Real(models, **more_of) if over is None else _over(over, parameters, more_of | {"record": spans is not None})
     module = methods.algorithm(method)
     ends = tuple(stop) if takes_stop(method) else ()
     more = {"stop": ends} if ends else {}
@@ -85,8 +90,8 @@ def decode(
             raise
         needed = f"a prompt of {len(text)} tokens and {tokens} more"
         raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
-    seconds = time.perf_counter() - start if pool is None else real.seconds
-    if spans is not None and pool is not None:
+    seconds = time.perf_counter() - start if over is None else real.seconds
+    if spans is not None and over is not None:
         spans += plain(real.spans, real.begun)
     said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
     return Decoding(
@@ -94,13 +99,18 @@ def decode(
     )  # fmt: skip
 
 
-def _over(pool: Pool, parameters: Any, more: Mapping[str, Any]) -> Any:
-    """The interpreter over processes."""
+def _over(over: Pool | Lanes, parameters: Any, more: Mapping[str, Any]) -> Any:
+    """The interpreter over processes, or over streams."""
+    from calibrate.streams import Lanes, Streams
+
+    if parameters.units > over.units:
+        what = "streams" if isinstance(over, Lanes) else "processes"
+        raise ParameterError(f"units must be at least {parameters.units}, which the method reserves, got {over.units} {what}")
+    if isinstance(over, Lanes):
+        return Streams(over, **more)
     from calibrate.processes import Parallel
 
-    if parameters.units > pool.units:
-        raise ParameterError(f"units must be at least {parameters.units}, which the method reserves, got {pool.units} processes")
-    return Parallel(pool, **more)
+    return Parallel(over, **more)
 
 
 def parameters_of(method: str, models: Mapping[str, Decoder], settings: Mapping[str, Any]) -> Any:

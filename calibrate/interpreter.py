@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -266,6 +266,8 @@ class Real(Interpreter):
         self.sampling = Sampling() if sampling is None else sampling
         self.luck = Luck() if luck is None else luck
         self.log = log
+        self.between: Callable[[int], None] | None = None
+        """What is called before each layer of a pass, with its number."""
 
     def run(self, steps: Steps, tokens: int) -> Work:
         """See `Interpreter`."""
@@ -314,7 +316,7 @@ class Real(Interpreter):
         seen: list[Tensor] | None = [] if compared else None
         states = decoder.run(
             tokens, at, first, last, rows, states, batch=max(len(texts), 1), after=after, gaps=gaps, rows_only=rows_only,
-            seen=seen,
+            seen=seen, between=self.between,
         )  # fmt: skip
         cache.check(step, rows)
         return Output(step, decoder, states, seen[-1] if seen else None)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from calibrate.adapter import Decoder
     from calibrate.companions import Spec
     from calibrate.pool import Pool
+    from calibrate.streams import Lanes
 
 TOLERANCE = 0.1
 """How much faster than the measured ceilings a pass may be before it is refused [-]: they are measured, to a few percent."""
@@ -158,6 +159,17 @@ def time_processes(begun: Open, turn: int, pool: Callable[[], AbstractContextMan
     if not any(row["kind"] == "processes" and row["round"] == turn for row in begun.rows.rows):
         with pool() as started:
             begun.rows.add({"kind": "processes", "round": turn} | parts.processes(started))
+
+
+def time_streams(begun: Open, turn: int, lanes: Lanes) -> None:
+    """Time what passes take side by side on streams of the model's GPU, as round `turn`, unless it has been timed.
+
+    Rows are as those of processes, which are on the processor: no profile is of both.
+    """
+    from calibrate import parts
+
+    if not any(row["kind"] == "processes" and row["round"] == turn for row in begun.rows.rows):
+        begun.rows.add({"kind": "processes", "round": turn} | parts.streams(lanes))
 
 
 def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str, Path], dict[str, str]]:

@@ -6,13 +6,13 @@ Raw rows of `calibrate layers --mode interpreter`, and the rows of a profile's t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calibrate.decode_pass import watched
-from calibrate.interpreter import Held, Output, Real
+from calibrate.interpreter import Answers, Held, Output, Real
 from calibrate.timing import means
 from model.profile import EARLY, PROCESS_TEXT, READS
 from model.spans import beside, of_main
@@ -21,6 +21,7 @@ from model.steps import Commit, Forward, Read, Steps
 if TYPE_CHECKING:
     from calibrate.adapter import Decoder
     from calibrate.pool import Pool
+    from calibrate.streams import Lanes
 
 REPEATS = 12
 """Of each read, in a round."""
@@ -295,21 +296,34 @@ def processes(pool: Pool) -> dict[str, Any]:
     without its place, of a text of forced outcomes that no run is of.
     """
     from calibrate.processes import Parallel
+
+    return _apart(lambda world: Parallel(pool, answers=world, record=True), pool.decoder, pool.units)
+
+
+def streams(lanes: Lanes) -> dict[str, Any]:
+    """The same over streams of one GPU, by its own clock: launching passes is part of what is between a look and what follows."""
+    from calibrate.streams import Streams
+
+    return _apart(lambda world: Streams(lanes, answers=world, record=True), lanes.decoder, lanes.units)
+
+
+def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int) -> dict[str, Any]:
     from model import forced
     from model.algorithms import ppd
 
-    layers = pool.decoder.layers
+    layers = decoder.layers
     exit_layer = -(-layers // 2)
     found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING)}
-    for candidates in range(1, pool.units):
+    for candidates in range(1, units):
         parameters = ppd.Parameters(layers, exit_layer, candidates)
         seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING)}
         for turn in range(WARM + TEXTS):
             world = forced.world(parameters, PROCESS_TEXT, PROCESS_TEXT, {"match_rate": 0.6}, seed=turn)
-            over = Parallel(pool, answers=world, record=True)
+            over = made(world)
             over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT)
             if turn < WARM:
                 continue
+            decoder.settle()  # a GPU's spans are there when it is done
             spans = over.spans
             for span in spans:
                 if span.what in seconds or span.what == "link":

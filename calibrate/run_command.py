@@ -43,6 +43,9 @@ def run(
         list[str] | None,
         typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; weights then say nothing."),
     ] = None,
+    apart: Annotated[
+        str | None, typer.Option(help="Sub-processes as processes of the system, or as streams of one GPU. Default: in turn.")
+    ] = None,
     prompts: Annotated[str | None, typer.Option(help="A file of texts. Default: the family's held-out code.")] = None,
     limit: Annotated[int | None, typer.Option(help="Prompts, at most. Default: 3; 1 with --forced.")] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Length of each. Default: 24.")] = None,
@@ -78,13 +81,13 @@ def run(
     }  # fmt: skip
     changed: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if plan is not None:
-        for name, value in (("set", set_), ("sweep", sweep), ("forced", forced)):
+        for name, value in (("set", set_), ("sweep", sweep), ("forced", forced), ("apart", apart)):
             if value:
                 raise ParameterError(f"--{name} is of one METHOD; a plan says it in [[method]]")
         written = run_plan.read(plan)
         written = replace(written, run=replace(written.run, **changed))
     else:
-        written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced)]})
+        written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, apart)]})
     try:
         with progress(quiet, "runs") as bar:
             found = measured(written, out, placed(device, threads), resume=resume, report=bar)
@@ -102,12 +105,12 @@ def run(
 
 
 def _table(
-    method: str, set_: Sequence[str] | None, sweep: Sequence[str] | None, forced: Sequence[str] | None
+    method: str, set_: Sequence[str] | None, sweep: Sequence[str] | None, forced: Sequence[str] | None, apart: str | None
 ) -> dict[str, Any]:
     from calibrate.quality_command import given
 
     own = {key: value[0] for key, value in given("set", set_)}
-    found: dict[str, Any] = {"name": method, **own}
+    found: dict[str, Any] = {"name": method, **own} | ({} if apart is None else {"apart": apart})
     return found | {"sweep": dict(given("sweep", sweep))} | {"forced": dict(given("forced", forced))}
 
 
@@ -125,15 +128,22 @@ def measured(
     about = {"prompts": _source(written), "profiles": _profiles(written, device)}
     plan = running.Plan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
     running.check(plan, models)
-    units = max(each.units for each in wanted)
-    pool = None if units == 1 else _pool(written, models, units, device)
+    units = {kind: max((each.units for each in wanted if each.apart == kind), default=1) for kind in files.APART}
+    pool = None if units["processes"] == 1 else _pool(written, models, units["processes"], device)
+    lanes = None
+    if units["streams"] > 1:
+        from calibrate.streams import Lanes
+
+        lanes = Lanes(models["target"], units["streams"])
     beside = None
     if written.profile is not None:
         from calibrate.sitting import Sitting
 
         named = _named(written)
-        beside = Sitting(models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed, pool=pool)
-    return running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool)
+        beside = Sitting(
+            models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed, pool=pool, lanes=lanes
+        )
+    return running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool, lanes=lanes)
 
 
 def _pool(written: Written, models: Mapping[str, Decoder], units: int, device: str) -> Callable[[], AbstractContextManager[Pool]]:
@@ -175,6 +185,8 @@ def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str
 
 def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str, Model]) -> Iterator[Wanted]:
     from calibrate import decoding, log_command, running
+    from model import runs as files
+    from model.checks import ParameterError
 
     said = written.run
     real = any(each.rates is None for each in written.choices)
@@ -183,17 +195,20 @@ def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str
         texts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
     lengths = {len(tokens) for _, tokens in texts} or {said.prompt_tokens}
     for each in written.choices:
-        units = 1
-        if each.processes:
+        units, apart = 1, each.apart or files.APART[0]
+        if each.apart is not None:
             table = decoding.scheduled(each.method, each.settings, max(lengths), said.tokens)
             units = decoding.parameters_of(each.method, {"target": models["target"]}, table).units
+            if units == 1:
+                held = f"and {each.method} holds one with these parameters"
+                raise ParameterError(f"apart is for methods that hold several units, {held}; leave it out")
         if each.rates is None:
             for name, tokens in texts:
-                yield running.Wanted(each.method, each.settings, tuple(tokens), name, units=units)
+                yield running.Wanted(each.method, each.settings, tuple(tokens), name, units=units, apart=apart)
         else:
             for number in range(1 if not real else said.prompts):
                 prompt = tuple(range(said.prompt_tokens))
-                yield running.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number, units)
+                yield running.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number, units, apart)
 
 
 def _source(written: Written) -> str:

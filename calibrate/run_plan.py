@@ -20,7 +20,7 @@
     exit_layer = 6
     sweep = { candidates = [1, 3] }
     forced = { match_rate = [0.3, 0.7] }    # outcomes are forced: weights say nothing
-    processes = true            # sub-processes are processes of the system, each with a model of its own
+    apart = "processes"         # sub-processes are processes of the system, each with a model of its own; or streams of one GPU
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from calibrate.running import choices
 from calibrate.sitting import Passes
 from model import checks, tables
 from model.checks import ParameterError
+from model.runs import APART
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Choice:
     method: str
     settings: Mapping[str, Any]
     rates: Mapping[str, float] | None = None
-    processes: bool = False
-    """Whether its sub-processes are processes of the system."""
+    apart: str | None = None
+    """What its sub-processes are: processes of the system, or streams of one GPU. None: they are run one after another."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,16 @@ def of(said: Mapping[str, Any]) -> Written:
 def _choices(table: Any) -> list[Choice]:
     if not isinstance(table, Mapping) or "name" not in table:
         raise ParameterError("method.name is required in each [[method]]; `sim ls methods` lists them")
-    own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "processes")}
-    checks.flag("processes", table.get("processes", False))
+    own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "apart")}
+    apart = table.get("apart")
+    if apart is not None:
+        checks.one_of("apart", apart, APART)
     swept = {key: _values(key, value) for key, value in dict(table.get("sweep", {})).items()}
     rates = {key: _values(key, value) for key, value in dict(table.get("forced", {})).items()}
     found = []
     for settings in choices(table["name"], tables.frozen_values(own), swept):
         for forced in _combined(rates) if rates else [None]:
-            found.append(Choice(table["name"], settings, forced, table.get("processes", False)))
+            found.append(Choice(table["name"], settings, forced, apart))
     return found
 
 

@@ -31,6 +31,7 @@ from model.spans import KEPT
 
 if TYPE_CHECKING:
     from calibrate.pool import Pool
+    from calibrate.streams import Lanes
 
 Report = Callable[[int, int, str], None]
 
@@ -63,7 +64,9 @@ class Wanted:
     replication
         Whose luck it has.
     units
-        Processes that make its passes; 1: this one makes all of them.
+        Units that make its passes; 1: this process makes all of them, one after another.
+    apart
+        What several units are: `processes` of the system, or `streams` of the GPU.
     """
 
     method: str
@@ -73,14 +76,16 @@ class Wanted:
     rates: Mapping[str, float] | None = None
     replication: int = 0
     units: int = 1
+    apart: str = runs.APART[0]
 
     def __post_init__(self) -> None:
         checks.whole("units", self.units, 1, checks.MAX_UNITS)
+        checks.one_of("apart", self.apart, runs.APART)
 
     def __str__(self) -> str:
         """As messages name it."""
         said = ", ".join(f"{key}={value}" for key, value in (dict(self.settings) | dict(self.rates or {})).items())
-        over = f" over {self.units} processes" if self.units > 1 else ""
+        over = f" over {self.units} {self.apart}" if self.units > 1 else ""
         return f"{self.method}{f' ({said})' if said else ''}{over}, {self.name}"
 
 
@@ -122,10 +127,11 @@ def check(plan: Plan, models: Mapping[str, Decoder]) -> None:
         if hasattr(parameters, "check_tokens"):
             parameters.check_tokens(plan.tokens)
         if each.units > 1 and len(own) > 1:
-            raise ParameterError(f"processes are for methods of one model, and {each.method} has {', '.join(own)}; leave them out")
+            has = f"{each.method} has {', '.join(own)}"
+            raise ParameterError(f"{each.apart} are for methods of one model, and {has}; leave them out")
         if each.units > 1 and each.units != parameters.units:
             what = f"units must be {parameters.units}, which {each.method} reserves with these parameters"
-            raise ParameterError(f"{what}, got {each.units} processes")
+            raise ParameterError(f"{what}, got {each.units} {each.apart}")
 
 
 def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, Decoder]:
@@ -138,11 +144,14 @@ def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> Any:
 
 
 def decode(
-    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, **more: Any
+    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None,
+    **more: Any,
 ) -> Decoding:
     """Make a decoding; `more` as `calibrate.decoding.decode` takes it."""
     own, prompt = _of(each, models, tokens), each.prompt
-    if each.units > 1 and pool is not None:
+    if each.units > 1 and each.apart == "streams":
+        more = more | {"lanes": lanes}
+    elif each.units > 1 and pool is not None:
         own, more = {"target": pool.decoder}, more | {"pool": pool}
     if each.rates is not None:
         prompt = tuple(range(len(prompt)))
@@ -153,7 +162,7 @@ def decode(
 
 
 def timed(
-    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None
+    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None
 ) -> dict[str, Any]:
     """Time one decoding: its part of a row."""
     times, spans = Times(), list[dict[str, Any]]()
@@ -162,7 +171,7 @@ def timed(
     gc.disable()
     worked = time.thread_time()
     try:
-        made = decode(each, models, tokens, seed, pool, times=times, spans=spans)
+        made = decode(each, models, tokens, seed, pool, lanes, times=times, spans=spans)
     finally:
         if was:
             gc.enable()
@@ -187,12 +196,12 @@ def _load() -> float:
 
 def measure(
     out: Path, plan: Plan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
-    beside: Beside | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None,
+    beside: Beside | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
 ) -> Runs:
     """Time a plan and write the runs to `out`, NAME.json.
 
     `beside` is measured in the same sitting, spread over all of it. `pool` starts the processes of decodings that have several,
-    anew for each repeat. Rows are kept in NAME.jsonl until all are there.
+    anew for each repeat; `lanes` are the streams of those that run over streams. Rows are kept in NAME.jsonl until all are there.
     """
     runs.json_of(out)
     if out.exists():
@@ -206,7 +215,7 @@ def measure(
             report(number, total, str(each))
         decodings.append(decode(each, models, plan.tokens, plan.seed, log=True))
     with _quick_collections():
-        _repeat(plan, models, kept, report, beside, pool)
+        _repeat(plan, models, kept, report, beside, pool, lanes)
     found = Runs(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
     runs.save(found, out)
     kept.path.unlink()
@@ -226,7 +235,7 @@ def _quick_collections() -> Iterator[None]:
 
 def _repeat(
     plan: Plan, models: Mapping[str, Decoder], kept: _Kept, report: Report | None, beside: Beside | None,
-    pool: Callable[[], AbstractContextManager[Pool]] | None,
+    pool: Callable[[], AbstractContextManager[Pool]] | None, lanes: Lanes | None,
 ) -> None:
     """Make all repeats that are not kept yet."""
     total = len(plan.wanted) * (plan.repeats + 1)
@@ -239,22 +248,22 @@ def _repeat(
         with contextlib.nullcontext() if pool is None else pool() as processes:
             for _ in range(plan.warm_ups):
                 for number in _first_of_each(plan, left):
-                    decode(plan.wanted[number], models, plan.tokens, plan.seed, processes)
+                    decode(plan.wanted[number], models, plan.tokens, plan.seed, processes, lanes)
             for place, number in enumerate(left):
                 if report is not None:
                     report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
                 if beside is not None:
                     beside.between(place / len(left))
                 row = {"decoding": number, "repeat": turn, "turn": turn * len(plan.wanted) + place}
-                kept.add(row | timed(plan.wanted[number], models, plan.tokens, plan.seed, processes))
+                kept.add(row | timed(plan.wanted[number], models, plan.tokens, plan.seed, processes, lanes))
             if beside is not None:
                 beside.between(1.0)
                 beside.end()
 
 
 def _first_of_each(plan: Plan, numbers: Sequence[int]) -> list[int]:
-    """The first of these decodings over each number of processes: the others then have warm ones."""
-    found = {plan.wanted[number].units: number for number in reversed(numbers)}
+    """The first of these decodings over each number of units: the others then have warm ones."""
+    found = {(plan.wanted[number].units, plan.wanted[number].apart): number for number in reversed(numbers)}
     return [*found.values()]
 
 
@@ -342,6 +351,7 @@ def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
         "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
         "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
         "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": rates if any(rates) else None,
+        "apart": [each.apart for each in plan.wanted],
         "roles": [*runs.ROLES], "profiles": dict(plan.about.get("profiles", {})), "date": facts["date"], "versions": versions,
     }  # fmt: skip
 

@@ -24,6 +24,7 @@ from model.checks import ParameterError
 if TYPE_CHECKING:
     from calibrate.adapter import Decoder
     from calibrate.pool import Pool
+    from calibrate.streams import Lanes
 
 MODE = "interpreter"
 LONGEST = 60.0
@@ -88,13 +89,15 @@ class Sitting:
         Where raw rows and profiles are kept. What is there is gone on with.
     pool
         Starts processes with replicas of the target, where what they take is timed too.
+    lanes
+        Streams of the target's GPU, where what passes take side by side on them is timed too.
     """
 
     def __init__(
         self, decoders: Mapping[str, Decoder], names: Mapping[str, str], passes: Passes, folder: Path, *, device: str, dtype: str,
-        seed: int = 0, pool: Callable[[], AbstractContextManager[Pool]] | None = None,
+        seed: int = 0, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
     ) -> None:
-        self.passes, self.folder, self.seed, self.pool = passes, folder, seed, pool
+        self.passes, self.folder, self.seed, self.pool, self.lanes = passes, folder, seed, pool, lanes
         self.effort = Effort(target=0.0, least=passes.repeats, most=passes.repeats, warmups=3)
         grid, *beside = passes.grids
         asked = beside[0] if beside else grid
@@ -119,6 +122,8 @@ class Sitting:
                 raise ParameterError(f"{point} of the target could not be timed: {why}")
         if self.pool is not None:
             layers.time_processes(target, turn, self.pool)
+        if self.lanes is not None:
+            layers.time_streams(target, turn, self.lanes)
         self.pieces, self.made = [*self._pieces(turn)], 0
         key = np.random.SeedSequence(self.seed, spawn_key=(turn, 1))
         order = np.random.Generator(np.random.Philox(key)).permutation(len(self.pieces))

@@ -9,14 +9,14 @@ column      what it holds
 decoding    which decoding of the log, from 0: a method, its settings and a prompt
 repeat      how often it had been timed before
 turn        the place of the run among all: repeats are interleaved, so that whatever drifts drifts for all
-units       processes that made its passes
+units       units that made its passes: processes of the system, or streams of one GPU, as `apart` of the JSON says
 seconds     from the first step to the last token [s]
 commit_s    when each commit was made, from the start [s]; the first comes behind the prompt
 pass_s      of that in passes, by role in `roles` of the JSON [s]
 read_s      in looking at what passes have made, heads included [s]
 waited      share of the time for which the process was not running: others were [-]
 load        processes that wanted to run in the last minute
-spans       what happened when, of runs over several processes (`model.spans`), in seconds from the start
+spans       what happened when, of runs over several units (`model.spans`), in seconds from the start
 ==========  ===========================================================================================================
 """
 
@@ -53,6 +53,8 @@ UNITS: Mapping[str, str] = MappingProxyType(
 ABOUT = (
     "device", "dtype", "threads", "machine", "shapes", "prompts", "warm_ups", "forced", "roles", "profiles", "date", "versions",
 )  # fmt: skip
+APART = ("processes", "streams")
+"""What units are: processes of the system with replicas of the model, or streams of the GPU that has the model."""
 _KEYS = ("about", "columns", "rows", "reads_sha256")
 FEWEST = 3
 """Repeats below which nobody can say how far off a median is."""
@@ -71,7 +73,8 @@ class Runs:
     table
         A row for each timed run (columns above).
     about
-        The device, its facts and libraries, the shapes of the models by role, how warm they were, and whether outcomes were forced.
+        The device, its facts and libraries, the shapes of the models by role, how warm they were, and whether outcomes were forced;
+        and what units were of each decoding (`apart`), which are processes where nothing is said.
     """
 
     log: DecisionLog
@@ -93,6 +96,15 @@ class Runs:
         seconds = self.table["seconds"].to_numpy()
         if not (np.isfinite(seconds).all() and (seconds > 0).all()):
             raise ParameterError(f"seconds must be above 0, got {seconds[~(seconds > 0)][:1]}")
+        if len(self._apart) != len(self.log.decodings):
+            raise ParameterError(f"apart must name one for each of {len(self.log.decodings)} decodings, got {len(self._apart)}")
+        for each in self._apart:
+            checks.one_of("apart", each, APART)
+
+    @property
+    def _apart(self) -> list[str]:
+        found: list[str] = self.about.get("apart", [APART[0]] * len(self.log.decodings))
+        return found
 
     @cached_property
     def timed(self) -> dict[int, Timed]:
@@ -100,7 +112,7 @@ class Runs:
         found = {}
         for number in sorted(set(self.table["decoding"])):
             rows = self.table.filter(self.table["decoding"] == number).sort("repeat")
-            found[int(number)] = Timed(self.log.decodings[number], rows)
+            found[int(number)] = Timed(self.log.decodings[number], rows, self._apart[number])
         return found
 
     @property
@@ -123,6 +135,8 @@ class Timed:
 
     decoding: Decoding
     rows: pl.DataFrame
+    apart: str = APART[0]
+    """What units were, where there were several."""
 
     @property
     def repeats(self) -> int:
@@ -131,7 +145,7 @@ class Timed:
 
     @property
     def units(self) -> int:
-        """Processes that made its passes."""
+        """Units that made its passes."""
         return int(self.rows["units"][0])
 
     @cached_property
@@ -176,7 +190,7 @@ class Timed:
         return int(np.flatnonzero(self.kept)[order[(len(order) - 1) // 2]])
 
     def spans(self, row: int) -> list[Span]:
-        """What happened when in a repeat, from its start [s]; nothing of runs of one process."""
+        """What happened when in a repeat, from its start [s]; nothing of runs on one unit."""
         return [Span(**each) for each in self.rows["spans"][row].to_list()]
 
     def of_main(self) -> dict[str, float]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from model.decoding import Decoding
     from sim.events import Run
 
-PROCESSES = "-processes"
-"""What is put behind the name of a method whose sub-processes were processes of the system."""
 SAME = ("name", "threads", "cores")
 """Facts of a machine that a profile and runs must share, beside the libraries' versions."""
 
@@ -155,6 +153,8 @@ def write(table: pl.DataFrame, out: Path) -> None:
 
 OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn", "alone", "beside")
 """What only runs over several processes take."""
+OVER_STREAMS = OVER_PROCESSES[2:]
+"""What runs over streams of one GPU take: there is nobody to be told or woken, and launching is part of the turn."""
 
 
 def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
@@ -166,7 +166,8 @@ def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
     found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
     if timed.units > 1:
         profile = of["target"].profile
-        found += [part for part in OVER_PROCESSES if part not in profile.parts]
+        wanted = OVER_PROCESSES if timed.apart == "processes" else OVER_STREAMS
+        found += [part for part in wanted if part not in profile.parts]
     return found
 
 
@@ -243,7 +244,7 @@ def _row(runs: Runs, number: int, timed: Timed, predicted: Predicted) -> dict[st
     foretold = predicted.after_first if several else predicted.total
     noise = timed.noise(prompt=not several)
     return {
-        "decoding": number, "method": decoding.method + PROCESSES * (timed.units > 1), "settings": told(decoding),
+        "decoding": number, "method": decoding.method + (f"-{timed.apart}" if timed.units > 1 else ""), "settings": told(decoding),
         "prompt": runs.log.names[number], "forced": "" if not forced or forced[number] is None else _said(forced[number]),
         "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": foretold, "measured_s": measured,
         "error": foretold / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,

@@ -124,7 +124,7 @@ def _ppd(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -
     """Theorem 4.1 of [Yang2024], in which early predictions, dispatch and promotion take no time: of runs on several processes."""
     for each in timed:
         decoding = each.decoding
-        if decoding.method != "ppd" or each.row["units"] < 2:
+        if each.row["method"] != "ppd-processes":
             continue
         layers, early = decoding.settings["layers"], decoding.settings["exit_layer"]
         if decoding.settings["form"] != "nested" and 2 * early < layers:
@@ -183,7 +183,7 @@ def _bus(runs: Runs, timed: Sequence[Compared], plain: Sequence[Compared], cost:
     for each in timed:
         own = runs.timed[each.row["decoding"]]
         spans = own.spans(own.middle)
-        if own.units < 2 or not spans:
+        if own.units < 2 or own.apart != "processes" or not spans:
             continue
         slowed, free = (
             predict(each.decoding, over_processes(of, own, contention=held), own.units, record=True) for held in (True, False)

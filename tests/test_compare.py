@@ -451,6 +451,20 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
         compare.side_by_side(found, clock, 0)
 
 
+def test_runs_over_streams_are_no_runs_over_processes() -> None:
+    """The same times, under a name of their own; nobody is told or woken there, so a profile need not say what that takes."""
+    clock = profiles(turn=3e-4)
+    made = [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
+    found = runs_of(made, clock, units=[1, 2, 2])
+    found = Runs(found.log, found.table, {**found.about, "apart": ["streams", "streams", "processes"]})
+    table = compare.compare(found, clock)
+    assert table["method"].to_list() == ["ppd", "ppd-streams", "ppd-processes"]
+    assert table["predicted_s"][1] == table["predicted_s"][2]
+    lacking = [{*each.split(", ")} for each in table["missing"]]
+    assert lacking[1] - lacking[0] == {"promotion", "alone", "beside"}
+    assert lacking[2] - lacking[0] == {"dispatch", "wake", "promotion", "alone", "beside"}
+
+
 def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
     found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
     cost = PassCost({"target": Measured(profiles(look=0.02)["target"])})  # who looks for the next token stops the others later

@@ -258,6 +258,36 @@ def test_a_plan_is_all_combinations(tmp_path: Path) -> None:
     assert [each.settings for each in found[4:]] == [{"draft_length": 1}, {"draft_length": 2}]
 
 
+@pytest.mark.parametrize("apart", [None, *runs.APART])
+def test_a_plan_says_by_name_what_sub_processes_are(apart: str | None) -> None:
+    table: dict[str, Any] = {"name": "ppd", "exit_layer": 6, "candidates": 1} | ({} if apart is None else {"apart": apart})
+    [found] = run_plan.of({"method": [table]}).choices
+    assert found.apart == apart
+    assert found.settings == {"exit_layer": 6, "candidates": 1}
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"processes": True}, "unknown key method.processes; known: candidates, exit_layer"),
+    ({"apart": "threads"}, "unknown apart 'threads'; .*known: processes, streams"),
+    ({"apart": True}, "unknown apart True; known: processes, streams"),
+])  # fmt: skip
+def test_a_plan_that_names_nothing_known_is_refused(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        run_plan.of({"method": [{"name": "ppd", "exit_layer": 6, "candidates": 1} | more]})
+
+
+def test_files_say_what_units_were_or_they_were_processes(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+    assert found.about["apart"] == ["processes"] * 4
+    old = {key: value for key, value in found.about.items() if key != "apart"}
+    for about, expected in ((old, "processes"), (old | {"apart": ["streams"] * 4}, "streams")):
+        assert {each.apart for each in Runs(found.log, found.table, about).timed.values()} == {expected}
+    with pytest.raises(ParameterError, match="apart must name one for each of 4 decodings, got 1"):
+        Runs(found.log, found.table, old | {"apart": ["streams"]})
+    with pytest.raises(ParameterError, match="unknown apart 'cores'"):
+        Runs(found.log, found.table, old | {"apart": ["cores"] * 4})
+
+
 def invoke(*arguments: str | Path) -> Any:
     return CliRunner().invoke(app, ["run", *map(str, arguments)])
 
@@ -284,6 +314,11 @@ def test_the_command_line_times_a_method(tmp_path: Path) -> None:
     (["speculative", "--set", "draft_length=2", "--draft", "no-such-model"], "no-such-model"),
     (["ppd", "--set", "exit_layer=99", "--set", "candidates=1"], "exit_layer must be"),
     (["autoregressive", "--repeats", "0"], "repeats must be"),
+    (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--apart", "streams"],
+     "device must be cuda for a run over streams, got 'cpu'"),
+    (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--apart", "threads"], "unknown apart 'threads'"),
+    (["autoregressive", "--apart", "processes"], "apart is for methods that hold several units, and autoregressive holds one"),
+    (["--plan", "missing.toml", "--apart", "streams"], "--apart is of one METHOD"),
     (["autoregressive", "--limit", "1", "--tokens", "100000"], "positions"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_leave_nothing(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -128,6 +128,20 @@ def test_a_grid_that_cannot_be_timed_is_refused(given: dict[str, Any], said: str
         Passes(**{"widths": (1,), "contexts": (0,), **given})
 
 
+def test_what_streams_take_is_timed_once_in_each_repeat_of_the_runs(
+    decoders: dict[str, Any], timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes, asked = object(), list[Any]()
+    monkeypatch.setattr(parts, "streams", lambda given: asked.append(given) or {"exit_layer": 3})
+    for turns in ((0, 1), (1, 2)):  # the second sitting goes on with the first
+        beside: Any = Sitting(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", lanes=lanes)  # type: ignore[arg-type]
+        for turn in turns:
+            beside.begin(turn)
+    assert asked == [lanes] * 3
+    kept = [row["round"] for row in beside.of["target"].rows.rows if row["kind"] == "processes"]
+    assert kept == [0, 1, 2]
+
+
 def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
     """A profile with a negative time is refused, and a sitting must not end so."""
     times = {"next": [1.0, 2.0, 3.0]}
