@@ -381,6 +381,8 @@ def test_idle_processes_cost_nothing_and_stopped_passes_are_given_up(pool: Pool)
 
 
 PARENT = """
+    import signal
+
     from calibrate import processes
     from tests import test_processes as these
 
@@ -390,6 +392,7 @@ PARENT = """
             processes.Parallel(pool).run(these.asking(), 1_000_000)
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
         main()
 """
 
@@ -405,15 +408,18 @@ def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
         env=os.environ | {"PYTHONPATH": str(root)},
     )  # fmt: skip
     assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    time.sleep(0.2)
-    if signals == "SIGINT":
-        os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to all of them
-    else:
-        os.kill(pids[1], signal.SIGSTOP)  # one that cannot see for itself that its parent is gone
-        parent.kill()
-    error = parent.communicate(timeout=20)[1]
+    try:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        time.sleep(0.2)
+        if signals == "SIGINT":
+            os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to all of them
+        else:
+            os.kill(pids[1], signal.SIGSTOP)  # one that cannot see for itself that its parent is gone
+            parent.kill()
+        error = parent.communicate(timeout=20)[1]
+    finally:
+        parent.kill()  # it would go on for hours
     assert parent.returncode == -getattr(signal, signals)
     if signals == "SIGINT":
         assert error.rstrip().endswith("KeyboardInterrupt")
