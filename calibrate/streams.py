@@ -186,6 +186,10 @@ class _Made(Output):
         super().__init__(output.step, output.decoder, output.states, output.before)
         self.lane, self.mark = lane, mark
 
+    def alone(self, hypothesis: int) -> _Made:
+        """See `Output`."""
+        return _Made(super().alone(hypothesis), self.lane, self.mark)
+
 
 class _Row(NamedTuple):
     """A stretch of time between two marks, and whose it is."""
@@ -393,7 +397,9 @@ class Streams(Real):
         """Refuse passes that are made by no method for which this is."""
         if step.role != ROLE:
             raise ParameterError(f"a run over streams has the target alone, and the algorithm asks for the {step.role} model")
-        if step.after or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
+        # Several hypotheses are read by a sub-process that does nothing else: nobody goes on from all of them.
+        tree = bool(step.after) and not (step.first == 0 and not step.heads and {*step.after} == {-1})
+        if tree or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
             raise ParameterError("a run over streams makes plain passes of one text alone; the algorithm asks for others")
 
     def _borrowed(self, lane: _Lane, step: Forward) -> list[Any]:
@@ -410,7 +416,7 @@ class Streams(Real):
                 found[layer] = marks
         return found
 
-    def adopt(self, cache: Any, task: Task, at: int, layers: int) -> None:
+    def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Take over rows and states: behind the work that made them, and the other stream goes on behind that."""
         lane, theirs, made = cache.lane, task.cache, task.value
         if not isinstance(made, _Made):
@@ -418,7 +424,7 @@ class Streams(Real):
         with self._span(lane, "wait", cache.process):
             lane.wait(made.mark)
         with lane.current(), self._span(lane, "promotion", theirs.process):
-            super().adopt(cache, task, at, layers)
+            super().adopt(cache, task, at, layers, hypothesis)
             made.states = None if made.states is None else made.states.clone()
         mark = lane.mark()
         # What was read here lies in memory of the sub-process's stream, which uses it again as soon as it is let go of.
@@ -456,7 +462,8 @@ class Streams(Real):
                 found.append(Span(unit, start, stop, what, process.number, -1, 0, 0, "kept"))
             else:
                 fate = "kept" if process.kept else "discarded"
-                place = process.number, step.end - 1, step.first, step.last, fate, step.role, len(step.tokens)
+                depth = step.end - step.at if step.after else 0
+                place = process.number, step.end - 1, step.first, step.last, fate, step.role, len(step.tokens), depth
                 found.append(Span(unit, start, stop, what, *place))
         return found
 

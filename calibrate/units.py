@@ -219,7 +219,7 @@ class Unit:
         later = self._fetch(pieces)
         if ready is not None:
             ready()
-        for rows in self.rows.layers[None if after else first : None if after else last]:
+        for rows in self.rows.layers[first:last]:
             rows.length = at
         tags, stamps = self.tags, self.stamps
         tags[first:last, at:end] = 0  # of no pass, until they are written

@@ -322,6 +322,8 @@ class Interpreter(ABC):
                 case Fork():
                     heirs_of = step.heirs_of or (None,) * len(step.bodies)
                     task.answer = tuple(Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
+                    # Whoever has ended and started nobody is let go of, with the rows that it has copied.
+                    task.started = [sub for sub in task.started if not sub.ended or sub.started]
                     task.started.extend(task.answer)
                     self.unborn.extend(task.answer)
                     work.forks += len(task.answer)

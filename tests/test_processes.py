@@ -229,9 +229,19 @@ def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:
             Replica(said, random=0).load()
 
 
+def wide(after: tuple[int, ...], *, forked: bool) -> Steps:
+    """A pass over two hypotheses, of a sub-process or of the main one."""
+    yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+    step = Forward("target", (5, 6), 2, 0, LAYERS, after=after)
+    yield Join((yield Fork((step,), (1,)))) if forked else step
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
+        (wide((-1, 0), forked=True), "a run over processes makes plain passes of one text alone; the algorithm asks for others"),
+        (wide((-1, -1), forked=False), "a run over processes makes plain passes of one text alone; the algorithm asks for others"),
+        (ppd.decode(ppd.Parameters(LAYERS, 3, 3, batched=True), [3] * 14, 2), "the capacity=16, got at least 17 positions; start"),
         (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2"),
         (ppd.decode(ppd.Parameters(LAYERS, 3, 1), [3] * 14, 8), "must fit the capacity=16, got at least 17 positions"),
         (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as random llama has, got at least 6"),

@@ -39,7 +39,15 @@ CHOICES = [
     ppd.Parameters(LAYERS, layer, k, form)
     for form, layers in (("literal", (3, 4, 5)), ("eager", (3, 5)), ("flat", (1, 2, 3)), ("nested", (2, 3))) for layer in layers
     for k in ((1, 2) if form == "nested" else (1, 3))
+] + [
+    ppd.Parameters(LAYERS, layer, k, form, batched=True)
+    for form, layer, k in (("literal", 3, 3), ("literal", 5, 2), ("eager", 3, 3), ("flat", 1, 3), ("flat", 2, 2))
 ]  # fmt: skip
+
+
+def named(each: Any) -> str:
+    """What a choice is called."""
+    return f"{each.form} {each.exit_layer} {each.candidates}{' batched' if each.batched else ''}"
 
 
 class Pass(NamedTuple):
@@ -112,7 +120,7 @@ def rounds(passes: list[Pass]) -> Iterator[tuple[Pass, list[Pass]]]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "gpt_neox", "t5"])
-@pytest.mark.parametrize("parameters", CHOICES, ids=lambda each: f"{each.form} {each.exit_layer} {each.candidates}")
+@pytest.mark.parametrize("parameters", CHOICES, ids=named)
 def test_what_is_written_is_what_the_plain_decoder_writes(kind: str, parameters: Any) -> None:
     prompt = [0] if kind == "t5" else [3, 4, 5, 6, 17]
     alone = Real({"target": decoder_of(kind)})
@@ -143,16 +151,14 @@ def test_whatever_is_read_replaced_or_let_go_of_is_in_order(
     assert found.work.tokens == real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
 
 
-@pytest.mark.parametrize("parameters", [each for each in CHOICES if each.form != "nested" and each.exit_layer < LAYERS],
-                         ids=lambda each: f"{each.form} {each.exit_layer} {each.candidates}")  # fmt: skip
+@pytest.mark.parametrize("parameters", [each for each in CHOICES if each.form != "nested" and each.exit_layer < LAYERS], ids=named)
 def test_sub_processes_run_beside_the_main_one(parameters: Any) -> None:
     """None waits for the pass that is launched before it, but for those of its layers whose rows it reads; nor for each other."""
     _, passes, _ = run(parameters)
     pairs = [*rounds(passes)]
     assert len(pairs) == 12
     for own, subs in pairs:
-        assert len(subs) == parameters.candidates
-        assert [each.stream for each in subs] == [*range(1, parameters.candidates + 1)]
+        assert [each.stream for each in subs] == [*range(1, parameters.units)]
         for each in subs:
             assert own.last > own.first or own.at == each.at - 1
             if each.last <= own.first:
@@ -280,6 +286,7 @@ def child() -> Steps:
     ("steps", "said"),
     [
         (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2 str"),
+        (joining(Forward("target", (5, 6), 2, 0, LAYERS, after=(-1, 0))), "makes plain passes of one text alone; .* for others"),
         (joining(child()), "units must be more, as the algorithm has more processes at once, got 2 streams; make more of them"),
         (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as llama target has, got at least 6"),
         (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* asks for the draft"),

@@ -9,7 +9,7 @@ from model.algorithms import autoregressive, ppd
 from model.algorithms.ppd import Parameters
 from model.latency import UnitCost
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
-from model.work import Cache, count
+from model.work import Cache, Interpreter, count
 from model.world import World
 from sim.events import Cluster, simulate
 
@@ -382,3 +382,19 @@ def test_times_of_a_pass_that_skips() -> None:
     assert not UnitCost(4, propagation=0.5).only_layers
     assert not UnitCost(4, state_check=0.5).only_layers
     assert UnitCost(4, propagation=0.5, state_check=0.5).plain  # nothing to methods that leave nothing out
+
+
+@pytest.mark.parametrize("form", ["literal", "eager", "flat"])
+def test_who_has_ended_is_let_go_of_with_its_rows(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a text would hold the rows of all sub-processes that it ever had."""
+    held: list[int] = []
+    bear = Interpreter._bear_all
+
+    def watched(self: Interpreter) -> None:
+        held.append(len(self.unborn[0].parent.started))  # type: ignore[union-attr]
+        bear(self)
+
+    monkeypatch.setattr(Interpreter, "_bear_all", watched)
+    count(ppd.decode(Parameters(8, 5, 3, form), [0], 40), World(1, 8, [True, False] * 20), 40)
+    assert len(held) == 40
+    assert max(held) <= 6  # those of this round, and of the one before
