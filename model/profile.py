@@ -316,6 +316,7 @@ def load(where: str | Path) -> Profile:
 
 def _read(path: Path) -> Profile:
     said, table = pairs.load(path, _KEYS, "a profile", SCHEMA_VERSION, "import or measure it again")
+    _check_said(said)
     for name, unit in said["columns"].items():
         if UNITS.get(name) != unit:
             known = f"must be in {UNITS[name]}" if name in UNITS else "is unknown"
@@ -334,6 +335,24 @@ def _read(path: Path) -> Profile:
     same["shape"] = {name: tuple(each) if isinstance(each, list) else each for name, each in said["shape"].items()}
     peaks = {"bandwidth": said["bandwidth_bytes_per_s"], "rate": said["rate_flop_per_s"]}
     return Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
+
+
+_TABLES = ("shape", "errors", "facts", "columns")
+_LISTS = ("notes", "sources")
+
+
+def _check_said(said: Mapping[str, Any]) -> None:
+    """Refuse a value of another kind than is written: whoever has edited a file by hand is told which."""
+    for keys, kind, what in ((_TABLES, dict, "a table of keys"), (_LISTS, list, "a list")):
+        for key in keys:
+            if not isinstance(said[key], kind):
+                raise ParameterError(f"{key} must be {what}, got {checks.shown(said[key])}")
+    for note in said["notes"]:
+        if not isinstance(note, str):
+            raise ParameterError(f"notes must be texts, got {checks.shown(note)}")
+    for part, error in said["errors"].items():
+        checks.one_of("part in errors", part, AXES)
+        checks.number(f"errors[{part}]", error, 0)
 
 
 def _bundled() -> Any:

@@ -170,6 +170,17 @@ def written(tmp_path):
         ({"columns": {}}, "tiny.json: column part has no unit; columns must name all of the table's"),
         ({"sources": [{"repository": "x"}]}, "tiny.json: sources must each have repository"),
         ({"mode": "fast"}, "tiny.json: unknown mode 'fast'"),
+        ({"shape": [1]}, "tiny.json: shape must be a table of keys, got [1]"),
+        ({"errors": 0.1}, "tiny.json: errors must be a table of keys, got 0.1"),
+        ({"facts": None}, "tiny.json: facts must be a table of keys, got None"),
+        ({"columns": ["part"]}, "tiny.json: columns must be a table of keys, got ['part']"),
+        ({"notes": 5}, "tiny.json: notes must be a list, got 5"),
+        ({"notes": "a note"}, "tiny.json: notes must be a list, got 'a note'"),
+        ({"notes": [5]}, "tiny.json: notes must be texts, got 5"),
+        ({"sources": "x"}, "tiny.json: sources must be a list, got 'x'"),
+        ({"errors": {"layer": "much"}}, "tiny.json: errors[layer] must be a number, got 'much'"),
+        ({"errors": {"layer": -0.1}}, "tiny.json: errors[layer] must be at least 0, got -0.1"),
+        ({"errors": {"leyer": 0.1}}, "tiny.json: unknown part in errors 'leyer'; did you mean layer?"),
     ],
 )
 def test_files_that_are_not_as_written_are_refused(written, more, message):
