@@ -323,6 +323,28 @@ def test_the_first_row_that_repeats_a_point_is_named(tokens):
         made(rows)
 
 
+@pytest.mark.parametrize("far", [2, 2**10, 2**30], ids=["near", "far apart", "too far apart for one whole number"])
+def test_points_of_many_axes_are_told_apart_and_repeats_found_however_far_they_lie(far):
+    places = [(m, n, k) for m in (1, far) for n in (1, far) for k in (1, far)]
+    rows = [row_of("gemm", m=m, n=n, k=k) for m, n, k in places]
+    assert made(rows, kind="operations").rows("gemm").height == 8
+    for m, n, k in places:
+        assert refusal(made, [*rows, row_of("gemm", m=m, n=n, k=k)], kind="operations") == (
+            "row 9: part gemm has its point more than once; keep the median of its repeats"
+        )
+
+
+def test_points_that_are_no_whole_numbers_are_told_apart():
+    table = table_of([row_of("dense", tokens=each) for each in (1, 2, 3)]).with_columns(tokens=pl.Series([1.25, 1.5, 1.5]))
+    assert refusal(made, table=table) == "row 3: part dense has its point more than once; keep the median of its repeats"
+    assert made(table=table.head(2)).rows("dense").height == 2
+
+
+def test_a_row_without_a_part_is_named():
+    table = table_of(ROWS).with_columns(part=pl.Series([None if row == 3 else each["part"] for row, each in enumerate(ROWS)]))
+    assert refusal(made, table=table).startswith("row 4: unknown part None")
+
+
 def test_rows_are_a_parts_axes_and_times_and_none_where_it_has_none():
     one = made([row_of("dense"), row_of("head", positions=5, low_s=0.0, high_s=1.0)])
     assert one.rows("head").rows(named=True) == [{"positions": 5, "time_s": 1e-3, "low_s": 0.0, "high_s": 1.0}]
