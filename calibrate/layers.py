@@ -134,11 +134,14 @@ def open_model(
     header |= {"weights": "random" if decoder is None else "its own"}
     header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
-    if not raw.exists():
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    begun = Rows(raw, header, resume) if raw.exists() else None  # before anything takes time
+    if begun is None:
         header |= machine.ceilings(chosen, dtype, quick)
-    rows = Rows(raw, header, resume)
+    built = passes.Model(known, chosen, dtype, source, decoder)
+    rows = Rows(raw, header, resume) if begun is None else begun  # a model that does not fit leaves no file behind
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
-    return Open(passes.Model(known, chosen, dtype, source, decoder), rows, spec, stem)
+    return Open(built, rows, spec, stem)
 
 
 def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:

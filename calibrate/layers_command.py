@@ -90,7 +90,8 @@ def _wanted(
         numbers("contexts", contexts if contexts is not None else _QUICK_CONTEXTS if quick else _CONTEXTS),
         numbers("batches", batches), numbers("busy", busy), tuple(each.strip() for each in mode.split(",")), rounds,
     )  # fmt: skip
-    return grid, Effort(target=max(target, 0.05), least=3, most=20, warmups=2) if quick else Effort(target=target)
+    effort = Effort(target=target)
+    return grid, Effort(target=max(target, 0.05), least=3, most=20, warmups=2) if quick else effort
 
 
 def _lines(result: Timed) -> Iterator[str]:

@@ -405,14 +405,15 @@ def processor(files: Mapping[str, tuple[Mapping[str, object], list[dict[str, obj
     for name, (header, rows) in files.items():
         shape = header["shape"]
         assert isinstance(shape, dict)
-        for widths, what in ((None, "contexts"), (cpu_step.POWERS, "contexts and widths")):
+        for what, widths, alone in cpu_step.HELD:
             for busy in (0, 1):
-                held = [each for each in cpu_step.held_out(rows, shape["layers"], widths) if each.busy == busy]
+                every = cpu_step.held_out(rows, shape["layers"], widths, overhead_alone=alone)
+                held = [each for each in every if each.busy == busy]
                 if not held:
                     continue
                 found = LeftOut(np.array([float(each.width) for each in held]), np.array([each.error for each in held]))
                 beside = ", another process at the same work" if busy else ""
-                cases.append(_case(f"{name}: other {what}{beside}", found, "width", None if widths else 0.05))
+                cases.append(_case(f"{name}: other {what}{beside}", found, "width", 0.05 if widths is None or alone else None))
         # Points timed again were chosen after they were seen to be off: what was there before is shown too.
         before = cpu_step.unchosen(rows)
         if len(before) < len(rows):
@@ -422,8 +423,9 @@ def processor(files: Mapping[str, tuple[Mapping[str, object], list[dict[str, obj
     return Claim(
         "A whole pass on a processor, against the sum of its parts",
         "Layers, head, embedding and what is left of a step, timed behind two contexts, against whole passes behind others; the "
-        "same widths, or others. Asked is a median of 5 % at the same widths.",
-        "Other widths than those timed are not to be trusted on a processor: its products change their algorithm from width to "
+        "same widths, or others. *The overhead fitted*: what is left of a step comes from five widths, and its layers, head and "
+        "embedding were timed at the width itself. Asked is a median of 5 % for these and for the same widths.",
+        "Widths at which no part was timed are not to be trusted on a processor: its products change their algorithm from width to "
         "width. The machine was shared, and of the rounds over the grid the shortest pass counts. Two passes held out beside "
         "another process were far off in all three rounds, and were timed again five times for that reason: what they showed "
         "before stands here as well, and how much another process slows a pass down is a lower bound.",
@@ -489,11 +491,7 @@ def origin(data: Path, *folders: str) -> str:
 
 def claims(data: str | Path) -> tuple[Claim, ...]:
     """Every claim, from a folder that holds `gpu` and `SOURCES.md`."""
-    root = Path(data)
-    if not (root / "gpu").is_dir():
-        raise ParameterError(
-            f"the data folder must hold gpu and SOURCES.md, got {root.name or root}; name it, or set DECODESIM_DATA to it"
-        )
+    root = bundle.folder_of(data)
     bundle.origins(root)
     made, refused = engines(root)
     with_attention = {name: each for name, each in made.items() if "decode" in each.parts}

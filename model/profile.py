@@ -237,18 +237,37 @@ def check_table(table: pl.DataFrame, kind: str) -> None:
             raise ParameterError(f"column {name} must hold {'names' if name == 'part' else 'numbers'}, got {held}")
     if not table.height:
         raise ParameterError("the table is empty; a profile has at least one row")
-    parts = table["part"].to_numpy()
-    present = dict.fromkeys(parts.tolist())
+    parts = table["part"]
+    present = parts.unique(maintain_order=True).to_list()
     for part in present:
         if part not in AXES:
-            raise ParameterError(f"row {int(np.argmax(parts == part)) + 1}: {checks.unknown('part', part, AXES)}")
+            raise ParameterError(f"row {_rows_of(parts, part)[0] + 1}: {checks.unknown('part', part, AXES)}")
     if not {*present} & {*KINDS[kind]}:
         needed = " or ".join(KINDS[kind])
         raise ParameterError(f"a profile of kind {kind} must have rows of {needed}, got {', '.join(sorted(present))}")
-    columns = {name: table[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in table.columns if name != "part"}
+    columns = {name: table[name].cast(pl.Float64).to_numpy() for name in table.columns if name != "part"}  # what is null is nan
     for part in present:
-        rows = np.flatnonzero(parts == part)
-        _check_part(part, rows, {name: values[rows] for name, values in columns.items()})
+        rows = _rows_of(parts, part)
+        own = [name for name in ("ways", "busy", *AXES[part], *TIMES) if name in columns]
+        _check_part(part, rows, {name: columns[name][rows] for name in own})
+
+
+def _rows_of(parts: pl.Series, part: str | None) -> NDArray[np.int64]:
+    """The indices of the rows of a part."""
+    return np.flatnonzero(parts.eq_missing(part).to_numpy())
+
+
+def _repeated(points: NDArray[np.float64]) -> bool:
+    """Whether a point, a column of these, may be there twice: False where one sort of one whole number for each rules it out.
+
+    That is much faster than sorting points of many axes; where such numbers would not be exact none are made.
+    """
+    low = points.min(axis=1)
+    spans = points.max(axis=1) - low + 1
+    if np.prod(spans) > 2**53 or (points != np.floor(points)).any():
+        return True
+    keys = np.sort(np.append(np.cumprod(spans[:0:-1])[::-1], 1.0) @ (points - low[:, None]))
+    return bool((keys[1:] == keys[:-1]).any())
 
 
 def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArray[np.float64]]) -> None:
@@ -271,9 +290,11 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
         where = int(np.argmax(disordered))
         bound = f"between low_s={low[where]:g} and high_s={high[where]:g}"
         raise ParameterError(f"row {rows[where] + 1}, column time_s: must be {bound}, got {time[where]:g}")
-    points = np.stack([columns[axis] for axis in ("ways", "busy", *AXES[part])], axis=1)
-    order = np.lexsort(points.T)
-    twice = np.flatnonzero((points[order][1:] == points[order][:-1]).all(axis=1))
+    points = np.stack([columns[axis] for axis in ("ways", "busy", *AXES[part])])
+    if not _repeated(points):
+        return
+    order = np.lexsort(points)
+    twice = np.flatnonzero((points[:, order][:, 1:] == points[:, order][:, :-1]).all(axis=0))
     if twice.size:
         row = rows[order[twice + 1]].min()  # sorting keeps equal points in order: of each pair the later one
         raise ParameterError(f"row {row + 1}: part {part} has its point more than once; keep the median of its repeats")
@@ -316,6 +337,7 @@ def load(where: str | Path) -> Profile:
 
 def _read(path: Path) -> Profile:
     said, table = pairs.load(path, _KEYS, "a profile", SCHEMA_VERSION, "import or measure it again")
+    _check_said(said)
     for name, unit in said["columns"].items():
         if UNITS.get(name) != unit:
             known = f"must be in {UNITS[name]}" if name in UNITS else "is unknown"
@@ -334,6 +356,24 @@ def _read(path: Path) -> Profile:
     same["shape"] = {name: tuple(each) if isinstance(each, list) else each for name, each in said["shape"].items()}
     peaks = {"bandwidth": said["bandwidth_bytes_per_s"], "rate": said["rate_flop_per_s"]}
     return Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
+
+
+_TABLES = ("shape", "errors", "facts", "columns")
+_LISTS = ("notes", "sources")
+
+
+def _check_said(said: Mapping[str, Any]) -> None:
+    """Refuse a value of another kind than is written: whoever has edited a file by hand is told which."""
+    for keys, kind, what in ((_TABLES, dict, "a table of keys"), (_LISTS, list, "a list")):
+        for key in keys:
+            if not isinstance(said[key], kind):
+                raise ParameterError(f"{key} must be {what}, got {checks.shown(said[key])}")
+    for note in said["notes"]:
+        if not isinstance(note, str):
+            raise ParameterError(f"notes must be texts, got {checks.shown(note)}")
+    for part, error in said["errors"].items():
+        checks.one_of("part in errors", part, AXES)
+        checks.number(f"errors[{part}]", error, 0)
 
 
 def _bundled() -> Any:

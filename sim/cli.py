@@ -417,8 +417,12 @@ def lint(scenario: Annotated[str, typer.Argument(help="A TOML file or the name o
 @app.command("ls")
 @guarded
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, outcomes, costs, shapes, devices, scenarios or published.")] = "scenarios",
-    name: Annotated[str | None, typer.Argument(help="One of them, to be told all about it; of a scenario, its file.")] = None,
+    what: Annotated[
+        str, typer.Argument(help="methods, outcomes, costs, shapes, devices, profiles, scenarios or published.")
+    ] = "scenarios",
+    name: Annotated[
+        str | None, typer.Argument(help="One of them, to be told all about it; of a scenario, its file; a profile's .json too.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List what there is, or say all about one of them.
@@ -428,6 +432,8 @@ def list_(
     sim ls methods bild
 
     sim ls outcomes thresholds
+
+    sim ls profiles profiles/cpu-llama-68m.json
 
     sim ls scenarios bild > mine.toml
     """

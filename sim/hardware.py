@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from model import checks, device, hardware, profile
+from model import checks, device, hardware, physical, profile
 from model.checks import ParameterError
 from model.hardware import Hardware, Memory
 from model.latency import UnitCost
@@ -24,6 +24,8 @@ from model.transformer import PRESETS, Shape
 KINDS = ("profile", "roofline")
 ROLES = ("target", "draft", "medium")
 MAX_SECONDS = 1e6
+MAY_SEEM = 0.1
+"""How much faster than its peaks a device of a user's profile may seem [-]: clocks rise, and ceilings are measured roughly."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,16 @@ def _covers(found: profile.Profile) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _loaded(name: str, _: int) -> profile.Profile:
-    return profile.load(name)
+    found = profile.load(name)
+    if name.endswith(".json") and found.kind == "model":  # the user's own; those that come along are held to it by tests
+        shape = shape_of(found)
+        across = found.facts.get("source", 0) if shape.encoder_layers else 0
+        try:
+            checks.whole("source in facts", across, 0)
+            physical.check(found, shape, source=across, in_sequence=False, tolerance=MAY_SEEM)
+        except ParameterError as error:
+            raise ParameterError(f"{Path(name).name}: {error}") from None
+    return found
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def lines(what: str) -> dict[str, str]:
 def details(what: str, name: str) -> dict[str, str]:
     """All that there is to say of a method, kinds of outcomes, a cost, a shape, a device or a table; of a scenario its file.
 
-    Outcomes are named by what they are of (`decision`), by their kind (`thresholds`), or by both (`decision: thresholds`).
+    Outcomes are named by what they are of (`decision`), by their kind (`thresholds`), or by both (`decision: thresholds`); profiles
+    by their names, or by the path of a .json.
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":
@@ -53,6 +54,8 @@ def details(what: str, name: str) -> dict[str, str]:
         if not found:
             raise checks.unknown("outcomes", name, {part for key in _laws() for part in key.split(": ")})
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
+    if what == "profiles" and name.endswith(".json"):  # one of the user's own
+        return {name: _rows(_of_profile(profile.load(name)))}
     if name not in lines(what):
         raise checks.unknown(what.removesuffix("s"), name, lines(what))
     if what == "methods":

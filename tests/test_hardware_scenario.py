@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,26 @@ def test_a_damaged_profile_is_named(measured: Path) -> None:
     done = CliRunner().invoke(app, ["run", *_written(tables, measured.parent)])
     assert done.exit_code == 2
     assert "by-hand.json: its table by-hand.parquet is not the one that it was written with" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("share", "limit"), [(0.0, ""), (0.8, ""), (1.5, "1e+12 at most (memory)"), (1e6, "1e+14 at most (arithmetic)")]
+)
+def test_a_profile_of_ones_own_that_beats_its_device_is_refused(measured: Path, share: float, limit: str) -> None:
+    """A layer reads 19 MB at 1e12 bytes/s, of which none is spared here: 19 us; it is said to take so much less."""
+    made = replace(profile.load(measured), cache_bytes=0.0)
+    faster = 1.1e-4 / 19e-6 * share
+    if share:
+        scaled = [pl.col(name) / pl.when(pl.col("part") == "layer").then(faster).otherwise(1.0) for name in profile.TIMES]
+        made = replace(made, table=made.table.with_columns(scaled))
+    path = profile.save(replace(made, name="fast"), measured.parent)
+    tables = scenario({"name": "autoregressive", "layers": 2}, {"kind": "profile", "profile": str(path)})
+    done = CliRunner().invoke(app, ["run", *_written(tables, measured.parent), "--view", "formula"])
+    assert done.exit_code == (2 if limit else 0), done.output
+    if limit:
+        assert done.stderr.startswith("error: cost: profile: fast.json: layer at width ")
+        assert f"reaches {limit}" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_bundled_profiles_price_every_method_of_a_scenario() -> None:

@@ -236,6 +236,11 @@ BAD = [
     (DECODE, swap("1,32,8,128,127", "1,32,0,128,127"), "row 1, column num_key_value_heads: must be a number of at least 1, got 0"),
     ("vidur/attention.csv", swap("False", "no"), "attention.csv: row 1, column is_prefill: unknown value 'no'"),
     ("vidur/network/send_recv.csv", swap("send_recv,2", "broadcast,2"), "row 1, column collective: unknown value 'broadcast'"),
+    # Counts are whole.
+    (MLP, swap("True,8,1", "True,8.5,1"), "mlp.csv: row 4, column num_tokens: must be a whole number, got 8.5"),
+    (GEMM, swap("2,4096,4096,0.016", "2.5,4096,4096,0.016"), "row 3, column m: must be a whole number, got 2.5"),
+    (DENSE, swap("qkv_proj,8,56", "qkv_proj,7.5,56"), "dense.csv: row 4, column tokens: must be a whole number, got 7.5"),
+    (ATTENTION, swap("0,0,8,1024,45.0", "0,0,8,1023.5,45.0"), "attention.csv: row 3, column kv_decode: must be a whole number"),
     # Another model, or what a layer needs is not there.
     (MLP, swap("11008,True,2", "14336,True,2"), "row 2, column n_expanded_embd: must be 11008, the model's ffn, got 14336"),
     ("vidur/cpu_overheads.csv", swap("Llama-2-7b", "Llama-9", 2), "column model_name: no row of llama-2-7b; there are"),
@@ -265,6 +270,25 @@ def test_a_spoiled_table_is_refused_by_file_row_and_column(
         READ[file.split("/")[0]](folder)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+META = "llmservingsim/meta.yaml"
+
+
+def test_times_of_another_gpu_than_the_profiler_names_are_refused(folder: Path) -> None:
+    path = folder / META
+    said = path.read_text()
+    path.write_text(said.replace("a made-up GPU", "NVIDIA GeForce RTX 3090"))
+    with pytest.raises(ParameterError, match=r"^meta.yaml: gpu must be rtx-4090, as asked for, got NVIDIA GeForce RTX 3090; name"):
+        from_llmservingsim(folder)
+    path.write_text(said.replace("a made-up GPU", "NVIDIA GeForce RTX 4090"))
+    assert from_llmservingsim(folder).facts["gpu"] == "NVIDIA GeForce RTX 4090"
+    for damaged in (b": : {", b"", b"\xff\xfe"):
+        path.write_bytes(damaged)
+        with pytest.raises(ParameterError, match=r"^meta.yaml: it (has none of vllm_version, |cannot be read)"):
+            from_llmservingsim(folder)
+    path.unlink()
+    assert "gpu" not in from_llmservingsim(folder).facts
 
 
 def test_a_pass_that_takes_no_time_at_all_is_refused(folder: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from model import profile
 from model.checks import ParameterError
 from model.device import DEVICES
 from model.transformer import PRESETS
@@ -135,3 +137,20 @@ def test_what_there_is_not(what: str, name: str, message: str) -> None:
     assert len(done.stderr.splitlines()) == 1
     with pytest.raises(ParameterError):
         listing.details(what, name)
+
+
+def test_a_profile_of_the_users_own_is_told_about_by_its_path(tmp_path: Path) -> None:
+    own = replace(profile.load("cpu-llama-68m"), name="mine", notes=("timed at home",))
+    path = profile.save(own, tmp_path)
+    told = said("profiles", str(path))
+    assert "timed at home" in told
+    assert own.coverage() in told
+    assert said("profiles", "cpu-llama-68m").splitlines()[:8] == told.splitlines()[:8]
+    path.with_suffix(".parquet").unlink()
+    done = CliRunner().invoke(app, ["ls", "profiles", str(path)])
+    assert (done.exit_code, done.stderr) == (2, "error: mine.json: its table mine.parquet is not beside it\n")
+
+
+def test_the_help_names_every_list() -> None:
+    told = " ".join(CliRunner().invoke(app, ["ls", "--help"]).stdout.split())
+    assert all(what in told.split("Options")[0].split("Arguments")[1] for what in listing.LISTS)

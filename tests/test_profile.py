@@ -170,6 +170,17 @@ def written(tmp_path):
         ({"columns": {}}, "tiny.json: column part has no unit; columns must name all of the table's"),
         ({"sources": [{"repository": "x"}]}, "tiny.json: sources must each have repository"),
         ({"mode": "fast"}, "tiny.json: unknown mode 'fast'"),
+        ({"shape": [1]}, "tiny.json: shape must be a table of keys, got [1]"),
+        ({"errors": 0.1}, "tiny.json: errors must be a table of keys, got 0.1"),
+        ({"facts": None}, "tiny.json: facts must be a table of keys, got None"),
+        ({"columns": ["part"]}, "tiny.json: columns must be a table of keys, got ['part']"),
+        ({"notes": 5}, "tiny.json: notes must be a list, got 5"),
+        ({"notes": "a note"}, "tiny.json: notes must be a list, got 'a note'"),
+        ({"notes": [5]}, "tiny.json: notes must be texts, got 5"),
+        ({"sources": "x"}, "tiny.json: sources must be a list, got 'x'"),
+        ({"errors": {"layer": "much"}}, "tiny.json: errors[layer] must be a number, got 'much'"),
+        ({"errors": {"layer": -0.1}}, "tiny.json: errors[layer] must be at least 0, got -0.1"),
+        ({"errors": {"leyer": 0.1}}, "tiny.json: unknown part in errors 'leyer'; did you mean layer?"),
     ],
 )
 def test_files_that_are_not_as_written_are_refused(written, more, message):
@@ -310,6 +321,28 @@ def test_the_first_row_that_repeats_a_point_is_named(tokens):
         )
     else:
         made(rows)
+
+
+@pytest.mark.parametrize("far", [2, 2**10, 2**30], ids=["near", "far apart", "too far apart for one whole number"])
+def test_points_of_many_axes_are_told_apart_and_repeats_found_however_far_they_lie(far):
+    places = [(m, n, k) for m in (1, far) for n in (1, far) for k in (1, far)]
+    rows = [row_of("gemm", m=m, n=n, k=k) for m, n, k in places]
+    assert made(rows, kind="operations").rows("gemm").height == 8
+    for m, n, k in places:
+        assert refusal(made, [*rows, row_of("gemm", m=m, n=n, k=k)], kind="operations") == (
+            "row 9: part gemm has its point more than once; keep the median of its repeats"
+        )
+
+
+def test_points_that_are_no_whole_numbers_are_told_apart():
+    table = table_of([row_of("dense", tokens=each) for each in (1, 2, 3)]).with_columns(tokens=pl.Series([1.25, 1.5, 1.5]))
+    assert refusal(made, table=table) == "row 3: part dense has its point more than once; keep the median of its repeats"
+    assert made(table=table.head(2)).rows("dense").height == 2
+
+
+def test_a_row_without_a_part_is_named():
+    table = table_of(ROWS).with_columns(part=pl.Series([None if row == 3 else each["part"] for row, each in enumerate(ROWS)]))
+    assert refusal(made, table=table).startswith("row 4: unknown part None")
 
 
 def test_rows_are_a_parts_axes_and_times_and_none_where_it_has_none():

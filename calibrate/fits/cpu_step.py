@@ -4,7 +4,8 @@
 
 Between contexts times go smoothly, and parts timed behind two of them give the passes behind others to a few percent. Between
 widths they do not: a processor's products change their algorithm with the width, so that 12 positions can take longer than 16. A
-width that was not timed is therefore not to be trusted on a processor, and `widths=POWERS` shows by how much.
+width that was not timed is therefore not to be trusted on a processor, and `widths=POWERS` shows by how much. What a step takes
+beyond its parts is another matter: fitted at those widths and contexts it gives the passes at all others whose parts were timed.
 
 How the rows came about: on a machine of two cores that others use, in rounds over the grid, of which the least disturbed counts
 point by point. Rows that say `disturbed` left out repeats in which the thread did not run all the time; those that do not were
@@ -35,6 +36,13 @@ LAST_ROUND = 2
 """Of those that go over the whole grid; later ones are of points that were chosen by what they showed."""
 POWERS = (1, 2, 4, 8, 16)
 """Widths to take parts at, where widths too are held out."""
+
+HELD = (
+    ("contexts", None, False),
+    ("contexts and widths, the overhead fitted", POWERS, True),
+    ("contexts and widths", POWERS, False),
+)
+"""What is held out: in words, the widths that are fitted at, and whether of them only what a step takes beyond its parts is."""
 
 
 class Held(NamedTuple):
@@ -78,14 +86,22 @@ def names() -> list[str]:
     return sorted(each.name.removesuffix(".jsonl") for each in folder.iterdir() if each.name.endswith(".jsonl"))
 
 
-def held_out(rows: Sequence[dict[str, Any]], layers: int, widths: Sequence[int] | None = None, mode: str = "eager") -> list[Held]:
+def held_out(
+    rows: Sequence[dict[str, Any]], layers: int, widths: Sequence[int] | None = None, mode: str = "eager", *,
+    overhead_alone: bool = False,
+) -> list[Held]:
     """Whole passes behind contexts that the parts were not taken from, beside what the parts say.
 
-    With `widths` parts are taken at these alone, and the passes are those of other widths.
+    With `widths` parts are taken at these alone, and the passes are those of other widths. With `overhead_alone` besides it is only
+    what a step takes beyond its parts that is fitted at these widths; layers, head and embedding are timed at every width.
     """
     points = [row for row in rows if row["kind"] == "point"]
-    fitted = [row for row in points if row["context"] in CONTEXTS and (widths is None or row["width"] in widths)]
+    behind = [row for row in points if row["context"] in CONTEXTS]
+    fitted = [row for row in behind if widths is None or row["width"] in widths]
     table, _ = part_rows(fitted, mode, layers)
+    if overhead_alone:
+        timed, _ = part_rows(behind, mode, layers)
+        table = [row for row in timed if row["part"] != "step"] + [row for row in table if row["part"] == "step"]
     found = []
     for (busy, batch, context, width), rounds in grid.shares(rows, mode):
         if context in CONTEXTS or (widths is not None and width in widths):
@@ -134,12 +150,12 @@ def main() -> None:
         header, rows = rows_of(name)
         layers = header["shape"]["layers"]
         print(f"{name}: {header['name']}, {header['threads']} thread, {header['dtype']}, {header['date']}")
-        for widths, which in ((None, "contexts"), (POWERS, "contexts and widths")):
+        for which, widths, alone in HELD:
             for busy in (0, 1):
-                errors = [abs(each.error) for each in held_out(rows, layers, widths) if each.busy == busy]
+                errors = [abs(each.error) for each in held_out(rows, layers, widths, overhead_alone=alone) if each.busy == busy]
                 if errors:
                     median, worst = np.median(errors), max(errors)
-                    print(f"  {which} held out, busy {busy}: {len(errors)} passes, median error {median:.1%}, worst {worst:.1%}")
+                    print(f"  other {which}, busy {busy}: {len(errors)} passes, median error {median:.1%}, worst {worst:.1%}")
         before = unchosen(rows)
         errors = [abs(each.error) for each in held_out(before, layers) if each.busy]
         if errors and len(before) < len(rows):

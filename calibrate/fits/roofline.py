@@ -134,7 +134,7 @@ def layers_of(made: Profile) -> Layers:
 
 def layers(data: str | Path) -> tuple[Layers, ...]:
     """Vidur's layers, from a folder that holds `gpu`."""
-    root = Path(data) / "gpu/vidur/compute"
+    root = bundle.folder_of(data) / "gpu/vidur/compute"
     return tuple(layers_of(vidur.read(root / gpu / path, model=name, gpu=gpu)) for gpu in GPUS for name, path in MODELS.items())
 
 
@@ -153,7 +153,7 @@ def attention_of(operations: Profile) -> Attention:
 
 def attention(data: str | Path) -> tuple[Attention, ...]:
     """AIConfigurator's attention, from a folder that holds `gpu`."""
-    root = Path(data) / "gpu/aiconfigurator"
+    root = bundle.folder_of(data) / "gpu/aiconfigurator"
     return tuple(attention_of(aiconfigurator.read(root / folder, gpu=gpu, engine=engine)) for gpu, folder, engine in TABLES)
 
 

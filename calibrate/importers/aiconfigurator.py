@@ -134,7 +134,7 @@ def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tupl
     """Rows of the part gemm."""
     whole = tables.read(path, ["gemm_dtype", "m", "n", "k", "latency"], root=root)
     table, notes = _timed(whole, unit, {"gemm_dtype": tables.DTYPE}, "m")
-    m, n, k = (table.column(name, least=1) for name in ("m", "n", "k"))
+    m, n, k = (table.whole(name, least=1) for name in ("m", "n", "k"))
     seconds = table.seconds("latency", unit)
     tables.check_reached(table, "latency", seconds, device, moved=n * k * tables.BYTES_EACH, operations=2 * m * n * k)
     found = tables.rows("gemm", {"m": m, "n": n, "k": k}, {"time_s": seconds})
@@ -155,7 +155,7 @@ def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[
     wanted = {"attn_dtype": tables.DTYPE, "kv_cache_dtype": tables.DTYPE, "window_size": 0, "beam_width": 1}
     table, notes = _timed(whole, unit, wanted)
     names = {"heads": "num_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "batch": "batch_size"}
-    axes = {axis: table.column(name, least=1) for axis, name in names.items()} | {"context": table.column("step", least=0)}
+    axes = {axis: table.whole(name, least=1) for axis, name in names.items()} | {"context": table.whole("step", least=0)}
     seconds = table.seconds("latency", unit)
     moved = 2 * axes["batch"] * (axes["context"] + 1) * axes["kv_heads"] * axes["head_dim"] * tables.BYTES_EACH
     tables.check_reached(table, "latency", seconds, device, moved=moved)
@@ -167,7 +167,7 @@ def _reductions(path: Path, root: Path, unit: str) -> tuple[Table, list[dict[str
     whole = tables.read(path, ["allreduce_dtype", "num_gpus", "message_size", "latency"], root=root)
     graphs = {"backend": "vllm_graph"} if "backend" in whole.frame.columns else {}
     table, notes = _timed(whole, unit, {"allreduce_dtype": tables.DTYPE} | graphs)
-    gpus, size = table.column("num_gpus", least=2), table.column("message_size", least=1) * tables.BYTES_EACH
+    gpus, size = table.whole("num_gpus", least=2), table.whole("message_size", least=1) * tables.BYTES_EACH
     seconds = table.seconds("latency", unit)
     rows: list[dict[str, Any]] = []
     for many in np.unique(gpus):

@@ -132,6 +132,16 @@ def differences(table: Profile, measured: Profile, ways: tuple[int, ...] = (1,),
     return LeftOut(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
 
 
+def folder_of(data: str | Path) -> Path:
+    """The data folder, refused where it is none."""
+    root = Path(data)
+    if not (root / "gpu").is_dir():
+        raise ParameterError(
+            f"the data folder must hold gpu and SOURCES.md, got {root.name or root}; name it, or set DECODESIM_DATA to it"
+        )
+    return root
+
+
 def origins(root: Path) -> dict[str, Source]:
     """What SOURCES.md says of each file: repository, licence, commit, its path there and the beginning of its checksum."""
     try:

@@ -66,7 +66,7 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
         "attention": (attention, ("attention",)),
     }
     sources = tuple(tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in given.values())
-    facts = _facts(root.parent / "meta.yaml")
+    facts = _facts(root.parent / "meta.yaml", device)
     return Profile(
         name=name or f"{gpu}-{model}", device=gpu, model=model, dtype=tables.DTYPE,
         engine=f"vLLM {facts.get('vllm_version', '')}".strip() + " (profiled by LLMServingSim)", mode="kernel-only", kind="model",
@@ -76,13 +76,27 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     )  # fmt: skip
 
 
-def _facts(path: Path) -> dict[str, str]:
-    """What the profiler wrote of the run, its plain lines alone."""
+def _facts(path: Path, device: devices.Device) -> dict[str, str]:
+    """What the profiler wrote of the run, its plain lines alone; nothing where it wrote no such file.
+
+    It names the GPU by its vendor's name: where that is another known device than the one asked for, its times are refused.
+    """
     if not path.is_file():
         return {}
     wanted = ("vllm_version", "cuda_version", "gpu", "profiled_at")
-    lines = (line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
-    return {key: value.strip().strip("'") for key, value in lines if key in wanted}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path.name}: it cannot be read: {error}") from None
+    lines = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    found = {key: value.strip().strip("'") for key, value in lines if key in wanted}
+    if not found:
+        raise ParameterError(f"{path.name}: it has none of {', '.join(wanted)}; restore it, or leave it out")
+    words = {*found.get("gpu", "").lower().replace("-", " ").split()}
+    named = [name for name in devices.DEVICES if {*name.split("-")} <= words]
+    if named and device.name not in named:
+        raise ParameterError(f"{path.name}: gpu must be {device.name}, as asked for, got {found['gpu']}; name the one it ran on")
+    return found
 
 
 def _by_name(table: tables.Table, names: tuple[str, ...], axis: str) -> dict[str, tuple[Floats, Floats]]:
@@ -94,7 +108,7 @@ def _by_name(table: tables.Table, names: tuple[str, ...], axis: str) -> dict[str
         chosen = table.where(words == name)
         if not chosen.height:
             raise ParameterError(f"{table.shown}: column layer: no row of {name}; a layer needs it")
-        points, times, _ = tables.merged({axis: chosen.column(axis, least=1)}, {"time_s": chosen.seconds(column, unit)})
+        points, times, _ = tables.merged({axis: chosen.whole(axis, least=1)}, {"time_s": chosen.seconds(column, unit)})
         found[name] = points[axis], times["time_s"]
         first = found[names[0]][0]
         if not np.array_equal(points[axis], first):
@@ -151,7 +165,7 @@ def _attention(root: Path, shape: Shape, device: devices.Device, ways: int) -> t
     names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     table = tables.read(root / "attention.csv", names, root=root)
     column, unit = tables.time_column(table, "time")
-    chunk, before, texts, cached = (table.column(name, least=0) for name in names)
+    chunk, before, texts, cached = (table.whole(name, least=0) for name in names)
     seconds = table.seconds(column, unit)
     empty = (chunk == 0) & (texts == 0)
     if empty.any():

@@ -68,6 +68,15 @@ class Table:
             raise self.refuse(where, name, f"must be {bound}, got {checks.shown(held[where])}")
         return values
 
+    def whole(self, name: str, *, least: int) -> Floats:
+        """A column of counts: whole numbers of at least so much; shape (rows,)."""
+        values = self.column(name, least=least)
+        bad = values != np.floor(values)
+        if bad.any():
+            where = int(np.argmax(bad))
+            raise self.refuse(where, name, f"must be a whole number, got {checks.shown(float(values[where]))}")
+        return values
+
     def seconds(self, name: str, unit: str) -> Floats:
         """A column of times, in seconds; one operation may have been rounded to nothing, but none takes less; shape (rows,)."""
         checks.one_of("unit", unit, UNITS)

@@ -125,7 +125,7 @@ def _layer(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of the parts dense and embedding."""
     _check_model(table, shape, {"n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden", "n_expanded_embd": "ffn"})
-    tokens, ways = table.column("num_tokens", least=1), table.column("num_tensor_parallel_workers", least=1)
+    tokens, ways = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
     inner, kept = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = {
         "attn_pre_proj": shape.hidden * (inner + 2 * kept), "attn_post_proj": shape.hidden * inner,
@@ -190,9 +190,9 @@ def _attention(
         if not table.height:
             continue
         wide = operation == "attn_prefill"
-        batch, context = table.column("batch_size", least=1), table.column("kv_cache_size", least=0)
-        width = table.column("prefill_chunk_size", least=1) if wide else np.ones(table.height)
-        ways = table.column("num_tensor_parallel_workers", least=1)
+        batch, context = table.whole("batch_size", least=1), table.whole("kv_cache_size", least=0)
+        width = table.whole("prefill_chunk_size", least=1) if wide else np.ones(table.height)
+        ways = table.whole("num_tensor_parallel_workers", least=1)
         column = f"time_stats.{operation}.median"
         each = shape.kv_heads * shape.head_dim / ways
         moved = 2 * batch * (context + width) * each * tables.BYTES_EACH
@@ -225,7 +225,7 @@ def _step(
         raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}")
     total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
     tables.check_total(table, columns[0], total)
-    batch, ways = table.column("batch_size", least=1), table.column("tensor_parallel_degree", least=1)
+    batch, ways = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)
     rows: list[dict[str, Any]] = []
     for many in np.unique(ways):
         kept = ways == many
@@ -247,10 +247,10 @@ def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]]
         columns = [*_columns([collective]), "num_workers", "size", "devices_per_node", "collective"]
         whole = tables.read(path, columns, root=root)
         whole.words("collective", (collective,))
-        workers, together = whole.column("num_workers", least=2), whole.column("devices_per_node", least=1)
+        workers, together = whole.whole("num_workers", least=2), whole.whole("devices_per_node", least=1)
         times = _times(whole, [collective], unit)
         tables.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
-        sizes = whole.column("size", least=1)
+        sizes = whole.whole("size", least=1)
         for many in np.unique(workers):
             kept = (workers == many) & (together == many)
             # A transfer is between two devices, however many share a layer: it has no ways.

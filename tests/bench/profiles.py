@@ -16,6 +16,8 @@ from model.surface import Surface
 from tests.bench.measure import Benchmark
 
 NAME = "rtx-4090-llama-3.1-8b"
+LARGEST = "h100-operations"
+"""Of the profiles that come along: the most rows, and so the most to check."""
 
 
 def _points(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -36,11 +38,11 @@ def _bare(points: Sequence[np.ndarray]) -> None:
     np.interp(points[1], at, np.sqrt(at))
 
 
-def _read() -> None:
+def _read(name: str) -> None:
     """Both files by the libraries that can: no check, no profile."""
     import polars as pl
 
-    path = Path(profile.__file__).parent / "profiles" / f"{NAME}.json"
+    path = Path(profile.__file__).parent / "profiles" / f"{name}.json"
     json.loads(path.read_bytes())
     pl.read_parquet(path.with_suffix(".parquet"))
 
@@ -66,11 +68,15 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
             name, "ms", _repeated(call), _repeated(lambda: _bare(points)), "numpy.interp of as many points", 30, at_most=True
         )
 
+    def loading(name: str, of: str) -> Benchmark:
+        return Benchmark(
+            name, "ms", _repeated(lambda: profile.load(of), loads), _repeated(lambda: _read(of), loads),
+            "json and polars reading its files", 5, at_most=True,
+        )  # fmt: skip
+
     return [
         against_numpy("profile-lookup", lambda: surface(*points)),
         against_numpy("profile-pass", lambda: pass_time(cost, *points)),
-        Benchmark(
-            "profile-load", "ms", _repeated(lambda: profile.load(NAME), loads), _repeated(_read, loads),
-            "json and polars reading its files", 5, at_most=True,
-        ),
-    ]  # fmt: skip
+        loading("profile-load", NAME),
+        loading("profile-load-largest", LARGEST),
+    ]
