@@ -123,6 +123,7 @@ def _lines(result: Timed) -> Iterator[str]:
                     f"{rate / 1e12:10.3f}{rate / profile.rate:9.0%}"
                 )
         yield from _others(profile)
+        yield from (f"note: {each}" for each in profile.notes)
         yield f"{path}"
     yield f"{result.outcome.path}"
 

@@ -80,6 +80,10 @@ def time_links(
         if link not in present:
             raise ParameterError(f"link {link} is not there; this machine has {', '.join(present)}")
     chosen = links or present
+    for link in chosen:
+        for path in (Path(out) / f"{name}-{link}.{kind}" for kind in ("json", "parquet", "jsonl")):
+            if path.exists():
+                raise ParameterError(f"{path.name} is there already; give another --name or folder, or remove it")
     written: dict[str, Path] = {}
     failed: dict[str, str] = {}
     for number, link in enumerate(chosen):

@@ -699,6 +699,10 @@ def test_links_between_processes_are_timed(tmp_path: Path) -> None:
         assert found.rows("send")["size"].to_list() == [1024, 65_536, 1_048_576]
         assert (found.rows("send")["time_s"] > 0).all()
         assert str(tmp_path / f"links-{link}.json") in said
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    again = call("links", "--quick", "-o", str(tmp_path), "--link", "gloo", code=2)
+    assert "links-gloo.json is there already; give another --name or folder, or remove it" in again.stderr
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_link_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
