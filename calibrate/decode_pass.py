@@ -27,11 +27,12 @@ class InterpretedPass:
     """One pass, repeatable, as a decoder's steps: look at what the last one has made, put it out, run."""
 
     def __init__(self, model: Model, width: int, context: int, batch: int) -> None:
-        if model.architecture.crossing:
-            raise ParameterError(f"mode interpreter times decoders alone, and {model.architecture.name} has an encoder")
+        if batch > 1 and model.architecture.crossing:
+            raise ParameterError(f"batch must be 1 with an encoder-decoder such as {model.architecture.name}, got {batch}")
         if batch > 1 and width > 1:
             raise ParameterError(f"width must be 1 in a batch of {batch} texts, as the interpreter's passes are, got {width}")
         self.model, self.width, self.context, self.batch = model, width, context, batch
+        model.read_source()
         self.real = Real({"target": model.decoder})
         self.real.wanted = 1 << 62
         self.texts = tuple(range(batch)) if batch > 1 else ()

@@ -108,7 +108,8 @@ def _table(
 
     own = {key: value[0] for key, value in given("set", set_)}
     found: dict[str, Any] = {"name": method, **own}
-    return found | {"sweep": dict(given("sweep", sweep))} | {"forced": dict(given("forced", forced))}
+    rates = {"forced": dict(given("forced", forced))} if forced else {}
+    return found | {"sweep": dict(given("sweep", sweep))} | rates
 
 
 def measured(
@@ -169,7 +170,9 @@ def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str
     from calibrate import passes
     from calibrate.architectures import architecture
 
-    made = {role: passes.Model(architecture(name), device, said.dtype) for role, name in named.items()}
+    made = {role: passes.Model(architecture(name), device, said.dtype, said.prompt_tokens) for role, name in named.items()}
+    for each in made.values():
+        each.read_source()
     return {role: each.decoder for role, each in made.items()}, {}
 
 
@@ -181,7 +184,9 @@ def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str
     texts: list[tuple[str, list[int]]] = []
     if real:
         texts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
-    lengths = {len(tokens) for _, tokens in texts} or {said.prompt_tokens}
+    # An encoder has read a forced prompt, and the decoder begins with one token, as with texts (`loading.begun`).
+    length = said.prompt_tokens if models["target"].source is None else 1
+    lengths = {len(tokens) for _, tokens in texts} or {length}
     for each in written.choices:
         units = 1
         if each.processes:
@@ -192,7 +197,7 @@ def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str
                 yield running.Wanted(each.method, each.settings, tuple(tokens), name, units=units)
         else:
             for number in range(1 if not real else said.prompts):
-                prompt = tuple(range(said.prompt_tokens))
+                prompt = tuple(range(length))
                 yield running.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number, units)
 
 

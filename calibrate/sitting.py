@@ -39,7 +39,7 @@ class Passes:
     Parameters
     ----------
     widths, contexts, batches
-        The grid of each model.
+        The grid of each model: all widths of one text, and a token of each of several.
     busy
         Other processes at the same work, at width 1 of the target: what units of one host cost each other.
     rounds, repeats
@@ -58,6 +58,13 @@ class Passes:
             checks.whole(name, getattr(self, name), 1, 1000)
         for grid in self.grids:
             grid.points()
+        if 1 not in self.batches or (len(self.batches) > 1 and 1 not in self.widths):
+            raise ParameterError("widths and batches must have 1 among them: passes over a batch are of one token of each text")
+
+    @property
+    def points(self) -> list[Point]:
+        """The passes alone: texts of a batch stand at one position, so such passes are of one token of each."""
+        return [each for each in self.grids[0].points() if each.width == 1 or each.batch == 1]
 
     @property
     def grids(self) -> tuple[Grid, ...]:
@@ -127,7 +134,7 @@ class Sitting:
     def _pieces(self, turn: int) -> Iterator[Piece]:
         for number in range(turn * self.passes.rounds, (turn + 1) * self.passes.rounds):
             for role in self.of:
-                for point in self.passes.grids[0].points():
+                for point in self.passes.points:
                     yield Piece(role, number, Point(**{**vars(point), "round": number}))
                 for what in REST:
                     yield Piece(role, number, what)
