@@ -152,7 +152,7 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
         """What is neither pass nor read, of a token [s]."""
         times = Times()
         world = forced.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
-        begun = _now(decoder)
+        begun = time.perf_counter()
         Real({"target": decoder}, answers=world, times=times).run(
             algorithm.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT
         )
