@@ -41,7 +41,7 @@ def run(
     sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")] = None,
     forced: Annotated[
         list[str] | None,
-        typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; weights then say nothing."),
+        typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; none: by nothing."),
     ] = None,
     prompts: Annotated[str | None, typer.Option(help="A file of texts. Default: the family's held-out code.")] = None,
     limit: Annotated[int | None, typer.Option(help="Prompts, at most. Default: 3; 1 with --forced.")] = None,
@@ -108,7 +108,7 @@ def _table(
 
     own = {key: value[0] for key, value in given("set", set_)}
     found: dict[str, Any] = {"name": method, **own}
-    rates = {"forced": dict(given("forced", forced))} if forced else {}
+    rates = {"forced": {} if forced == ["none"] else dict(given("forced", forced))} if forced else {}
     return found | {"sweep": dict(given("sweep", sweep))} | rates
 
 
@@ -118,6 +118,7 @@ def measured(
     """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`."""
     from calibrate import running
     from model import runs as files
+    from model.checks import ParameterError
 
     files.json_of(out)
     said = written.run
@@ -134,7 +135,10 @@ def measured(
 
         named = _named(written)
         beside = Sitting(models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed, pool=pool)
-    return running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool)
+    found = running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool)
+    for role, reason in {} if beside is None else beside.refused.items():
+        raise ParameterError(f"{out.name} is written, but the profile of the {role} could not be made: {reason}; raw rows are kept")
+    return found
 
 
 def _pool(written: Written, models: Mapping[str, Decoder], units: int, device: str) -> Callable[[], AbstractContextManager[Pool]]:
@@ -166,7 +170,8 @@ def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str
         return {role: each.decoder for role, each in opened.items()}, opened
     if any(each.rates is None for each in written.choices):
         what = f"{free[0]} {named[free[0]]} is a shape without weights"
-        raise ParameterError(f"{what}: force the outcomes of all methods, or give a model")
+        remedy = "force the outcomes of all methods, by none where nothing is left to chance, or give a model"
+        raise ParameterError(f"{what}: {remedy}")
     from calibrate import passes
     from calibrate.architectures import architecture
 

@@ -339,11 +339,12 @@ def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
             continue  # one that cannot be counted
         shapes[role] = json.loads(json.dumps(asdict(shape)))
     rates = [None if each.rates is None else dict(each.rates) for each in plan.wanted]
+    forced_by = None if all(each is None for each in rates) else rates
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
     return {
         "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
         "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
-        "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": None if all(each is None for each in rates) else rates,
+        "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": forced_by,
         "roles": [*runs.ROLES], "profiles": dict(plan.about.get("profiles", {})), "date": facts["date"], "versions": versions,
     }  # fmt: skip
 

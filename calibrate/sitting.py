@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calibrate import layers
-from calibrate.grid import Grid, go_over
+from calibrate.grid import Grid, go_over, release, told
 from calibrate.timing import Effort, Point, measure
 from model import checks
 from model.checks import ParameterError
@@ -114,6 +114,8 @@ class Sitting:
         }  # fmt: skip
         self.pieces: list[Piece] = []
         self.made = 0
+        self.refused: dict[str, str] = {}
+        """Roles whose profile could not be made when it was last tried, and why."""
 
     def begin(self, turn: int) -> None:
         """Time what needs processes of its own, before those of the runs are there."""
@@ -150,11 +152,22 @@ class Sitting:
         if isinstance(piece.what, str):
             layers.time_rest(begun, piece.round, (piece.what,))
         elif piece.what not in begun.rows.done():
-            begun.rows.add(measure(begun.built, piece.what, self.effort, time.monotonic() + LONGEST))
+            begun.rows.add(self._point(begun, piece.what))
+
+    def _point(self, begun: layers.Open, point: Point) -> dict[str, Any]:
+        """The raw row of a point. One that does not fit the memory is left out: the runs, and all other points, go on."""
+        try:
+            return measure(begun.built, point, self.effort, time.monotonic() + LONGEST)
+        except (RuntimeError, MemoryError) as error:
+            reason, lost = told(error)
+            if lost or not reason.startswith("out of memory"):
+                raise
+        release(begun.built.device)
+        return {"kind": "failed", **asdict(point), "error": reason}
 
     def end(self) -> None:
-        """Write the profiles of what there is."""
+        """Write the profiles of what there is. One that is refused does not end the runs, which may not be had again."""
+        self.refused = {}
         for role, begun in self.of.items():
             _, refused = layers.write(begun, (MODE,), self.folder)
-            for reason in refused.values():
-                raise ParameterError(f"the profile of the {role} could not be made: {reason}")
+            self.refused |= dict.fromkeys([role] * len(refused), "; ".join(refused.values()))

@@ -99,7 +99,8 @@ def test_nothing_left_to_chance_is_forced_with_nothing(tmp_path: Path) -> None:
     """Plain decoding has no outcome: without a word a shape without weights would not be decoded."""
     model = narrow("llama-68m", tmp_path)
     for forced, said in (({}, "shape without weights"), ({"forced": {}}, ""), ({"forced": {"match_rate": 0.5}}, "not an outcome")):
-        written = run_plan.of({"run": {"model": model, "tokens": 2, "repeats": 1}, "method": [{"name": "autoregressive", **forced}]})
+        run = {"model": model, "tokens": 2, "repeats": 1}
+        written = run_plan.of({"run": run, "method": [{"name": "autoregressive", **forced}]})
         out = tmp_path / f"{len(forced)} {len(said)}" / "runs.json"
         if said:
             with pytest.raises(ParameterError, match=said):

@@ -294,5 +294,13 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments: list[str], said: str
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("more", [[], ["--dtype", "bfloat16"]])
+def test_a_shape_without_weights_is_decoded_where_nothing_is_left_to_chance(more: list[str], tmp_path: Path) -> None:
+    given_ = ["autoregressive", "--model", "llama-68m", "--tokens", 2, "--repeats", 1, "--threads", 1, "--device", "cpu"]
+    result = invoke(*given_, "--forced", "none", *more, "-o", tmp_path / "runs.json", "-q")
+    assert result.exit_code == 0, result.output
+    assert runs.load(tmp_path / "runs.json").about["forced"] == [{}]
+
+
 def test_a_file_must_be_named_as_one(tmp_path: Path) -> None:
     assert "NAME.json" in invoke("autoregressive", "-o", tmp_path / "runs.txt").output

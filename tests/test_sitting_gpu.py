@@ -14,7 +14,8 @@ from calibrate.replicas import Replica
 from tests import real_models
 
 LAYER, TREE, HEAD, TICK = 1000.0, 100.0, 300.0, 0.5
-"""Microseconds that the device takes for a layer, one of several hypotheses besides, and a head, and the processor between two looks at its clock."""
+"""Microseconds that the device takes for a layer, for one over several hypotheses besides, and for a head, and the processor
+between two looks at its clock."""
 
 
 class Device:
