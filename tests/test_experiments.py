@@ -15,6 +15,7 @@ import pytest
 
 from calibrate import parts, run_command, run_plan
 from calibrate.architectures import architecture
+from model import profile
 from model.checks import ParameterError
 from model.transformer import preset
 from sim import compare
@@ -64,6 +65,10 @@ def test_every_setting_of_a_plan_runs_and_is_compared(name: str, tmp_path: Path,
     # Only what hands bytes from device to device is not timed, and no run does that.
     assert set(table["missing"]) == {""}
     assert set(about["profiles"]) == ({"target"} if draft is None else {"target", "draft"})
+    encodes = preset(run.model).encoder_layers > 0
+    assert {len(each.decoding.prompt) for each in found.timed.values()} == {1 if encodes else run.prompt_tokens}
+    if encodes:
+        assert {profile.load(out.parent / each).facts["source"] for each in about["profiles"].values()} == {run.prompt_tokens}
     texts = [dict(each.settings).get("batch", 1) for each in written.choices]
     assert table["tokens"].to_list() == [2 * each for each in texts]
 

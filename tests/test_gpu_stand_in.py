@@ -1,4 +1,4 @@
-"""The whole way from passes to predictions on a GPU that is not there: work is launched, and takes its time behind the launcher's back.
+"""The whole way from passes to predictions on a GPU that is not there: work is launched, and is done behind the launcher's back.
 
 Passes on the processor say what is computed; a clock of its own says when. Everything that reads a clock reads that one, so what a
 sitting measures, and what is predicted from it, are numbers that hang on nothing but the code.

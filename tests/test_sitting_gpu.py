@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from calibrate import interpreter, machine, parts
+from calibrate import interpreter, machine, parts, running
 from calibrate.adapter import Decoder
 from calibrate.replicas import Replica
 from tests import real_models
@@ -118,6 +118,16 @@ def test_what_a_model_needs_is_held_against_what_is_left(monkeypatch: pytest.Mon
     assert machine.free("cuda") == 36
     assert machine.memory("cuda") == 80
     assert machine.free("cpu") == machine.memory("cpu")
+
+
+def test_clocks_that_move_do_not_make_it_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that were broken off can be gone on with, while the GPU is as fast as it likes."""
+    whole, clock = machine.facts, iter((345, 1980))
+    monkeypatch.setattr(machine, "facts", lambda name: whole(name) | {"sm_mhz": next(clock), "driver": "580"})
+    models = real_models.decoders("llama")
+    first, second = (running._facts(models) for _ in range(2))
+    assert first == second
+    assert first["driver"] == "580"
 
 
 def test_random_weights_are_drawn_on_the_gpu_as_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
