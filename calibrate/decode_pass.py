@@ -24,16 +24,20 @@ CHUNK = 512
 
 
 class InterpretedPass:
-    """One pass, repeatable, as a decoder's steps: look at what the last one has made, put it out, run."""
+    """One pass, repeatable, as a decoder's steps: run, look at what that has made, put it out.
+
+    A GPU begins with the head while the layers are still at work: the look belongs to the pass that it is of.
+    """
 
     def __init__(self, model: Model, width: int, context: int, batch: int) -> None:
-        if model.architecture.crossing:
-            raise ParameterError(f"mode interpreter times decoders alone, and {model.architecture.name} has an encoder")
+        if batch > 1 and model.architecture.crossing:
+            raise ParameterError(f"batch must be 1 with an encoder-decoder such as {model.architecture.name}, got {batch}")
         if batch > 1 and width > 1:
             raise ParameterError(f"width must be 1 in a batch of {batch} texts, as the interpreter's passes are, got {width}")
         self.model, self.width, self.context, self.batch = model, width, context, batch
+        model.read_source()
         self.real = Real({"target": model.decoder})
-        self.real.wanted = 1 << 62
+        self.real.wanted = 1  # until a token is put out
         self.texts = tuple(range(batch)) if batch > 1 else ()
         self.task = Task(self._steps())
         self.task.cache = self._filled()
@@ -64,7 +68,7 @@ class InterpretedPass:
 
     def run(self) -> None:
         """The next pass; what it is placed at cuts the rows back."""
-        self.real._drive(self.task, self.task.passes + 1)  # the scheduler, step by step
+        self.real._drive(self.task)  # the scheduler
         self.real.work.tokens.clear()
         self.real.work.committed.clear()
         self.real.work.commits.clear()
@@ -73,7 +77,7 @@ class InterpretedPass:
         """Nothing: see `run`."""
 
     def run_watched(self, mark: Callable[[str, int, int], None]) -> None:
-        """The same, with the beginning and the end of each part marked; the head is that of the pass before.
+        """The same, with the beginning and the end of each part marked.
 
         A layer is marked where it is called and not within: what the library does around it is there for every layer.
         """
@@ -82,7 +86,7 @@ class InterpretedPass:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """What is marked: `call` is all that happens in a pass, so but for the look at the one before."""
+        """What is marked: `call` is all that happens in a pass, so but for the look at it."""
         layers = [("layer", index) for index in range(self.model.decoder.layers)]
         return [("embedding", 0), *layers, ("head", 0), ("call", 0)]
 

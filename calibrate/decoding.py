@@ -67,7 +67,9 @@ def decode(
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     text = tuple(int(token) for token in prompt)
     check_text(models, (0,) * len(text) if answers is not None else text, tokens)
-    parameters = parameters_of(method, models, scheduled(method, {} if settings is None else settings, len(text), tokens))
+    table = scheduled(method, {} if settings is None else settings, len(text), tokens)
+    parameters = parameters_of(method, models, table, batches=answers is not None)
+    whole = parameters.outputs_of(tokens) if hasattr(parameters, "outputs_of") else tokens
     reads: list[Answered] = []
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
     more_of |= {"sampling": sampling, "luck": luck}
@@ -83,7 +85,7 @@ def decode(
     if times is not None:
         times.start = start
     try:
-        work = real.run(steps, tokens)
+        work = real.run(steps, whole)
         settle(models)
     except RuntimeError as error:
         if "out of memory" not in str(error):
@@ -113,8 +115,13 @@ def _over(over: Pool | Lanes, parameters: Any, more: Mapping[str, Any]) -> Any:
     return Parallel(over, **more)
 
 
-def parameters_of(method: str, models: Mapping[str, Decoder], settings: Mapping[str, Any]) -> Any:
-    """The checked parameters of a method on these models: of just the roles that it has, with their depths filled in."""
+def parameters_of(
+    method: str, models: Mapping[str, Decoder], settings: Mapping[str, Any], *, batches: bool = False
+) -> Any:
+    """The checked parameters of a method on these models: of just the roles that it has, with their depths filled in.
+
+    Several texts at once (`batches`) may be decoded where outcomes are forced: models are asked about one.
+    """
     kind = methods.algorithm(method).Parameters
     table = tables.renamed(kind, settings)
     wanted = roles(method, table)
@@ -134,7 +141,7 @@ def parameters_of(method: str, models: Mapping[str, Decoder], settings: Mapping[
             raise ParameterError(f"{key} must be {models[role].layers}, as {name} has, got {given}; leave it out")
         table[key] = models[role].layers
     parameters = tables.build(kind, table, "method", "give it with --set KEY=VALUE")
-    if getattr(parameters, "texts", 1) > 1:
+    if getattr(parameters, "texts", 1) > 1 and not batches:
         given = f"{parameters.texts} texts; leave out batch and lengths"
         raise ParameterError(f"batch must be 1, as one text is decoded at a time, got {given}")
     return parameters

@@ -169,10 +169,10 @@ def go_over(
             except ParameterError as error:
                 failed.append((point, str(error)))
             except (RuntimeError, MemoryError) as error:
-                reason, is_lost = _told(error)
+                reason, is_lost = told(error)
                 failed.append((point, reason))
                 lost = f"the device was lost before it: {reason}" if is_lost else ""
-                _release(model.device)
+                release(model.device)
             else:
                 rows.add(row)
                 continue
@@ -221,7 +221,7 @@ class _Crowd:
         return row | {"companion_passes": passes}
 
 
-def _told(error: BaseException) -> tuple[str, bool]:
+def told(error: BaseException) -> tuple[str, bool]:
     """An error in a line, and whether the device is gone with it."""
     import torch
 
@@ -232,7 +232,7 @@ def _told(error: BaseException) -> tuple[str, bool]:
     return f"{type(error).__name__}: {line}", lost
 
 
-def _release(device: str) -> None:
+def release(device: str) -> None:
     """Give memory of a failed point back, where the device still answers."""
     import contextlib
 

@@ -115,7 +115,7 @@ def open_model(
     chosen = machine.chosen(device)
     cpu = not chosen.startswith("cuda")
     if not cpu:
-        torch.cuda.set_device(chosen)  # events are recorded on the streams of the current device
+        machine.make_current(chosen)  # events are recorded on the streams of the current device
     if dtype is None:
         dtype = "float32" if cpu else "bfloat16"
     checks.one_of("dtype", dtype, passes.DTYPES)
@@ -130,6 +130,8 @@ def open_model(
     stem = name or stem_of(model, chosen)
     if not NAME.fullmatch(stem):
         raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(stem)}")
+    if decoder is not None and decoder.source is not None:
+        source = int(decoder.source.shape[1])
     header = {"kind": "machine", "model": known.name, "device": chosen, "dtype": dtype, "source": source}
     header |= {"weights": "random" if decoder is None else "its own"}
     header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
@@ -148,6 +150,7 @@ def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after"))
     """Time what decoding does besides whole passes, as round `turn`, unless it has been timed."""
     from calibrate import parts
 
+    begun.built.read_source()
     done = {row["kind"] for row in begun.rows.rows if row.get("round") == turn}
     for kind in kinds:
         if kind not in done:

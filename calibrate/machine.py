@@ -14,6 +14,8 @@ from model import checks, device
 from model.checks import ParameterError
 
 DEVICES = ("cpu", "cuda")
+MOVING = ("sm_mhz", "memory_mhz")
+"""Facts that are others at another moment: clocks of a GPU, which rise with its work."""
 _TRIES = 7
 _OTHERS = {"pcie", "nvl", "laptop", "mig"}  # of the same name, and slower
 
@@ -33,6 +35,14 @@ def chosen(name: str | None) -> str:
         if there <= int(index or 0):
             raise ParameterError(f"device must be one of {there} GPUs that torch sees, got {name}; take --device cpu")
     return name
+
+
+def make_current(name: str) -> None:
+    """Have torch work on this GPU where nothing else is said; `cuda` alone is the one that it works on."""
+    import torch
+
+    if ":" in name:  # a device without a number is refused
+        torch.cuda.set_device(name)
 
 
 def versions() -> dict[str, str]:
@@ -105,6 +115,16 @@ def memory(name: str) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return 0
+
+
+def free(name: str) -> int:
+    """Bytes that are free on a device, what torch keeps for its own use included; of the processor all that there are."""
+    import torch
+
+    if not name.startswith("cuda"):
+        return memory(name)
+    kept = torch.cuda.memory_reserved(name) - torch.cuda.memory_allocated(name)
+    return int(torch.cuda.mem_get_info(name)[0]) + kept
 
 
 def ceilings(name: str, dtype: str, quick: bool = False) -> dict[str, float]:

@@ -58,20 +58,20 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
                 asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
                 if kind == "next":
                     real.read(asked)  # the first look at a pass is in its step, and further ones come right behind each other
-                begun = time.perf_counter()
+                begun = _now(decoder)
                 for _ in range(looks):
                     real.read(asked)
                 if turn >= 3:
-                    times.append((time.perf_counter() - begun) / looks)
+                    times.append((_now(decoder) - begun) / looks)
             found[kind] = means(times)
         for count in FILLED:
             times = []
             only = Forward("target", tokens[:count], context, 1, decoder.layers, rows_only=True)
             whole = real.forward(held, Forward("target", tokens[:count], context, 0, 1))
             for _ in range(repeats + 3):
-                begun = time.perf_counter()
+                begun = _now(decoder)
                 real.forward(held, only._replace(state=whole))
-                times.append((time.perf_counter() - begun) / max(decoder.layers - 1, 1))
+                times.append((_now(decoder) - begun) / max(decoder.layers - 1, 1))
             rows[str(count)] = means(times[3:])
         trees, beams = _trees(real, held, tokens, repeats)
         again, early = _one_by_one(decoder, tokens, repeats)
@@ -80,6 +80,13 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
         "again_us": again, "reads_us": found | early, "rows_us": rows, "tree_us": trees, "beams_us": beams, "fork_us": forks,
         "repeats": repeats,
     }  # fmt: skip
+
+
+def _now(decoder: Decoder) -> float:
+    """The time once the device has done all that it was given: on a GPU passes are only launched, and whoever looks first would
+    wait for all of them [s]."""
+    decoder.settle()
+    return time.perf_counter()
 
 
 def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[list[float], dict[str, list[float]]]:
@@ -94,7 +101,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
     at, layers = len(text), decoder.layers
 
     def mark(name: str, _: int, edge: int) -> None:
-        marks.append((name, edge, time.perf_counter()))
+        marks.append((name, edge, _now(decoder)))
 
     def steps() -> Steps:
         yield Forward("target", text, 0, 0, layers)
@@ -103,12 +110,12 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
             for kind, name in EARLY.items():
                 out: Any = None
                 for layer in range(layers):
-                    begun = time.perf_counter()
+                    begun = _now(decoder)
                     out = yield Forward("target", (5,), at + turn % 2, layer, layer + 1, out, heads=1, compared=1)
-                    made = time.perf_counter()
+                    made = _now(decoder)
                     if kind == "confidence":
                         _projected(out)
-                        own["early_head"].append(time.perf_counter() - made)
+                        own["early_head"].append(_now(decoder) - made)
                     seen = time.perf_counter()
                     yield Read(kind, out, -1)  # type: ignore[arg-type]
                     own[name].append(time.perf_counter() - seen)
@@ -169,7 +176,8 @@ def _trees(
     real: Real, held: Held, tokens: tuple[int, ...], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """What a pass over several hypotheses takes beyond one over as many tokens, by hypotheses and context, and a read of them."""
-    layers = real.decoders["target"].layers
+    decoder = real.decoders["target"]
+    layers = decoder.layers
     trees: dict[str, list[float]] = {}
     beams: dict[str, list[float]] = {}
     for context in (len(tokens), len(tokens) // 3):  # the longer first: what is cut away is gone
@@ -180,11 +188,11 @@ def _trees(
             for turn in range(repeats + 3):
                 seconds = []
                 for cache, step in ((held, plain), (other, tree)):
-                    begun = time.perf_counter()
+                    begun = _now(decoder)
                     out = real.forward(cache, step)
-                    seconds.append(time.perf_counter() - begun)
+                    seconds.append(_now(decoder) - begun)
                 _projected(out)
-                begun = time.perf_counter()
+                begun = _now(decoder)
                 real.read(Read("beams", out, -1, count, hypotheses=tuple((index, 0.0) for index in range(count))))
                 if turn >= 3:
                     asked.append(time.perf_counter() - begun)
@@ -227,25 +235,28 @@ def after(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
 
 def _after(real: Real, held: Held, context: int, width: int, gap: int, repeats: int) -> list[float]:
     """A pass, so many microseconds after the last."""
-    step = Forward("target", tuple(range(5, 5 + width)), context, 0, real.decoders["target"].layers, heads=1)
+    decoder = real.decoders["target"]
+    step = Forward("target", tuple(range(5, 5 + width)), context, 0, decoder.layers, heads=1)
     times = []
     for turn in range(repeats + SETTLED):
-        end = time.perf_counter() + gap / 1e6
+        end = _now(decoder) + gap / 1e6
         while time.perf_counter() < end:
             pass
         begun = time.perf_counter()
         real.forward(held, step._replace(at=context + turn % 2))
+        ended = _now(decoder)
         if turn >= SETTLED:
-            times.append(time.perf_counter() - begun)
+            times.append(ended - begun)
     return means(times)
 
 
 def _of_few(real: Real, held: Held, context: int, layers: int, repeats: int) -> list[float]:
     """A layer of passes that run the first few alone."""
     at: dict[tuple[str, int, int], float] = {}
+    decoder = real.decoders["target"]
 
     def mark(name: str, index: int, edge: int) -> None:
-        at[name, index, edge] = time.perf_counter()
+        at[name, index, edge] = _now(decoder)
 
     times = []
     with watched(real, mark):

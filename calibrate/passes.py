@@ -66,13 +66,19 @@ class Model:
         with torch.device("meta"):
             size = sum(each.numel() for each in kind.from_config(architecture.config, **build).parameters())
         size *= self.dtype.itemsize
-        there = machine.memory(device)
+        there = machine.free(device)
         if there and size > there:
             dtype = str(self.dtype).removeprefix("torch.")
             needs = f"{architecture.name} in {dtype} needs {size / 1e9:.1f} GB for its weights"
-            raise ParameterError(f"{needs}, and device {device} has {there / 1e9:.1f} GB; take a smaller model")
+            raise ParameterError(f"{needs}, and device {device} has {there / 1e9:.1f} GB left; take a smaller model")
         with torch.device(device):
             return decoder_of(kind.from_config(architecture.config, **build).eval(), architecture.name)
+
+    def read_source(self) -> None:
+        """Let the encoder read a text of `source` random tokens, unless it has read one; nothing of decoders alone."""
+        decoder: Any = self.decoder
+        if self.architecture.crossing and decoder.source is None:
+            decoder.read_source(tuple(int(token) for token in self.tokens(1, self.source)[0].tolist()))
 
     def tokens(self, batch: int, width: int) -> Tensor:
         """Random tokens of the whole vocabulary, shape (batch, width): an embedding is not read from a warm corner."""

@@ -73,9 +73,12 @@ class Replica:
         name, config = self._architecture()
         checks.one_of("dtype", self.dtype, store.DTYPES)
         of: Any = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-        with torch.random.fork_rng(devices=[]):
+        # On a GPU they are drawn where they stay and as they stay: tens of billions of numbers would take minutes elsewhere.
+        cuda = self.device.startswith("cuda")
+        there = {"dtype": getattr(torch, self.dtype)} if cuda else {}
+        with torch.random.fork_rng(devices=[self.device] if cuda else []), torch.device(self.device):
             torch.manual_seed(seed)
-            full = of.from_config(config)
+            full = of.from_config(config, **there)
         with torch.no_grad():
             for parameter in full.parameters():
                 if parameter.ndim > 1:

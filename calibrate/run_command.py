@@ -41,7 +41,7 @@ def run(
     sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")] = None,
     forced: Annotated[
         list[str] | None,
-        typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; weights then say nothing."),
+        typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; none: by nothing."),
     ] = None,
     apart: Annotated[
         str | None, typer.Option(help="Sub-processes as processes of the system, or as streams of one GPU. Default: in turn.")
@@ -111,7 +111,8 @@ def _table(
 
     own = {key: value[0] for key, value in given("set", set_)}
     found: dict[str, Any] = {"name": method, **own} | ({} if apart is None else {"apart": apart})
-    return found | {"sweep": dict(given("sweep", sweep))} | {"forced": dict(given("forced", forced))}
+    rates = {"forced": {} if forced == ["none"] else dict(given("forced", forced))} if forced else {}
+    return found | {"sweep": dict(given("sweep", sweep))} | rates
 
 
 def measured(
@@ -120,6 +121,7 @@ def measured(
     """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`."""
     from calibrate import running
     from model import runs as files
+    from model.checks import ParameterError
 
     files.json_of(out)
     said = written.run
@@ -143,7 +145,10 @@ def measured(
         beside = Sitting(
             models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed, pool=pool, lanes=lanes
         )
-    return running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool, lanes=lanes)
+    found = running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool, lanes=lanes)
+    for role, reason in {} if beside is None else beside.refused.items():
+        raise ParameterError(f"{out.name} is written, but the profile of the {role} could not be made: {reason}; raw rows are kept")
+    return found
 
 
 def _pool(written: Written, models: Mapping[str, Decoder], units: int, device: str) -> Callable[[], AbstractContextManager[Pool]]:
@@ -175,11 +180,14 @@ def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str
         return {role: each.decoder for role, each in opened.items()}, opened
     if any(each.rates is None for each in written.choices):
         what = f"{free[0]} {named[free[0]]} is a shape without weights"
-        raise ParameterError(f"{what}: force the outcomes of all methods, or give a model")
+        remedy = "force the outcomes of all methods, by none where nothing is left to chance, or give a model"
+        raise ParameterError(f"{what}: {remedy}")
     from calibrate import passes
     from calibrate.architectures import architecture
 
-    made = {role: passes.Model(architecture(name), device, said.dtype) for role, name in named.items()}
+    made = {role: passes.Model(architecture(name), device, said.dtype, said.prompt_tokens) for role, name in named.items()}
+    for each in made.values():
+        each.read_source()
     return {role: each.decoder for role, each in made.items()}, {}
 
 
@@ -193,7 +201,9 @@ def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str
     texts: list[tuple[str, list[int]]] = []
     if real:
         texts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
-    lengths = {len(tokens) for _, tokens in texts} or {said.prompt_tokens}
+    # An encoder has read a forced prompt, and the decoder begins with one token, as with texts (`loading.begun`).
+    length = said.prompt_tokens if models["target"].source is None else 1
+    lengths = {len(tokens) for _, tokens in texts} or {length}
     for each in written.choices:
         units, apart = 1, each.apart or files.APART[0]
         if each.apart is not None:
@@ -207,7 +217,7 @@ def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str
                 yield running.Wanted(each.method, each.settings, tuple(tokens), name, units=units, apart=apart)
         else:
             for number in range(1 if not real else said.prompts):
-                prompt = tuple(range(said.prompt_tokens))
+                prompt = tuple(range(length))
                 yield running.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number, units, apart)
 
 

@@ -19,7 +19,7 @@
     name = "ppd"
     exit_layer = 6
     sweep = { candidates = [1, 3] }
-    forced = { match_rate = [0.3, 0.7] }    # outcomes are forced: weights say nothing
+    forced = { match_rate = [0.3, 0.7] }    # outcomes are forced: weights say nothing; {} where nothing is left to chance
     apart = "processes"         # sub-processes are processes of the system, each with a model of its own; or streams of one GPU
 """
 
@@ -126,7 +126,7 @@ def _choices(table: Any) -> list[Choice]:
     rates = {key: _values(key, value) for key, value in dict(table.get("forced", {})).items()}
     found = []
     for settings in choices(table["name"], tables.frozen_values(own), swept):
-        for forced in _combined(rates) if rates else [None]:
+        for forced in _combined(rates) if "forced" in table else [None]:
             found.append(Choice(table["name"], settings, forced, apart))
     return found
 

@@ -140,7 +140,8 @@ def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, D
 
 
 def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> Any:
-    return decoding.parameters_of(each.method, own, decoding.scheduled(each.method, each.settings, len(each.prompt), tokens))
+    settings = decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
+    return decoding.parameters_of(each.method, own, settings, batches=each.rates is not None)
 
 
 def decode(
@@ -320,7 +321,8 @@ def _models(models: Mapping[str, Decoder]) -> dict[str, dict[str, Any]]:
 
 def _facts(models: Mapping[str, Decoder]) -> dict[str, Any]:
     said = machine.facts(str(models["target"].device))
-    said.pop("date")
+    for name in ("date", *machine.MOVING):
+        said.pop(name, None)
     return said
 
 
@@ -346,11 +348,12 @@ def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
             continue  # one that cannot be counted
         shapes[role] = json.loads(json.dumps(asdict(shape)))
     rates = [None if each.rates is None else dict(each.rates) for each in plan.wanted]
+    forced_by = None if all(each is None for each in rates) else rates
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
     return {
         "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
         "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
-        "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": rates if any(rates) else None,
+        "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": forced_by,
         "apart": [each.apart for each in plan.wanted],
         "roles": [*runs.ROLES], "profiles": dict(plan.about.get("profiles", {})), "date": facts["date"], "versions": versions,
     }  # fmt: skip

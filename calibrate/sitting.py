@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from calibrate import layers
-from calibrate.grid import Grid, go_over
+from calibrate.grid import Grid, go_over, release, told
 from calibrate.timing import Effort, Point, measure
 from model import checks
 from model.checks import ParameterError
@@ -40,7 +40,7 @@ class Passes:
     Parameters
     ----------
     widths, contexts, batches
-        The grid of each model.
+        The grid of each model: all widths of one text, and a token of each of several.
     busy
         Other processes at the same work, at width 1 of the target: what units of one host cost each other.
     rounds, repeats
@@ -59,6 +59,13 @@ class Passes:
             checks.whole(name, getattr(self, name), 1, 1000)
         for grid in self.grids:
             grid.points()
+        if 1 not in self.batches or (len(self.batches) > 1 and 1 not in self.widths):
+            raise ParameterError("widths and batches must have 1 among them: passes over a batch are of one token of each text")
+
+    @property
+    def points(self) -> list[Point]:
+        """The passes alone: texts of a batch stand at one position, so such passes are of one token of each."""
+        return [each for each in self.grids[0].points() if each.width == 1 or each.batch == 1]
 
     @property
     def grids(self) -> tuple[Grid, ...]:
@@ -110,6 +117,8 @@ class Sitting:
         }  # fmt: skip
         self.pieces: list[Piece] = []
         self.made = 0
+        self.refused: dict[str, str] = {}
+        """Roles whose profile could not be made when it was last tried, and why."""
 
     def begin(self, turn: int) -> None:
         """Time what needs processes of its own, before those of the runs are there."""
@@ -132,7 +141,7 @@ class Sitting:
     def _pieces(self, turn: int) -> Iterator[Piece]:
         for number in range(turn * self.passes.rounds, (turn + 1) * self.passes.rounds):
             for role in self.of:
-                for point in self.passes.grids[0].points():
+                for point in self.passes.points:
                     yield Piece(role, number, Point(**{**vars(point), "round": number}))
                 for what in REST:
                     yield Piece(role, number, what)
@@ -148,11 +157,22 @@ class Sitting:
         if isinstance(piece.what, str):
             layers.time_rest(begun, piece.round, (piece.what,))
         elif piece.what not in begun.rows.done():
-            begun.rows.add(measure(begun.built, piece.what, self.effort, time.monotonic() + LONGEST))
+            begun.rows.add(self._point(begun, piece.what))
+
+    def _point(self, begun: layers.Open, point: Point) -> dict[str, Any]:
+        """The raw row of a point. One that does not fit the memory is left out: the runs, and all other points, go on."""
+        try:
+            return measure(begun.built, point, self.effort, time.monotonic() + LONGEST)
+        except (RuntimeError, MemoryError) as error:
+            reason, lost = told(error)
+            if lost or not reason.startswith("out of memory"):
+                raise
+        release(begun.built.device)
+        return {"kind": "failed", **asdict(point), "error": reason}
 
     def end(self) -> None:
-        """Write the profiles of what there is."""
+        """Write the profiles of what there is. One that is refused does not end the runs, which may not be had again."""
+        self.refused = {}
         for role, begun in self.of.items():
             _, refused = layers.write(begun, (MODE,), self.folder)
-            for reason in refused.values():
-                raise ParameterError(f"the profile of the {role} could not be made: {reason}")
+            self.refused |= dict.fromkeys([role] * len(refused), "; ".join(refused.values()))

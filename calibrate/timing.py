@@ -162,7 +162,7 @@ def measure(model: Model, point: Point, effort: Effort, until: float) -> dict[st
 def _called(
     clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]], about: Callable[[Sequence[float]], list[float]]
 ) -> dict[str, list[float]]:
-    """Of passes that mark their call: all layers together, what else it takes, and the look at the pass before, its head apart.
+    """Of passes that mark their call: all layers together, what else it takes, and the look at it, its head apart.
 
     Each is a difference within a repeat, so what disturbed the repeat is in none of them twice.
     """

@@ -210,7 +210,8 @@ class PassCost:
         if first:
             self._looked_at = output
         early = EARLY.get(step.kind) if output.last - output.first == 1 else None
-        key = output.role, "look" if first else early or step.kind, max(len(step.hypotheses), 1)
+        point = max(len(output.texts), 1) if first else max(len(step.hypotheses), 1)  # a first look is at all texts of a batch
+        key = output.role, "look" if first else early or step.kind, point
         if key not in self._reads:
             self.hardware(output.role)
             usual = self._timed(output.role, step.kind, 1) if early else 0.0

@@ -187,6 +187,13 @@ def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> No
     assert warm.reading(Read("next", one)) == pytest.approx(TIMES["look"])
 
 
+def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
+    cost = PassCost({"target": Measured(profile_of("target", further=[{"part": "look", "batch": 4, "time_s": 9e-5}]))})
+    alone, together = Forward("target", (7,), 5, 0, 5, heads=1), Forward("target", (7,) * 4, 5, 0, 5, heads=4, texts=(0, 1, 2, 3))
+    for step, look in ((alone, TIMES["look"]), (together, 9e-5)):
+        assert [cost.reading(Read("next", step, -1)) for _ in range(2)] == pytest.approx([look, TIMES["next"]])
+
+
 def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
     forks = [{"part": "fork", "processes": count, "time_s": seconds} for count, seconds in ((1, 1e-4), (3, 4e-4))]
     profiles = {"target": Measured(profile_of("target", further=forks))}

@@ -109,6 +109,36 @@ def test_outcomes_that_a_method_cannot_have_are_refused(
         running.check(Plan([wanted(name, table, rates)], 8), models_of(name, table))
 
 
+@pytest.mark.parametrize(("name", "table", "rates"), [
+    ("skipdecode", {"min_layers": LAYERS, "max_layers": LAYERS}, {}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 4}, {}),
+    ("early_exit", {"first_check": 2}, {"exit_rate": 0.4}),
+])  # fmt: skip
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
+    name: str, table: dict[str, Any], rates: dict[str, float], batch: int
+) -> None:
+    models, said = models_of(name, table), table | {"batch": batch}
+    running.check(Plan([wanted(name, said, rates)], 9), models)
+    found = running.decode(wanted(name, said, rates), models, 9, 1, log=True)
+    parameters = methods.algorithm(name).Parameters(**found.settings)
+    world = forced.world(parameters, 4, 9, rates, seed=1)
+    work = count(methods.algorithm(name).decode(parameters, tuple(range(4)), 9), world, 9 * batch)
+    assert tuple(work.committed) == found.commits
+    assert work.account.passes_by_kind == found.account.passes_by_kind
+    # All texts write the world's own, each position `batch` times.
+    assert found.tokens == tuple(token for token in range(4, 13) for _ in range(batch))
+
+
+def test_models_are_asked_about_one_text_at_a_time() -> None:
+    table = {"min_layers": 2, "max_layers": 4, "batch": 2}
+    models = models_of("skipdecode", table)
+    with pytest.raises(ParameterError, match="batch must be 1"):
+        running.check(Plan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)
+    with pytest.raises(ParameterError, match="batch must be 1"):
+        decoding.decode("skipdecode", models, (1, 2), 8, table)
+
+
 # --- times ---
 
 
@@ -327,6 +357,14 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments: list[str], said: str
     assert said in result.output
     assert "Traceback" not in result.output
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("more", [[], ["--dtype", "bfloat16"]])
+def test_a_shape_without_weights_is_decoded_where_nothing_is_left_to_chance(more: list[str], tmp_path: Path) -> None:
+    given_ = ["autoregressive", "--model", "llama-68m", "--tokens", 2, "--repeats", 1, "--threads", 1, "--device", "cpu"]
+    result = invoke(*given_, "--forced", "none", *more, "-o", tmp_path / "runs.json", "-q")
+    assert result.exit_code == 0, result.output
+    assert runs.load(tmp_path / "runs.json").about["forced"] == [{}]
 
 
 def test_a_file_must_be_named_as_one(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from calibrate import layers, loading, parts, sitting
+from calibrate import layers, loading, parts, run_command, run_plan, sitting
 from calibrate.sitting import Passes, Sitting
-from model import profile
+from model import profile, runs
 from model.checks import ParameterError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -166,3 +166,53 @@ def test_times_of_rounds_are_their_medians_and_repeats_add_up() -> None:
     found = layers.median_of(rounds)
     assert (found["whole_us"], found["layers_us"]) == ([1.0, 6.0, 9.0], [[1, 2, 3]])
     assert (found["repeats"], found["taken_anyway"], found["width"]) == (12, 1, 1)
+
+
+def test_what_does_not_fit_the_memory_is_left_out_and_the_rest_goes_on(
+    decoders: dict[str, Any], timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sitting.measure
+
+    def failing(said: str) -> Any:
+        def point(model: Any, what: Any, *given: Any) -> dict[str, Any]:
+            if what.width == 3 and what.context == 8:
+                raise RuntimeError(said)
+            return whole(model, what, *given)
+
+        return point
+
+    monkeypatch.setattr(sitting, "measure", failing("DefaultCPUAllocator: can't allocate memory"))
+    beside = opened(decoders, tmp_path)
+    beside.begin(0)
+    beside.between(1.0)
+    failed = [row for row in beside.of["target"].rows.rows if row["kind"] == "failed"]
+    assert [(row["width"], row["context"], row["round"]) for row in failed] == [(3, 8, row["round"]) for row in failed]
+    assert {row["round"] for row in failed} == {0, 1}
+    assert len(beside.of["target"].rows.done()) == 2 * 3
+    monkeypatch.setattr(sitting, "measure", failing("a defect of ours"))
+    other = opened(decoders, tmp_path / "other")
+    other.begin(0)
+    with pytest.raises(RuntimeError, match="a defect of ours"):
+        other.between(1.0)
+
+
+def test_batches_are_of_a_token_each() -> None:
+    passes = Passes(widths=(1, 3), contexts=(0,), batches=(1, 4))
+    assert [(each.width, each.batch) for each in passes.points] == [(1, 1), (3, 1), (1, 4)]
+    for given in ({"widths": (2, 3), "batches": (1, 4)}, {"widths": (1,), "batches": (2, 4)}):
+        with pytest.raises(ParameterError, match="widths and batches must have 1 among them"):
+            Passes(contexts=(0,), **given)
+
+
+def test_a_profile_that_is_refused_leaves_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have been made on a machine that is not there any more."""
+    monkeypatch.setattr(layers, "time_rest", lambda *_: None)
+    monkeypatch.setattr(layers, "write", lambda begun, *_: ({}, {sitting.MODE: f"{begun.built.architecture.name} is too fast"}))
+    written = run_plan.of({
+        "run": {"model": "family", "tokens": 2, "repeats": 1, "prompts": 1}, "method": [{"name": "autoregressive"}],
+        "profile": {"widths": [1], "contexts": [0], "rounds": 1, "repeats": 1},
+    })  # fmt: skip
+    with pytest.raises(ParameterError, match=r"runs\.json is written, but .* target could not be made: family-target is too fast"):
+        run_command.measured(written, tmp_path / "runs.json", "cpu")
+    assert runs.load(tmp_path / "runs.json").table.height == 1
+    assert (tmp_path / "cpu-family-target.jsonl").is_file()

@@ -1,0 +1,115 @@
+"""Plans for a GPU, carried out on the processor: models of the same architecture and depth, a few numbers wide, and two tokens.
+
+What a plan asks for is then known to be legal, to the last setting, and what its profiles lack to be nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate import parts, run_command, run_plan
+from calibrate.architectures import architecture
+from model import profile
+from model.checks import ParameterError
+from model.transformer import preset
+from sim import compare
+
+FOLDER = Path(str(resources.files("calibrate"))) / "experiments"
+GPU = sorted(each.stem for each in FOLDER.glob("gpu-*.toml"))
+SMALL: dict[str, dict[str, int]] = {
+    "llama": {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
+    "opt": {"hidden_size": 16, "ffn_dim": 16, "num_attention_heads": 2, "word_embed_proj_dim": 16},
+    "t5": {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2},
+}
+"""What makes an architecture narrow; it keeps its depth, which settings are about."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def narrow(name: str, folder: Path) -> str:
+    """The configuration of a preset, narrow, in a file of its own."""
+    config = architecture(name).config
+    said = config.to_dict() | SMALL[config.model_type] | {"vocab_size": 128}
+    path = folder / name / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(said))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_every_setting_of_a_plan_runs_and_is_compared(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("reads", "after"):  # fewer repeats than would say anything
+        whole = getattr(parts, part)
+        monkeypatch.setattr(parts, part, lambda decoder, whole=whole: whole(decoder, 8, 2))
+    for constant, value in (("PROCESS_TEXT", 3), ("SETTLED", 1)):
+        monkeypatch.setattr(parts, constant, value)
+    written = run_plan.read(FOLDER / f"{name}.toml")
+    assert written.profile is not None
+    run, passes = written.run, written.profile
+    draft = None if run.draft is None else narrow(run.draft, tmp_path)
+    changed = replace(run, model=narrow(run.model, tmp_path), draft=draft, tokens=2, repeats=1)
+    fewer = replace(passes, widths=(1, passes.widths[-1]), contexts=passes.contexts[:2], repeats=1)
+    plan = replace(written, run=changed, profile=fewer)
+    out = tmp_path / "out" / f"{name}.json"
+    found = run_command.measured(plan, out, "cpu")
+    assert len(found.timed) == len(written.choices)
+    assert found.about["dtype"] == run.dtype
+    _, table, about = compare.of_file(out)
+    assert table.height == len(written.choices)
+    # Only what hands bytes from device to device is not timed, and no run does that.
+    assert set(table["missing"]) == {""}
+    assert set(about["profiles"]) == ({"target"} if draft is None else {"target", "draft"})
+    encodes = preset(run.model).encoder_layers > 0
+    assert {len(each.decoding.prompt) for each in found.timed.values()} == {1 if encodes else run.prompt_tokens}
+    if encodes:
+        assert {profile.load(out.parent / each).facts["source"] for each in about["profiles"].values()} == {run.prompt_tokens}
+    texts = [dict(each.settings).get("batch", 1) for each in written.choices]
+    assert table["tokens"].to_list() == [2 * each for each in texts]
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_a_plan_fits_a_gpu_and_its_profiles_hold_its_passes(name: str) -> None:
+    written = run_plan.read(FOLDER / f"{name}.toml")
+    run, passes = written.run, written.profile
+    assert passes is not None
+    shapes = [preset(each) for each in (run.model, run.draft) if each is not None]
+    assert sum(each.parameters for each in shapes) * 2 < 60e9  # bytes; rows and what is in work want room too
+    assert len({each.vocabulary for each in shapes}) == 1
+    asked: list[Any] = [each.settings for each in written.choices]
+    assert {each.get("batch", 1) for each in asked} <= set(passes.batches)
+    widths = {1 + each["draft_length"] for each in asked if "draft_length" in each}
+    assert widths <= set(passes.widths)
+    begins = 1 if shapes[0].encoder_layers else run.prompt_tokens
+    assert max(passes.contexts) >= begins + run.tokens
+    assert run.repeats >= 3
+
+
+def test_the_plans_are_what_was_asked_for() -> None:
+    asked = {name: run_plan.read(FOLDER / f"{name}.toml").choices for name in GPU}
+    drafted = [each for each in asked["gpu-opt-6.7b"] if each.method == "speculative"]
+    assert {each.settings["draft_length"] for each in drafted} == {*range(1, 9)}
+    rates = {each.rates["acceptance_rate"] for each in drafted if each.rates}
+    assert (min(rates), max(rates)) == (0.3, 0.95)
+    whole = [each.settings for each in asked["gpu-llama-3.1-8b"] if each.settings.get("min_layers") == 32]
+    assert [each["batch"] for each in whole] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_nothing_left_to_chance_is_forced_with_nothing(tmp_path: Path) -> None:
+    """Plain decoding has no outcome: without a word a shape without weights would not be decoded."""
+    model = narrow("llama-68m", tmp_path)
+    for forced, said in (({}, "shape without weights"), ({"forced": {}}, ""), ({"forced": {"match_rate": 0.5}}, "not an outcome")):
+        run = {"model": model, "tokens": 2, "repeats": 1}
+        written = run_plan.of({"run": run, "method": [{"name": "autoregressive", **forced}]})
+        out = tmp_path / f"{len(forced)} {len(said)}" / "runs.json"
+        if said:
+            with pytest.raises(ParameterError, match=said):
+                run_command.measured(written, out, "cpu")
+            assert not out.parent.exists()
+        else:
+            assert run_command.measured(written, out, "cpu").about["forced"] == [{}]

@@ -1,0 +1,136 @@
+"""The whole way from passes to predictions on a GPU that is not there: work is launched, and is done behind the launcher's back.
+
+Passes on the processor say what is computed; a clock of its own says when. Everything that reads a clock reads that one, so what a
+sitting measures, and what is predicted from it, are numbers that hang on nothing but the code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from calibrate import adapter, clocks, decoding, interpreter, parts, run_command, run_plan, running, timing
+from calibrate.adapter import Decoder
+from sim import compare
+from tests import real_models
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@dataclass
+class Gpu:
+    """A device with one queue: what is launched begins when the launcher has come to it and what was launched before has ended.
+
+    Times are in microseconds: of a layer, of each token in it, of a head, of one look at the clock, and of launching either.
+    """
+
+    layer: float
+    launch: float
+    token: float = 4.0
+    head: float = 120.0
+    tick: float = 0.2
+    host: float = 0.0
+    ended: float = 0.0
+
+    def perf_counter(self) -> float:
+        """The launcher's clock [s]."""
+        self.host += self.tick
+        return self.host / 1e6
+
+    def work(self, seconds: float) -> None:
+        """Launch so much."""
+        self.host += self.launch
+        self.ended = max(self.ended, self.host) + seconds
+
+    def settle(self, *_: Any) -> None:
+        """Wait for all of it."""
+        self.host = max(self.host, self.ended)
+
+
+class Event:
+    """A mark in the queue."""
+
+    gpu: Gpu
+
+    def __init__(self, **_: Any) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        """It is reached when what was launched before it has ended."""
+        self.at = max(self.gpu.host, self.gpu.ended)
+
+    def elapsed_time(self, other: Event) -> float:
+        """From here to there [ms]."""
+        return (other.at - self.at) / 1e3
+
+
+def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all that is timed be timed there."""
+    layer, logits, found = Decoder._layer, Decoder.logits, interpreter.Real._found
+
+    def run_layer(self: Decoder, index: int, hidden: Any, *more: Any) -> Any:
+        gpu.work(gpu.layer * (1 if self.layers > 2 else 0.5) + gpu.token * hidden.shape[0] * hidden.shape[1])
+        return layer(self, index, hidden, *more)
+
+    def run_head(self: Decoder, states: Any, *more: Any) -> Any:
+        gpu.work(gpu.head + gpu.token * states.shape[0])
+        return logits(self, states, *more)
+
+    def look(self: interpreter.Real, step: Any) -> Any:
+        answer = found(self, step)
+        gpu.settle()
+        return answer
+
+    monkeypatch.setattr(adapter.Decoder, "_layer", run_layer)
+    monkeypatch.setattr(adapter.Decoder, "logits", run_head)
+    monkeypatch.setattr(adapter.Decoder, "settle", gpu.settle)
+    monkeypatch.setattr(interpreter.Real, "_found", look)
+    clock = SimpleNamespace(perf_counter=gpu.perf_counter, thread_time=gpu.perf_counter)
+    for module in (decoding, interpreter, parts, running):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(Event, "gpu", gpu, raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.settle)
+    monkeypatch.setattr(timing, "clock_of", lambda *_: clocks.DeviceClock("cuda"))
+    monkeypatch.setattr(parts, "GAPS", (0, 500, 1000))
+
+
+METHODS: list[dict[str, Any]] = [
+    {"name": "autoregressive", "forced": {}},
+    {"name": "skipdecode", "min_layers": 6, "max_layers": 6, "sweep": {"batch": [1, 2, 4, 16]}, "forced": {}},
+    {"name": "skipdecode", "min_layers": 3, "max_layers": 6, "batch": 4, "forced": {}},
+    {"name": "ppd", "exit_layer": 3, "sweep": {"candidates": [1, 3]}, "forced": {"match_rate": 0.5}},
+    {"name": "early_exit", "forced": {"exit_rate": 0.3}},
+    {"name": "early_exit", "exit_layer": 3, "forced": {}},
+    {"name": "speculative", "sweep": {"draft_length": [1, 4]}, "forced": {"acceptance_rate": [0.3, 0.9]}},
+    {"name": "bild", "forced": {"fallback_rate": 0.2, "rollback_rate": 0.1}},
+]
+
+
+@pytest.mark.parametrize(("layer", "launch"), [(400.0, 40.0), (40.0, 400.0)], ids=["device", "launches"])
+def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
+    layer: float, launch: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {}
+    for role, layers in (("model", 6), ("draft", 2)):
+        said = real_models.config("llama", layers).to_dict() | {"vocab_size": 128, "max_position_embeddings": 256}
+        names[role] = str(tmp_path / role / "config.json")
+        (tmp_path / role).mkdir()
+        Path(names[role]).write_text(json.dumps(said))
+    written = run_plan.of({
+        "run": {**names, "tokens": 16, "repeats": 1, "prompt_tokens": 16, "dtype": "float32"}, "method": METHODS,
+        "profile": {"widths": [1, 2, 5, 9, 15], "contexts": [0, 16, 32], "batches": [1, 2, 4, 16], "rounds": 1, "repeats": 2},
+    })  # fmt: skip
+    on(Gpu(layer, launch), monkeypatch)
+    out = tmp_path / "out" / "runs.json"
+    run_command.measured(written, out, "cpu")
+    _, table, _ = compare.of_file(out)
+    found = {f"{row['method']} {row['settings']} {row['forced']}": row["error"] for row in table.iter_rows(named=True)}
+    assert len(found) == 15
+    assert {name: error for name, error in found.items() if abs(error) > 0.02} == {}
