@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from calibrate import passes
     from calibrate.adapter import Decoder
     from calibrate.companions import Spec
-    from calibrate.pool import Pool
-    from calibrate.streams import Lanes
 
 TOLERANCE = 0.1
 """How much faster than the measured ceilings a pass may be before it is refused [-]: they are measured, to a few percent."""
@@ -156,26 +153,6 @@ def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after"))
         if kind not in done:
             made = parts.reads(begun.built.decoder) if kind == "reads" else parts.after(begun.built.decoder)
             begun.rows.add({"kind": kind, "round": turn} | ({"busy": 0} if kind == "reads" else {}) | made)
-
-
-def time_processes(begun: Open, turn: int, pool: Callable[[], AbstractContextManager[Pool]]) -> None:
-    """Time what processes take that `pool` starts, with replicas of the model, as round `turn`, unless it has been timed."""
-    from calibrate import parts
-
-    if not any(row["kind"] == "processes" and row["round"] == turn for row in begun.rows.rows):
-        with pool() as started:
-            begun.rows.add({"kind": "processes", "round": turn} | parts.processes(started))
-
-
-def time_streams(begun: Open, turn: int, lanes: Lanes) -> None:
-    """Time what passes take side by side on streams of the model's GPU, as round `turn`, unless it has been timed.
-
-    Rows are as those of processes, which are on the processor: no profile is of both.
-    """
-    from calibrate import parts
-
-    if not any(row["kind"] == "processes" and row["round"] == turn for row in begun.rows.rows):
-        begun.rows.add({"kind": "processes", "round": turn} | parts.streams(lanes))
 
 
 def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str, Path], dict[str, str]]:

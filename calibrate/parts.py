@@ -6,7 +6,7 @@ Raw rows of `calibrate layers --mode interpreter`, and the rows of a profile's t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,9 +187,10 @@ def _trees(
             other, more, asked = held.copy(), [], []
             for turn in range(repeats + 3):
                 seconds = []
+                at = context - turn % 2  # where the last pass of a text was not: what is known of that place is known
                 for cache, step in ((held, plain), (other, tree)):
                     begun = _now(decoder)
-                    out = real.forward(cache, step)
+                    out = real.forward(cache, step._replace(at=at))
                     seconds.append(_now(decoder) - begun)
                 _projected(out)
                 begun = _now(decoder)
@@ -296,65 +297,76 @@ BETWEEN = ("dispatch", "wake", "promotion", "turn")
 """What happens between passes of processes."""
 LEADING = ("alone", "beside")
 """Passes of the main one, while others wait and while they are at work."""
-WARM, TEXTS = 6, 12
-"""Texts until processes are as fast as they are going to be, and those that are timed then."""
+TEXTS = 12
+"""Texts over processes that are timed in each round."""
+Apart = dict[int, dict[str, list[float]]]
+"""Of a text: by how many sub-processes, how long each of these took [s]."""
 
 
-def processes(pool: Pool) -> dict[str, Any]:
+def over_processes(pool: Pool, seed: int) -> Apart:
     """What starting sub-processes on other units takes, until they have woken up, taking one over, and what the main process does
     between a look and what follows it; its passes up to the exit layer, in which it is alone, and behind it, where others are at
-    work. Means between quartiles [us], by how many sub-processes: they are added up, and some take much longer than most. A raw row
-    without its place, of a text of forced outcomes that no run is of.
+    work. Of a text of forced outcomes that no run is of.
     """
     from calibrate.processes import Parallel
 
-    return _apart(lambda world: Parallel(pool, answers=world, record=True), pool.decoder, pool.units)
+    return _apart(lambda world: Parallel(pool, answers=world, record=True), pool.decoder, pool.units, seed)
 
 
-def streams(lanes: Lanes) -> dict[str, Any]:
+def over_streams(lanes: Lanes, seed: int) -> Apart:
     """The same over streams of one GPU, by its own clock: launching passes is part of what is between a look and what follows."""
     from calibrate.streams import Streams
 
-    return _apart(lambda world: Streams(lanes, answers=world, record=True), lanes.decoder, lanes.units)
+    return _apart(lambda world: Streams(lanes, answers=world, record=True), lanes.decoder, lanes.units, seed)
 
 
-def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int) -> dict[str, Any]:
+def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int, seed: int) -> Apart:
     from model import forced
     from model.algorithms import ppd
 
-    layers = decoder.layers
-    exit_layer = -(-layers // 2)
-    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING)}
+    layers, found = decoder.layers, {}
     for candidates in range(1, units):
-        parameters = ppd.Parameters(layers, exit_layer, candidates)
+        parameters = ppd.Parameters(layers, _exit_layer(layers), candidates)
         seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING)}
-        for turn in range(WARM + TEXTS):
-            world = forced.world(parameters, PROCESS_TEXT, PROCESS_TEXT, {"match_rate": 0.6}, seed=turn)
-            over = made(world)
-            over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT)
-            if turn < WARM:
-                continue
-            decoder.settle()  # a GPU's spans are there when it is done
-            spans = over.spans
-            for span in spans:
-                if span.what in seconds or span.what == "link":
-                    seconds["wake" if span.what == "link" else span.what].append(span.seconds)
-                elif span.what == "forward" and span.unit == 0 and span.width == 1:
-                    share = beside(spans, span) / span.seconds
-                    if span.first == 0 and share < 0.05:
-                        seconds["alone"].append(span.seconds)
-                    elif span.first and share > 0.9:
-                        seconds["beside"].append(span.seconds)
-            looks = sum(span.what == "head" for span in spans)
-            seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
-        for part, times in seconds.items():
+        world = forced.world(parameters, PROCESS_TEXT, PROCESS_TEXT, {"match_rate": 0.6}, seed=seed)
+        over = made(world)
+        over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT)
+        decoder.settle()  # a GPU's spans are there when it is done
+        spans = over.spans
+        for span in spans:
+            if span.what in seconds or span.what == "link":
+                seconds["wake" if span.what == "link" else span.what].append(span.seconds)
+            elif span.what == "forward" and span.unit == 0 and span.width == 1:
+                share = beside(spans, span) / span.seconds
+                if span.first == 0 and share < 0.05:
+                    seconds["alone"].append(span.seconds)
+                elif span.first and share > 0.9:
+                    seconds["beside"].append(span.seconds)
+        looks = sum(span.what == "head" for span in spans)
+        seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
+        found[candidates] = seconds
+    return found
+
+
+def _exit_layer(layers: int) -> int:
+    return -(-layers // 2)
+
+
+def apart(texts: Sequence[Apart], layers: int) -> dict[str, Any]:
+    """Texts over processes as a raw row without its place: means between quartiles [us], as they are added up, and some take much
+    longer than most.
+    """
+    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING)}
+    for candidates in texts[0]:
+        for part in (*BETWEEN, *LEADING):
+            times = [seconds for text in texts for seconds in text[candidates][part]]
             if times:
                 found[f"{part}_us"][str(candidates)] = means(times)
-    return {**found, "repeats": PROCESS_TEXT, "exit_layer": exit_layer}
+    return {**found, "repeats": PROCESS_TEXT, "exit_layer": _exit_layer(layers)}
 
 
 def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:
-    """Rows of a profile's table from raw rows of `processes`: medians over rounds.
+    """Rows of a profile's table from raw rows of `apart`: medians over rounds.
 
     `calls` is what passes alone and beside others take besides their layers [s]; of the rest a layer takes its share.
     """

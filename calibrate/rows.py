@@ -126,11 +126,12 @@ class Rows:
         places = [place for place, position in enumerate(self.at) if position < at]
         if len(places) == len(self.at):
             return
+        first = next((place for place, old in enumerate(places) if place != old), len(places))  # before it nothing moves
         new = {old: place for place, old in enumerate(places)}
         for layer in self.layers:
             layer.keep(places)
         self.at = [self.at[place] for place in places]
-        self.sees = [[new[each] for each in self.sees[place]] for place in places]
+        self.sees = self.sees[:first] + [[new[each] for each in self.sees[place]] for place in places[first:]]
 
     def follow(self, at: int, after: tuple[int, ...]) -> list[Sequence[int]]:
         """Place the tokens of a pass over several hypotheses, as `Forward.after` says; which rows each sees, itself the last."""

@@ -143,8 +143,9 @@ def measured(
 
         named = _named(written)
         beside = Sitting(
-            models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed, pool=pool, lanes=lanes
-        )
+            models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed,
+            processes=pool is not None, lanes=lanes,
+        )  # fmt: skip
     found = running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool, lanes=lanes)
     for role, reason in {} if beside is None else beside.refused.items():
         raise ParameterError(f"{out.name} is written, but the profile of the {role} could not be made: {reason}; raw rows are kept")

@@ -42,8 +42,8 @@ class Beside(Protocol):
     def begin(self, turn: int) -> None:
         """A repeat of all runs begins; processes of theirs have not been started yet."""
 
-    def between(self, share: float) -> None:
-        """This share of it is over."""
+    def between(self, share: float, pool: Pool | None = None) -> None:
+        """This share of it is over; the processes of the runs, where they have some."""
 
     def end(self) -> None:
         """All of it."""
@@ -254,11 +254,11 @@ def _repeat(
                 if report is not None:
                     report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
                 if beside is not None:
-                    beside.between(place / len(left))
+                    beside.between(place / len(left), processes)
                 row = {"decoding": number, "repeat": turn, "turn": turn * len(plan.wanted) + place}
                 kept.add(row | timed(plan.wanted[number], models, plan.tokens, plan.seed, processes, lanes))
             if beside is not None:
-                beside.between(1.0)
+                beside.between(1.0, processes)
                 beside.end()
 
 

@@ -7,15 +7,14 @@ whole of the runs drifts with them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrate import layers
+from calibrate import layers, parts
 from calibrate.grid import Grid, go_over, release, told
 from calibrate.timing import Effort, Point, measure
 from model import checks
@@ -31,6 +30,8 @@ LONGEST = 60.0
 """Seconds that a point may take in a round, whatever its repeats."""
 REST = ("reads", "after")
 """What is timed in each round besides whole passes."""
+APART = "apart"
+"""A text of which sub-processes have units of their own."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,17 @@ class Sitting:
         What is timed.
     folder
         Where raw rows and profiles are kept. What is there is gone on with.
-    pool
-        Starts processes with replicas of the target, where what they take is timed too.
+    processes
+        Whether what processes with replicas of the target take is timed too: those of the runs, that `between` is handed.
     lanes
         Streams of the target's GPU, where what passes take side by side on them is timed too.
     """
 
     def __init__(
         self, decoders: Mapping[str, Decoder], names: Mapping[str, str], passes: Passes, folder: Path, *, device: str, dtype: str,
-        seed: int = 0, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
+        seed: int = 0, processes: bool = False, lanes: Lanes | None = None,
     ) -> None:
-        self.passes, self.folder, self.seed, self.pool, self.lanes = passes, folder, seed, pool, lanes
+        self.passes, self.folder, self.seed, self.processes, self.lanes = passes, folder, seed, processes, lanes
         self.effort = Effort(target=0.0, least=passes.repeats, most=passes.repeats, warmups=3)
         grid, *beside = passes.grids
         asked = beside[0] if beside else grid
@@ -116,7 +117,9 @@ class Sitting:
             for role, name in names.items()
         }  # fmt: skip
         self.pieces: list[Piece] = []
-        self.made = 0
+        self.made = self.turn = 0
+        self.texts: list[parts.Apart] = []
+        """Over processes or streams, of this repeat of the runs."""
         self.refused: dict[str, str] = {}
         """Roles whose profile could not be made when it was last tried, and why."""
 
@@ -129,11 +132,7 @@ class Sitting:
             found = go_over(target.built, own, target.rows, target.spec, effort=self.effort, minutes=minutes)
             for point, why in found.failed:
                 raise ParameterError(f"{point} of the target could not be timed: {why}")
-        if self.pool is not None:
-            layers.time_processes(target, turn, self.pool)
-        if self.lanes is not None:
-            layers.time_streams(target, turn, self.lanes)
-        self.pieces, self.made = [*self._pieces(turn)], 0
+        self.pieces, self.made, self.turn, self.texts = [*self._pieces(turn)], 0, turn, []
         key = np.random.SeedSequence(self.seed, spawn_key=(turn, 1))
         order = np.random.Generator(np.random.Philox(key)).permutation(len(self.pieces))
         self.pieces = [self.pieces[number] for number in order]
@@ -145,16 +144,26 @@ class Sitting:
                     yield Piece(role, number, Point(**{**vars(point), "round": number}))
                 for what in REST:
                     yield Piece(role, number, what)
+        rows = self.of["target"].rows.rows
+        timed = any(row["kind"] == "processes" and row["round"] == turn for row in rows)
+        if (self.processes or self.lanes is not None) and not timed:
+            for number in range(parts.TEXTS):
+                yield Piece("target", turn * parts.TEXTS + number, APART)
 
-    def between(self, share: float) -> None:
-        """Time as much as belongs before this share of a repeat of the runs."""
+    def between(self, share: float, pool: Pool | None = None) -> None:
+        """Time as much as belongs before this share of a repeat of the runs, over their processes where they have some."""
         while self.made < min(round(share * len(self.pieces)), len(self.pieces)):
-            self._time(self.pieces[self.made])
+            self._time(self.pieces[self.made], pool)
             self.made += 1
 
-    def _time(self, piece: Piece) -> None:
+    def _time(self, piece: Piece, pool: Pool | None) -> None:
         begun = self.of[piece.role]
-        if isinstance(piece.what, str):
+        if piece.what == APART:
+            if self.lanes is not None:
+                self.texts.append(parts.over_streams(self.lanes, piece.round))
+            elif pool is not None:
+                self.texts.append(parts.over_processes(pool, piece.round))
+        elif isinstance(piece.what, str):
             layers.time_rest(begun, piece.round, (piece.what,))
         elif piece.what not in begun.rows.done():
             begun.rows.add(self._point(begun, piece.what))
@@ -173,6 +182,9 @@ class Sitting:
     def end(self) -> None:
         """Write the profiles of what there is. One that is refused does not end the runs, which may not be had again."""
         self.refused = {}
+        if self.texts:
+            target = self.of["target"]
+            target.rows.add({"kind": "processes", "round": self.turn} | parts.apart(self.texts, target.built.decoder.layers))
         for role, begun in self.of.items():
             _, refused = layers.write(begun, (MODE,), self.folder)
             self.refused |= dict.fromkeys([role] * len(refused), "; ".join(refused.values()))

@@ -191,11 +191,9 @@ def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
     assert alone["spans"] == []
 
 
-def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool) -> None:
     use(pool, tiny("llama"))
-    monkeypatch.setattr(parts, "WARM", 1)
-    monkeypatch.setattr(parts, "TEXTS", 2)
-    raw = parts.processes(pool)
+    raw = parts.apart([parts.over_processes(pool, seed) for seed in range(2)], LAYERS)
     assert raw["exit_layer"] == 3
     for part in parts.BETWEEN:
         assert [*raw[f"{part}_us"]] == ["1", "2", "3"]

@@ -128,18 +128,36 @@ def test_a_grid_that_cannot_be_timed_is_refused(given: dict[str, Any], said: str
         Passes(**{"widths": (1,), "contexts": (0,), **given})
 
 
-def test_what_streams_take_is_timed_once_in_each_repeat_of_the_runs(
-    decoders: dict[str, Any], timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["processes", "streams"])
+def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
+    kind: str, decoders: dict[str, Any], timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lanes, asked = object(), list[Any]()
-    monkeypatch.setattr(parts, "streams", lambda given: asked.append(given) or {"exit_layer": 3})
+    """Over the processes that the runs have, or the streams."""
+    units, asked = object(), list[Any]()
+
+    def text(given: Any, seed: int) -> Any:
+        asked.append((given, seed))
+        return {1: {name: [1e-6 * (1 + seed)] for name in (*parts.BETWEEN, *parts.LEADING)}}
+
+    monkeypatch.setattr(parts, f"over_{kind}", text)
+    given: Any = {"lanes": units} if kind == "streams" else {"processes": True}
+    at: list[int] = []
     for turns in ((0, 1), (1, 2)):  # the second sitting goes on with the first
-        beside: Any = Sitting(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", lanes=lanes)  # type: ignore[arg-type]
+        beside: Any = Sitting(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", **given)
+        monkeypatch.setattr(layers, "write", lambda *_: ({}, {}))
         for turn in turns:
             beside.begin(turn)
-    assert asked == [lanes] * 3
-    kept = [row["round"] for row in beside.of["target"].rows.rows if row["kind"] == "processes"]
-    assert kept == [0, 1, 2]
+            for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+                beside.between(share, units if kind == "processes" else None)
+                at.append(len(asked))
+            beside.end()
+    assert [seed for _, seed in asked] != sorted(seed for _, seed in asked)  # in an order that is left to chance
+    assert sorted(seed for _, seed in asked) == [*range(3 * parts.TEXTS)]
+    assert {given for given, _ in asked} == {units}
+    assert at[0] == 0 < at[1] < at[2] < at[3] < at[4] == parts.TEXTS  # spread over the runs
+    kept = {row["round"]: row for row in beside.of["target"].rows.rows if row["kind"] == "processes"}
+    assert [*kept] == [0, 1, 2]
+    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + parts.TEXTS) / 2)  # the mean of its texts
 
 
 def test_a_difference_that_noise_makes_negative_is_nothing() -> None:

@@ -326,12 +326,10 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
 
 
 def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "WARM", 1)
-    monkeypatch.setattr(parts, "TEXTS", 1)
     monkeypatch.setattr(parts, "PROCESS_TEXT", 6)
     device = Device()
     with device:
-        raw = parts.streams(Lanes(decoder_of("llama"), 3, device))
+        raw = parts.apart([parts.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
     assert raw["exit_layer"] == 3
     for part in ("promotion", "turn"):
         assert [*raw[f"{part}_us"]] == ["1", "2"]
