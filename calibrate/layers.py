@@ -290,19 +290,11 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         for (busy, batch), values in sorted(beside.items()):
             middle = np.percentile(values, (25, 50, 75))
             table.append({"part": part, "busy": busy, "batch": batch} | _times(middle, repeats[busy, batch]))
-    if mode == "interpreter":
-        from calibrate import parts
-
-        _add_up(table, wholes, layers)
-        calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
-        table += parts.part_rows([row for row in rows if row["kind"] == "reads"], calls, layers)
-        table += parts.after_rows([row for row in rows if row["kind"] == "after"], layers)
-        [again] = [row["time_s"] for row in table if row["part"] == "again" and row["busy"] == 0] or [0.0]
-        first = calls.get(0, 0.0) + next((row["time_s"] for row in table if row["part"] == "embedding" and row["tokens"] == 1), 0.0)
-        timed = [row for row in rows if row["kind"] == "processes"]
-        table += parts.process_rows(timed, {"alone": first, "beside": again}, layers)
     notes = ["a layer's time is the median over layers of the medians of repeats, with their quartiles"]
     if mode == "interpreter":
+        _add_up(table, wholes, layers)
+        calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
+        table += _besides(rows, table, calls, layers)
         notes = ["of the repeats of a round the mean counts, as runs add them up; of rounds the median, as of repeats of runs"]
     elif any(row.get("round") for row in rows):
         notes.append("of several rounds the one with the shortest whole pass counts: other work on the machine only adds")
@@ -312,6 +304,22 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
     if negative:
         notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: counted as no overhead")
     return table, notes
+
+
+def _besides(
+    rows: Sequence[dict[str, Any]], table: Sequence[dict[str, Any]], calls: Mapping[int, float], layers: int
+) -> list[dict[str, Any]]:
+    """Rows of the interpreter's profile of what decoding does besides whole passes. `calls` is what a pass takes besides its parts,
+    by busy [s].
+    """
+    from calibrate import parts
+
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("reads", "after", "processes")}
+    found = parts.part_rows(kinds["reads"], dict(calls), layers) + parts.after_rows(kinds["after"], layers)
+    [again] = [row["time_s"] for row in found if row["part"] == "again" and row["busy"] == 0] or [0.0]
+    embedding = next((row["time_s"] for row in table if row["part"] == "embedding" and row["tokens"] == 1), 0.0)
+    beginning = {"alone": calls.get(0, 0.0) + embedding, "beside": again}
+    return found + parts.process_rows(kinds["processes"], beginning, layers)
 
 
 def _add_up(table: list[dict[str, Any]], wholes: Sequence[float], layers: int) -> None:

@@ -297,6 +297,8 @@ BETWEEN = ("dispatch", "wake", "promotion", "turn")
 """What happens between passes of processes."""
 LEADING = ("alone", "beside")
 """Passes of the main one, while others wait and while they are at work."""
+CALLED = "called"
+"""Passes of the others."""
 TEXTS = 12
 """Texts over processes that are timed in each round."""
 Apart = dict[int, dict[str, list[float]]]
@@ -327,16 +329,18 @@ def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int, seed: i
     layers, found = decoder.layers, {}
     for candidates in range(1, units):
         parameters = ppd.Parameters(layers, _exit_layer(layers), candidates)
-        seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING)}
-        world = forced.world(parameters, PROCESS_TEXT, PROCESS_TEXT, {"match_rate": 0.6}, seed=seed)
+        seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING, CALLED)}
+        world = forced.world(parameters, PROCESS_TEXT, 2 * PROCESS_TEXT, {"match_rate": 0.6}, seed=seed)
         over = made(world)
-        over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT)
+        over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), 2 * PROCESS_TEXT), 2 * PROCESS_TEXT)
         decoder.settle()  # a GPU's spans are there when it is done
         spans = over.spans
         for span in spans:
             if span.what in seconds or span.what == "link":
                 seconds["wake" if span.what == "link" else span.what].append(span.seconds)
-            elif span.what == "forward" and span.unit == 0 and span.width == 1:
+            elif span.what == "forward" and span.unit > 0:
+                seconds[CALLED].append(span.seconds)
+            elif span.what == "forward" and span.width == 1:
                 share = beside(spans, span) / span.seconds
                 if span.first == 0 and share < 0.05:
                     seconds["alone"].append(span.seconds)
@@ -356,13 +360,13 @@ def apart(texts: Sequence[Apart], layers: int) -> dict[str, Any]:
     """Texts over processes as a raw row without its place: means between quartiles [us], as they are added up, and some take much
     longer than most.
     """
-    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING)}
+    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING, CALLED)}
     for candidates in texts[0]:
-        for part in (*BETWEEN, *LEADING):
+        for part in (*BETWEEN, *LEADING, CALLED):
             times = [seconds for text in texts for seconds in text[candidates][part]]
             if times:
                 found[f"{part}_us"][str(candidates)] = means(times)
-    return {**found, "repeats": PROCESS_TEXT, "exit_layer": _exit_layer(layers)}
+    return {**found, "repeats": 2 * PROCESS_TEXT, "exit_layer": _exit_layer(layers)}
 
 
 def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:
@@ -371,14 +375,21 @@ def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers:
     `calls` is what passes alone and beside others take besides their layers [s]; of the rest a layer takes its share.
     """
     table: list[dict[str, Any]] = []
-    for part in (*BETWEEN, *LEADING):
+    beside_us: dict[str, float] = {}
+    for part in (*BETWEEN, *LEADING, CALLED):
         for count in rows[0].get(f"{part}_us", ()) if rows else ():
             own = [row for row in rows if count in row[f"{part}_us"]]
             rounds = [row[f"{part}_us"][count] for row in own]
+            behind = layers - own[0]["exit_layer"]
             if part in LEADING:
-                run = own[0]["exit_layer"] if part == "alone" else layers - own[0]["exit_layer"]
+                run = own[0]["exit_layer"] if part == "alone" else behind
                 rounds = [[max(each - 1e6 * calls[part], 1e-3) / run for each in times] for times in rounds]
-            table.append({"part": part, "busy": 0, "processes": int(count)} | _times(rounds, sum(row["repeats"] for row in own)))
+            if part == CALLED:  # sub-processes run as many layers as the main process does meanwhile
+                rounds = [[max(each - behind * beside_us.get(count, 0.0), 1e-3) for each in times] for times in rounds]
+            times = _times(rounds, sum(row["repeats"] for row in own))
+            if part == "beside":
+                beside_us[count] = 1e6 * times["time_s"]
+            table.append({"part": part, "busy": 0, "processes": int(count)} | times)
     return table
 
 

@@ -54,6 +54,8 @@ class PassCost:
         Whether one process of the system makes all passes. They then pay for the time since their layers were last run, and
         starting sub-processes takes what it takes within a process. Over several, each unit has caches of its own, and what was
         timed on them holds their pauses already.
+    called
+        What the pass of a sub-process takes once besides its layers, as if alone [s]; left out: what any pass takes.
     turn
         What whoever leads several processes does behind each look, until what follows it [s].
 
@@ -70,11 +72,11 @@ class PassCost:
     def __init__(
         self, of: Mapping[str, Hardware], *, busy: int = 0, slower: Sequence[float] = (1.0,), dispatch: float = 0.0,
         dispatch_per_process: float = 0.0, link: float = 0.0, promotion: float = 0.0,
-        turn: float = 0.0, single: bool = True,
+        turn: float = 0.0, single: bool = True, called: float | None = None,
     ) -> None:
         self.of, self.busy, self.slower = dict(of), busy, tuple(slower)
         self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
-        self.link, self.turn, self.single = link, turn, single
+        self.link, self.turn, self.single, self.called = link, turn, single, called
         self._known: dict[tuple[str, int, int, int, int], Parts] = {}
         self._rows: dict[tuple[str, int], float] = {}
         self._trees: dict[tuple[str, int, int], float] = {}
@@ -107,10 +109,13 @@ class PassCost:
         layers = last - first - sum(stop - start for start, stop in gaps)
         each = self._each(role, width, at, batch, heads)
         long = self._filling(role, width * batch, each.layers) if rows_only else each.layers
-        embedding = 0.0 if first else each.embedding
+        # A sub-process begins at the first layer and projects nothing; so does a prompt, which is as wide as it is long.
+        sub = self.called is not None and not first and not heads and (width == 1 or bool(step.after))
+        embedding = 0.0 if first or sub else each.embedding
         # Early exit asks layer by layer, and the head's weights have just been used.
         head = self._timed(role, "early_head", 1, otherwise=each.head) if heads and last - first == 1 else each.head
-        call = each.step + (self._tree(role, width, at) if step.after else 0.0)
+        once = self.called if sub and self.called is not None else each.step
+        call = once + (self._tree(role, width, at) if step.after else 0.0)
         if not layers and first == last:  # a head alone
             return Parts(head=each.head)
         if last > hardware.shape.layers:

@@ -42,6 +42,7 @@ promotion      processes                   taking over the state and the rows of
 turn           processes                   what the main process does between a look and what follows it
 alone          processes                   a layer of the main process of several, on a token, while the others wait
 beside         processes                   the same while the others are at work
+called         processes                   what the pass of a sub-process takes once besides its layers, among the others
 all_reduce     size                        joining the parts of a layer that is split over devices, by bytes
 send           size                        handing bytes from one device or process to another
 gemm           m, n, k                     a product of m by k and k by n (profiles of operations)
@@ -91,7 +92,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "after": ("gap",),
     "wide_after": ("width", "gap"),
     "tree": ("width", "context"),
-    **dict.fromkeys(("fork", "dispatch", "wake", "promotion", "turn", "alone", "beside"), ("processes",)),
+    **dict.fromkeys(("fork", "dispatch", "wake", "promotion", "turn", "alone", "beside", "called"), ("processes",)),
     "all_reduce": ("size",),
     "send": ("size",),
     "gemm": ("m", "n", "k"),

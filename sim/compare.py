@@ -151,7 +151,7 @@ def write(table: pl.DataFrame, out: Path) -> None:
     write_whole(out, writers[out.suffix])
 
 
-OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn", "alone", "beside")
+OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn", "alone", "beside", "called")
 """What only runs over several processes take."""
 OVER_STREAMS = OVER_PROCESSES[2:]
 """What runs over streams of one GPU take: there is nobody to be told or woken, and launching is part of the turn."""
@@ -177,12 +177,16 @@ def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool
     """
     target, others = of["target"], timed.units - 1
     times = {part: target.part(part, others) for part in OVER_PROCESSES}
-    dispatch, link, promotion, turn, alone, beside = (0.0 if each is None else float(each.seconds) for each in times.values())
+    seconds = (0.0 if each is None else float(each.seconds) for each in times.values())
+    dispatch, link, promotion, turn, alone, beside, called = seconds
     # What others slow down is told by a layer in the middle of the text that processes were timed on.
-    layer = float(target.layer(1, 3 * PROCESS_TEXT // 2).seconds)
+    layer = float(target.layer(1, 2 * PROCESS_TEXT).seconds)
     slower = [alone / layer if alone else 1.0]
     slower += [beside / layer] if beside and contention else []
-    return PassCost(of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn, single=False)
+    return PassCost(
+        of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn, single=False,
+        called=called * layer / beside if called and beside else None,
+    )  # fmt: skip
 
 
 def side_by_side(runs: Runs, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:

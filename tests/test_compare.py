@@ -333,7 +333,7 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     assert (table["predicted_s"] < before["predicted_s"]).all()
     over = found.table.with_columns(pl.lit(2).alias("units"))
     several = compare.compare(Runs(found.log, over, found.about), profiles)
-    assert set(several["missing"]) == {"dispatch, wake, promotion, turn, alone, beside"}
+    assert set(several["missing"]) == {"dispatch, wake, promotion, turn, alone, beside, called"}
     for role in ("target", "draft"):
         profile.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
@@ -468,8 +468,25 @@ def test_runs_over_streams_are_no_runs_over_processes() -> None:
     assert table["method"].to_list() == ["ppd", "ppd-streams", "ppd-processes"]
     assert table["predicted_s"][1] == table["predicted_s"][2]
     lacking = [{*each.split(", ")} for each in table["missing"]]
-    assert lacking[1] - lacking[0] == {"promotion", "alone", "beside"}
-    assert lacking[2] - lacking[0] == {"dispatch", "wake", "promotion", "alone", "beside"}
+    assert lacking[1] - lacking[0] == {"promotion", "alone", "beside", "called"}
+    assert lacking[2] - lacking[0] == {"dispatch", "wake", "promotion", "alone", "beside", "called"}
+
+
+def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
+    """In place of what a pass of one process takes; heads, later layers and prompts are the main process's own."""
+    clock = {"target": Measured(profiles(step=5e-4, embedding=1e-4)["target"])}
+    own, told = PassCost(clock, single=False), PassCost(clock, single=False, called=2e-4)
+    sub = Forward("target", (7,), 5, 0, 8)
+    assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
+    assert told.forward(sub) == pytest.approx(8e-3 + 2e-4)
+    assert told.forward(sub._replace(tokens=(7, 8, 9), after=(-1, -1, -1))) == pytest.approx(8e-3 + 2e-4)
+    for step in (sub._replace(heads=1), sub._replace(first=4, state=sub), sub._replace(tokens=(7, 8, 9))):
+        assert told.forward(step) == own.forward(step)
+    # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
+    runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
+    timed = profiles(beside=1.5e-3, called=6e-4)
+    cost = compare.over_processes({"target": Measured(timed["target"])}, next(iter(runs.timed.values())))
+    assert (cost.called, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
 
 
 def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:

@@ -137,7 +137,7 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
 
     def text(given: Any, seed: int) -> Any:
         asked.append((given, seed))
-        return {1: {name: [1e-6 * (1 + seed)] for name in (*parts.BETWEEN, *parts.LEADING)}}
+        return {1: {name: [1e-6 * (1 + seed)] for name in (*parts.BETWEEN, *parts.LEADING, parts.CALLED)}}
 
     monkeypatch.setattr(parts, f"over_{kind}", text)
     given: Any = {"lanes": units} if kind == "streams" else {"processes": True}
