@@ -407,7 +407,6 @@ class Parallel(Real):
     def _begin(self, task: _Process, step: Forward) -> None:
         """Have a pass made where the task is."""
         self.work.account.add(step)
-        task.passes += 1
         task.last = step
         if step.first == step.last:
             states = step.state.states[-len(step.tokens) :] if step.first else None

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 PROCESS_TEXT = 24
-"""Tokens of the texts that processes are timed on, and of their prompts: where parts by `processes` stand."""
+"""Tokens of the prompts of texts that parts by `processes` are timed on. Twice as many are put out, for `fork` as many."""
 READS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
 EARLY = {"confidence": "early_softmax", "saturation": "early_state"}
 """Reads that ask, behind a single layer, whether a token may leave: the parts that they are then."""

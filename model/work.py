@@ -204,7 +204,6 @@ class Task:
         self.started: list[Task] = []
         self.value: Any = None
         self.answer: Any = None
-        self.passes = 0
         self.last: Any = None  # the pass made last
         self.ended = False
         self.joined: Any = None  # those that it waits for
@@ -296,10 +295,10 @@ class Interpreter(ABC):
                 task.cache = task.parent.cache.copy()
                 self._drive(task)
 
-    def _drive(self, task: Task, passes: int | None = None) -> None:
-        """Drive a task until it has to wait, to its end, or until it has made so many passes."""
+    def _drive(self, task: Task) -> None:
+        """Drive a task until it has to wait, or to its end."""
         work = self.work
-        while not task.ended and len(work.tokens) < self.wanted and task.passes != passes:
+        while not task.ended and len(work.tokens) < self.wanted:
             try:
                 step = task.body.send(task.answer)
             except StopIteration as end:
@@ -310,7 +309,6 @@ class Interpreter(ABC):
                 case Forward():
                     task.answer = self.forward(task.cache, step)
                     task.last = step
-                    task.passes += 1
                     work.account.add(step)
                     if self.due or self.unborn:
                         layers = sum(high - low for low, high in step.spans)
