@@ -16,12 +16,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection
 from typing import Any
 
 import numpy as np
 
+from calibrate import gpus
 from calibrate import units as at_units
 from calibrate.adapter import Decoder
 from calibrate.replicas import Replica
@@ -65,7 +66,7 @@ class ProcessError(ParameterError):
 @contextlib.contextmanager
 def started(
     replica: Replica, units: int, capacity: int | None = None, *, source: Sequence[int] = (), pin: bool = True, spin: float = SPIN,
-    patience: float = PATIENCE, share: bool = True,
+    patience: float = PATIENCE, share: bool = True, devices: Sequence[str] = (),
 ) -> Iterator[Pool]:
     """Worker processes for `units` units, this process being one of them; they end with the block, however it is left.
 
@@ -84,19 +85,22 @@ def started(
     patience
         Seconds in which a pass must be made; a worker that takes longer is taken to hang.
     share
-        Whether all replicas read their weights in the same memory; else each has its own, as on units with memories of their own.
-        Two replicas of the family's target want twice the cache: k=1 at layer 6 was 1.06 to 1.07 times as fast as plain decoding
-        with weights in common, and 1.02 times without.
+        Whether all replicas on one device read their weights in the same memory; else each has its own. Two replicas of the
+        family's target want twice the cache: k=1 at layer 6 was 1.06 to 1.07 times as fast as plain decoding with weights in
+        common, and 1.02 times without.
+    devices
+        Of a replica on a GPU: the GPU of each unit, the first that of the replica (`calibrate.gpus`). Default: one each. Processes
+        that share one take turns on it; streams do not (`calibrate.streams`).
     """
     checks.whole("units", units, 1, checks.MAX_UNITS)
     checks.number("spin", spin, 0)
     checks.number("patience", patience, 0.001)
+    named = gpus.of_units(replica.device, units, devices)
     if replica.device != "cpu":
-        # Rows would have to lie on each unit's device, and go from one to another there.
-        raise ParameterError(f"device must be cpu for a run over processes, got {checks.shown(replica.device)}; take --device cpu")
+        gpus.check(named)
     with _one_thread():
         cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_setaffinity") else []
-        pool = Pool(units, cores, spin, patience, share)
+        pool = Pool(named, cores, spin, patience, share)
         try:
             pool.load(replica, capacity, source)
             if cores:  # not before: who is started later begins with the cores of whoever starts him
@@ -167,20 +171,26 @@ class Post:
 class Pool:
     """Units with replicas of a model, the first in this process. See `started`."""
 
-    def __init__(self, units: int, cores: Sequence[int], spin: float, patience: float, share: bool) -> None:
+    def __init__(self, devices: Sequence[str], cores: Sequence[int], spin: float, patience: float, share: bool) -> None:
         import torch.multiprocessing  # noqa: F401  it teaches pipes to carry tensors in shared memory
 
-        self.units, self.spin, self.patience, self.share = units, spin, patience, share
+        self.devices, self.units = devices, len(devices)
+        self.spin, self.patience, self.share = spin, patience, share
+        units = self.units
         self.broken = self.closed = False
         self.posts: dict[int, Post] = {}
         self.board = Board(units)
         self.serial = 0
+        self.rings: list[list[Any]] = []
+        """Events of units on GPUs: as long as others know them they must be there."""
         try:
+            if devices[0] != "cpu":
+                self.rings = gpus.made(devices)
             context = context_of_workers()
             for number in range(1, units):
                 ours, theirs = context.Pipe()
                 core = cores[number % len(cores)] if cores else None
-                orders = Orders(number, units, core, spin)
+                orders = Orders(number, units, core, spin, devices[number])
                 process = context.Process(target=at_units.work, args=(theirs, orders), daemon=True, name=f"unit {number}")
                 self.posts[number] = Post(process, ours)
                 process.start()
@@ -194,7 +204,7 @@ class Pool:
         import torch
 
         self.refuse_closed()
-        decoder: Any = replica.load()
+        decoder: Any = replace(replica, device=self.devices[0]).load()
         encodes = bool(decoder.config.is_encoder_decoder)
         if encodes != bool(source):
             what = "has an encoder, and source is empty" if encodes else "has no encoder, and source is given"
@@ -205,18 +215,25 @@ class Pool:
         if capacity is None:
             capacity = min(most or 2048, 2048)
         checks.whole("capacity", capacity, 1, most, f"positions of model {decoder.name}")
+        order = None
         with torch.inference_mode(False):
-            memory = Memory.of(decoder, self.units, capacity)
+            memory = Memory.of(decoder, self.units, capacity, self.devices)
             weights = share_weights(decoder) if self.share else None
+        if self.rings:
+            order = gpus.Events(0, self.devices[0], self.rings, memory.marks)
+            decoder.numbers = torch.arange(decoder.vocabulary, device=decoder.device)  # as in `calibrate.streams`
+            gpus.settle(self.devices)  # what others are handed is there
         with self._guarded():
-            for post in self.posts.values():
+            for number, post in self.posts.items():
                 if not hasattr(self, "decoder"):
                     self._answer(post, "up")
-                    post.end.send(("board", self.board.tensors))
-                post.end.send(("load", replica, memory.tensors, tuple(source), weights))
+                    post.end.send(("board", self.board.tensors, gpus.handles(self.devices, self.rings)))
+                device = self.devices[number]
+                theirs = weights if device == self.devices[0] else None
+                post.end.send(("load", replace(replica, device=device), memory.tensors, tuple(source), theirs))
             self.decoder: Decoder = decoder
             self.replica, self.memory, self.capacity = replica, memory, capacity
-            self.unit = Unit(0, decoder, memory)
+            self.unit = Unit(0, decoder, memory, order)
             shape = memory.tags.shape
             self.tags = np.zeros(shape, np.int64)
             """What each unit's rows will be when it has done all that it was told to."""

@@ -1,8 +1,8 @@
 """The interpreter over operating system processes: Predictive Pipelined Decoding as [Yang2024] built it.
 
 The main process drives all generators of steps and makes its own passes; the pass of a sub-process is made by the worker process of
-its unit, which has a replica of the model, one thread and a core of its own. Rows, states and commands lie in shared memory
-(`calibrate.units`); `started` starts the processes (`calibrate.pool`):
+its unit, which has a replica of the model, one thread and a core of its own, or a GPU (`calibrate.gpus`). Rows, states and commands
+lie where all processes reach them (`calibrate.units`); `started` starts the processes (`calibrate.pool`):
 
     with started(Replica("family:target"), units=2, capacity=256) as pool:
         run = Parallel(pool)
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate import units as at_units
+from calibrate import gpus
 from calibrate.adapter import Decoder
 from calibrate.interpreter import Answers, Luck, Output, Real, Sampling, Times
 from calibrate.pool import Flight, Pool, ProcessError, started
@@ -512,9 +512,12 @@ class Parallel(Real):
         try:
             if several or command.pieces:
                 states = self.pool.unit.make(command, stopped, meanwhile)
+                self.pool.unit.finish(stopped, meanwhile)
             else:
                 states = self.pool.unit.make(command._replace(followed=followed))
-        except at_units.GaveUp:
+                self.pool.unit.finish()
+        except gpus.GaveUp:
+            self.pool.unit.finish()
             self._note(0, start, "forward", task, step, "cancelled")
             return
         finally:
@@ -580,7 +583,7 @@ class Parallel(Real):
             for tags in (pool.tags, memory.tags):
                 if (tags[unit, :layers, place] != sub.serial).any():
                     raise CacheError(f"rows at position {at} of unit {unit} are no longer those of the process that is taken over")
-            memory.bits[0, :layers, ..., at, :] = memory.bits[unit, :layers, ..., place, :]
+            memory.copy(0, unit, slice(0, layers), slice(at, at + 1), slice(place, place + 1))
             for tags in (pool.tags[0], memory.tags[0], task.tags):
                 tags[:layers, at] = sub.serial
             pool.since[0, :layers, at] = 0
@@ -590,6 +593,7 @@ class Parallel(Real):
             pool.tags[unit, :layers, at : at + len(sub.last.tokens)] = GONE
             made = made.alone(hypothesis)
         states = None if made.states is None else made.states.clone()
+        pool.unit.finish()  # the unit that made them may write over them
         task.answer = _Made(made.step, pool.decoder, states, 0, made.serial)
         task.answer._logits = made._logits
         sub.kept = True

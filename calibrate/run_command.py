@@ -54,6 +54,9 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Of prompts, order and forced outcomes. Default: 0.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="GPUs of processes, one a unit: cuda:0,cuda:1. Default: each its own, from --device on.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
@@ -90,7 +93,7 @@ def run(
         written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, apart)]})
     try:
         with progress(quiet, "runs") as bar:
-            found = measured(written, out, placed(device, threads), resume=resume, report=bar)
+            found = measured(written, out, placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar)
     except KeyboardInterrupt:
         print(f"interrupted; what was timed is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -115,10 +118,19 @@ def _table(
     return found | {"sweep": dict(given("sweep", sweep))} | rates
 
 
+def _listed(gpus: str | None) -> list[str]:
+    return [] if gpus is None else [each.strip() for each in gpus.split(",")]
+
+
 def measured(
-    written: Written, out: Path, device: str, *, resume: bool = False, report: Callable[[int, int, str], None] | None = None
-) -> Runs:
-    """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`."""
+    written: Written, out: Path, device: str, *, gpus: Sequence[str] = (), resume: bool = False,
+    report: Callable[[int, int, str], None] | None = None,
+) -> Runs:  # fmt: skip
+    """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`.
+
+    `gpus` are those of the units of runs over processes (`calibrate.gpus.of_units`).
+    """
+    from calibrate import gpus as at_gpus
     from calibrate import running
     from model import runs as files
     from model.checks import ParameterError
@@ -127,16 +139,23 @@ def measured(
     said = written.run
     models, opened = _models(written, device)
     wanted = [*_wanted(written, models, opened)]
-    about = {"prompts": _source(written), "profiles": _profiles(written, device)}
+    most = {kind: max((each.units for each in wanted if each.apart == kind), default=1) for kind in files.APART}
+    if gpus and most["processes"] == 1:
+        raise ParameterError("gpus are those of processes, and no method has any; leave them out, or say apart = processes")
+    devices = at_gpus.of_units(device, most["processes"], gpus)
+    if most["processes"] > 1 and device != "cpu":
+        at_gpus.check(devices)
+    about: dict[str, Any] = {"prompts": _source(written), "profiles": _profiles(written, device)}
+    if most["processes"] > 1:
+        about["devices"] = devices
     plan = running.Plan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
     running.check(plan, models)
-    units = {kind: max((each.units for each in wanted if each.apart == kind), default=1) for kind in files.APART}
-    pool = None if units["processes"] == 1 else _pool(written, models, units["processes"], device)
+    pool = None if most["processes"] == 1 else _pool(written, models, devices)
     lanes = None
-    if units["streams"] > 1:
+    if most["streams"] > 1:
         from calibrate.streams import Lanes
 
-        lanes = Lanes(models["target"], units["streams"])
+        lanes = Lanes(models["target"], most["streams"])
     beside = None
     if written.profile is not None:
         from calibrate.sitting import Sitting
@@ -152,8 +171,8 @@ def measured(
     return found
 
 
-def _pool(written: Written, models: Mapping[str, Decoder], units: int, device: str) -> Callable[[], AbstractContextManager[Pool]]:
-    """What starts processes with replicas of the target."""
+def _pool(written: Written, models: Mapping[str, Decoder], devices: Sequence[str]) -> Callable[[], AbstractContextManager[Pool]]:
+    """What starts processes with replicas of the target, one on each device."""
     from calibrate import loading
     from calibrate.pool import started
     from calibrate.replicas import Replica
@@ -163,8 +182,9 @@ def _pool(written: Written, models: Mapping[str, Decoder], units: int, device: s
     if models["target"].heads:
         heads = str(loading.heads_beside(said.model) if said.heads is None else Path(said.heads))
     random = None if models["target"].checksum else said.seed
-    replica = Replica(name, device, said.dtype, random, heads=heads)
-    return lambda: started(replica, units, said.prompt_tokens + said.tokens + 8)
+    replica = Replica(name, devices[0], said.dtype, random, heads=heads)
+    given = [] if devices[0] == "cpu" else devices
+    return lambda: started(replica, len(devices), said.prompt_tokens + said.tokens + 8, devices=given)
 
 
 def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str, Model]]:

@@ -99,7 +99,8 @@ class Plan:
     warm_ups: int = 1
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else is to be known of the runs: `prompts`, how they were come by; `profiles` of their sitting, files by role."""
+    """What else is to be known of the runs: `prompts`, how they were come by; `profiles` of their sitting, files by role; `devices`
+    of the units of runs over processes."""
 
     def __post_init__(self) -> None:
         checks.whole("tokens", self.tokens, 2, checks.MAX_TOKENS)
@@ -312,7 +313,11 @@ class _Kept:
 def _asked(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
     wanted = [asdict(each) | {"settings": plain(each.settings)} for each in plan.wanted]
     same = {name: getattr(plan, name) for name in ("tokens", "repeats", "warm_ups", "seed")}
-    return {"wanted": wanted, **same, "models": _models(models), "machine": _facts(models)}
+    return {"wanted": wanted, **same, "models": _models(models), "machine": _facts(models)} | _devices(plan)
+
+
+def _devices(plan: Plan) -> dict[str, list[str]]:
+    return {"devices": list(plan.about.get("devices", ()))}
 
 
 def _models(models: Mapping[str, Decoder]) -> dict[str, dict[str, Any]]:
@@ -354,7 +359,7 @@ def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
         "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
         "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
         "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": forced_by,
-        "apart": [each.apart for each in plan.wanted],
+        "apart": [each.apart for each in plan.wanted], **_devices(plan),
         "roles": [*runs.ROLES], "profiles": dict(plan.about.get("profiles", {})), "date": facts["date"], "versions": versions,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A unit of a parallel run: a model replica, its rows in memory that all processes share, and the loop of a worker process.
+"""A unit of a parallel run: a model replica, its rows in memory that all processes reach, and the loop of a worker process.
 
 Every row carries the number of the pass that wrote it, in shared memory beside it. A unit that makes a pass is told what it lacks
 and where that lies, copies it, and then compares the numbers of all rows that the pass sees with what the algorithm believes.
@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate import gpus
 from calibrate.adapter import Decoder
+from calibrate.gpus import Order
 from calibrate.replicas import Replica
 from calibrate.rows import LayerRows, Rows
 from model.steps import CacheError
@@ -109,44 +111,57 @@ class Board:
 
 
 class Memory:
-    """What all processes share of a model's state.
+    """What all processes share of a model's state, a unit's rows where the unit is.
 
-    `rows`: shape (units, layers, 2, 1, key-value heads, capacity, head_dim), keys and then values. `states`: behind the last layer
-    of a unit's last pass, shape (units, capacity, hidden). `logits`: (units, vocabulary). `tags`: (units, layers, capacity), the
-    pass that made each row. `stamps`: (units, layers), the last pass of the unit that is through this layer.
+    `rows`: of each unit, shape (layers, 2, 1, key-value heads, capacity, head_dim), keys and then values. `states`: behind the last
+    layer of a unit's last pass, where unit 0 is, shape (units, capacity, hidden). `logits`: on the processor, (units, vocabulary),
+    so that who looks at another unit's waits for nothing of unit 0. `tags`: (units, layers, capacity), the pass that made each row.
+    `stamps`: (units, layers), the last pass of the unit that is through this layer; on a GPU its `marks` say where in its work.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, rows: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         import torch
 
-        self.tensors = tensors
-        self.rows, self.states, self.logits, tags, stamps = tensors
-        whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[self.rows.element_size()]
-        self.bits: NDArray[Any] = self.rows.view(whole).numpy()
-        """The rows as whole numbers: to copy a few this way takes a fifth of the time."""
+        self.tensors = rows, tensors
+        self.rows = rows
+        self.states, self.logits, tags, stamps, marks = tensors
+        self.bits: list[NDArray[Any]] = []
+        """The rows as whole numbers, where the processor reaches them: to copy a few this way takes a fifth of the time."""
+        if rows[0].device.type == "cpu":
+            whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows[0].element_size()]
+            self.bits = [each.view(whole).numpy() for each in rows]
         self.tags: NDArray[np.int64] = tags.numpy()
         self.stamps: NDArray[np.int64] = stamps.numpy()
+        self.marks: NDArray[np.int64] = marks.numpy()
         self.capacity = self.tags.shape[2]
 
     @classmethod
-    def of(cls, decoder: Decoder, units: int, capacity: int) -> Memory:
-        """Room for so many units and positions of this model."""
+    def of(cls, decoder: Decoder, units: int, capacity: int, devices: Sequence[str] = ()) -> Memory:
+        """Room for so many units and positions of this model, whose devices are those of their rows."""
         import torch
 
         heads, size = shape_of_rows(decoder)
         state = decoder.run((0,), 0, 0, 1, decoder.rows())
-        hidden = state.shape[1]
-        sizes = (units, decoder.layers, 2, 1, heads, capacity, size), (units, capacity, hidden), (units, decoder.vocabulary)
-        tensors = [_shared(shape, decoder.dtype) for shape in sizes]
+        shape = decoder.layers, 2, 1, heads, capacity, size
+        rows = [_shared(shape, decoder.dtype, device) for device in devices or [str(decoder.device)] * units]
+        states = _shared((units, capacity, state.shape[1]), decoder.dtype, rows[0].device)
+        logits = _shared((units, decoder.vocabulary), decoder.dtype)
         tags = _shared((units, decoder.layers, capacity), torch.int64)
-        return cls([*tensors, tags, _shared((units, decoder.layers), torch.int64)])
+        return cls(rows, [states, logits, tags, *(_shared((units, decoder.layers), torch.int64) for _ in range(2))])
+
+    def copy(self, to: int, source: int, layers: slice, into: slice, of: slice) -> None:
+        """Copy rows from one unit to another, of these layers and positions; on GPUs it is only launched."""
+        if self.bits:
+            self.bits[to][layers, ..., into, :] = self.bits[source][layers, ..., of, :]
+        else:
+            self.rows[to][layers, ..., into, :].copy_(self.rows[source][layers, ..., of, :], non_blocking=True)
 
 
-def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _shared(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """Zeros in memory that other processes can be handed; it has no name, so nothing is left of it when they have ended."""
     import torch
 
-    found: Any = torch.zeros(shape, dtype=dtype)
+    found: Any = torch.zeros(shape, dtype=dtype, device=device)
     result: Tensor = found.share_memory_()
     return result
 
@@ -179,15 +194,12 @@ class SharedRows(LayerRows):
         raise CacheError(f"rows up to position {end} do not fit the shared buffer")
 
 
-class GaveUp(Exception):  # noqa: N818  it is no error: the pass is stopped
-    """Nobody wants this pass any more."""
-
-
 class Unit:
     """A replica at work on the rows of its unit; in the main process unit 0."""
 
-    def __init__(self, number: int, decoder: Decoder, memory: Memory) -> None:
+    def __init__(self, number: int, decoder: Decoder, memory: Memory, order: Order | None = None) -> None:
         self.number, self.decoder, self.memory = number, decoder, memory
+        self.order = Order() if order is None else order
         self.rows = Rows(0)
         self.tags, self.stamps = memory.tags[number], memory.stamps[number]
         self.fence, self.parent = threading.Lock(), os.getppid()
@@ -198,7 +210,7 @@ class Unit:
     def renew(self) -> None:
         """Rows of a new text, of which nothing but the buffer is known."""
         self.rows = self.decoder.rows()
-        own = self.memory.rows[self.number]
+        own: Any = self.memory.rows[self.number]
         self.rows.layers = []
         for layer in range(self.decoder.layers):
             rows = SharedRows()
@@ -209,7 +221,7 @@ class Unit:
         self, command: Command, stopped: Callable[[], bool] | None = None, meanwhile: Callable[[], None] | None = None,
         ready: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Make a pass; the states behind its last layer, shape (width, hidden).
+        """Make a pass; the states behind its last layer, shape (width, hidden). On a GPU it is launched: `finish` waits for it.
 
         Between layers it looks whether it is `stopped`, and lets something happen `meanwhile`; `ready` is told when all rows that
         are there at the beginning are copied.
@@ -226,7 +238,10 @@ class Unit:
 
         def between(layer: int) -> None:
             if stopped is not None and stopped():
-                raise GaveUp
+                raise gpus.GaveUp
+            if layer > first:
+                self.order.mark(layer - 1, layer)
+                self.order.keep_up(stopped, meanwhile)
             if followed and layer > first:
                 tags[layer - 1, at:end] = serial
                 with self.fence:  # on processors that write out of order, first the rows and their tags
@@ -246,12 +261,17 @@ class Unit:
             states = self.decoder.run(tokens, at, first, last, self.rows, before, between=watched, after=after)
         finally:
             self.rows.at, self.rows.sees = None, []  # the next pass finds its rows by position again
+        self.order.mark(first, last)
         tags[first:last, at:end] = serial
         with self.fence:
             stamps[first:last] = serial
         self._check(command, believed)
         self.states, self.made = states, serial
         return states
+
+    def finish(self, stopped: Callable[[], bool] | None = None, meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait until all that was launched is done, unless it is stopped."""
+        self.order.finish(stopped, meanwhile)
 
     def _fetch(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Copy what is there; what has to be waited for."""
@@ -267,8 +287,9 @@ class Unit:
     def _copy(self, source: int, low: int, high: int, start: int, stop: int) -> None:
         with self.fence:
             pass
-        memory = self.memory
-        memory.bits[self.number, low:high, ..., start:stop, :] = memory.bits[source, low:high, ..., start:stop, :]
+        memory, span = self.memory, slice(start, stop)
+        self.order.come_behind(source, low, high)
+        memory.copy(self.number, source, slice(low, high), span, span)
         self.tags[low:high, start:stop] = memory.tags[source, low:high, start:stop]
 
     def _follow(
@@ -279,7 +300,7 @@ class Unit:
         until = piece.since[layer - piece.low]
         while stamp[layer] < until:
             if os.getppid() != self.parent or (stopped is not None and stopped()):
-                raise GaveUp  # also where nobody is left to write them
+                raise gpus.GaveUp  # also where nobody is left to write them
             if meanwhile is not None:
                 meanwhile()
         self._copy(piece.source, layer, layer + 1, piece.start, piece.stop)
@@ -312,7 +333,7 @@ def share_weights(decoder: Decoder, given: Tensor | None = None) -> Tensor:
         places = weights_of(decoder)
         found = [where.data if name == "data" else where[name] for where, name in places]
         ends = np.cumsum([-(-tensor.numel() * tensor.element_size() // 64) * 64 for tensor in found])
-        flat = _shared((int(ends[-1]),), torch.uint8) if given is None else given
+        flat = _shared((int(ends[-1]),), torch.uint8, decoder.device) if given is None else given
         if len(flat) != ends[-1]:
             raise ValueError("the replica has weights of another size")
         for (where, name), tensor, end in zip(places, found, ends.tolist(), strict=True):
@@ -347,6 +368,7 @@ class Orders(NamedTuple):
     units: int
     core: int | None
     spin: float
+    device: str = "cpu"
 
 
 def work(connection: Connection, orders: Orders) -> None:
@@ -394,9 +416,12 @@ class _Worker:
         torch.set_num_threads(1)
         if orders.core is not None:
             os.sched_setaffinity(0, {orders.core})
+        if orders.device != "cpu":
+            gpus.cuda().set_device(orders.device)
         self.connection, self.orders = connection, orders
         self.unit: Unit | None = None
         self.board: Board | None = None
+        self.rings: list[list[Any]] = []
         self.taken = 0
         connection.send(("up", os.getpid()))
 
@@ -432,7 +457,7 @@ class _Worker:
         what, *rest = pickle.loads(said)
         match what:
             case "board":
-                self.board = Board(self.orders.units, rest[0])
+                self.board, self.rings = Board(self.orders.units, rest[0]), gpus.opened(rest[1])
                 return True
             case "load":
                 self._load(*rest)
@@ -446,7 +471,9 @@ class _Worker:
         self.connection.send((what, None if self.unit is None else fingerprint(self.unit.decoder)))
         return True
 
-    def _load(self, replica: Replica, tensors: Sequence[Tensor], source: tuple[int, ...], weights: Tensor | None) -> None:
+    def _load(
+        self, replica: Replica, tensors: tuple[Sequence[Tensor], Sequence[Tensor]], source: tuple[int, ...], weights: Tensor | None
+    ) -> None:
         import gc
 
         import torch
@@ -459,7 +486,11 @@ class _Worker:
         if source:
             decoder.read_source(source)
         decoder.warm()
-        self.unit = Unit(self.orders.number, decoder, Memory(tensors))
+        memory, order = Memory(*tensors), None
+        if self.rings:
+            order = gpus.Events(self.orders.number, self.orders.device, self.rings, memory.marks)
+            decoder.numbers = torch.arange(decoder.vocabulary, device=decoder.device)  # as in `calibrate.streams`
+        self.unit = Unit(self.orders.number, decoder, memory, order)
         gc.collect()
         gc.freeze()  # what is there stays: no pass waits for a look through it
 
@@ -486,12 +517,14 @@ class _Worker:
                 memory.states[number, : len(states)] = states
                 if command.heads:
                     memory.logits[number] = self.unit.decoder.logits(states[-1:], command.last)[0]
+                self.unit.finish(stopped)
                 slot[STATUS] = MADE
-        except GaveUp:
-            pass
+        except gpus.GaveUp:
+            self.unit.finish()  # what was launched is done first: who waits for this unit's GPU waits for that
         except CacheError:
             if not slot[STOPPED]:  # else what it was copying may have been written over: it is nobody's any more
                 raise
+            self.unit.finish()
         times[ENDED] = clock()
         self.taken += 1
         with self.unit.fence:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 WORST = 5
 
 
+def _where(about: Mapping[str, Any]) -> str:
+    """The machine, the models' dtype, and of runs over processes on GPUs which these were."""
+    gpus = [each for each in about.get("devices", ()) if each != "cpu"]
+    over = f", processes on {', '.join(gpus)}" if gpus else ""
+    return f"{about['machine'].get('name', about['device'])}, {about['dtype']}{over}"
+
+
 def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     """Print the comparison."""
-    where = f"{about['machine'].get('name', about['device'])}, {about['dtype']}, {about['date']}"
+    where = f"{_where(about)}, {about['date']}"
     console.print(f"Predicted from profiles alone, against measured wall times behind the first commit: {where}")
     for warning in sorted({*table["warnings"]} - {""}):
         console.print(f"warning: {warning}", style="yellow")
@@ -120,7 +127,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
     """A section of the page of errors, the worst method first."""
     for name, table, about in named:
         pairs, right = comparison.ranking(table)
-        yield f"### {name}: {about['machine'].get('name', about['device'])}, {about['dtype']}"
+        yield f"### {name}: {_where(about)}"
         yield ""
         fewest = min(table["repeats"])
         yield (

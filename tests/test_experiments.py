@@ -55,7 +55,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(name: str, tmp_path: Path,
     draft = None if run.draft is None else narrow(run.draft, tmp_path)
     changed = replace(run, model=narrow(run.model, tmp_path), draft=draft, tokens=2, repeats=1)
     fewer = replace(passes, widths=(1, passes.widths[-1]), contexts=passes.contexts[:2], repeats=1)
-    in_turn = tuple(replace(each, apart=None) for each in written.choices)  # streams are a GPU's
+    in_turn = tuple(replace(each, apart=None) for each in written.choices)  # streams and processes are of GPUs
     plan = replace(written, run=changed, profile=fewer, choices=in_turn)
     out = tmp_path / "out" / f"{name}.json"
     found = run_command.measured(plan, out, "cpu")
@@ -95,6 +95,8 @@ def test_the_plans_are_what_was_asked_for() -> None:
     asked = {name: run_plan.read(FOLDER / f"{name}.toml").choices for name in GPU}
     pipelined = [(each.apart, bool(each.settings.get("batched"))) for each in asked["gpu-13b"] if each.method == "ppd"]
     assert {*pipelined} == {(None, False), (None, True), ("streams", False), ("streams", True)}
+    over = [(each.apart, each.settings.get("candidates")) for each in asked["gpu-processes"] if each.method == "ppd"]
+    assert {*over} == {("processes", 1), ("processes", 3)}
     drafted = [each for each in asked["gpu-opt-6.7b"] if each.method == "speculative"]
     assert {each.settings["draft_length"] for each in drafted} == {*range(1, 9)}
     rates = {each.rates["acceptance_rate"] for each in drafted if each.rates}

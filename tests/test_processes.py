@@ -216,9 +216,6 @@ def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_bes
 
 
 def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:
-    with pytest.raises(ParameterError, match=r"device must be cpu for a run over processes, got .cuda:1."):  # noqa: SIM117
-        with started(Replica("family:target", device="cuda:1"), 2):
-            pass
     with pytest.raises(ParameterError, match="heads are trained for a model's weights"):
         Replica("{}", random=1, heads="heads.safetensors")
     with pytest.raises(ParameterError, match="spread is of random weights"):
