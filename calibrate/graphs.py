@@ -15,14 +15,15 @@ Whatever a graph has made lies in memory that the next replay of any graph may o
 file as a copy, made right behind the replay; and what one graph reads of another (`_Desk`) is written to memory outside the pool.
 
 Passes over more than `WIDEST` tokens of a text, which are prompts, are launched one by one on the same rows, and so is what cannot
-be captured: passes over several hypotheses, and those that somebody looks into (`Graphs.apart` counts them).
+be captured: passes over several hypotheses, and those that somebody looks into (`Graphs.apart` counts them). Sub-processes within
+one process take turns in the buffers: right, and slow. `calibrate.decoding` takes neither.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate import machine
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["WIDEST", "Graphs"]
 WIDEST = 32
 """Tokens of a text in a pass that is captured, at most."""
+BLOCK = 64
+"""Buffers are so many rows long, or a multiple: attention works on blocks."""
 WARM_UPS = 3
 """Times that a pass is run before it is captured: whatever is made once must be there."""
 GROWING = ("dynamic", "longrope")
@@ -65,15 +68,13 @@ class Graphs(Decoder):
         checks.whole("texts", texts, 1)
         import torch
 
-        if cuda is None:
-            refuse_unless_gpu(inner.device)
-            cuda = torch.cuda
         check(inner)
         vars(self).update(vars(inner))
         machine.make_current(str(self.device))  # graphs are captured on a stream of the current device
-        self.inner, self.room, self.texts, self.cuda = inner, room, texts, cuda
-        self.side = cuda.Stream(device=self.device)
-        self.pool = cuda.graph_pool_handle()
+        self.inner, self.room, self.texts = inner, room, texts
+        self.cuda = cuda_of(inner.device) if cuda is None else cuda
+        self.side = self.cuda.Stream(device=self.device)
+        self.pool = self.cuda.graph_pool_handle()
         self.apart: Counter[str] = Counter()
         """Passes that were launched one by one though they are no wider than graphs are, by why."""
         self.captured = 0
@@ -137,21 +138,27 @@ class Graphs(Decoder):
             own: Tensor = states.clone()
             return own
 
+    def forget(self) -> None:
+        """Have the next pass be told its tokens and place as if they were new."""
+        for desk in self._desks.values():
+            desk.said, desk.stands = (), None
+
     def logits(self, states: Tensor, layer: int) -> Tensor:
         """See `Decoder.logits`."""
         import torch
 
         if len(states) > max(WIDEST, self.texts):
-            return super().logits(states, layer)
+            return self.inner.logits(states, layer)
         own = self.heads.get(layer) if layer < self.layers else None
         key = len(states), None if own is None else id(own)  # the graph holds it, so no other comes to have its number
         with torch.inference_mode():
             if key not in self._heads:
                 given = states.clone()
-                self._heads[key] = given, self._capture(lambda: (Decoder.logits(self, given, layer), own))
+                self._heads[key] = given, self._capture(lambda: (self.inner.logits(given, layer), own))
             given, graph = self._heads[key]
             given.copy_(states)
-            found: Tensor = self._replay(graph)[0].clone()
+            graph.graph.replay()
+            found: Tensor = graph.made[0].clone()
             return found
 
     # --- what is captured ---
@@ -162,8 +169,8 @@ class Graphs(Decoder):
 
         rows: Any = _Written(self._home, desk, shape.rows_only)
         before: list[Tensor] | None = [] if shape.seen else None
-        hidden = self._embedded(desk.tokens, desk.place) if shape.begins else desk.states
-        hidden = self._through(shape.layers, hidden, desk.place, rows, before)
+        hidden = self.inner._embedded(desk.tokens, desk.place) if shape.begins else desk.states
+        hidden = self.inner._through(shape.layers, hidden, desk.place, rows, before)
         return hidden.reshape(-1, hidden.shape[-1]), torch.stack(before) if before else None
 
     def _capture(self, body: Callable[[], Any]) -> _Graph:
@@ -181,8 +188,8 @@ class Graphs(Decoder):
         return _Graph(graph, made)
 
     def _replay(self, graph: _Graph) -> Any:
-        """Run a graph: what it makes, until the next replay."""
-        graph.replay()
+        """Run a pass: what it makes, until the next replay. Whoever times passes marks its ends."""
+        graph.graph.replay()
         return graph.made
 
     def _desk(self, batch: int, width: int) -> _Desk:
@@ -200,7 +207,7 @@ class Graphs(Decoder):
             what = f"batch must be at most {self.texts}, for which graphs of {self.name} are made"
             raise ParameterError(f"{what}, got {batch}; make them for more texts, or take mode eager")
 
-    # --- whose layers these are ---
+    # --- of passes that are launched one by one ---
 
     def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
         return self.inner._embedded(tokens, place)
@@ -236,9 +243,6 @@ class _Graph(NamedTuple):
     graph: Any
     made: Any
 
-    def replay(self) -> None:
-        self.graph.replay()
-
 
 class _Desk:
     """What passes over so many tokens of so many texts find: the tokens, where they stand, and states. It stays where it is.
@@ -266,7 +270,7 @@ class _Desk:
     def _placed(self) -> Place:
         positions = (self.numbers[-1:] + self.steps)[None]
         mask = (self.rows[None, :] <= positions[0][:, None])[None, None]
-        return Place(positions, mask, self.graphs._extras(positions, self.graphs.room))
+        return Place(positions, mask, self.graphs.inner._extras(positions, self.graphs.room))
 
     def told(self, tokens: tuple[int, ...], at: int) -> None:
         """Have these tokens at this position there."""
@@ -279,7 +283,7 @@ class _Desk:
             self.numbers.copy_(numbers, non_blocking=True)
             self.said = said
         if at != self.stands:
-            self.graph.replay()
+            self.graph.graph.replay()
             self.stands = at
 
     def goes_on_from(self, states: Tensor) -> None:
@@ -371,11 +375,14 @@ def _written(to: Place, place: Place) -> None:
 # --- what can be captured at all ---
 
 
-def refuse_unless_gpu(device: torch.device | str) -> None:
-    """Refuse a device without graphs."""
+def cuda_of(device: torch.device | str) -> Any:
+    """What makes graphs on a device; one without them is refused."""
+    import torch
+
     kind = str(device).partition(":")[0]
     if kind != "cuda":
         raise ParameterError(f"mode cuda-graph needs a GPU, and the device is {kind}; take --mode eager")
+    return torch.cuda
 
 
 def check(decoder: Decoder) -> None:
@@ -394,6 +401,20 @@ def captured(models: Iterable[Decoder]) -> int:
     return sum(each.captured for each in models if isinstance(each, Graphs))
 
 
-def apart(models: Sequence[Decoder]) -> list[str]:
-    """Why passes of these models were launched one by one, if any were."""
-    return list(dict.fromkeys(why for each in models if isinstance(each, Graphs) for why in each.apart))
+def apart(models: Iterable[Decoder]) -> int:
+    """Passes of these models by now that were launched one by one though they are no wider than graphs are."""
+    return sum(each.apart.total() for each in models if isinstance(each, Graphs))
+
+
+def mode_of(decoder: Decoder) -> str:
+    """How a decoder makes its passes: a name of `model.runs.MODES`."""
+    return "cuda-graph" if isinstance(decoder, Graphs) else "eager"
+
+
+def rounded(room: int) -> int:
+    """Rows of buffers that so many are to lie in.
+
+    >>> rounded(1), rounded(64), rounded(65)
+    (64, 64, 128)
+    """
+    return -(-room // BLOCK) * BLOCK

@@ -23,7 +23,7 @@ WORST = 5
 
 def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     """Print the comparison."""
-    where = f"{about['machine'].get('name', about['device'])}, {about['dtype']}, {about['date']}"
+    where = f"{place_of(about)}, {about['date']}"
     console.print(f"Predicted from profiles alone, against measured wall times behind the first commit: {where}")
     for warning in sorted({*table["warnings"]} - {""}):
         console.print(f"warning: {warning}", style="yellow")
@@ -38,6 +38,12 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     if pairs:
         share = f"{right} of {pairs} pairs ({right / pairs:.1%})"
         console.print(f"ranking: {share} that differ by more than twice the noise are ordered rightly")
+
+
+def place_of(about: dict[str, Any]) -> str:
+    """On what runs were measured, and how: passes that are launched kernel by kernel need no mention."""
+    mode = about.get("mode", "eager")
+    return ", ".join([about["machine"].get("name", about["device"]), about["dtype"], *([] if mode == "eager" else [mode])])
 
 
 def _lacking(table: pl.DataFrame) -> Iterator[str]:
@@ -120,7 +126,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
     """A section of the page of errors, the worst method first."""
     for name, table, about in named:
         pairs, right = comparison.ranking(table)
-        yield f"### {name}: {about['machine'].get('name', about['device'])}, {about['dtype']}"
+        yield f"### {name}: {place_of(about)}"
         yield ""
         fewest = min(table["repeats"])
         yield (

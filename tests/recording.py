@@ -13,8 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from calibrate import graphs
 
 REFUSED = {
     "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal",
@@ -150,6 +153,13 @@ class Cuda:
         spoil(graph.made)
         graph.pool = pool
         self.graphs.append(graph)
+
+
+def installed(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """Have it in the place of torch's own; the processor then counts as a GPU."""
+    cuda = Cuda()
+    monkeypatch.setattr(graphs, "cuda_of", lambda _: cuda)
+    return cuda
 
 
 def _refusing(name: str) -> Callable[..., Any]:
