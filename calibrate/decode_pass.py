@@ -101,19 +101,26 @@ class InterpretedPass:
 
     def _run_short(self, mark: Callable[[str, int, int], None]) -> None:
         decoder: Any = self.model.decoder
-        decoder.forget()
-        step = Forward("target", self._told, self.context + 1, 0, self.short, texts=self.texts)
-        mark("short", self.short, 0)
-        self.real.forward(self.task.cache, step)
-        mark("short", self.short, 1)
+
+        def layers_alone(name: str, _: int, edge: int) -> None:
+            if name == "layer":
+                mark("short", self.short, edge)
+
+        mark("aside", 0, 0)
+        decoder.forget()  # its place is as new as that of the whole pass, before and behind it
+        with watched(self.real, layers_alone):
+            self.real.forward(
+                self.task.cache, Forward("target", self._told, self.context + 1, 0, self.short, texts=self.texts)
+            )
         decoder.settle()
         decoder.forget()
+        mark("aside", 0, 1)
 
     @property
     def parts(self) -> list[tuple[str, int]]:
         """What is marked: `call` is all that happens in a pass, so but for the look at it. Layers of a graph are one stretch."""
         layers = [("layer", index) for index in range(1 if self.replayed else self.model.decoder.layers)]
-        short = [("short", self.short)] if self.short else []
+        short = [("short", self.short), ("aside", 0)] if self.short else []
         return [("embedding", 0), *layers, ("head", 0), ("call", 0), *short]
 
     def check(self) -> None:

@@ -95,9 +95,9 @@ def decode(
         needed = f"a prompt of {len(text)} tokens and {tokens} more"
         raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
     seconds = time.perf_counter() - start if over is None else real.seconds
-    if graphs.mode_of(models["target"]) != "eager" and (work.forks or graphs.apart(models.values()) > apart):
-        has = "has sub-processes" if work.forks else "follows several hypotheses"
-        raise ParameterError(f"mode must be eager for method {method}, which {has} with these parameters, got cuda-graph")
+    why = ["has sub-processes"] * bool(work.forks) + [*(graphs.apart(models.values()) - apart)]
+    if why and graphs.mode_of(models["target"]) != "eager":
+        raise ParameterError(f"mode must be eager for method {method}, which {why[0]} with these parameters, got cuda-graph")
     if spans is not None and over is not None:
         spans += plain(real.spans, real.begun)
     said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}

@@ -76,7 +76,7 @@ class Graphs(Decoder):
         self.side = self.cuda.Stream(device=self.device)
         self.pool = self.cuda.graph_pool_handle()
         self.apart: Counter[str] = Counter()
-        """Passes that were launched one by one though they are no wider than graphs are, by why."""
+        """Passes that were launched one by one though they are no wider than graphs are, by why: what the method does."""
         self.captured = 0
         """Graphs."""
         self._passes: dict[_Shape, _Graph] = {}
@@ -107,7 +107,7 @@ class Graphs(Decoder):
         import torch
 
         width, gaps = len(tokens) // batch, tuple(gaps)
-        why = "hypotheses" if after or rows.at is not None else "looks between layers" if between is not None else ""
+        why = "follows several hypotheses" if after or rows.at is not None else "is looked into" if between is not None else ""
         if why or not self.replays(width):
             if self.replays(width):
                 self.apart[why] += 1
@@ -401,9 +401,13 @@ def captured(models: Iterable[Decoder]) -> int:
     return sum(each.captured for each in models if isinstance(each, Graphs))
 
 
-def apart(models: Iterable[Decoder]) -> int:
-    """Passes of these models by now that were launched one by one though they are no wider than graphs are."""
-    return sum(each.apart.total() for each in models if isinstance(each, Graphs))
+def apart(models: Iterable[Decoder]) -> Counter[str]:
+    """Passes of these models by now that were launched one by one though they are no wider than graphs are, by why."""
+    found: Counter[str] = Counter()
+    for each in models:
+        if isinstance(each, Graphs):
+            found.update(each.apart)
+    return found
 
 
 def mode_of(decoder: Decoder) -> str:

@@ -106,7 +106,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
     marks: list[tuple[str, int, float]] = []
     at, layers = len(text), decoder.layers
     half = layers // 2 if isinstance(decoder, Graphs) else 0
-    """Nobody sees into a graph: its layers take what a call through all of them takes longer than one through half of them."""
+    """Nobody sees into a graph: its layers take what a replay of all of them takes longer than one of half of them."""
 
     def mark(name: str, _: int, edge: int) -> None:
         marks.append((name, edge, _now(decoder)))
@@ -136,10 +136,10 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
                 marks.clear()
                 with watched(real, mark):
                     out = yield Forward("target", (5,), at + turn % 2, 0, last, heads=last == layers)
-                took.append(_between(marks, "call"))
+                took.append(_between(marks, "layer"))
             yield Read("next", out, -1)
             if turn >= 3:
-                whole = (took[1] - took[0]) / (layers - half) if half else _between(marks, "layer") / layers
+                whole = (took[1] - took[0]) / (layers - half) if half else took[0] / layers
                 calls.append(float(np.mean(own.pop("call"))) - whole)
                 for each, times in own.items():
                     looks[each].append(float(np.mean(times)))

@@ -165,16 +165,15 @@ def _called(
     """Of passes that mark their call: all layers together, what else it takes, and the look at it, its head apart.
 
     Each is a difference within a repeat, so what disturbed the repeat is in none of them twice. Into graphs nobody sees: their
-    layers take what a call through all `depth` of them takes longer than one through fewer (`short`), in proportion.
+    layers take what a replay of all `depth` of them takes longer than one of fewer (`short`), in proportion.
     """
     layers = np.sum([times for (name, _), times in parts.items() if name == "layer"], axis=0)
     call = np.asarray(parts["call", 0])
-    marked = np.asarray([each.marked for each in clean])
     for (name, few), times in parts.items():
         if name == "short":
-            layers = (call - np.asarray(times)) * depth / (depth - few)
-            marked = marked - np.asarray(times)
+            layers = (layers - np.asarray(times)) * depth / (depth - few)
     rest = call - layers - np.asarray(parts["embedding", 0])
+    marked = np.asarray([each.marked for each in clean]) - np.asarray(parts.get(("aside", 0), 0.0))
     look = marked - call - np.asarray(parts["head", 0])
     return {name: about(list(values)) for name, values in (("sum_us", layers), ("rest_us", rest), ("look_us", look))}
 
