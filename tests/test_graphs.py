@@ -228,6 +228,23 @@ def test_what_somebody_looks_into_is_launched_one_by_one() -> None:
     assert made.captured == 0
 
 
+def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a library makes once is there by then: in a capture it could not be."""
+    plain, cuda = real_models.decoders("llama")["target"], Cuda()
+    made, beside, layer = Graphs(plain, ROOM, cuda=cuda), list[bool](), plain._layer
+
+    def noted(*given: Any) -> Any:
+        beside.append(cuda.current is made.side)
+        return layer(*given)
+
+    monkeypatch.setitem(vars(plain), "_layer", noted)
+    rows = made.rows()
+    for at in range(3):
+        made.run((1,), at, 0, 1, rows)
+    assert beside == [True] * graphs.WARM_UPS + [False]
+    assert graphs.WARM_UPS > 0
+
+
 def test_heads_that_were_trained_have_graphs_of_their_own() -> None:
     torch.manual_seed(1)
     plain = real_models.decoders("llama")["target"]
