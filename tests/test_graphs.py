@@ -185,11 +185,15 @@ def test_any_passes_make_what_they_make_without_graphs(kind: str, data: st.DataO
         at = data.draw(st.integers(0, min(ends[which], 20)))
         tokens = tuple(data.draw(st.lists(st.integers(0, 28), min_size=1, max_size=4)))
         cut = data.draw(st.integers(1, LAYERS))
-        rows, states = texts[which], [None, None]
+        rows, states, compared = texts[which], [None, None], data.draw(st.booleans())
         for first, last in ((0, cut), (cut, LAYERS)) if cut < LAYERS else ((0, LAYERS),):
+            before: tuple[list[Any], list[Any]] = [], []
             for number, decoder in enumerate((plain, made)):
-                states[number] = decoder.run(tokens, at, first, last, rows[number], states[number])  # type: ignore[call-overload]
-            kept.append((states[0], states[1]))
+                states[number] = decoder.run(
+                    tokens, at, first, last, rows[number], states[number], seen=before[number] if compared else None
+                )  # type: ignore[call-overload]
+            kept += [(states[0], states[1]), *zip(*before, strict=True)]
+            assert len(before[1]) == compared * (last - first)
             kept.append((plain.logits(states[0], last), made.logits(states[1], last)))
         ends[which] = at + len(tokens)
     for mine, theirs in kept:
