@@ -232,6 +232,20 @@ def test_what_somebody_looks_into_is_launched_one_by_one() -> None:
     assert made.captured == 0
 
 
+def test_rows_of_hypotheses_stay_apart() -> None:
+    """They lie in the order they came, not by position: a plain pass behind them too is launched one by one."""
+    plain = real_models.decoders("llama")["target"]
+    made = Graphs(plain, ROOM, cuda=Cuda())
+    found = []
+    for decoder in (plain, made):
+        rows = decoder.rows()
+        decoder.run((1, 2, 3), 0, 0, LAYERS, rows)
+        decoder.run((4, 5), 3, 0, LAYERS, rows, after=(-1, -1))
+        found.append(decoder.run((6,), 4, 0, LAYERS, rows))
+    assert torch.allclose(*found, rtol=1e-9, atol=1e-9)
+    assert made.apart == {"follows several hypotheses": 2}
+
+
 def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a library makes once is there by then: in a capture it could not be."""
     plain, cuda = real_models.decoders("llama")["target"], Cuda()
