@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from calibrate import adapter, clocks, decoding, interpreter, parts, run_command, run_plan, running, timing
+from calibrate import adapter, clocks, decoding, graphs, interpreter, parts, run_command, run_plan, running, timing
 from calibrate.adapter import Decoder
 from sim import compare
 from tests import real_models
@@ -174,3 +175,16 @@ def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
     found = {f"{row['method']} {row['settings']} {row['forced']}": row["error"] for row in table.iter_rows(named=True)}
     assert len(found) == (15 if mode == "eager" else 13)
     assert {name: error for name, error in found.items() if abs(error) > bound} == {}
+
+
+def test_what_a_graph_takes_besides_its_layers_is_no_layer_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that goes on takes the launch of a graph and its layers; of a few it would seem to be theirs."""
+    gpu = Gpu(400.0, 40.0)
+    on(gpu, monkeypatch)
+    by_graphs(gpu, monkeypatch)
+    config = LlamaConfig(**real_models.config("llama", 6).to_dict() | {"vocab_size": 128})
+    decoder = graphs.Graphs(adapter.decoder_of(LlamaForCausalLM(config), "tiny"), 64)
+    found = parts.reads(decoder, 16, 3)
+    assert found["again_us"][1] == pytest.approx(40.0, abs=2.0)
+    assert found["tree_us"] == found["fork_us"] == found["beams_us"] == {}
+    assert [*parts.after(decoder, 16, 2)["short_us"]] == ["6"]

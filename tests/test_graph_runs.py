@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from calibrate import decode_pass, decoding, graphs, layers, passes, run_command, run_plan, running, sitting
+from calibrate import decode_pass, decoding, graphs, layers, passes, run_command, run_plan, running, sitting, timing
 from calibrate.architectures import architecture
 from calibrate.cli import app
 from calibrate.graphs import Graphs
@@ -136,6 +136,7 @@ def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
         running.measure(tmp_path / "runs.json", Plan(wanted, 6, 1), models)
     assert not [*tmp_path.iterdir()]
     running.measure(tmp_path / "runs.json", Plan(wanted, 6, 1), own)  # without graphs they go on
+    decoding.decode("autoregressive", {"target": models["target"]}, TEXT, 6)  # and others with
 
 
 def test_runs_over_several_units_are_refused(cuda: Cuda) -> None:
@@ -194,6 +195,22 @@ def test_there_is_room_for_whatever_is_wanted(cuda: Cuda) -> None:
 # --- what is timed of a pass ---
 
 
+def test_layers_of_a_graph_take_what_a_replay_of_all_takes_longer_than_one_of_few() -> None:
+    """And a look takes what no mark is about: neither the pass nor the shorter one."""
+    launch, layer, head, look, rest = 5.0, 3.0, 7.0, 2.0, 11.0
+    few, depth = 2, 6
+    replays = [launch + count * layer for count in (depth, few)]
+    aside = rest + replays[1]
+    marked = aside + rest + replays[0] + head + look
+    found: dict[tuple[str, int], float] = {
+        ("embedding", 0): 0.0, ("layer", 0): replays[0], ("head", 0): head, ("call", 0): rest + replays[0],
+        ("short", few): replays[1], ("aside", 0): aside,
+    }  # fmt: skip
+    clean = [timing._Repeat(0.0, marked, found)]
+    said = timing._called(clean, {key: [each] for key, each in found.items()}, lambda values: [float(values[0])], depth)
+    assert said == {"sum_us": [depth * layer], "rest_us": [rest + launch], "look_us": [look]}
+
+
 class Marked:
     """When things were marked, on a clock that moves by one with every replay."""
 
@@ -225,12 +242,14 @@ def test_passes_are_marked_where_they_are_replayed(
     with torch.inference_mode():
         work = decode_pass.InterpretedPass(model, width, context, batch)
         monkeypatch.setattr(recording.CUDAGraph, "replay", counted)
-        for _ in range(3):
+        spans = []
+        for _ in range(2):  # at either place
             work.run_watched(clock.mark)
-            before = clock.replays
-            work.run()
-            whole = clock.replays - before
-            work.check()
+            spans.append([clock.span(*part) for part in work.parts])
+        before = clock.replays
+        work.run()
+        whole = clock.replays - before
+        work.check()
     names = [name for name, _ in work.parts]
     if width > graphs.WIDEST:
         assert names.count("layer") == 4
@@ -238,6 +257,6 @@ def test_passes_are_marked_where_they_are_replayed(
         return
     assert names == ["embedding", "layer", "head", "call", "short", "aside"]
     # A new place, the layers, and then the head; of the short pass the layers alone, and all of it.
-    assert [clock.span(*part) for part in work.parts] == [0, 1, 1, 2, 1, 2]
+    assert spans == 2 * [[0, 1, 1, 2, 1, 2]]
     assert work.parts[-2] == ("short", 2)
     assert whole == 3
