@@ -31,6 +31,16 @@ class Place(NamedTuple):
     """What an architecture makes of the positions, for all layers."""
 
 
+def run_layers(first: int, last: int, gaps: Iterable[tuple[int, int]] = ()) -> list[int]:
+    """The layers of a pass, but for its gaps.
+
+    >>> run_layers(0, 6, ((1, 4),))
+    [0, 4, 5]
+    """
+    skipped = {layer for low, high in gaps for layer in range(low, high)}
+    return [layer for layer in range(first, last) if layer not in skipped]
+
+
 class Decoder:
     """A decoder's layers, embedding and head, of a model of the transformers library.
 
@@ -121,22 +131,27 @@ class Decoder:
             width = len(tokens) // batch
             place = self._place(at, width, after, rows)
             hidden = self._begin(tokens, batch, place) if state is None else state.view(batch, width, -1)
-            skipped = {layer for low, high in gaps for layer in range(low, high)}
             rows.rows_only = rows_only
-            for layer in range(first, last):
-                if layer in skipped:
-                    continue
-                if between is not None:
-                    between(layer)
-                if seen is not None:
-                    seen.append(hidden.reshape(-1, hidden.shape[-1]))
-                try:
-                    made = self._layer(layer, hidden, place, rows)
-                except RowsMade:
-                    continue  # the state goes past it
-                hidden = made
+            hidden = self._through(run_layers(first, last, gaps), hidden, place, rows, seen, between)
             rows.rows_only = False
             return hidden.reshape(-1, hidden.shape[-1])
+
+    def _through(
+        self, layers: Iterable[int], hidden: Tensor, place: Place, rows: Rows, seen: list[Tensor] | None = None,
+        between: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """The state behind these layers, shape (batch, width, hidden)."""
+        for layer in layers:
+            if between is not None:
+                between(layer)
+            if seen is not None:
+                seen.append(hidden.reshape(-1, hidden.shape[-1]))
+            try:
+                made = self._layer(layer, hidden, place, rows)
+            except RowsMade:
+                continue  # the state goes past it
+            hidden = made
+        return hidden
 
     def _cut(self, rows: Rows, at: int, first: int, last: int, rows_only: bool) -> None:
         """Let go of what this pass replaces: rows from `at` on, of its layers and of those behind them."""

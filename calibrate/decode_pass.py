@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from calibrate.graphs import Graphs
 from calibrate.interpreter import Held, Real
 from model.checks import ParameterError
 from model.steps import Commit, Forward, Read, Steps
@@ -39,6 +40,7 @@ class InterpretedPass:
         self.real = Real({"target": model.decoder})
         self.real.wanted = 1  # until a token is put out
         self.texts = tuple(range(batch)) if batch > 1 else ()
+        self._told = self._tokens(width * batch)
         self.task = Task(self._steps())
         self.task.cache = self._filled()
         for _ in range(2):
@@ -58,8 +60,8 @@ class InterpretedPass:
         return tuple(int(token) for token in self.model.tokens(1, count)[0].tolist())
 
     def _steps(self) -> Steps:
-        tokens, layers = self._tokens(self.width * self.batch), self.model.decoder.layers
-        step = Forward("target", tokens, self.context, 0, layers, heads=self.width * self.batch, texts=self.texts)
+        layers = self.model.decoder.layers
+        step = Forward("target", self._told, self.context, 0, layers, heads=self.width * self.batch, texts=self.texts)
         for turn in itertools.count():
             # One position further every other time: no two passes of a text stand at the same place.
             out = yield step._replace(at=self.context + turn % 2)
@@ -81,14 +83,45 @@ class InterpretedPass:
 
         A layer is marked where it is called and not within: what the library does around it is there for every layer.
         """
+        if self.short:
+            self._run_short(mark)
         with watched(self.real, mark):
             self.run()
 
     @property
+    def replayed(self) -> bool:
+        """Whether the pass is a graph: nobody sees into that."""
+        decoder = self.model.decoder
+        return isinstance(decoder, Graphs) and decoder.replays(self.width)
+
+    @property
+    def short(self) -> int:
+        """Layers of another pass that is marked, whose difference says what layers of a graph take; 0 of others."""
+        return self.model.decoder.layers // 2 if self.replayed else 0
+
+    def _run_short(self, mark: Callable[[str, int, int], None]) -> None:
+        decoder: Any = self.model.decoder
+
+        def layers_alone(name: str, _: int, edge: int) -> None:
+            if name == "layer":
+                mark("short", self.short, edge)
+
+        mark("aside", 0, 0)
+        decoder.forget()  # its place is as new as that of the whole pass, before and behind it
+        with watched(self.real, layers_alone):
+            self.real.forward(
+                self.task.cache, Forward("target", self._told, self.context + 1, 0, self.short, texts=self.texts)
+            )
+        decoder.settle()
+        decoder.forget()
+        mark("aside", 0, 1)
+
+    @property
     def parts(self) -> list[tuple[str, int]]:
-        """What is marked: `call` is all that happens in a pass, so but for the look at it."""
-        layers = [("layer", index) for index in range(self.model.decoder.layers)]
-        return [("embedding", 0), *layers, ("head", 0), ("call", 0)]
+        """What is marked: `call` is all that happens in a pass, so but for the look at it. Layers of a graph are one stretch."""
+        layers = [("layer", index) for index in range(1 if self.replayed else self.model.decoder.layers)]
+        short = [("short", self.short), ("aside", 0)] if self.short else []
+        return [("embedding", 0), *layers, ("head", 0), ("call", 0), *short]
 
     def check(self) -> None:
         """Refuse to go on with rows of another length than was asked for."""
@@ -102,7 +135,10 @@ class InterpretedPass:
 
 @contextlib.contextmanager
 def watched(real: Real, mark: Callable[[str, int, int], None]) -> Iterator[None]:
-    """Mark the beginning and the end of each part of the target's passes meanwhile; the norm belongs to the head."""
+    """Mark the beginning and the end of each part of the target's passes meanwhile; the norm belongs to the head.
+
+    A graph is marked where it is replayed, as if all its layers were the first; its embedding is within.
+    """
     decoder = real.decoders["target"]
     whole: dict[str, Callable[..., Any]]
     whole = {"forward": real.forward, "_layer": decoder._layer, "_embedded": decoder._embedded, "logits": decoder.logits}
@@ -122,7 +158,18 @@ def watched(real: Real, mark: Callable[[str, int, int], None]) -> Iterator[None]
 
         return inner
 
+    def replay(graph: Any) -> Any:
+        for edge in (0, 1):
+            mark("embedding", 0, edge)
+        mark("layer", 0, 0)
+        made = whole["_replay"](graph)
+        mark("layer", 0, 1)
+        return made
+
+    own: dict[str, Callable[..., Any]]
     own = {"_layer": layer, "_embedded": part("embedding", "_embedded"), "logits": part("head", "logits")}
+    if isinstance(decoder, Graphs):
+        whole["_replay"], own["_replay"] = decoder._replay, replay
     vars(decoder).update(own)
     vars(real)["forward"] = part("call", "forward")
     try:

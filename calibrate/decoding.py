@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from calibrate import graphs
 from calibrate.adapter import Decoder
 from calibrate.interpreter import Answers, Luck, Real, Sampling, Times
 from model import checks, methods, tables
@@ -84,6 +85,7 @@ def decode(
     start = time.perf_counter()
     if times is not None:
         times.start = start
+    apart = graphs.apart(models.values())
     try:
         work = real.run(steps, whole)
         settle(models)
@@ -93,6 +95,9 @@ def decode(
         needed = f"a prompt of {len(text)} tokens and {tokens} more"
         raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
     seconds = time.perf_counter() - start if over is None else real.seconds
+    why = ["has sub-processes"] * bool(work.forks) + [*(graphs.apart(models.values()) - apart)]
+    if why and graphs.mode_of(models["target"]) != "eager":
+        raise ParameterError(f"mode must be eager for method {method}, which {why[0]} with these parameters, got cuda-graph")
     if spans is not None and over is not None:
         spans += plain(real.spans, real.begun)
     said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}

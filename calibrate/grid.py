@@ -78,7 +78,7 @@ class Rows:
             if not resume:
                 raise ParameterError(f"{path} is there already; --resume goes on with it, another -o or --name begins anew")
             self.header, self.rows = read(path)
-            for key in ("model", "device", "dtype", "source", "name", "threads", "torch", "transformers"):
+            for key in ("model", "device", "dtype", "source", "name", "threads", "torch", "transformers", "passes"):
                 if self.header.get(key) != header.get(key):
                     was, now = self.header.get(key), header.get(key)
                     raise ParameterError(f"{path} was timed with {key} {was}, and this is {now}; begin anew with another -o")

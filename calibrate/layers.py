@@ -108,6 +108,7 @@ def open_model(
     from calibrate import machine, passes
     from calibrate.architectures import architecture
     from calibrate.companions import Spec
+    from calibrate.graphs import mode_of
 
     chosen = machine.chosen(device)
     cpu = not chosen.startswith("cuda")
@@ -124,13 +125,15 @@ def open_model(
     for width in grid.widths:
         for context in grid.contexts:
             known.longest(width, context)
-    stem = name or stem_of(model, chosen)
+    passes_of = "eager" if decoder is None else mode_of(decoder)
+    stem = name or stem_of(model, chosen, passes_of)
     if not NAME.fullmatch(stem):
         raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(stem)}")
     if decoder is not None and decoder.source is not None:
         source = int(decoder.source.shape[1])
     header = {"kind": "machine", "model": known.name, "device": chosen, "dtype": dtype, "source": source}
     header |= {"weights": "random" if decoder is None else "its own"}
+    header |= {} if passes_of == "eager" else {"passes": passes_of}
     header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
     raw.parent.mkdir(parents=True, exist_ok=True)
@@ -172,8 +175,8 @@ def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str,
     return written, refused
 
 
-def stem_of(model: str, device: str) -> str:
-    """What the profiles of a model on a device are called, but for their mode."""
+def stem_of(model: str, device: str, passes: str = "eager") -> str:
+    """What the profiles of a model on a device are called, but for their mode; `passes` is how decoding makes its passes."""
     from calibrate import machine
     from calibrate.architectures import architecture
 
@@ -182,7 +185,8 @@ def stem_of(model: str, device: str) -> str:
         import torch
 
         known = machine.known(torch.cuda.get_device_name(device), machine.memory(device))
-    return f"{known.name if known else device.partition(':')[0]}-{architecture(model).name}"
+    graphs = "" if passes == "eager" else "-graph"
+    return f"{known.name if known else device.partition(':')[0]}-{architecture(model).name}{graphs}"
 
 
 def called_name(stem: str, mode: str) -> str:
@@ -236,10 +240,11 @@ def profile_of(
         "decodesim", f"{folder}{raw.name}", licence="MIT", sha256=hashlib.sha256(raw.read_bytes()).hexdigest(),
         parts=tuple(dict.fromkeys(row["part"] for row in table)),
     )  # fmt: skip
+    passes_of = header.get("passes", "eager") if mode == "interpreter" else mode
     profile = Profile(
         name=name, device=device, model=header["model"], dtype=dtype,
         engine=f"{'decodesim on ' if mode == 'interpreter' else ''}transformers {header['transformers']}",
-        mode="eager" if mode == "interpreter" else mode, kind="model", provenance="measured", date=header["date"],
+        mode=passes_of, kind="model", provenance="measured", date=header["date"],
         bandwidth=bandwidth, rate=rate, cache_bytes=float(header["cache_bytes"]), table=frame, sources=(source,),
         shape=asdict(shape), notes=tuple(notes), facts=facts,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.decode_pass import watched
+from calibrate.graphs import Graphs
 from calibrate.interpreter import Answers, Held, Output, Real
 from calibrate.timing import means
 from model.profile import EARLY, PROCESS_TEXT, READS
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 REPEATS = 12
 """Of each read, in a round."""
+CONTEXT = 64
+"""Positions before passes that are timed here."""
+ROOM = CONTEXT + 16
+"""Positions that such passes come to, at most."""
 HYPOTHESES = (1, 2, 4, 8)
 """Of passes over several of them, and of reads that ask what follows them."""
 FILLED = (1, 2, 4, 8)
@@ -33,7 +38,7 @@ FORKED = (1, 3)
 """Sub-processes that are started at once."""
 
 
-def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[str, Any]:
+def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
     """Times of every kind of read, of keys and values alone, of layers one by one and of sub-processes within one process: means
     between quartiles [us]; a raw row without its place.
     """
@@ -73,9 +78,10 @@ def reads(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
                 real.forward(held, only._replace(state=whole))
                 times.append((_now(decoder) - begun) / max(decoder.layers - 1, 1))
             rows[str(count)] = means(times[3:])
-        trees, beams = _trees(real, held, tokens, repeats)
+        several = not isinstance(decoder, Graphs)  # whose runs follow no hypotheses and have no sub-processes
+        trees, beams = _trees(real, held, tokens, repeats) if several else ({}, {})
         again, early = _one_by_one(decoder, tokens, repeats)
-        forks = _forks(decoder, repeats)
+        forks = _forks(decoder, repeats) if several else {}
     return {
         "again_us": again, "reads_us": found | early, "rows_us": rows, "tree_us": trees, "beams_us": beams, "fork_us": forks,
         "repeats": repeats,
@@ -99,6 +105,8 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
     looks: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY.values())}
     marks: list[tuple[str, int, float]] = []
     at, layers = len(text), decoder.layers
+    half = layers // 2 if isinstance(decoder, Graphs) else 0
+    """Nobody sees into a graph: its layers take what a replay of all of them takes longer than one of half of them."""
 
     def mark(name: str, _: int, edge: int) -> None:
         marks.append((name, edge, _now(decoder)))
@@ -123,12 +131,15 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
                         own["call"].append(made - begun)
                 yield Read("next", out, -1)
                 yield Commit("token", (0,))
-            marks.clear()
-            with watched(real, mark):
-                out = yield Forward("target", (5,), at + turn % 2, 0, layers, heads=1)
+            took = []
+            for last in (half, layers) if half else (layers,):
+                marks.clear()
+                with watched(real, mark):
+                    out = yield Forward("target", (5,), at + turn % 2, 0, last, heads=last == layers)
+                took.append(_between(marks, "layer"))
             yield Read("next", out, -1)
             if turn >= 3:
-                whole = sum(when if edge else -when for name, edge, when in marks if name == "layer") / layers
+                whole = (took[1] - took[0]) / (layers - half) if half else took[0] / layers
                 calls.append(float(np.mean(own.pop("call"))) - whole)
                 for each, times in own.items():
                     looks[each].append(float(np.mean(times)))
@@ -137,6 +148,11 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
     real = Real({"target": decoder})
     real.run(steps(), 2 * len(EARLY) * (repeats + 3))
     return means(calls), {name: means(times) for name, times in looks.items()}
+
+
+def _between(marks: Sequence[tuple[str, int, float]], part: str) -> float:
+    """How long a part took that may have come several times [s]."""
+    return sum(when if edge else -when for name, edge, when in marks if name == part)
 
 
 def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
@@ -217,7 +233,7 @@ SETTLED = 10
 """Passes before those that are timed: so often that it is the same each time; one gap alone cools less."""
 
 
-def after(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[str, Any]:
+def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
     """Times of a pass so long after the last one, over one token and over several, and of a layer of passes over few: means
     between quartiles [us]; a raw row without its place.
     """
@@ -229,7 +245,8 @@ def after(decoder: Decoder, context: int = 64, repeats: int = REPEATS) -> dict[s
         real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, 0, decoder.layers))
         one = {str(gap): _after(real, held, context, 1, gap, repeats) for gap in GAPS}
         wide = {f"{width} {gap}": _after(real, held, context, width, gap, repeats // 2) for width in WIDE for gap in WIDE_GAPS}
-        layers = [*[each for each in SHORT if each < decoder.layers], decoder.layers]
+        few = () if isinstance(decoder, Graphs) else SHORT  # what a graph takes besides its layers would seem to be theirs
+        layers = [*[each for each in few if each < decoder.layers], decoder.layers]
         short = {str(each): _of_few(real, held, context, each, repeats) for each in layers}
     return {"after_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
 
@@ -264,7 +281,8 @@ def _of_few(real: Real, held: Held, context: int, layers: int, repeats: int) -> 
         for turn in range(repeats + SETTLED):
             real.forward(held, Forward("target", (5,), context + turn % 2, 0, layers))
             if turn >= SETTLED:
-                times.append(sum(at["layer", index, 1] - at["layer", index, 0] for index in range(layers)) / layers)
+                marked = [index for name, index, edge in at if name == "layer" and edge]  # of a graph there is one stretch
+                times.append(sum(at["layer", index, 1] - at["layer", index, 0] for index in marked) / layers)
     return means(times)
 
 

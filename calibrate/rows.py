@@ -26,7 +26,7 @@ class RowsMade(Exception):  # noqa: N818  it is no error: it ends a layer of whi
 class LayerRows:
     """One layer's keys and values, of shape (texts, heads, capacity, head_dim), of which `length` rows count."""
 
-    __slots__ = ("keys", "length", "lent", "values")
+    __slots__ = ("fixed", "keys", "length", "lent", "values")
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -34,10 +34,16 @@ class LayerRows:
         self.length = 0
         self.lent = 0
         """Rows that somebody else may be reading in the same buffer: to write there takes a buffer of one's own."""
+        self.fixed = False
+        """Whether the buffer is one that graphs write in (`calibrate.graphs`): nobody else can be reading there."""
 
     def copy(self) -> LayerRows:
-        """The same rows, in the same buffer. Whoever writes first behind them may; the copy never does."""
+        """The same rows, in the same buffer unless that is fixed. Whoever writes first behind them may; the copy never does."""
         other = LayerRows()
+        if self.fixed:
+            if self.keys is not None and self.values is not None and self.length:
+                other.write(self.keys[:, :, : self.length], self.values[:, :, : self.length])
+            return other
         other.keys, other.values, other.length = self.keys, self.values, self.length
         other.lent = self.keys.shape[2] if self.keys is not None else 0
         self.lent = max(self.lent, self.length)
@@ -63,7 +69,7 @@ class LayerRows:
         if old_keys is not None and old_values is not None and self.length:
             self.keys[:, :, : self.length] = old_keys[:, :, : self.length]
             self.values[:, :, : self.length] = old_values[:, :, : self.length]
-        self.lent = 0
+        self.lent, self.fixed = 0, False
 
     def keep(self, places: list[int]) -> None:
         """Keep these of the rows, in their order."""

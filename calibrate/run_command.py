@@ -53,6 +53,7 @@ def run(
     repeats: Annotated[int | None, typer.Option(help="How often each is timed. Default: 7.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of prompts, order and forced outcomes. Default: 0.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Passes kernel by kernel, eager, or as one cuda-graph. Default: eager.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
     gpus: Annotated[
         str | None, typer.Option(help="GPUs of processes, one a unit: cuda:0,cuda:1. Default: each its own, from --device on.")
@@ -80,7 +81,7 @@ def run(
         raise ParameterError(f"METHOD or --plan must be given, one of the two, {both}")
     given = {
         "model": model, "draft": draft, "medium": medium, "heads": heads, "tokens": tokens, "repeats": repeats, "seed": seed,
-        "file": prompts, "prompts": limit, "prompt_tokens": prompt_tokens, "dtype": dtype,
+        "file": prompts, "prompts": limit, "prompt_tokens": prompt_tokens, "dtype": dtype, "mode": mode,
     }  # fmt: skip
     changed: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if plan is not None:
@@ -131,12 +132,14 @@ def measured(
     `gpus` are those of the units of runs over processes (`calibrate.gpus.of_units`).
     """
     from calibrate import gpus as at_gpus
-    from calibrate import running
+    from calibrate import graphs, running
     from model import runs as files
     from model.checks import ParameterError
 
     files.json_of(out)
     said = written.run
+    if said.mode != files.MODES[0]:
+        graphs.cuda_of(device)
     models, opened = _models(written, device)
     wanted = [*_wanted(written, models, opened)]
     most = {kind: max((each.units for each in wanted if each.apart == kind), default=1) for kind in files.APART}
@@ -150,6 +153,10 @@ def measured(
         about["devices"] = devices
     plan = running.Plan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
     running.check(plan, models)
+    if said.mode != files.MODES[0]:
+        also = (0, 1) if written.profile is None else (written.profile.room, max(written.profile.batches))
+        models = running.by_graphs(wanted, models, said.tokens, *also)
+        running.check(plan, models)
     pool = None if most["processes"] == 1 else _pool(written, models, devices)
     lanes = None
     if most["streams"] > 1:
@@ -266,7 +273,7 @@ def _profiles(written: Written, device: str) -> dict[str, str]:
 
     if written.profile is None:
         return {}
-    stems = {role: layers.stem_of(name, device) for role, name in _named(written).items()}
+    stems = {role: layers.stem_of(name, device, written.run.mode) for role, name in _named(written).items()}
     return {role: f"{layers.called_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
 
 
@@ -288,7 +295,8 @@ def _lines(found: Runs) -> Iterator[str]:
     from model.replay import told
 
     said = found.about
-    where = f"{said['machine'].get('name', said['device'])}, {said['dtype']}"
+    mode = "" if found.mode == "eager" else f", {found.mode}"
+    where = f"{said['machine'].get('name', said['device'])}, {said['dtype']}{mode}"
     title = f"{where}: medians of repeats (measured), and how far a repeat is off"
     rows = []
     for number, each in found.timed.items():

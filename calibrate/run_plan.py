@@ -6,6 +6,7 @@
     repeats = 7
     prompts = 3                 # of held-out code, or `file = "texts.txt"`
     prompt_tokens = 24
+    mode = "eager"              # or passes as CUDA graphs: "cuda-graph"
 
     [profile]                   # measured in the same sitting, between the runs; leave it out to time no passes
     widths = [1, 2, 4, 8]
@@ -35,7 +36,7 @@ from calibrate.running import choices
 from calibrate.sitting import Passes
 from model import checks, tables
 from model.checks import ParameterError
-from model.runs import APART
+from model.runs import APART, MODES
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,14 @@ class Settings:
     prompt_tokens: int = 24
     seed: int = 0
     dtype: str = "float32"
+    mode: str = MODES[0]
 
     def __post_init__(self) -> None:
         for name in ("tokens", "repeats", "prompts", "prompt_tokens"):
             checks.whole(name, getattr(self, name), 1, checks.MAX_TOKENS)
         for name in ("warm_ups", "seed"):
             checks.whole(name, getattr(self, name), 0)
+        checks.one_of("mode", self.mode, MODES)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrate import layers, parts
+from calibrate.graphs import WIDEST
 from calibrate.grid import Grid, go_over, release, told
 from calibrate.timing import Effort, Point, measure
 from model import checks
@@ -67,6 +68,12 @@ class Passes:
     def points(self) -> list[Point]:
         """The passes alone: texts of a batch stand at one position, so such passes are of one token of each."""
         return [each for each in self.grids[0].points() if each.width == 1 or each.batch == 1]
+
+    @property
+    def room(self) -> int:
+        """Rows of a text that replayed passes need: those of the grid, and those that everything else is timed on."""
+        widths = [each for each in self.widths if each <= WIDEST]
+        return max(max(self.contexts) + max(widths, default=0) + 1, parts.ROOM)
 
     @property
     def grids(self) -> tuple[Grid, ...]:

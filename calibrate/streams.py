@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.adapter import Decoder
+from calibrate.graphs import mode_of
 from calibrate.interpreter import Answers, Held, Luck, Output, Real, Sampling, Times
 from model import checks
 from model.checks import ParameterError
@@ -61,6 +62,8 @@ class Lanes:
         checks.whole("units", units, 1, MOST + 1)
         import torch
 
+        if mode_of(decoder) != "eager":  # a graph runs where its replay is launched, on buffers that all streams would share
+            raise ParameterError(f"mode must be eager for runs over streams, got {mode_of(decoder)}")
         if cuda is None:
             if decoder.device.type != "cuda":
                 what = f"device must be cuda for a run over streams, got {checks.shown(str(decoder.device))}"

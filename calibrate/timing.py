@@ -147,7 +147,7 @@ def measure(model: Model, point: Point, effort: Effort, until: float) -> dict[st
     clean += sorted(disturbed, key=lambda each: each.whole)[:anyway]
     wholes, about = [each.whole for each in clean], means if point.mode == "interpreter" else quartiles
     parts = {key: [each.parts[key] for each in clean] for key in work.parts}
-    called = _called(clean, parts, about) if ("call", 0) in parts else {}
+    called = _called(clean, parts, about, model.decoder.layers) if ("call", 0) in parts else {}
     norm, head = parts.get(("norm", 0), [0.0] * len(clean)), parts["head", 0]
     return {
         "kind": "point", **asdict(point), "repeats": len(clean), "disturbed": len(disturbed) - anyway,
@@ -160,16 +160,21 @@ def measure(model: Model, point: Point, effort: Effort, until: float) -> dict[st
 
 
 def _called(
-    clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]], about: Callable[[Sequence[float]], list[float]]
+    clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]], about: Callable[[Sequence[float]], list[float]], depth: int
 ) -> dict[str, list[float]]:
     """Of passes that mark their call: all layers together, what else it takes, and the look at it, its head apart.
 
-    Each is a difference within a repeat, so what disturbed the repeat is in none of them twice.
+    Each is a difference within a repeat, so what disturbed the repeat is in none of them twice. Into graphs nobody sees: their
+    layers take what a replay of all `depth` of them takes longer than one of fewer (`short`), in proportion.
     """
     layers = np.sum([times for (name, _), times in parts.items() if name == "layer"], axis=0)
     call = np.asarray(parts["call", 0])
+    for (name, few), times in parts.items():
+        if name == "short":
+            layers = (layers - np.asarray(times)) * depth / (depth - few)
     rest = call - layers - np.asarray(parts["embedding", 0])
-    look = np.asarray([each.marked for each in clean]) - call - np.asarray(parts["head", 0])
+    marked = np.asarray([each.marked for each in clean]) - np.asarray(parts.get(("aside", 0), 0.0))
+    look = marked - call - np.asarray(parts["head", 0])
     return {name: about(list(values)) for name, values in (("sum_us", layers), ("rest_us", rest), ("look_us", look))}
 
 

@@ -55,6 +55,8 @@ ABOUT = (
 )  # fmt: skip
 APART = ("processes", "streams")
 """What units are: processes of the system with replicas of the model, or streams of the GPU that has the model."""
+MODES = ("eager", "cuda-graph")
+"""How passes were made: kernels launched one by one, or as one graph. Runs that do not say so are of the first."""
 _KEYS = ("about", "columns", "rows", "reads_sha256")
 FEWEST = 3
 """Repeats below which nobody can say how far off a median is."""
@@ -74,7 +76,7 @@ class Runs:
         A row for each timed run (columns above).
     about
         The device, its facts and libraries, the shapes of the models by role, how warm they were, and whether outcomes were forced;
-        and what units were of each decoding (`apart`), which are processes where nothing is said.
+        and what units were of each decoding (`apart`), which are processes where nothing is said; how passes were made (`mode`).
     """
 
     log: DecisionLog
@@ -100,6 +102,12 @@ class Runs:
             raise ParameterError(f"apart must name one for each of {len(self.log.decodings)} decodings, got {len(self._apart)}")
         for each in self._apart:
             checks.one_of("apart", each, APART)
+        checks.one_of("mode", self.mode, MODES)
+
+    @property
+    def mode(self) -> str:
+        """How passes were made, one of `MODES`."""
+        return str(self.about.get("mode", MODES[0]))
 
     @property
     def _apart(self) -> list[str]:

@@ -272,7 +272,7 @@ def compare(
         typer.Option("--profile", metavar="ROLE=NAME", help="A profile of each model. Default: those of the runs' sitting."),
     ] = None,
     allow_mismatch: Annotated[
-        bool, typer.Option("--allow-mismatch", help="Take a profile of another machine, model or dtype; every row says so.")
+        bool, typer.Option("--allow-mismatch", help="Take a profile of another machine, model, dtype or mode; every row says so.")
     ] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A row for each run: FILE.csv or FILE.parquet.")] = None,
     figures: Annotated[Path | None, typer.Option(help="A folder to draw into.")] = None,

@@ -89,7 +89,7 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
     profiles
         Of each model by its role, timed on the machine of the runs.
     allow_mismatch
-        Go on with a profile of another machine, model or dtype; every row then says so.
+        Go on with a profile of another machine, model, dtype or mode; every row then says so.
     """
     import polars as pl
 
@@ -206,7 +206,7 @@ def side_by_side(runs: Runs, profiles: Mapping[str, Profile], number: int) -> tu
 
 
 def mismatches(runs: Runs, profiles: Mapping[str, Profile]) -> list[str]:
-    """In what profiles are of another machine, model or dtype than the runs."""
+    """In what profiles are of another machine, model, dtype or mode than the runs."""
     found = []
     about = runs.about
     for role in runs.log.models:
@@ -226,6 +226,8 @@ def mismatches(runs: Runs, profiles: Mapping[str, Profile]) -> list[str]:
                 found.append(f"{name} must be {version}, as of the runs, got {profile.facts.get(name)} in {profile.name}")
         if profile.dtype != about["dtype"]:
             found.append(f"dtype must be {about['dtype']}, as of the runs, got {profile.dtype} in {profile.name}")
+        if profile.mode != runs.mode:
+            found.append(f"mode must be {runs.mode}, as of the runs, got {profile.mode} in {profile.name}")
         shape = about["shapes"].get(role)
         differing = [key for key, value in (shape or {}).items() if key != "dtype" and _listed(profile.shape.get(key)) != value]
         if shape is not None and differing:

@@ -21,16 +21,9 @@ if TYPE_CHECKING:
 WORST = 5
 
 
-def _where(about: Mapping[str, Any]) -> str:
-    """The machine, the models' dtype, and of runs over processes on GPUs which these were."""
-    gpus = [each for each in about.get("devices", ()) if each != "cpu"]
-    over = f", processes on {', '.join(gpus)}" if gpus else ""
-    return f"{about['machine'].get('name', about['device'])}, {about['dtype']}{over}"
-
-
 def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     """Print the comparison."""
-    where = f"{_where(about)}, {about['date']}"
+    where = f"{place_of(about)}, {about['date']}"
     console.print(f"Predicted from profiles alone, against measured wall times behind the first commit: {where}")
     for warning in sorted({*table["warnings"]} - {""}):
         console.print(f"warning: {warning}", style="yellow")
@@ -45,6 +38,13 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     if pairs:
         share = f"{right} of {pairs} pairs ({right / pairs:.1%})"
         console.print(f"ranking: {share} that differ by more than twice the noise are ordered rightly")
+
+
+def place_of(about: Mapping[str, Any]) -> str:
+    """On what runs were measured, and how: passes that are launched kernel by kernel, and processes on cores, need no mention."""
+    mode, gpus = about.get("mode", "eager"), [each for each in about.get("devices", ()) if each != "cpu"]
+    more = [*([] if mode == "eager" else [mode]), *([f"processes on {' '.join(gpus)}"] if gpus else [])]
+    return ", ".join([about["machine"].get("name", about["device"]), about["dtype"], *more])
 
 
 def _lacking(table: pl.DataFrame) -> Iterator[str]:
@@ -127,7 +127,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
     """A section of the page of errors, the worst method first."""
     for name, table, about in named:
         pairs, right = comparison.ranking(table)
-        yield f"### {name}: {_where(about)}"
+        yield f"### {name}: {place_of(about)}"
         yield ""
         fewest = min(table["repeats"])
         yield (

@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 
-from calibrate import parts, run_command, run_plan
+from calibrate import layers, parts, run_command, run_plan
 from calibrate.architectures import architecture
 from model import profile
 from model.checks import ParameterError
 from model.transformer import preset
 from sim import compare
+from tests.recording import installed
 
 FOLDER = Path(str(resources.files("calibrate"))) / "experiments"
 GPU = sorted(each.stem for each in FOLDER.glob("gpu-*.toml"))
+GRAPHS = ("gpu-opt-6.7b", "cuda-graph")
+"""A plan that is run in both modes."""
 SMALL: dict[str, dict[str, int]] = {
     "llama": {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
     "opt": {"hidden_size": 16, "ffn_dim": 16, "num_attention_heads": 2, "word_embed_proj_dim": 16},
@@ -42,14 +45,20 @@ def narrow(name: str, folder: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", GPU)
-def test_every_setting_of_a_plan_runs_and_is_compared(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "mode"), [*((each, run_plan.read(FOLDER / f"{each}.toml").run.mode) for each in GPU), GRAPHS])
+def test_every_setting_of_a_plan_runs_and_is_compared(
+    name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for part in ("reads", "after"):  # fewer repeats than would say anything
         whole = getattr(parts, part)
         monkeypatch.setattr(parts, part, lambda decoder, whole=whole: whole(decoder, 8, 2))
     for constant, value in (("PROCESS_TEXT", 3), ("SETTLED", 1)):
         monkeypatch.setattr(parts, constant, value)
     written = run_plan.read(FOLDER / f"{name}.toml")
+    written = replace(written, run=replace(written.run, mode=mode))
+    if mode != "eager":
+        installed(monkeypatch)
+        monkeypatch.setattr(layers, "check", lambda _: None)  # what disturbs a pass may seem to leave its layers no time
     assert written.profile is not None
     run, passes = written.run, written.profile
     draft = None if run.draft is None else narrow(run.draft, tmp_path)
@@ -60,7 +69,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(name: str, tmp_path: Path,
     out = tmp_path / "out" / f"{name}.json"
     found = run_command.measured(plan, out, "cpu")
     assert len(found.timed) == len(written.choices)
-    assert found.about["dtype"] == run.dtype
+    assert (found.about["dtype"], found.mode) == (run.dtype, mode)
     _, table, about = compare.of_file(out)
     assert table.height == len(written.choices)
     # Only what hands bytes from device to device is not timed, and no run does that.
@@ -103,6 +112,8 @@ def test_the_plans_are_what_was_asked_for() -> None:
     assert (min(rates), max(rates)) == (0.3, 0.95)
     whole = [each.settings for each in asked["gpu-llama-3.1-8b"] if each.settings.get("min_layers") == 32]
     assert [each["batch"] for each in whole] == [1, 2, 4, 8, 16, 32, 64]
+    for name in ("gpu-13b", "gpu-llama-3.1-8b"):  # as graphs: all but what has sub-processes
+        assert asked[f"{name}-graphs"] == [each for each in asked[name] if each.method != "ppd"]
 
 
 def test_nothing_left_to_chance_is_forced_with_nothing(tmp_path: Path) -> None:
