@@ -155,6 +155,7 @@ class Answers(Protocol):
     """Whoever answers reads without models: `model.world.World`, or a record of what models said (`model.replay.Replayed`)."""
 
     written: Sequence[int]
+    put_out: Mapping[int, Sequence[int]]
 
     def read(self, step: Read) -> Any:
         """The answer to a read of an output, which is then the pass that made it."""
@@ -257,7 +258,7 @@ class Real(Interpreter):
         super().__init__()
         self.answers, self.times = answers, times
         if answers is not None:
-            answers.written = self.work.tokens
+            answers.written, answers.put_out = self.work.tokens, self.work.texts
         sizes = {role: decoder.vocabulary for role, decoder in decoders.items()}
         if len({*sizes.values()}) > 1:
             listed = ", ".join(f"{role} {size}" for role, size in sizes.items())
@@ -298,7 +299,7 @@ class Real(Interpreter):
     def _make_pass(self, cache: Held, step: Forward) -> Output:
         import torch
 
-        role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared = step
+        role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared, _ = step
         decoder = self.decoders[role]
         if last > decoder.layers:
             raise ParameterError(f"layers of the {role} must be {decoder.layers}, as {decoder.name} has, got at least {last}")
@@ -387,9 +388,7 @@ class Real(Interpreter):
         return drawn(law, self._luck(purpose, output, offset))
 
     def _luck(self, purpose: str, output: Output, offset: int) -> float:
-        texts = output.step.texts
-        text = texts[offset if len(texts) > 1 else 0] if texts else 0
-        return self.luck.draw(purpose, output.positions[offset] + 1, text)
+        return self.luck.draw(purpose, output.positions[offset] + 1, output.step.text_of(offset))
 
 
 def _alike(output: Output, offset: int) -> float:

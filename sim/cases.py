@@ -324,7 +324,9 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     widest = parameters.widest_of(settings.tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
     if model.curve is not None and model.curve.last < widest:
         batch = getattr(parameters, "batch", None)
-        less = "draft less" if batch is None else "take a smaller batch" if batch == widest else "decode fewer tokens"
+        less = "take a smaller batch" if batch == widest else "decode fewer tokens"
+        if batch is None or methods.roles_of(parameters):
+            less = "draft less" + (" or take a smaller batch" if getattr(parameters, "texts", 1) > 1 else "")
         raise ParameterError(
             f"{where['cost']}.verify_cost must reach width {widest}, the widest pass of method {name}, got {model.curve.last};"
             f" measure wider passes or {less}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
@@ -64,6 +64,8 @@ class Run:
     account: Account = field(default_factory=Account)
     """Passes by their kind, and transfers."""
     tokens: list[int] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    """What each text of a batch has put out, where each puts out its own."""
     commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
@@ -110,6 +112,8 @@ class Answers(Protocol):
 
     written: Sequence[int]
     """What has been put out so far: the simulator's own list."""
+    put_out: Mapping[int, Sequence[int]]
+    """The same of each text of a batch, where each puts out its own."""
 
     def read(self, step: Read) -> Any:
         """The answer to a read."""
@@ -173,7 +177,7 @@ class _Engine:
     def run(self, steps: Steps) -> Run:
         main = _Process(self, steps, None, 0)
         main.cache, main.kept = Cache(), True
-        self.world.written = self.result.tokens
+        self.world.written, self.world.put_out = self.result.tokens, self.result.texts
         main.advance(None)
         env = self.env
         step, peek = env.step, env.peek
@@ -203,6 +207,8 @@ class _Engine:
         result, tokens = self.result, step.tokens
         process.kept = True
         result.tokens[len(result.tokens) - step.back :] = tokens
+        if step.text is not None:
+            result.texts.setdefault(step.text, []).extend(tokens)
         result.commits.append((self.env.now, step.kind, len(tokens)))
         if step.drafted is not None:
             result.rounds[len(tokens) - step.back - 1, step.drafted] += 1
@@ -334,7 +340,7 @@ class _Process:
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
-        role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared = step
+        role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared, _ = step
         self.step, self.layer = step, first
         kind = role, len(tokens), first, last, heads, gaps, rows_only, compared
         try:
