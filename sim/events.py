@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from simpy import Environment
 from simpy.core import EmptySchedule
@@ -158,10 +158,10 @@ class _Engine:
         self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
         self.among: Callable[[int], float] | None = None if per_layer else getattr(cost, "among", None)
         self.sharing: list[_Process] = []  # the processes that slow each other down
-        # Times of passes, or of their layers, by their kind: asked for often, few.
+        # Times of passes, or of their layers, by their kind and how many texts they are over: asked for often, few.
         # And how many there were, with the positions that they attended to and read, as in an account.
-        self.known: dict[Kind, tuple[float, list[int]]] = {}
-        self.known_layers: dict[Kind, list[float]] = {}
+        self.known: dict[tuple[Any, ...], tuple[float, list[int]]] = {}
+        self.known_layers: dict[tuple[Any, ...], list[float]] = {}
         self.env = Environment()
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []
@@ -194,7 +194,9 @@ class _Engine:
                 holder.release("cancelled")
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
-        self.account.passes_by_kind = {kind: counts for kind, (_, counts) in self.known.items() if counts[0]}
+        for (*kind, _), (_, counts) in self.known.items():
+            if counts[0]:
+                self.account.include(Account({cast("Kind", tuple(kind)): counts}))
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -342,7 +344,7 @@ class _Process:
         engine = self.engine
         role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared, _ = step
         self.step, self.layer = step, first
-        kind = role, len(tokens), first, last, heads, gaps, rows_only, compared
+        kind = role, len(tokens), first, last, heads, gaps, rows_only, compared, len(step.texts)
         try:
             self.seconds, self.counts = engine.known[kind]
         except KeyError:
@@ -476,7 +478,7 @@ class _Process:
         step = self.step
         if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
             self.layer = step.first
-            kind = kind_of(step)
+            kind = *kind_of(step), len(step.texts)
             if kind not in engine.known_layers or engine.by_position:
                 engine.known_layers[kind] = engine.cost.layer_times_of(step)
             self.layer_times = engine.known_layers[kind]

@@ -131,16 +131,32 @@ def decode(
     A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each.
     """
     parameters.check_tokens(tokens)
+    if parameters.texts > 1:
+        yield from _in_batches(parameters, prompt, tokens, stop, prompts)
+        return
+    prompt = prompts[0] if prompts else prompt
+    text, end = list(prompt), len(prompt) + tokens
+    drafter = yield from start(parameters, text)
+    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
+        guesses = yield from draft(drafter, text, min(parameters.draft_length, end - len(text) - 1))
+        kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)
+        yield from commit(text, guesses, kept, token, stop)
+        drafter.rows = min(drafter.rows, len(text) - 1)
+
+
+def _in_batches(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int], prompts: Sequence[Sequence[int]]
+) -> Steps:
+    """The same of several texts: all that are left draft together, then are verified together."""
     target, gamma = Model("target", parameters.layers, 0), parameters.draft_length
     drafter = yield from start(parameters, [0] if prompts else prompt)
     for batch in _batches.texts(parameters, tokens):
         live: list[Text] = []
         for number, length in batch.items():
             own = prompts[number] if prompts else prompt
-            text = Text([*own], len(own) + length, len(own) - 1, number if parameters.texts > 1 else None)
+            live.append(Text([*own], len(own) + length, len(own) - 1, number))
             if prompts:
-                yield from read(parameters, drafter, text)
-            live.append(text)
+                yield from read(parameters, drafter, live[-1])
         while live:
             drafted = yield from draft_together(drafter, live, min(gamma, max(text.room for text in live)))
             yield from _take(target, live, drafted, parameters.sampled, stop)
