@@ -119,7 +119,7 @@ class Output:
 
     @property
     def logits(self) -> Tensor:
-        """Of the positions that are projected: the last ones of each text, or of several hypotheses all. Shape (heads, vocabulary)."""
+        """Of the projected positions: the last ones of each text, or of several hypotheses all. Shape (heads, vocabulary)."""
         if self._logits is None:
             step = self.step
             if not step.heads or self.states is None:
