@@ -77,6 +77,11 @@ class Parameters:
         """How many texts there are."""
         return self.batch if self.lengths is None else len(self.lengths)
 
+    @property
+    def beyond(self) -> int:
+        """How many positions behind the end of the longest text a pass may reach: texts draft along with others."""
+        return self.longest if min(self.batch, self.texts) > 1 else 0
+
     def check_tokens(self, tokens: int) -> None:
         """Refuse lengths that do not go with so many tokens."""
         _batches.check_longest(self, tokens)
