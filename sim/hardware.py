@@ -48,7 +48,8 @@ class HardwareCost:
     prompt
         Cached positions when the first token is decoded. Costs are those in the middle of the text.
     batch
-        Texts that are decoded together; all are taken to have the luck of one. A method with a batch of its own does better.
+        Texts that are decoded together; all are taken to have the luck of one. Of methods that have a batch, each text of which
+        has its own, it is left out.
     ways
         Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split.
     busy
