@@ -80,7 +80,7 @@ def _steps(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
                 rates[0] = low[start, 0]
             survival = np.concatenate([[1.0], np.cumprod(rates)])
             found[start, before, :count, 0] = survival[:-1] * (1 - rates)
-            behind = (high if count or before else low)[start + count, count]
+            behind = high[start + count, count]  # without a draft there is no round behind it that would ask
             found[start, before, count] = survival[-1] * np.array([1 - behind, behind])
     return found
 

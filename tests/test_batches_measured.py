@@ -163,8 +163,8 @@ def test_texts_that_draft_along_have_room_for_it() -> None:
     for made in (lambda: running.check(Plan([longer], 9), models), lambda: running.decode(longer, models, 9, 0)):
         with pytest.raises(ParameterError, match=r"prompt, tokens and draft_length must fit the 96 positions .* got 84, 9 and 5"):
             made()
-    alone = running.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": {"draft_length": 5}})
-    running.check(Plan([alone], 9), models)
+    for alone in ({"draft_length": 5}, {"draft_length": 5, "lengths": (9, 3)}):
+        running.check(Plan([running.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models)
 
 
 def test_models_are_asked_about_one_text_at_a_time() -> None:

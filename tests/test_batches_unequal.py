@@ -141,6 +141,7 @@ def test_a_copy_shares_rows_until_one_of_the_two_writes() -> None:
     step = Forward("target", (1, 2, 7, 8), 1, 0, LAYERS, heads=4, texts=(0, 1), places=(3, 1))
     real.forward(held, step)
     twin = held.copy()
+    assert {layer.ends for layer in twin.of("target", (0, 1)).layers} == {(5, 3)}
     other = real.forward(twin, step._replace(tokens=(9, 9, 9, 9)))
     more = real.forward(held, Forward("target", (5, 6), 3, 0, LAYERS, heads=2, texts=(0, 1), places=(5, 3)))
     assert torch.allclose(more.logits[1], real_models.logits(full, [6, 7, 8, 6]), rtol=0, atol=1e-12)
@@ -165,6 +166,8 @@ def test_rows_of_texts_are_joined_and_parted(lengths: list[int], data: st.DataOb
         own, all_ = some.layers[layer], whole.layers[layer]
         assert own.length == max((lengths[each] for each in picked), default=0) or own.keys is None
         assert (own.ends is None) == (len({lengths[each] for each in picked}) == 1 or own.keys is None)
+        assert own.whole == (own.ends is not None)  # or the next pass over all would copy all again
+        assert all_.whole == (all_.ends is not None)
         assert all_.length == max(lengths) or all_.keys is None
         for place, number in enumerate(picked):
             rows = parts[number].layers[layer]

@@ -30,6 +30,7 @@ from model.width import PassTimes
 from model.world import Draft, World, together
 from sim.cluster import Cluster
 from sim.events import Run, simulate
+from sim.grid import Grid
 from sim.paths import speculative as paths
 from sim.sweep import resolve
 from tests.exact import near
@@ -84,9 +85,8 @@ def test_events_are_paths_to_the_last_bit(luck: list[list[bool]], gamma: int, ba
         lengths_of[accepted] += count
     assert tally.accepted.tolist() == [count * tally.time.size for count in lengths_of]
     assert tally.operations[0] == operations(parameters, cost, run.rounds, run.account)
-    if cost is not COSTS[2]:  # its times are no sums of quarters
-        layered = played(parameters, [survivors(own) for own in luck], cost, per_layer=True)
-        assert near(layered.latency, run.latency)
+    layered = played(parameters, [survivors(own) for own in luck], cost, per_layer=True)
+    assert near(layered.latency, run.latency, 1e-12)
 
 
 def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
@@ -97,9 +97,10 @@ def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
     for cost in COSTS:
         for each in (step, draft):
             assert near(sum(cost.layer_times_of(each)), cost.forward(each))
-    for cost in COSTS[1:]:
-        assert not cost.only_layers
-    assert UnitCost(LAYERS, by_texts=BY_TEXTS).plain
+    layers = UnitCost(LAYERS)
+    assert layers.only_layers
+    assert not dataclasses.replace(layers, by_texts=BY_TEXTS).only_layers
+    assert dataclasses.replace(layers, by_texts=BY_TEXTS).plain
 
 
 # --- In the mean ---
@@ -243,10 +244,17 @@ def test_all_views_of_a_scenario_agree() -> None:
     assert near(formula["speedup"], 8.0 * steps / formula["latency_layers"])
 
 
+def test_plain_decoding_of_one_text_is_what_it_was() -> None:
+    """To the last bit: a product, not a sum over columns."""
+    table = {"name": "speculative", "layers": 8, "draft_length": 3}
+    case = Grid(resolve(BASE | {"method": [table], "cost": {"cost_ratio": 0.1, "final_head": 0.1}})).case(0)
+    assert case.plain_time == 12 * 8.1 != sum([8.1] * 12)
+    assert case.steps == case.outputs == 12
+
+
 def test_a_text_has_the_luck_that_it_has_alone() -> None:
     """The first of a batch that of a single text, whatever the batch; a longer batch extends a shorter one."""
     from sim import views
-    from sim.grid import Grid
 
     def rounds(**method: Any) -> list[Any]:
         table = BASE["method"][0] | method
@@ -268,7 +276,6 @@ def test_a_text_has_the_luck_that_it_has_alone() -> None:
 
 def test_forced_outcomes_are_the_simulator_s() -> None:
     from sim import views
-    from sim.grid import Grid
 
     case = Grid(resolve(BASE)).case(0)
     [answers] = views.worlds(case, 3, 4)
@@ -286,7 +293,17 @@ def test_hardware_prices_texts_and_their_tokens() -> None:
             factor = 1 + 0.125 * np.asarray(width) * np.asarray(batch) + 0.25 * np.asarray(batch)
             return found._replace(seconds=found.seconds * factor)
 
+    class Unsure(Growing):
+        def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: int = 0) -> Any:
+            found = super().layer(width, context, batch)
+            return found._replace(seconds=found.seconds * (1 + busy * np.asarray(width)), error=0.1 + 0 * found.seconds)
+
     target, draft = Growing(preset("llama-2-13b"), 0.001), Growing(preset("llama-2-7b"), 0.0002)
+    off = operating_point(Unsure(preset("llama-2-13b"), 0.001), prompt=100, tokens=20, widest=4, together=8, busy=3)
+    for texts, width in ((1, 1), (8, 1), (8, 4)):
+        here = [each.slowdown(width * texts, texts) for each in (off.slow, off.cost, off.fast)]
+        assert near(here, here[1] * np.array([1.0] * 3 if texts == 1 else [1.1, 1.0, 0.9]))
+    assert near(off.cost.slowdown(32, 8), (1 + 0.125 * 32 + 2) / (1 + 0.125 + 0.25) * (1 + 3 * 4) / (1 + 3))
     at = operating_point(target, prompt=100, tokens=20, draft=draft, widest=4, together=8)
     for texts in (1, 2, 8):
         numbers = tuple(range(texts)) if texts > 1 else ()
@@ -305,5 +322,10 @@ def test_a_scenario_on_hardware_has_its_own_batch() -> None:
     base["scenario"] = BASE["scenario"] | {"replications": 64, "event_replications": 4}
     rows = sim.run(base)
     assert rows["paths_difference"].drop_nulls().to_list()[0] < 1e-9 * rows["latency_layers"].max()
+    case = Grid(resolve(base)).case(0)
+    assert case.cost.by_texts is not None
+    found = {role: {row[1:3] for row in case.cost.by_texts if row[0] == role} for role in ("target", "draft")}
+    assert found["target"] == {(texts, width) for texts in range(1, 5) for width in range(1, 5)}
+    assert found["draft"] == {(texts, 1) for texts in range(1, 5)}
     with pytest.raises(ParameterError, match=r"cost\.batch is method speculative's own parameter batch"):
         sim.run(base | {"cost": base["cost"] | {"batch": 2}})
