@@ -161,7 +161,7 @@ class PassCost:
     def made(self, step: Forward) -> Parts:
         """What a pass takes that is made now, behind all that were asked for since `begin`."""
         parts = self.parts(step)
-        place = len(step.tokens), step.at, step.texts, step.after, step.places
+        place = len(step.tokens), step.at, step.texts, step.after
         if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
             parts = parts._replace(step=min(parts.step, self._timed(step.role, "again", 1, otherwise=parts.step)))
         self._places[step.role] = place

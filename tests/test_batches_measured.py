@@ -19,7 +19,7 @@ from model.pass_cost import PassCost
 from model.replay import Replayed, steps_of, told
 from model.steps import Forward
 from model.work import count
-from sim import compare
+from sim import compare, limits
 from tests import real_models
 from tests.test_compare import profile_of
 from tests.test_running import models_of, wanted
@@ -68,16 +68,21 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
 def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path) -> None:
     written = run_plan.of({
         "run": {"model": "family", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
-        "method": [{"name": "speculative", "draft_length": 2, "batch": 3, "forced": {"acceptance_rate": 0.7}}],
+        "method": [
+            {"name": "autoregressive", "forced": {}},
+            {"name": "speculative", "draft_length": 2, "batch": 3, "forced": {"acceptance_rate": 0.7}},
+        ],
         "profile": {
             "widths": [1, 2, 3], "contexts": [0, 24], "batches": [1, 3], "together": [1, 2, 3], "rounds": 1, "repeats": 2,
         },
     })  # fmt: skip
     found = run_command.measured(written, tmp_path / "runs.json", "cpu")
-    assert len(found.timed) == 1
+    assert len(found.timed) == 2
     _, table, about = compare.of_file(tmp_path / "runs.json")
-    assert table["missing"].to_list() == [""]
-    assert table["tokens"].to_list() == [12]
+    assert table["missing"].to_list() == ["", ""]
+    assert table["tokens"].to_list() == [4, 12]
+    claims = limits.of_file(tmp_path / "runs.json", table)["claim"].to_list()
+    assert "verify" not in claims  # the theorem is about one text
     for name in about["profiles"]:
         rows = compare.profiles_of([], found, tmp_path)
         assert name

@@ -24,7 +24,7 @@ from model.rounds import Rounds, moments, round_prices
 from model.speculative import operations, predict
 from model.speculative import work as closed_work
 from model.speculative_batches import batched_speedup
-from model.steps import Forward
+from model.steps import Commit, Forward
 from model.transformer import preset
 from model.width import PassTimes
 from model.world import Draft, World, together
@@ -101,6 +101,26 @@ def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
     assert layers.only_layers
     assert not dataclasses.replace(layers, by_texts=BY_TEXTS).only_layers
     assert dataclasses.replace(layers, by_texts=BY_TEXTS).plain
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_passes_over_as_many_tokens_of_fewer_texts_have_a_price_of_their_own(per_layer: bool) -> None:
+    two, three = (
+        Forward("target", (0,) * 6, 0, 0, LAYERS, heads=6, texts=tuple(range(first, first + count)))
+        for first, count in ((0, 2), (2, 3))
+    )
+    drafts = [two._replace(role="draft", tokens=(0, 0), heads=2, last=1, texts=texts) for texts in ((0, 1), (2,))]
+
+    def steps() -> Any:
+        for step in (two, three, two._replace(at=3), *drafts):
+            assert (yield step) == step
+        yield Commit("token", (0,))
+
+    for cost in COSTS:
+        want = sum(cost.forward(step) for step in (two, three, two, *drafts))
+        run = simulate(steps(), 1, Cluster(1), cost, World(1, LAYERS), per_layer=per_layer)
+        assert near(run.latency, want, 1e-12)
+        assert run.account.passes == 5
 
 
 # --- In the mean ---
@@ -318,14 +338,24 @@ def test_hardware_prices_texts_and_their_tokens() -> None:
 
 def test_a_scenario_on_hardware_has_its_own_batch() -> None:
     base = BASE | {"cost": {"kind": "roofline", "device": "h100", "shape": "llama-3.1-8b", "draft_shape": "llama-68m"}}
-    base["method"] = [BASE["method"][0] | {"layers": 32}]
+    base["method"] = [BASE["method"][0] | {"layers": 32, "batch": 9}]  # of six texts
     base["scenario"] = BASE["scenario"] | {"replications": 64, "event_replications": 4}
     rows = sim.run(base)
     assert rows["paths_difference"].drop_nulls().to_list()[0] < 1e-9 * rows["latency_layers"].max()
     case = Grid(resolve(base)).case(0)
     assert case.cost.by_texts is not None
     found = {role: {row[1:3] for row in case.cost.by_texts if row[0] == role} for role in ("target", "draft")}
-    assert found["target"] == {(texts, width) for texts in range(1, 5) for width in range(1, 5)}
-    assert found["draft"] == {(texts, 1) for texts in range(1, 5)}
+    assert found["target"] == {(texts, width) for texts in range(1, 7) for width in range(1, 5)}
+    assert found["draft"] == {(texts, 1) for texts in range(1, 7)}
     with pytest.raises(ParameterError, match=r"cost\.batch is method speculative's own parameter batch"):
         sim.run(base | {"cost": base["cost"] | {"batch": 2}})
+
+
+def test_a_curve_must_reach_as_far_as_all_texts_together() -> None:
+    short = BASE | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [15, 2.0]]}}
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less or take a smaller batch"):
+        sim.run(short)
+    assert sim.run(short | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [16, 2.0]]}}).height == 3
+    alone = [{key: value for key, value in BASE["method"][0].items() if key not in ("batch", "lengths")} | {"draft_length": 15}]
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less$"):
+        sim.run(short | {"method": alone})
