@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from calibrate.rows import Rows, RowsMade
+from calibrate.rows import Rows, RowsMade, Spots
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -24,11 +24,13 @@ class Place(NamedTuple):
     """Where the tokens of a pass stand, and what they see."""
 
     positions: Tensor
-    """Shape (1, width), or (1, 1) for a batch, whose texts all stand at one position."""
+    """Shape (1, width), or (texts, width) for a batch whose texts stand at unequal positions."""
     mask: Tensor | None
-    """True where a token sees a row, shape (1, 1, width, rows); None: each sees all before it and itself."""
+    """True where a token sees a row, shape (1 or texts, 1, width, rows); None: each sees all before it and itself."""
     extras: Any
     """What an architecture makes of the positions, for all layers."""
+    spots: Spots | None = None
+    """Where rows are written, if texts stand at unequal positions."""
 
 
 def run_layers(first: int, last: int, gaps: Iterable[tuple[int, int]] = ()) -> list[int]:
@@ -115,21 +117,25 @@ class Decoder:
 
     def run(
         self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: Rows, state: Tensor | None = None, *, batch: int = 1,
-        after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
+        places: tuple[int, ...] = (), after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
         seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Run layers [first, last) but for `gaps` on tokens from position `at` on, shape (width, hidden): `model.steps.Forward`.
 
         `state` is what the layers before have made of them. Rows behind `at` are let go of first. In a batch the tokens of the
-        first text come first, and then as many of the second. `seen` gets the state before each layer,
-        and `between` is called with its number; what that raises ends the pass.
+        first text come first, and then as many of the second; `places` says where each begins, if not all at `at`. `seen` gets
+        the state before each layer, and `between` is called with its number; what that raises ends the pass.
         """
         import torch
 
         with torch.inference_mode():
-            self._cut(rows, at, first, last, rows_only)
             width = len(tokens) // batch
-            place = self._place(at, width, after, rows)
+            if places:
+                place = self._place_each(places, width)
+            else:
+                self._cut(rows, at, first, last, rows_only)
+                place = self._place(at, width, after, rows)
+            rows.spots = place.spots
             hidden = self._begin(tokens, batch, place) if state is None else state.view(batch, width, -1)
             rows.rows_only = rows_only
             hidden = self._through(run_layers(first, last, gaps), hidden, place, rows, seen, between)
@@ -160,6 +166,7 @@ class Decoder:
             return
         for layer in rows.layers[first : last if rows_only else None]:
             layer.length = min(layer.length, at)
+            layer.ends = None
 
     def _place(self, at: int, width: int, after: tuple[int, ...], rows: Rows) -> Place:
         import torch
@@ -187,6 +194,19 @@ class Decoder:
         mask = None if sees.all() else torch.from_numpy(sees).to(self.device)[None, None]
         positions = torch.tensor(stands, device=self.device)[None]
         return Place(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))
+
+    def _place_each(self, places: tuple[int, ...], width: int) -> Place:
+        """Of texts at positions of their own: their rows lie by position, and each sees its own up to itself."""
+        import torch
+
+        end = max(places) + width
+        if self.longest is not None and end > self.longest:
+            self._too_long(end)
+        positions = torch.tensor(places, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        mask = torch.arange(end, device=self.device) <= positions[:, None, :, None]
+        texts = torch.arange(len(places), device=self.device)[:, None]
+        spots = Spots(texts, positions, min(places), end, tuple([place + width for place in places]))
+        return Place(positions, mask, self._extras(positions, end), spots)
 
     def _too_long(self, length: int) -> None:
         raise ParameterError(

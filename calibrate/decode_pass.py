@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from calibrate.passes import Model
 
 CHUNK = 512
-"""Positions that the rows are filled with at once."""
+"""Positions that the rows are filled with at once, of all texts together."""
 
 
 class InterpretedPass:
     """One pass, repeatable, as a decoder's steps: run, look at what that has made, put it out.
 
-    A GPU begins with the head while the layers are still at work: the look belongs to the pass that it is of.
+    A GPU begins with the head while the layers are still at work: the look belongs to the pass that it is of. Texts of a batch
+    stand at unequal positions where it verifies drafts of theirs (`width` above 1) or makes them (`model.unequal`).
     """
 
     def __init__(self, model: Model, width: int, context: int, batch: int) -> None:
         if batch > 1 and model.architecture.crossing:
             raise ParameterError(f"batch must be 1 with an encoder-decoder such as {model.architecture.name}, got {batch}")
-        if batch > 1 and width > 1:
-            raise ParameterError(f"width must be 1 in a batch of {batch} texts, as the interpreter's passes are, got {width}")
         self.model, self.width, self.context, self.batch = model, width, context, batch
         model.read_source()
         self.real = Real({"target": model.decoder})
         self.real.wanted = 1  # until a token is put out
         self.texts = tuple(range(batch)) if batch > 1 else ()
         self._told = self._tokens(width * batch)
+        self.unequal = batch > 1 and context > 0 and (width > 1 or model.unequal)
         self.task = Task(self._steps())
         self.task.cache = self._filled()
         for _ in range(2):
@@ -49,11 +49,10 @@ class InterpretedPass:
 
     def _filled(self) -> Held:
         held, decoder = self.real.new_cache(), self.model.decoder
-        for text in self.texts or (None,):
-            one = () if text is None else (text,)
-            for start in range(0, self.context, CHUNK):
-                tokens = self._tokens(min(CHUNK, self.context - start))
-                self.real.forward(held, Forward("target", tokens, start, 0, decoder.layers, texts=one))
+        chunk = max(CHUNK // self.batch, 1)
+        for start in range(0, self.context, chunk):
+            tokens = self._tokens(min(chunk, self.context - start) * self.batch)
+            self.real.forward(held, Forward("target", tokens, start, 0, decoder.layers, texts=self.texts))
         return held
 
     def _tokens(self, count: int) -> tuple[int, ...]:
@@ -64,7 +63,9 @@ class InterpretedPass:
         step = Forward("target", self._told, self.context, 0, layers, heads=self.width * self.batch, texts=self.texts)
         for turn in itertools.count():
             # One position further every other time: no two passes of a text stand at the same place.
-            out = yield step._replace(at=self.context + turn % 2)
+            at = self.context + turn % 2
+            places = tuple([at - index % 2 for index in range(self.batch)]) if self.unequal else ()
+            out = yield step._replace(at=min(places, default=at), places=places)
             yield Read("next", out, -1)
             yield Commit("token", (0,))
 

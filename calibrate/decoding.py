@@ -70,6 +70,7 @@ def decode(
     check_text(models, (0,) * len(text) if answers is not None else text, tokens)
     table = scheduled(method, {} if settings is None else settings, len(text), tokens)
     parameters = parameters_of(method, models, table, batches=answers is not None)
+    check_room(models, parameters, len(text), tokens)
     whole = parameters.outputs_of(tokens) if hasattr(parameters, "outputs_of") else tokens
     reads: list[Answered] = []
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
@@ -198,6 +199,17 @@ def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int
             raise ParameterError(
                 f"prompt and tokens must fit the {decoder.longest} positions of model {decoder.name} ({role}), got {len(prompt)}"
                 f" and {tokens} tokens; take a shorter prompt or fewer tokens"
+            )
+
+
+def check_room(models: Mapping[str, Decoder], parameters: Any, prompt: int, tokens: int) -> None:
+    """Refuse a batch in which texts that draft along with others go beyond the positions that a model has."""
+    beyond = getattr(parameters, "beyond", 0)
+    for role, decoder in models.items() if beyond else ():
+        if decoder.longest is not None and prompt + tokens - 1 + beyond > decoder.longest:
+            raise ParameterError(
+                f"prompt, tokens and draft_length must fit the {decoder.longest} positions of model {decoder.name} ({role}) in a"
+                f" batch, whose texts draft for as long as any of them can, got {prompt}, {tokens} and {beyond}; take fewer tokens"
             )
 
 

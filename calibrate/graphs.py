@@ -100,12 +100,15 @@ class Graphs(Decoder):
 
     def run(
         self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: Rows, state: Tensor | None = None, *, batch: int = 1,
-        after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
+        places: tuple[int, ...] = (), after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
         seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """See `Decoder.run`; what is answered is the caller's to keep."""
+        """See `Decoder.run`; what is answered is the caller's to keep. Texts must all stand at one position."""
         import torch
 
+        if places:
+            what = f"mode must be eager where texts of a batch stand at unequal positions, as {len(places)} of them do"
+            raise ParameterError(f"{what}; take batch = 1, or mode eager")
         width, gaps = len(tokens) // batch, tuple(gaps)
         why = "follows several hypotheses" if after or rows.at is not None else "is looked into" if between is not None else ""
         if why or not self.replays(width):

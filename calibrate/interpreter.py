@@ -119,17 +119,24 @@ class Output:
 
     @property
     def logits(self) -> Tensor:
-        """Of the positions that are projected: the last ones, or of several hypotheses all. Shape (heads, vocabulary)."""
+        """Of the projected positions: the last ones of each text, or of several hypotheses all. Shape (heads, vocabulary)."""
         if self._logits is None:
             step = self.step
             if not step.heads or self.states is None:
                 raise CacheError(f"{step.role}: a pass at position {step.at} is read, but projects no position")
             states = self.states if step.after else self.states[-step.heads :]
+            if len(step.texts) > 1 and step.heads < len(step.tokens):
+                each = step.heads // len(step.texts)
+                states = self.states.view(len(step.texts), step.width, -1)[:, -each:].flatten(0, 1)
             self._logits = self.decoder.logits(states, step.last)
         return self._logits
 
     def row(self, offset: int) -> int:
         """The row of the logits that a read with this offset is about."""
+        step = self.step
+        if len(step.texts) > 1:
+            index, place = divmod(offset % len(step.tokens), step.width)
+            return (index + 1) * (step.heads // len(step.texts)) - step.width + place
         return offset + len(self.logits) - (0 if offset < 0 else len(self.positions))
 
     def best(self, offset: int) -> int:
@@ -155,6 +162,7 @@ class Answers(Protocol):
     """Whoever answers reads without models: `model.world.World`, or a record of what models said (`model.replay.Replayed`)."""
 
     written: Sequence[int]
+    put_out: Mapping[int, Sequence[int]]
 
     def read(self, step: Read) -> Any:
         """The answer to a read of an output, which is then the pass that made it."""
@@ -205,7 +213,14 @@ class Held:
         return found[1] if len(found[0]) == 1 else found[1].of([found[0].index(text)])
 
     def check(self, step: Forward, rows: Rows) -> None:
-        """Refuse to go on if a layer holds another number of rows than the algorithm believes."""
+        """Refuse to go on if a layer holds another number of rows than the algorithm believes, of each text of its own places."""
+        if step.places:
+            books = [self.book.texts[text].rows[step.role] for text in step.texts]
+            for layer in range(step.first, step.last):
+                wanted, ends = tuple([book[layer] for book in books]), rows.layers[layer].ends
+                if ends != wanted:
+                    raise CacheError(f"{step.role}: layer {layer} should hold {wanted} positions, it holds {ends}")
+            return
         book = self.book.texts.get(step.texts[0], self.book) if step.texts else self.book
         believed = book.rows[step.role]
         for low, high in step.spans:
@@ -257,7 +272,7 @@ class Real(Interpreter):
         super().__init__()
         self.answers, self.times = answers, times
         if answers is not None:
-            answers.written = self.work.tokens
+            answers.written, answers.put_out = self.work.tokens, self.work.texts
         sizes = {role: decoder.vocabulary for role, decoder in decoders.items()}
         if len({*sizes.values()}) > 1:
             listed = ", ".join(f"{role} {size}" for role, size in sizes.items())
@@ -298,7 +313,7 @@ class Real(Interpreter):
     def _make_pass(self, cache: Held, step: Forward) -> Output:
         import torch
 
-        role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared = step
+        role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared, places = step
         decoder = self.decoders[role]
         if last > decoder.layers:
             raise ParameterError(f"layers of the {role} must be {decoder.layers}, as {decoder.name} has, got at least {last}")
@@ -315,8 +330,8 @@ class Real(Interpreter):
             tokens = self.known(role, tokens)
         seen: list[Tensor] | None = [] if compared else None
         states = decoder.run(
-            tokens, at, first, last, rows, states, batch=max(len(texts), 1), after=after, gaps=gaps, rows_only=rows_only,
-            seen=seen, between=self.between,
+            tokens, at, first, last, rows, states, batch=max(len(texts), 1), places=places, after=after, gaps=gaps,
+            rows_only=rows_only, seen=seen, between=self.between,
         )  # fmt: skip
         cache.check(step, rows)
         return Output(step, decoder, states, seen[-1] if seen else None)
@@ -387,9 +402,7 @@ class Real(Interpreter):
         return drawn(law, self._luck(purpose, output, offset))
 
     def _luck(self, purpose: str, output: Output, offset: int) -> float:
-        texts = output.step.texts
-        text = texts[offset if len(texts) > 1 else 0] if texts else 0
-        return self.luck.draw(purpose, output.positions[offset] + 1, text)
+        return self.luck.draw(purpose, output.positions[offset] + 1, output.step.text_of(offset))
 
 
 def _alike(output: Output, offset: int) -> float:

@@ -8,7 +8,7 @@ cache: they call `update` and nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +23,28 @@ class RowsMade(Exception):  # noqa: N818  it is no error: it ends a layer of whi
     """Keys and values are written, and nothing else of this layer is asked for."""
 
 
-class LayerRows:
-    """One layer's keys and values, of shape (texts, heads, capacity, head_dim), of which `length` rows count."""
+class Spots(NamedTuple):
+    """Where a pass over texts at unequal positions writes its rows."""
 
-    __slots__ = ("fixed", "keys", "length", "lent", "values")
+    texts: Tensor
+    """Shape (texts, 1)."""
+    places: Tensor
+    """Shape (texts, width)."""
+    first: int
+    """The least of them."""
+    end: int
+    """Behind the last of them."""
+    ends: tuple[int, ...]
+    """Behind the last of each text."""
+
+
+class LayerRows:
+    """One layer's keys and values, of shape (texts, heads, capacity, head_dim), of which `length` rows count.
+
+    Of texts that hold unequally many, `ends` says how many of each do, and `length` is the most.
+    """
+
+    __slots__ = ("ends", "fixed", "keys", "length", "lent", "values", "whole")
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -36,6 +54,9 @@ class LayerRows:
         """Rows that somebody else may be reading in the same buffer: to write there takes a buffer of one's own."""
         self.fixed = False
         """Whether the buffer is one that graphs write in (`calibrate.graphs`): nobody else can be reading there."""
+        self.ends: tuple[int, ...] | None = None
+        self.whole = False
+        """Whether there are numbers in all of the buffer: behind a text's end they are read, and count for nothing."""
 
     def copy(self) -> LayerRows:
         """The same rows, in the same buffer unless that is fixed. Whoever writes first behind them may; the copy never does."""
@@ -45,15 +66,16 @@ class LayerRows:
                 other.write(self.keys[:, :, : self.length], self.values[:, :, : self.length])
             return other
         other.keys, other.values, other.length = self.keys, self.values, self.length
+        other.ends, other.whole = self.ends, self.whole
         other.lent = self.keys.shape[2] if self.keys is not None else 0
         self.lent = max(self.lent, self.length)
         return other
 
-    def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, keys: Tensor, values: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
         """Add rows behind those that count; all that count then, as views."""
         start, end = self.length, self.length + keys.shape[2]
         if self.keys is None or end > self.keys.shape[2] or start < self.lent:
-            self._move(keys, end)
+            self._move(keys, end, whole)
         assert self.keys is not None
         assert self.values is not None
         self.keys[:, :, start:end] = keys
@@ -61,11 +83,26 @@ class LayerRows:
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def _move(self, like: Tensor, end: int) -> None:
+    def write_each(self, keys: Tensor, values: Tensor, spots: Spots) -> tuple[Tensor, Tensor]:
+        """Write rows of texts at places of their own; all up to the longest text then, as views."""
+        if self.keys is None or spots.end > self.keys.shape[2] or spots.first < self.lent or not self.whole:
+            self._move(keys, spots.end, True)
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys[spots.texts, :, spots.places] = keys.transpose(1, 2)
+        self.values[spots.texts, :, spots.places] = values.transpose(1, 2)
+        self.length, self.ends = spots.end, spots.ends
+        return self.keys[:, :, : spots.end], self.values[:, :, : spots.end]
+
+    def hold(self, ends: tuple[int, ...]) -> None:
+        """So many rows of each text count."""
+        self.length, self.ends = max(ends), ends if len({*ends}) > 1 else None
+
+    def _move(self, like: Tensor, end: int, whole: bool = False) -> None:
         """Into a buffer of one's own, with room to grow by half."""
         shape = (*like.shape[:2], end + max(end // 2, ROOM), like.shape[3])
-        old_keys, old_values = self.keys, self.values
-        self.keys, self.values = like.new_empty(shape), like.new_empty(shape)
+        old_keys, old_values, self.whole = self.keys, self.values, whole
+        self.keys, self.values = (like.new_zeros(shape) if whole else like.new_empty(shape) for _ in range(2))
         if old_keys is not None and old_values is not None and self.length:
             self.keys[:, :, : self.length] = old_keys[:, :, : self.length]
             self.values[:, :, : self.length] = old_values[:, :, : self.length]
@@ -84,12 +121,15 @@ class LayerRows:
         """The rows of some of the texts."""
         other = LayerRows()
         if self.keys is not None and self.values is not None:
-            other.write(self.keys[texts, :, : self.length], self.values[texts, :, : self.length])
+            ends = (self.length,) if self.ends is None else tuple([self.ends[text] for text in texts])
+            rows = slice(0, max(ends))
+            other.write(self.keys[texts, :, rows], self.values[texts, :, rows], whole=len({*ends}) > 1)
+            other.hold(ends)
         return other
 
 
 class Rows:
-    """All layers' rows of one text, or of several that stand at the same position.
+    """All layers' rows of one text, or of several.
 
     Rows of one text lie by position; where several hypotheses were read they lie in the order they came, and `at` says the
     position of each, `sees` which rows it follows.
@@ -102,6 +142,8 @@ class Rows:
         self.crossed: Any = None
         """What a decoder of an encoder-decoder attends to, with its keys and values: the same for all positions."""
         self.rows_only = False
+        self.spots: Spots | None = None
+        """Where the pass that is made writes, if its texts stand at unequal positions."""
 
     def copy(self) -> Rows:
         """What a sub-process starts with."""
@@ -114,7 +156,8 @@ class Rows:
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """What the library's attention calls: write, and hand back all rows."""
-        found = self.layers[layer].write(keys, values)
+        own, spots = self.layers[layer], self.spots
+        found = own.write(keys, values) if spots is None else own.write_each(keys, values, spots)
         if self.rows_only:
             raise RowsMade
         return found
@@ -169,16 +212,28 @@ class Rows:
 
 
 def joined(parts: list[Rows]) -> Rows:
-    """The rows of several texts as those of one batch. Each layer must hold as many of all of them."""
+    """The rows of several texts, each by itself, as those of one batch."""
     import torch
 
     result = Rows(len(parts[0].layers))
     for number, layer in enumerate(result.layers):
         own = [part.layers[number] for part in parts]
-        if len({each.length for each in own}) > 1:
-            raise RuntimeError(f"texts of a batch hold unequal rows in layer {number}: {[each.length for each in own]}")
-        keys = [each.keys[:, :, : each.length] for each in own if each.keys is not None]
-        values = [each.values[:, :, : each.length] for each in own if each.values is not None]
-        if keys:
-            layer.write(torch.cat(keys), torch.cat(values))
+        held = [(each.keys, each.values) for each in own if each.keys is not None and each.values is not None]
+        if not held:
+            continue
+        ends = tuple([each.length for each in own])
+        keys, values = (torch.cat([_padded(each, kind, held[0][kind], max(ends)) for each in own]) for kind in (0, 1))
+        layer.write(keys, values, whole=len({*ends}) > 1)
+        layer.hold(ends)
     return result
+
+
+def _padded(rows: LayerRows, kind: int, like: Tensor, length: int) -> Tensor:
+    """The keys (0) or values (1) of a text, with nothing behind its own to make them so many."""
+    whose = rows.values if kind else rows.keys
+    if whose is not None and rows.length == length:
+        return whose[:, :, :length]
+    found = like.new_zeros((1, like.shape[1], length, like.shape[3]))
+    if whose is not None:
+        found[:, :, : rows.length] = whose[:, :, : rows.length]
+    return found

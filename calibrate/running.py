@@ -123,6 +123,7 @@ def check(plan: Plan, models: Mapping[str, Decoder]) -> None:
         text = (0,) * len(each.prompt) if each.rates is not None else each.prompt
         decoding.check_text(own, text, plan.tokens)
         parameters = _parameters(each, own, plan.tokens)
+        decoding.check_room(own, parameters, len(each.prompt), plan.tokens)
         if each.rates is not None:
             forced.check(each.method, parameters, each.rates)
         if hasattr(parameters, "check_tokens"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrate import layers, parts
-from calibrate.graphs import WIDEST
+from calibrate.graphs import WIDEST, Graphs
 from calibrate.grid import Grid, go_over, release, told
 from calibrate.timing import Effort, Point, measure
 from model import checks
@@ -42,7 +42,9 @@ class Passes:
     Parameters
     ----------
     widths, contexts, batches
-        The grid of each model: all widths of one text, and a token of each of several.
+        The grid of each model: all widths of one text, and of several those of `together`.
+    together
+        How many tokens of each of several texts: more than one where drafts of a batch are verified.
     busy
         Other processes at the same work, at width 1 of the target: what units of one host cost each other.
     rounds, repeats
@@ -55,6 +57,7 @@ class Passes:
     busy: tuple[int, ...] = ()
     rounds: int = 3
     repeats: int = 8
+    together: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         for name in ("rounds", "repeats"):
@@ -62,12 +65,19 @@ class Passes:
         for grid in self.grids:
             grid.points()
         if 1 not in self.batches or (len(self.batches) > 1 and 1 not in self.widths):
-            raise ParameterError("widths and batches must have 1 among them: passes over a batch are of one token of each text")
+            raise ParameterError("widths and batches must have 1 among them: most passes over a batch are of a token of each text")
+        if not {*self.together} <= {*self.widths}:
+            raise ParameterError(f"together must be some of widths={checks.shown(self.widths)}, got {checks.shown(self.together)}")
+        if self.together != (1,) and len(self.batches) == 1:
+            given = checks.shown(self.together)
+            raise ParameterError(f"together must be left out without batches, of whose passes it is, got {given}; or give batches")
+        if 1 not in self.together:
+            raise ParameterError(f"together must have 1 among them, as drafts are made, got {checks.shown(self.together)}")
 
     @property
     def points(self) -> list[Point]:
-        """The passes alone: texts of a batch stand at one position, so such passes are of one token of each."""
-        return [each for each in self.grids[0].points() if each.width == 1 or each.batch == 1]
+        """The passes alone, but for widths that no method has in a batch."""
+        return [each for each in self.grids[0].points() if each.batch == 1 or each.width in self.together]
 
     @property
     def room(self) -> int:
@@ -123,6 +133,9 @@ class Sitting:
             )
             for role, name in names.items()
         }  # fmt: skip
+        for role, begun in self.of.items():
+            # Of a batch, drafts are made by methods alone whose texts come apart, which graphs are not made for.
+            begun.built.unequal = role != "target" and not isinstance(decoders[role], Graphs)
         self.pieces: list[Piece] = []
         self.made = self.turn = 0
         self.texts: list[parts.Apart] = []

@@ -190,7 +190,7 @@ def believed_of(tags: bytes) -> int:
 class SharedRows(LayerRows):
     """One layer's rows in the unit's buffer, which never grows."""
 
-    def _move(self, like: Tensor, end: int) -> None:
+    def _move(self, like: Tensor, end: int, whole: bool = False) -> None:
         raise CacheError(f"rows up to position {end} do not fit the shared buffer")
 
 

@@ -268,9 +268,12 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
     start, end = axes.get_xlim()
     pixels = axes.get_window_extent().width / (end - start)
     axes.set_xlim(start, max(end, float(commits["time"].max())))  # type: ignore[arg-type]
-    for time, kind, tokens in commits.select("time", "kind", "tokens").iter_rows():
+    rows = commits.select("time", "kind", "tokens").rows()
+    for (time, kind, tokens), later in zip(rows, [*[row[0] for row in rows[1:]], None], strict=True):
         total += tokens
         axes.axvline(time, color=INK, linewidth=1.3, linestyle="--" if kind in _DASHED else "-", zorder=3, label=f"commit {kind}")
+        if time == later:
+            continue  # texts of a batch put out each its own: the last one says how many are out
         for text in (f"{total} out, {kind}", f"{total}"):
             half = 0.31 * 8 * axes.figure.dpi / 72 * len(text)
             if time * pixels - half > last:
@@ -285,7 +288,7 @@ def legend(figure: Figure, present: Sequence[str], commits: bool, top: float, *,
     for kind in present:
         face, hatch, words = _KINDS[kind]
         handles.append(Patch(facecolor=face, edgecolor=INK, linewidth=0.6, hatch=2 * hatch, label=words))
-    title = "in a bar: its token's position,\nthe layers run" + ("\n×: of so many texts, or hypotheses" if several else "")
+    title = "in a bar: its token's position,\nthe layers run" + ("\n×: so many tokens, of texts or hypotheses" if several else "")
     if commits:
         title += "\nlines: tokens put out so far\n(dashed: after a miss" + (", a rollback)" if "taken back" in present else ")")
     place: dict[str, Any] = {"loc": "upper left", "alignment": "left", "borderaxespad": 0}

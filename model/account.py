@@ -23,20 +23,24 @@ Kind = tuple[str, int, int, int, int, tuple[tuple[int, int], ...], bool, int]
 
 def kind_of(step: Forward) -> Kind:
     """The kind of a pass."""
-    role, tokens, _, first, last, _, heads, _, _, _, gaps, rows_only, compared = step
+    role, tokens, _, first, last, _, heads, _, _, _, gaps, rows_only, compared, _ = step
     return role, len(tokens), first, last, heads, gaps, rows_only, compared
 
 
 def context_of(step: Forward) -> tuple[int, int]:
     """How many positions the tokens of a pass attend to, themselves included, and how many the pass reads: each once for a text.
 
+    Of texts at unequal positions as many are read of each as of the longest: their rows are padded.
+
     >>> context_of(Forward("target", (7, 8, 9), 5, 0, 4, heads=3))  # 6 + 7 + 8
     (21, 8)
+    >>> context_of(Forward("target", (7, 8), 5, 0, 4, texts=(0, 1), places=(9, 5)))  # 10 + 6
+    (16, 20)
     """
     width = len(step.tokens)
     if step.after or len(step.texts) > 1:
         attended = sum(position + 1 for position in step.positions)
-        return attended, attended if step.texts else step.at + width
+        return attended, len(step.texts) * step.end if step.texts else step.at + width
     return step.at * width + width * (width + 1) // 2, step.at + width
 
 

@@ -26,6 +26,11 @@ def stream(seed: int, purpose: str, block: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key))
 
 
+def of_text(purpose: str, text: int) -> str:
+    """The purpose of the coins of a text, by its number in its batch: the first has those that it would have alone."""
+    return f"{purpose}, text {text}" if text else purpose
+
+
 def tiles(seed: int, purpose: str, block: int, positions: int) -> Iterator[NDArray[np.float64]]:
     """Uniform coins in [0, 1) as tiles of shape (at most 32 positions, BLOCK); the buffer is used again for the next tile.
 

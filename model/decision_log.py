@@ -179,9 +179,19 @@ def _text(name: str, decoding: Decoding) -> dict[str, Any]:
     return {
         "name": name, **{key: getattr(decoding, key) for key in same}, "settings": plain(decoding.settings),
         "prompt": [*decoding.prompt], "stop": [*decoding.stop],
-        "commits": [commit._asdict() for commit in decoding.commits], "passes": passes,
+        "commits": [_said(commit) for commit in decoding.commits], "passes": passes,
         "adoptions": decoding.account.adoptions, "adopted_rows": decoding.account.adopted_rows,
     }  # fmt: skip
+
+
+def _said(commit: Commit) -> dict[str, Any]:
+    """Without the text where there is no batch of which each puts out its own."""
+    found = commit._asdict()
+    return found if commit.text is not None else {key: value for key, value in found.items() if key != "text"}
+
+
+def _commit(said: Mapping[str, Any]) -> Commit:
+    return Commit(said["kind"], tuple(said["tokens"]), said["drafted"], said["back"], said.get("text"))
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +240,7 @@ def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding
     for each, own in zip(said, reads, strict=True):
         for key in sorted({*_TEXT} ^ {*each}):
             raise ParameterError(f"{key} of a text is missing" if key in _TEXT else f"unknown key {key} of a text")
-        commits = tuple(Commit(one["kind"], tuple(one["tokens"]), one["drafted"], one["back"]) for one in each["commits"])
+        commits = tuple(_commit(one) for one in each["commits"])
         account = Account(adoptions=each["adoptions"], adopted_rows=each["adopted_rows"])
         for one in each["passes"]:
             role, width, first, last, heads, gaps, rows_only, compared = (one[key] for key in _PASSES)

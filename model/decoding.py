@@ -66,9 +66,8 @@ def question(step: Read, output: Forward) -> Question:
     """
     kind, _, offset, width, token, _, _, hypotheses = step
     role, tokens, at, _, last, *_ = output
-    text = output.texts[offset if len(output.texts) > 1 else 0] if output.texts else 0
     position = at if kind == "beams" else output.positions[offset] + 1
-    return Question(kind, role, last, position, text, token, at, tokens, offset, width, hypotheses)
+    return Question(kind, role, last, position, output.text_of(offset), token, at, tokens, offset, width, hypotheses)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from model import checks, coins, methods
 from model.checks import ParameterError
 from model.early_exit import exit_pmf
-from model.world import STAYS, UNLIKELY, UNSURE, Draft, Lossy, World
+from model.world import STAYS, UNLIKELY, UNSURE, Draft, Lossy, World, together
 
 RATES = {
     "match": ("match_rate",), "accept": ("acceptance_rate",), "medium_accept": ("medium_acceptance_rate",), "confidence": (),
@@ -98,11 +98,14 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
         matches = drawn("match", tokens) < rates["match_rate"] if "match" in kinds else np.zeros(tokens, dtype=bool)
         which = 1 + (drawn("rank", tokens) * getattr(parameters, "candidates", 1)).astype(int)
         return World(prompt, layers, (matches * which).tolist())
-    drafts = {
-        role: Draft(of, _survivors(drawn(kind, tokens) < rates[RATES[kind][0]]))
-        for role, (of, kind) in parameters.IMITATES.items()
-    }
-    return World(prompt, layers, drafts=drafts)
+    drafts = [
+        {
+            role: Draft(of, _survivors(drawn(coins.of_text(kind, text), tokens) < rates[RATES[kind][0]]))
+            for role, (of, kind) in parameters.IMITATES.items()
+        }
+        for text in range(getattr(parameters, "texts", 1))
+    ]
+    return together([World(prompt, layers, drafts=each) for each in drafts])
 
 
 def _survivors(right: NDArray[np.bool_]) -> list[int]:

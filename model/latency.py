@@ -11,7 +11,7 @@ from typing import Any
 from model import checks
 from model.checks import ParameterError
 from model.steps import Forward
-from model.width import WidthCurve, as_curve
+from model.width import PassTimes, WidthCurve, as_curve
 
 DISPATCH_LAWS = ("linear", "tree")
 RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
@@ -49,7 +49,11 @@ class UnitCost:
         Arithmetic of a token in a pass of the draft model, and of the medium one, over that in a pass of the target [-].
     verify_cost
         What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
-        is bound by reading the weights.
+        is bound by reading the weights. In a batch the width is that of all texts together, and a pass of the draft model is
+        slower in proportion to one of the target over a token of each text.
+    by_texts
+        In the place of that, rows (role, texts, width, time): a pass over so many tokens of each of so many texts, in passes of
+        that model over one token of one.
     """
 
     layers: int
@@ -68,6 +72,7 @@ class UnitCost:
     operations_ratio: float | None = None
     medium_operations_ratio: float | None = None
     verify_cost: tuple[tuple[int, float], ...] | None = None
+    by_texts: tuple[tuple[str, int, int, float], ...] | None = None
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
@@ -137,12 +142,12 @@ class UnitCost:
         role, tokens, _, first, last, *_ = step
         whole = self.whole(role)
         if whole is not None:
-            return [whole / last] * (last - first)
+            return [whole / last * self.draft_slowdown(len(step.texts))] * (last - first)
         times = [self.propagation if step.rows_only else self.span(layer, layer + 1) for layer in range(first, last)]
         for gap in step.gaps:
             times[gap[0] - first : gap[1] - first] = [0.0] * (gap[1] - gap[0])
         times[-1] += self._at_the_end(step)
-        factor = self.slowdown(len(tokens))
+        factor = self.slowdown(len(tokens), len(step.texts))
         return [time * factor for time in times]
 
     def forward(self, step: Forward) -> float:
@@ -153,20 +158,45 @@ class UnitCost:
         role, tokens, _, first, last, *_ = step
         whole = self.whole(role)
         if whole is not None:
-            return whole
+            return whole * self.draft_slowdown(len(step.texts)) if step.texts else whole
         if step.rows_only:
             layers = self.propagation * sum(stop - start for start, stop in step.spans)
         else:
             layers = self.span(first, last) - sum(self.span(*gap) for gap in step.gaps)
-        return (layers + self._at_the_end(step)) * self.slowdown(len(tokens))
+        return (layers + self._at_the_end(step)) * self.slowdown(len(tokens), len(step.texts))
 
     def _at_the_end(self, step: Forward) -> float:
         """Time of what a pass does behind its last layer, whatever its width."""
         return (self.head(step.last) if step.heads else 0.0) + (self.state_check if step.compared else 0.0)
 
-    def slowdown(self, width: int) -> float:
-        """A pass of the target over so many tokens, in passes over one."""
+    def slowdown(self, width: int, texts: int = 1) -> float:
+        """A pass of the target over so many tokens, as many of each of the texts, in passes over one.
+
+        >>> rows = ("target", 1, 1, 1.0), ("target", 1, 2, 1.2), ("target", 2, 1, 1.1), ("target", 2, 2, 1.6)
+        >>> cost = UnitCost(4, by_texts=rows)
+        >>> cost.slowdown(2), cost.slowdown(2, texts=2), cost.slowdown(4, texts=2)
+        (1.2, 1.1, 1.6)
+        """
+        if self.by_texts is not None:
+            count = max(texts, 1)
+            return float(self._tables["target"](count, width // count, 0))
         return 1.0 if self.curve is None or width == 1 else float(self.curve.relative(width))
+
+    def draft_slowdown(self, texts: int) -> float:
+        """A pass of the draft model over a token of each of so many texts, in passes over one."""
+        if self.by_texts is not None:
+            return float(self._tables["draft"](max(texts, 1), 1, 0))
+        return self.slowdown(max(texts, 1))
+
+    @cached_property
+    def _tables(self) -> dict[str, PassTimes]:
+        rows = self.by_texts or ()
+        found = {}
+        for role in dict.fromkeys(row[0] for row in rows):
+            times = {(texts, width): time for each, texts, width, time in rows if each == role}
+            batches, widths = ([*dict.fromkeys(key[axis] for key in times)] for axis in (0, 1))
+            found[role] = PassTimes(batches, widths, [0], [[[times[batch, width]] for width in widths] for batch in batches])
+        return found
 
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit."""
@@ -177,11 +207,11 @@ class UnitCost:
     def only_layers(self) -> bool:
         """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
         times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.propagation, self.state_check
-        return not any(times) and self.layer_times is None and self.verify_cost is None
+        return not any(times) and self.layer_times is None and self.verify_cost is None and self.by_texts is None
 
     @property
     def plain(self) -> bool:
         """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
         # What a draft pass or a wide one costs, or leaving early, is nothing to a method that has none.
-        foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost"))
+        foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost", "by_texts"))
         return replace(self, **foreign, propagation=0.0, state_check=0.0) == UnitCost(self.layers)

@@ -58,6 +58,7 @@ def operating_point(
     medium: Hardware | None = None,
     widest: int = 1,
     texts: bool = False,
+    together: int = 1,
     handed_over: int = 0,
     busy: int = 0,
     more: dict[str, Any] | None = None,
@@ -72,6 +73,8 @@ def operating_point(
         Cached positions at the start, new ones, and texts that are decoded together.
     widest, texts
         The widest pass of the method, and whether width means texts (one token of each) or tokens of one text.
+    together
+        Texts whose passes may each be over several tokens, up to `widest` of each; `batch` is then 1.
     handed_over
         Layers whose keys and values a process hands over when it is taken over.
     busy
@@ -121,7 +124,11 @@ def operating_point(
             wrong.append((name, float(found.error + step.error)))
     cost = UnitCost(shape.layers, **known, **given)
     slow, fast = cost, cost
-    if widest > 1:
+    if together > 1:
+        models = {"target": target} | ({} if draft is None else {"draft": draft})
+        rows = [_by_texts(role, each, context, together, widest if role == "target" else 1, busy) for role, each in models.items()]
+        slow, cost, fast = (replace(cost, by_texts=tuple(row for each in rows for row in each[end])) for end in range(3))
+    elif widest > 1:
         widths = _widths(widest)
         many = np.asarray(widths)
         found = pass_time(target, 1 if texts else many, context, many if texts else batch, busy=busy)
@@ -141,6 +148,20 @@ def operating_point(
     ends = pass_time(target, 1, np.asarray([prompt, prompt + tokens]), batch, busy=busy).seconds
     drift = float((ends[1] - ends[0]) / step.seconds)
     return OperatingPoint(cost, layer, float(step.error), slow, fast, drift)
+
+
+def _by_texts(
+    role: str, of: Hardware, context: int, together: int, widest: int, busy: int
+) -> list[list[tuple[str, int, int, float]]]:
+    """Passes over so many tokens of each of so many texts (`UnitCost.by_texts`): as slow as they may be, as they are, as fast."""
+    texts, widths = np.asarray(_widths(together)), np.asarray(_widths(widest))
+    found = pass_time(of, widths[None, :], context, texts[:, None], busy=busy)
+    relative = np.broadcast_to(found.seconds / found.seconds[0, 0], (texts.size, widths.size))
+    spread = np.broadcast_to(found.error, relative.shape).copy()
+    spread[0, 0] = 0.0
+    ends = relative * (1 + spread), relative, np.maximum(relative * (1 - spread), 1e-9)
+    places = [*np.ndindex(relative.shape)]
+    return [[(role, int(texts[i]), int(widths[j]), float(times[i, j])) for i, j in places] for times in ends]
 
 
 def _widths(widest: int) -> list[int]:

@@ -103,9 +103,9 @@ class PassCost:
 
     def parts(self, step: Forward) -> Parts:
         """What a pass takes, part by part: its layers one by one, its head where it projects, its call."""
-        role, tokens, at, first, last, _, heads, _, _, texts, gaps, rows_only, _ = step
-        hardware, batch = self.hardware(role), max(len(texts), 1) if len(texts) > 1 else 1
-        width = len(tokens) // batch
+        role, _, at, first, last, _, heads, _, _, texts, gaps, rows_only, _, places = step
+        hardware, batch, width = self.hardware(role), max(len(texts), 1), step.width
+        at = max(places, default=at)  # rows are padded to those of the longest text
         layers = last - first - sum(stop - start for start, stop in gaps)
         each = self._each(role, width, at, batch, heads)
         long = self._filling(role, width * batch, each.layers) if rows_only else each.layers

@@ -6,7 +6,7 @@ The simulator on it plays the run again, pass by pass: the same commits, the sam
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -43,6 +43,8 @@ class Replayed:
             self.answers[Question(*each[:-1])].append(each.answer)
         self.written: Sequence[int] = ()
         """What has been put out so far; an interpreter puts its own list here."""
+        self.put_out: Mapping[int, Sequence[int]] = {}
+        """The same of each text of a batch."""
 
     @property
     def left(self) -> int:

@@ -278,21 +278,22 @@ def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.asarray(np.minimum.accumulate(found[::-1])[::-1])
 
 
-def round_prices(cost: UnitCost, longest: int, *, apart: bool = False) -> RoundPrices:
+def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: int = 1) -> RoundPrices:
     """What a round takes that drafts 0, 1, ..., `longest` tokens: so many passes of the draft model, and one of the target.
 
     Where the models are on units `apart`, a round takes the link twice, to the draft model and back; without drafts not at all.
-    Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1 tokens in the target, gamma in the draft model.
+    With several `texts` each pass is over as many tokens of each. Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1
+    tokens in the target, gamma in the draft model.
 
     >>> prices = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5), 2, apart=True)
     >>> [each.tolist() for each in prices]
     [[40.0, 48.0, 52.0], [40.0, 44.0, 48.0], [1.0, 2.5, 4.0]]
     """
     drafted = np.arange(longest + 1.0)
-    draft = cost.required("draft")
-    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, longest + 2)])
+    draft = cost.required("draft") * cost.draft_slowdown(texts)
+    verify = cost.target_pass * np.array([cost.slowdown(width * texts, texts) for width in range(1, longest + 2)])
     busy = drafted * draft + verify
-    operations = 1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0)
+    operations = texts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     return RoundPrices(busy + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
 
 

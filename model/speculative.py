@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model import checks
+from model import checks, speculative_texts
 from model.acceptance import Chain
 from model.account import Account, Totals, Work
+from model.algorithms import _batches
 from model.algorithms.speculative import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
@@ -36,7 +37,8 @@ Floats = NDArray[np.float64]
 def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: UnitCost) -> Prediction:
     """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in layer-times.
 
-    On one unit a decoding is busy as long as it takes; on two, all but the links' time.
+    On one unit a decoding is busy as long as it takes; on two, all but the links' time. Of several texts it is the time of all
+    batches (`model.speculative_texts`), and plain decoding is that of the same batches.
 
     >>> from model.acceptance import Iid
     >>> found = predict(Parameters(40, draft_length=7), 128, Iid(0.85), UnitCost(40, cost_ratio=0.117))
@@ -44,18 +46,28 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     2.648
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    n = int(np.asarray(tokens))
+    parameters.check_tokens(n)
     prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
-    found = moments(parameters.draft_length, int(np.asarray(tokens)), law, prices)
     ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
-    plain = float(np.asarray(tokens)) * cost.target_pass
+    if parameters.texts == 1:
+        found, plain = moments(parameters.draft_length, n, law, prices), n * cost.target_pass
+    else:
+        found, plain = speculative_texts.expected(parameters, n, law, cost), _batches.plain_time(parameters, n, cost)
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
-    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; the `account` is not looked at."""
-    return operations_of(rounds, round_prices(cost, parameters.draft_length))
+    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target.
+
+    In a batch that drafts for all of its texts, of all tokens that the `account` has a projection of.
+    """
+    if parameters.texts == 1:
+        return operations_of(rounds, round_prices(cost, parameters.draft_length))
+    drafted = account.of("draft").heads
+    return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
@@ -69,6 +81,8 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     >>> round(found["target"].passes, 3), round(found["target"].layer_runs / 40, 3), round(found["draft"].passes, 3)
     (44.446, 44.446, 131.273)
     """
+    if parameters.texts > 1:
+        return speculative_texts.work(parameters, tokens, law)
     if not isinstance(law, Chain | Rounds):
         return None
     mass, behind_whole = starts(parameters.draft_length, tokens, law)

@@ -2,7 +2,8 @@
 
 A pass over one token of each sequence is bound by memory and leaves arithmetic units idle, which a verification of more tokens puts
 to use. A large batch uses them already, so there the verification's own time decides. Times are those of a measured table
-(`model.width.PassTimes`); no sequence queues.
+(`model.width.PassTimes`); no sequence queues. It is the limit of long texts: shorter ones wait for the last of their batch
+(`model.speculative_texts`).
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.

@@ -36,9 +36,10 @@ class Forward(NamedTuple):
     `after` makes it a pass over several hypotheses, a tree: token i follows token `after[i]` of this pass, or where that is -1-j
     the j-th token that the cache holds at position at - 1. Without it each follows the one before it, and the first the 0-th there.
 
-    `texts` makes it a pass over a batch: token i is of the text with number `texts[i]`, and all stand at position `at` of theirs;
-    one number alone is that of the text that all tokens are of. Each text has a cache of its own; those that have ended are no
-    longer named.
+    `texts` makes it a pass over a batch, of as many tokens of each of the texts with these numbers: all of the first text come
+    first, then as many of the second; so do the positions that `heads` and `compared` count. The first of each stands at position
+    `at` of its text, or where texts stand at unequal positions the i-th at `places[i]`, and `at` is the least of them. Each text
+    has a cache of its own; those that have ended are no longer named.
 
     Layers of `gaps`, half-open ranges between `first` and `last`, are not run: the state goes past them as it is, and they get no
     row. With `rows_only` the layers make keys and values of the state and no more: it does not change. `state` may be the outputs
@@ -59,6 +60,7 @@ class Forward(NamedTuple):
     gaps: tuple[tuple[int, int], ...] = ()
     rows_only: bool = False
     compared: int = 0
+    places: tuple[int, ...] = ()
 
     @property
     def spans(self) -> Sequence[tuple[int, int]]:
@@ -76,9 +78,12 @@ class Forward(NamedTuple):
 
         >>> Forward("target", (7, 8, 9, 6), 5, 0, 4, after=(-1, -2, 0, 2)).positions
         [5, 5, 6, 7]
+        >>> Forward("target", (7, 8, 7, 9), 5, 0, 4, texts=(0, 1), places=(6, 5)).positions
+        [6, 7, 5, 6]
         """
         if len(self.texts) > 1:
-            return [self.at] * len(self.tokens)
+            width = self.width
+            return [place + index for place in self.places or (self.at,) * len(self.texts) for index in range(width)]
         if not self.after:
             return range(self.at, self.at + len(self.tokens))
         found: list[int] = []
@@ -88,10 +93,34 @@ class Forward(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position behind its last token: of a tree, behind its longest hypothesis."""
+        """The position behind its last token: of a tree, behind its longest hypothesis, of a batch, behind its longest text."""
         if len(self.texts) > 1:
-            return self.at + 1
+            return max(self.places, default=self.at) + self.width
         return max(self.positions) + 1 if self.after else self.at + len(self.tokens)
+
+    @property
+    def width(self) -> int:
+        """How many tokens of each text there are."""
+        return len(self.tokens) // max(len(self.texts), 1)
+
+    def text_of(self, offset: int) -> int:
+        """The number of the text that a token is of, by the token's index as in a list; 0 where there is no batch.
+
+        >>> [Forward("target", (7, 8, 7, 9), 5, 0, 4, texts=(3, 1)).text_of(offset) for offset in (0, 1, -2, -1)]
+        [3, 3, 1, 1]
+        """
+        return self.texts[offset % len(self.tokens) // self.width] if self.texts else 0
+
+    def part(self, index: int) -> Forward:
+        """This pass as one of its texts sees it, by its index in `texts`.
+
+        >>> Forward("target", (7, 8, 7, 9), 5, 0, 4, heads=4, texts=(3, 1), places=(6, 5)).part(0)
+        Forward(role='target', tokens=(7, 8), at=6, first=0, last=4, state=None, heads=2, ...)
+        """
+        count, width = len(self.texts), self.width
+        role, tokens, at, first, last, state, heads, unit, after, _, gaps, rows_only, compared, places = self
+        own, place = tokens[index * width : (index + 1) * width], places[index] if places else at
+        return Forward(role, own, place, first, last, state, heads // count, unit, after, (), gaps, rows_only, compared // count)
 
     def alone(self, hypothesis: int) -> Forward:
         """This pass as one of its hypotheses sees it, those that are a token each.
@@ -185,13 +214,15 @@ class Commit(NamedTuple):
     `drafted` is how many drafted tokens were on offer, where any could be; all of `tokens` but the last are then accepted ones.
 
     `back` is how many of the tokens put out last these replace, in methods that follow several hypotheses, of which now one leads,
-    now another; so many of `tokens` are then no gain.
+    now another; so many of `tokens` are then no gain. `text` is the number of the text that they are of, where texts of a batch put
+    out each its own.
     """
 
     kind: str
     tokens: tuple[int, ...]
     drafted: int | None = None
     back: int = 0
+    text: int | None = None
 
 
 Step = Forward | Read | Fork | Join | Stop | Adopt | Commit

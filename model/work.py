@@ -48,7 +48,7 @@ class Cache:
 
     def require(self, step: Forward) -> None:
         """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
-        role, _, at, first, last, _, _, _, after, texts, gaps, _, _ = step
+        role, _, at, first, last, _, _, _, after, texts, gaps, _, _, _ = step
         if first == last:
             return
         if texts:
@@ -97,11 +97,11 @@ class Cache:
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, tokens, at, first, last, _, _, _, after, texts, gaps, rows_only, _ = step
+        role, tokens, at, first, last, _, _, _, after, texts, gaps, rows_only, _, _ = step
         if texts:
             for text, one in _one_by_one(step):
                 if text not in self.texts:
-                    self.texts[text] = Cache({role: self.rows.get(role, [])[:]})
+                    self.texts[text] = Cache({each: held[:] for each, held in self.rows.items()})
                 self.texts[text].write(one)
             return
         held = self.rows.setdefault(role, [])
@@ -148,11 +148,12 @@ class Cache:
 
 def _one_by_one(step: Forward) -> Iterator[tuple[int, Forward]]:
     """The pass of each text in one over a batch."""
-    if len(step.texts) == 1:
-        return iter([(step.texts[0], step._replace(texts=()))])
-    if len(step.texts) != len(step.tokens) or len({*step.texts}) < len(step.texts):
-        raise CacheError(f"{step.role}: a pass over a batch has one token of each text, got {len(step.tokens)} of {step.texts}")
-    return ((text, step._replace(tokens=(token,), texts=())) for text, token in zip(step.texts, step.tokens, strict=True))
+    texts, places = step.texts, step.places
+    if len(step.tokens) % len(texts) or len({*texts}) < len(texts):
+        raise CacheError(f"{step.role}: a pass over a batch has as many tokens of each text, got {len(step.tokens)} of {texts}")
+    if places and (len(places) != len(texts) or min(places) != step.at):
+        raise CacheError(f"{step.role}: a batch of {len(texts)} texts from position {step.at} on stands at {places}")
+    return ((text, step.part(index)) for index, text in enumerate(texts))
 
 
 @dataclass
@@ -165,6 +166,8 @@ class Work:
     """The kind of each commit."""
     committed: list[Commit] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    """What each text of a batch has put out, where each puts out its own."""
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
 
@@ -265,6 +268,8 @@ class Interpreter(ABC):
         work.commits.append(step.kind)
         work.committed.append(step)
         work.tokens[len(work.tokens) - step.back :] = step.tokens
+        if step.text is not None:
+            work.texts.setdefault(step.text, []).extend(step.tokens)
         if step.drafted is not None:
             work.rounds[len(step.tokens) - step.back - 1, step.drafted] += 1
 
@@ -372,7 +377,7 @@ class Counting(Interpreter):
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
-        world.written = self.work.tokens
+        world.written, world.put_out = self.work.tokens, self.work.texts
 
     def new_cache(self) -> Cache:
         """No rows yet."""

@@ -46,6 +46,8 @@ class World:
         self.ranks = {role: rank for rank, role in enumerate(self.drafts)}
         self.written: Sequence[Token] = ()
         """What has been put out so far; an interpreter puts its own list here."""
+        self.put_out: Mapping[int, Sequence[Token]] = {}
+        """The same of each text of a batch, where each puts out its own."""
 
     def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
         """The answer to a read of an output, which in worlds without tensors is the pass that made it."""
@@ -111,6 +113,34 @@ class World:
         return candidates
 
 
+class Texts(World):
+    """Answers reads of a batch whose texts have each a world, and luck, of its own: whatever the batch, a text is what it is alone.
+
+    >>> texts = Texts([World(1, 4, drafts={"draft": Draft("target", survivors)}) for survivors in ([1, 0], [0, 0])])
+    >>> step = Forward("draft", (0, 0), 0, 0, 1, heads=2, texts=(0, 1))
+    >>> [texts.read(Read("next", step, offset)) for offset in (-2, -1)]  # the second text's draft is wrong
+    [1, -2]
+    """
+
+    def __init__(self, worlds: Sequence[World]) -> None:
+        super().__init__(worlds[0].prompt, worlds[0].layers)
+        self.worlds = worlds
+
+    def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
+        """The answer to a read of an output."""
+        output: Forward = step.output
+        index, place = divmod(step.offset % len(output.tokens), output.width)
+        text = output.texts[index]
+        world = self.worlds[text]
+        world.written = self.put_out.get(text, ())
+        return world.read(step._replace(output=output.part(index), offset=place - output.width))
+
+
+def together(worlds: Sequence[World]) -> World:
+    """The world of a decoding of so many texts: where it is one alone, that text's."""
+    return Texts(worlds) if len(worlds) > 1 else worlds[0]
+
+
 STAYS, UNSURE, UNLIKELY = 0, 1, 2
 """What becomes of the small model's token: the large one lets it stand; it is not written; it is written, and taken back."""
 
@@ -139,8 +169,7 @@ class Lossy(World):
         place = after - self.prompt
         if not self.decisions:
             if step.kind in ("confidence", "saturation"):
-                text = output.texts[step.offset if len(output.texts) > 1 else 0] if output.texts else 0
-                return float(output.last >= self.depths[text][place])
+                return float(output.last >= self.depths[output.text_of(step.offset)][place])
             return after if right else -after
         decision = STAYS if whole else self.decisions[place]
         if step.kind == "confidence":

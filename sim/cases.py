@@ -186,7 +186,7 @@ class Cost:
 
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
-        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name != "layers"}
+        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in ("layers", "by_texts")}
         if self.data_set is not None and self.fitted_on is not None:
             own |= ppd_table_3.costs(self.data_set, self.fitted_on, self.dispatch_law)
         if self.task is not None:
@@ -249,10 +249,16 @@ class Case:
         return int(self.parameters.steps_of(tokens)) if hasattr(self.parameters, "steps_of") else tokens
 
     @property
+    def batched(self) -> bool:
+        """Whether texts are decoded in batches: of a method that drafts only where it has several."""
+        several = not methods.roles_of(self.parameters) or getattr(self.parameters, "texts", 1) > 1
+        return hasattr(self.parameters, "steps_of") and several
+
+    @property
     def plain_time(self) -> float:
         """Time of plain decoding of the same tokens, in the same batches, on one device."""
         tokens, factor = self.settings.tokens, 1.0 if self.priced is None else self.priced.plain_factor
-        if hasattr(self.parameters, "steps_of"):
+        if self.batched:
             return factor * _batches.plain_time(self.parameters, tokens, self.cost)
         return factor * tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
 
@@ -324,7 +330,9 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     widest = parameters.widest_of(settings.tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
     if model.curve is not None and model.curve.last < widest:
         batch = getattr(parameters, "batch", None)
-        less = "draft less" if batch is None else "take a smaller batch" if batch == widest else "decode fewer tokens"
+        less = "take a smaller batch" if batch == widest else "decode fewer tokens"
+        if batch is None or methods.roles_of(parameters):
+            less = "draft less" + (" or take a smaller batch" if getattr(parameters, "texts", 1) > 1 else "")
         raise ParameterError(
             f"{where['cost']}.verify_cost must reach width {widest}, the widest pass of method {name}, got {model.curve.last};"
             f" measure wider passes or {less}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from simpy import Environment
 from simpy.core import EmptySchedule
@@ -64,6 +64,8 @@ class Run:
     account: Account = field(default_factory=Account)
     """Passes by their kind, and transfers."""
     tokens: list[int] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    """What each text of a batch has put out, where each puts out its own."""
     commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
@@ -110,6 +112,8 @@ class Answers(Protocol):
 
     written: Sequence[int]
     """What has been put out so far: the simulator's own list."""
+    put_out: Mapping[int, Sequence[int]]
+    """The same of each text of a batch, where each puts out its own."""
 
     def read(self, step: Read) -> Any:
         """The answer to a read."""
@@ -154,10 +158,10 @@ class _Engine:
         self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
         self.among: Callable[[int], float] | None = None if per_layer else getattr(cost, "among", None)
         self.sharing: list[_Process] = []  # the processes that slow each other down
-        # Times of passes, or of their layers, by their kind: asked for often, few.
+        # Times of passes, or of their layers, by their kind and how many texts they are over: asked for often, few.
         # And how many there were, with the positions that they attended to and read, as in an account.
-        self.known: dict[Kind, tuple[float, list[int]]] = {}
-        self.known_layers: dict[Kind, list[float]] = {}
+        self.known: dict[tuple[Any, ...], tuple[float, list[int]]] = {}
+        self.known_layers: dict[tuple[Any, ...], list[float]] = {}
         self.env = Environment()
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []
@@ -173,7 +177,7 @@ class _Engine:
     def run(self, steps: Steps) -> Run:
         main = _Process(self, steps, None, 0)
         main.cache, main.kept = Cache(), True
-        self.world.written = self.result.tokens
+        self.world.written, self.world.put_out = self.result.tokens, self.result.texts
         main.advance(None)
         env = self.env
         step, peek = env.step, env.peek
@@ -190,7 +194,9 @@ class _Engine:
                 holder.release("cancelled")
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
-        self.account.passes_by_kind = {kind: counts for kind, (_, counts) in self.known.items() if counts[0]}
+        for (*kind, _), (_, counts) in self.known.items():
+            if counts[0]:
+                self.account.include(Account({cast("Kind", tuple(kind)): counts}))
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -203,6 +209,8 @@ class _Engine:
         result, tokens = self.result, step.tokens
         process.kept = True
         result.tokens[len(result.tokens) - step.back :] = tokens
+        if step.text is not None:
+            result.texts.setdefault(step.text, []).extend(tokens)
         result.commits.append((self.env.now, step.kind, len(tokens)))
         if step.drafted is not None:
             result.rounds[len(tokens) - step.back - 1, step.drafted] += 1
@@ -334,9 +342,9 @@ class _Process:
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
-        role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared = step
+        role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared, _ = step
         self.step, self.layer = step, first
-        kind = role, len(tokens), first, last, heads, gaps, rows_only, compared
+        kind = role, len(tokens), first, last, heads, gaps, rows_only, compared, len(step.texts)
         try:
             self.seconds, self.counts = engine.known[kind]
         except KeyError:
@@ -470,7 +478,7 @@ class _Process:
         step = self.step
         if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
             self.layer = step.first
-            kind = kind_of(step)
+            kind = *kind_of(step), len(step.texts)
             if kind not in engine.known_layers or engine.by_position:
                 engine.known_layers[kind] = engine.cost.layer_times_of(step)
             self.layer_times = engine.known_layers[kind]

@@ -48,7 +48,8 @@ class HardwareCost:
     prompt
         Cached positions when the first token is decoded. Costs are those in the middle of the text.
     batch
-        Texts that are decoded together; all are taken to have the luck of one.
+        Texts that are decoded together; all are taken to have the luck of one. Of methods that have a batch, each text of which
+        has its own, it is left out.
     ways
         Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split.
     busy
@@ -229,16 +230,19 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
             depth = found.shape.layers
         if depth != found.shape.layers:
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it")
-    texts = hasattr(parameters, "steps_of")
-    if texts and cost.batch != 1:
+    texts = hasattr(parameters, "steps_of") and not roles  # a token of each
+    several = getattr(parameters, "texts", 1) > 1
+    together, own = min(parameters.batch, parameters.texts) if roles and several else 1, texts or several
+    if own and cost.batch != 1:
         raise ParameterError(f"{where}.batch is method {name}'s own parameter batch; leave it out here, got {cost.batch}")
     widest = parameters.widest_of(tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
+    widest //= together
     second = float(models["target"].layer(1, cost.prompt + tokens // 2, cost.batch, busy=cost.busy).seconds)
     more = {key.removesuffix("_s"): getattr(cost, key) / second for key in _SECONDS} | {"dispatch_law": cost.dispatch_law}
     given = {"draft": models.get("draft"), "medium": models.get("medium")}
     point = operating_point(
         models["target"], prompt=cost.prompt, tokens=tokens, batch=cost.batch, widest=widest, texts=texts,
-        handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more, **given,
+        together=together, handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more, **given,
     )  # fmt: skip
     factor = 1.0
     if cost.ways > 1:
@@ -248,7 +252,7 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
         times = [float(hardware.step_time(each, context, cost.batch).seconds) for each in (single, models["target"])]
         factor = times[0] / times[1]
     shapes = {role: each.shape for role, each in models.items()}
-    room = _memory(cost, models, tokens, parameters, texts)
+    room = _memory(cost, models, tokens, parameters, own)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
     reading = float(hardware.prompt_time(models["target"], max(cost.prompt, 1), cost.batch).seconds)
     target = models["target"]

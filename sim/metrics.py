@@ -11,12 +11,12 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `mean_units`              mean busy_layers over mean latency_layers (Eq. 5 in the limit)
 `mean_units_per_run`      mean of busy_layers over latency_layers of each decoding: not the same, and larger
 `held_units`              units reserved throughout; `held_layers` is their unit-time
-`tokens_per_round`        of methods that draft: output tokens over rounds, the target's own included
+`tokens_per_round`        of methods that draft: output tokens over rounds (of each text of a batch), the target's own included
 `draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
 `operations_per_token`    arithmetic operations per output token, in those of a plain token (Theorem 3.11 of Leviathan et al.); of
                           methods that do not draft, compute_per_token where units are busy with layers alone
 `agreement`               of lossy methods: share of tokens that the target would have put out; `agreement_source` says who knows
-`occupancy`               of methods that decode batches: tokens over places in all steps; the rest is waiting for longer texts
+`occupancy`               of batches that go column by column: tokens over places in all steps; the rest is waiting for longer texts
 `flops_per_token`         and `weight_bytes`, `kv_read_bytes`, `kv_written_bytes`, `head_passes`, `transferred_bytes`: where the
                           shapes of the models are given, arithmetic and traffic, as `model.account` counts them
 `arithmetic_intensity`    operations for each byte of weights and cache that is read or written

@@ -63,7 +63,7 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
         row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if "rounds" in part.columns and part["rounds"].count():
             means = (math.fsum(part[name]) / sums.count for name in ROUNDS[:3])
-            found = metrics.per_round(case.settings.tokens, *means)
+            found = metrics.per_round(case.outputs, *means)
             row |= {name: float(value) for name, value in found.items()}
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs

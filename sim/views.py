@@ -27,7 +27,7 @@ from model.latency import RATIOS, UnitCost
 from model.prediction import Prediction
 from model.rounds import Tally
 from model.steps import CacheError
-from model.world import Draft, Lossy, World
+from model.world import Draft, Lossy, World, together
 from sim import cases, methods, metrics, scenario
 from sim.cases import Case
 from sim.grid import Grid
@@ -120,7 +120,7 @@ def formula_row(case: Case) -> Row:
     elif prediction.rounds is None:
         row |= operations_of(case, row["compute_per_token"])
     else:
-        found = metrics.per_round(case.settings.tokens, prediction.rounds, prediction.drafted, prediction.operations)
+        found = metrics.per_round(case.outputs, prediction.rounds, prediction.drafted, prediction.operations)
         row |= {name: float(value) for name, value in found.items()}
     row |= work_of(case)
     return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
@@ -147,7 +147,7 @@ def plain_work_of(case: Case) -> Row:
     if not case.shapes:
         return {}
     tokens, layers = case.settings.tokens, case.parameters.layers
-    if hasattr(case.parameters, "steps_of"):  # a schedule that leaves nothing out
+    if case.batched:  # a schedule that leaves nothing out
         batches = {"batch": case.parameters.batch, "lengths": case.parameters.lengths}
         whole = skipdecode.Parameters(layers, layers, layers, prompt=0, sequence=tokens, **batches)
         found = methods.theory("skipdecode").work(whole, tokens, None)
@@ -239,7 +239,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         row |= {"agreement": None, "agreement_source": "unknown"} if known is None else {
             "agreement": known.agreement, "agreement_source": known.agreement_source
         }  # fmt: skip
-    if hasattr(case.parameters, "steps_of"):
+    if case.batched and not methods.roles_of(case.parameters):
         row["occupancy"] = case.outputs / (case.steps * case.parameters.batch)
     row |= plain_work_of(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
@@ -278,26 +278,31 @@ def outcome_tiles(case: Case, block: int, positions: int, name: str = "match") -
     return found
 
 
-def drafts_of(case: Case, block: int, positions: int, name: str = "accept") -> Iterator[Outcomes]:
+def drafts_of(case: Case, block: int, positions: int, name: str = "accept", text: int = 0) -> Iterator[Outcomes]:
     """The same of drafted tokens, given their places in their drafts."""
-    return iter(case.outcomes[name].law.drafts(coins.tiles(case.settings.seed, name, block, positions)) if positions else ())
+    luck = coins.tiles(case.settings.seed, coins.of_text(name, text), block, positions)
+    return iter(case.outcomes[name].law.drafts(luck) if positions else ())
 
 
-def survivors_of(case: Case, block: int, positions: int, name: str = "accept") -> NDArray[np.int64]:
+def survivors_of(case: Case, block: int, positions: int, name: str = "accept", text: int = 0) -> NDArray[np.int64]:
     """How many drafted tokens survive if a draft starts at each position; shape (positions, BLOCK)."""
     law, longest = case.outcomes[name].law, case.parameters.longest
-    return np.asarray(law.survivors(coins.tiles(case.settings.seed, name, block, positions), longest))
+    return np.asarray(law.survivors(coins.tiles(case.settings.seed, coins.of_text(name, text), block, positions), longest))
 
 
 def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     """Time and unit-time of a block of replications by the method's vectorised twin, and what else it tells."""
     twin = methods.twin(case.method)
     positions = case.settings.tokens - (0 if getattr(twin, "LAST_MATTERS", True) else 1)
-    positions *= getattr(case.parameters, "texts", 1)
-    played = {
-        name: outcome_tiles(case, block, positions, name) if name in BY_TILES else drafts_of(case, block, positions, name)
-        for name in case.outcomes
-    }
+    texts = getattr(case.parameters, "texts", 1)
+
+    def play(name: str) -> Any:
+        if name in BY_TILES:
+            return outcome_tiles(case, block, positions * texts, name)
+        each = (drafts_of(case, block, positions, name, text) for text in range(texts))
+        return each if texts > 1 else next(each)
+
+    played = {name: play(name) for name in case.outcomes}
     given: Any = _one_or_all(played) if played else iter(())
     found: tuple[Floats, Floats] | Tally = twin.walk(case.parameters, case.settings.tokens, case.cost, given)
     if case.ways == 1:
@@ -357,13 +362,16 @@ def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
         return
     block, tokens = start // coins.BLOCK, case.settings.tokens
     own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
-    imitates = case.parameters.IMITATES
-    survivors = {role: survivors_of(case, block, tokens, name)[:, own].T.tolist() for role, (_, name) in imitates.items()}
+    imitates, texts = case.parameters.IMITATES, getattr(case.parameters, "texts", 1)
+    survivors = [
+        {role: survivors_of(case, block, tokens, name, text)[:, own].T.tolist() for role, (_, name) in imitates.items()}
+        for text in range(texts)
+    ]
     doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]
     unsure = np.concatenate(doubts).T.tolist() if doubts else [()] * (stop - start)
     for index in range(stop - start):
-        drafts = {role: Draft(of, survivors[role][index]) for role, (of, _) in imitates.items()}
-        yield World(1, layers, drafts=drafts, doubts=unsure[index])
+        drafts = [{role: Draft(of, each[role][index]) for role, (of, _) in imitates.items()} for each in survivors]
+        yield together([World(1, layers, drafts=each, doubts=unsure[index]) for each in drafts])
 
 
 def lossy_worlds(case: Case, start: int, stop: int) -> Iterator[Lossy]:

@@ -63,7 +63,11 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     run, passes = written.run, written.profile
     draft = None if run.draft is None else narrow(run.draft, tmp_path)
     changed = replace(run, model=narrow(run.model, tmp_path), draft=draft, tokens=2, repeats=1)
-    fewer = replace(passes, widths=(1, passes.widths[-1]), contexts=passes.contexts[:2], repeats=1)
+    widths: tuple[int, ...] = (1, passes.widths[-1])
+    together: tuple[int, ...] = (1,)
+    if len(passes.together) > 1:
+        widths = together = (1, passes.together[-1])
+    fewer = replace(passes, widths=widths, together=together, contexts=passes.contexts[:2], repeats=1)
     in_turn = tuple(replace(each, apart=None) for each in written.choices)  # streams and processes are of GPUs
     plan = replace(written, run=changed, profile=fewer, choices=in_turn)
     out = tmp_path / "out" / f"{name}.json"
@@ -95,6 +99,8 @@ def test_a_plan_fits_a_gpu_and_its_profiles_hold_its_passes(name: str) -> None:
     assert {each.get("batch", 1) for each in asked} <= set(passes.batches)
     widths = {1 + each["draft_length"] for each in asked if "draft_length" in each}
     assert widths <= set(passes.widths)
+    drafted = {1 + each["draft_length"] for each in asked if "draft_length" in each and each.get("batch", 1) > 1}
+    assert {*drafted, *([2] if drafted else [])} <= set(passes.together)  # where a draft was kept two tokens are read
     begins = 1 if shapes[0].encoder_layers else run.prompt_tokens
     assert max(passes.contexts) >= begins + run.tokens
     assert run.repeats >= 3
@@ -114,6 +120,12 @@ def test_the_plans_are_what_was_asked_for() -> None:
     assert [each["batch"] for each in whole] == [1, 2, 4, 8, 16, 32, 64]
     for name in ("gpu-13b", "gpu-llama-3.1-8b"):  # as graphs: all but what has sub-processes
         assert asked[f"{name}-graphs"] == [each for each in asked[name] if each.method != "ppd"]
+    batches = asked["gpu-batches"]
+    own = [each for each in batches if each.method == "speculative"]
+    drafting = [(each.settings["batch"], each.settings["draft_length"], each.rates) for each in own]
+    rates = [{"acceptance_rate": rate} for rate in (0.5, 0.7, 0.9)]
+    assert drafting == [(batch, gamma, rate) for gamma in (1, 3, 5) for batch in (1, 4, 16, 64) for rate in rates]
+    assert [each.settings["batch"] for each in batches if each.method == "skipdecode"] == [1, 4, 16, 64]
 
 
 def test_nothing_left_to_chance_is_forced_with_nothing(tmp_path: Path) -> None:

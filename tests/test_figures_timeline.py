@@ -145,9 +145,26 @@ def test_a_batch_says_how_many_texts_and_which_layers() -> None:
     assert passes[0].earliest == passes[0].position == 0
     figure = drawn(run)
     assert "token 0, 4 in all\nlayers 0–1, 9–24" in texts(figure) or "0 ×4\n0–1, 9–24" in texts(figure)
-    assert "×: of so many texts" in figure.legends[0].get_title().get_text()
+    assert "×: so many tokens, of texts" in figure.legends[0].get_title().get_text()
     [first, *_] = [event["name"] for event in chrome_trace(passes, run.commits, "")["traceEvents"] if event["ph"] == "X"]
     assert first == "token 0 (4 in all) · layers 0–1, 9–24"
+
+
+def test_texts_that_put_out_each_its_own_are_told_together() -> None:
+    """A line for each commit, and how many tokens are out behind the last of a time."""
+    batch = SCENARIO | {
+        "method": [{"name": "speculative", "layers": 24, "draft_length": 2, "batch": 3}],
+        "outcomes": {"kind": "iid", "acceptance_rate": 0.5},
+    }  # fmt: skip
+    run = record(batch, tokens=4)
+    out, at = 0, dict[float, int]()
+    for time, _, tokens in run.commits:
+        out += tokens
+        at[time] = out
+    assert len(at) < len(run.commits)
+    said = [text for text in texts(drawn(run)) if text.endswith("out, round")]
+    assert said == [f"{each} out, round" for each in at.values()]
+    assert any(row.depth > 1 and row.width > row.depth for row in run.intervals)
 
 
 def test_keys_and_values_of_skipped_layers_are_no_layers() -> None:

@@ -139,6 +139,14 @@ def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
     decoding.decode("autoregressive", {"target": models["target"]}, TEXT, 6)  # and others with
 
 
+def test_texts_that_come_apart_are_refused_before_anything_is_timed(cuda: Cuda, tmp_path: Path) -> None:
+    method = {"name": "speculative", "draft_length": 2, "batch": 3, "forced": {"acceptance_rate": 0.5}}
+    out = tmp_path / "runs.json"
+    with pytest.raises(ParameterError, match=r"mode must be eager where texts of a batch stand at unequal positions, .* batch = 1"):
+        run_command.measured(plan_of(tmp_path, method=[method]), out, "cpu")
+    assert not [*tmp_path.glob("runs*")]
+
+
 def test_runs_over_several_units_are_refused(cuda: Cuda) -> None:
     wanted = [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, TEXT, "text", {"match_rate": 0.5}, units=2, apart="streams")]
     models = running.by_graphs(wanted, real_models.decoders("llama"), 6)

@@ -214,6 +214,11 @@ def test_what_does_not_fit_the_memory_is_left_out_and_the_rest_goes_on(
         other.between(1.0)
 
 
+def test_of_a_batch_drafts_alone_are_made_at_unequal_positions(decoders: dict[str, Any], tmp_path: Path) -> None:
+    """A token of each text in a pass of the target: that is a method whose texts go column by column."""
+    assert {role: begun.built.unequal for role, begun in opened(decoders, tmp_path).of.items()} == {"target": False, "draft": True}
+
+
 def test_batches_are_of_a_token_each() -> None:
     passes = Passes(widths=(1, 3), contexts=(0,), batches=(1, 4))
     assert [(each.width, each.batch) for each in passes.points] == [(1, 1), (3, 1), (1, 4)]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model import acceptance, rounds
+from model import acceptance, rounds, speculative_texts
 from model import speculative as formulas
 from model import speculative_laws as laws
 from model.algorithms import speculative
 from model.latency import UnitCost
-from model.world import Draft, World
+from model.world import Draft, Texts, World
 from sim import events
 from sim.paths import speculative as sampler
 from sim.theorems import drafts, replay, select
@@ -132,6 +132,21 @@ def no_final_step(right: Any, alpha: Any, c: Any, **options: Any) -> Any:
     return np.maximum(right(alpha, c, **options), 1)
 
 
+def each_for_itself(right: Any, gamma: int, tokens: int, outcomes: Any, count: Any, most: Any, drafted: Any) -> Any:
+    """Rounds take what the text drafts that comes last, not what the one does that can use the most."""
+    most[:] = 0
+    return right(gamma, tokens, outcomes, count, most, drafted)
+
+
+def luck_of_the_first(right: Any, texts: Texts, step: Any) -> Any:
+    texts.worlds = [texts.worlds[0]] * len(texts.worlds)
+    return right(texts, step)
+
+
+def _texts_of(cost: UnitCost, step: Any) -> int:
+    return max(len(step.texts), 1)
+
+
 def spoil(fault: Any, name: str = "verify") -> Fault:
     return after(fault, speculative, name)
 
@@ -223,6 +238,12 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("29f", "one survives less", after(one_survives_less, acceptance.Law, "survivors")),
     ("29f", "one survives less of a round", after(one_survives_less, rounds.Rounds, "survivors")),
     ("29f", "one survives less of a record", after(one_survives_less, rounds.ReplayRounds, "survivors")),
+    ("32a", "links forgotten", after(links_forgotten, speculative_texts, "round_prices")),
+    ("32a", "drafts of its own alone", after(each_for_itself, speculative_texts, "_enter")),
+    ("32b", "the first text's luck", after(luck_of_the_first, Texts, "read")),
+    ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
+    ("32d", "text by text", after(lambda right, *args: right(*args) * _texts_of(*args) ** 2, UnitCost, "forward")),
+    ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), speculative_texts, "left")),
 ]  # fmt: skip
 
 

@@ -356,8 +356,8 @@ def test_each_text_of_a_batch_has_a_cache_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("texts", [(0, 0), (0, 1, 2), (0, 1, 1)])
-def test_a_batch_has_one_token_of_each_text(texts: tuple[int, ...]) -> None:
-    with pytest.raises(CacheError, match="a pass over a batch has one token of each text, got 2 of"):
+def test_a_batch_has_as_many_tokens_of_each_text(texts: tuple[int, ...]) -> None:
+    with pytest.raises(CacheError, match="a pass over a batch has as many tokens of each text, got 2 of"):
         Cache().require(Forward("target", (5, 6), 0, 0, 2, texts=texts))
 
 

@@ -79,4 +79,4 @@ def outputs_of(parameters: Any, tokens: int) -> int:
 
 def plain_time(parameters: Any, tokens: int, cost: UnitCost) -> float:
     """Time of plain decoding of the same batches."""
-    return sum(cost.target_pass * cost.slowdown(width) for _, width in columns(parameters, tokens))
+    return sum(cost.target_pass * cost.slowdown(width, width) for _, width in columns(parameters, tokens))

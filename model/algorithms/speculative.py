@@ -4,6 +4,10 @@ Algorithm 1 of [Leviathan2023] (Algorithm 2 of [Chen2023] is the same with other
 the target's own; sampled, with chance min(1, p/q), and the first that is not is replaced by one from norm(max(0, p - q)), so that
 the output has the target's law exactly. A round gives one token more than it accepts. Drafts are cut to what remains to be decoded.
 
+Texts of a batch draft together and are verified in one pass; each takes what it accepts, so that they stand at unequal positions. A
+round drafts as many tokens for all as for the text that can use the most, and what is beyond a text's end is not looked at. Texts
+that have ended leave the batch; the next one begins when all have.
+
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
 [Chen2023] C. Chen et al. Accelerating Large Language Model Decoding with Speculative Sampling. arXiv:2302.01318.
@@ -17,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model import checks
+from model.algorithms import _batches
 from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, ended
 
 PLACEMENTS = ("together", "apart")
@@ -29,7 +34,8 @@ class Parameters:
     """A choice of speculative decoding: gamma = `draft_length`, whether tokens are `sampled`, and whether the draft model is on a
     unit of its own (`placement` apart).
 
-    `draft_layers` is the depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth.
+    `draft_layers` is the depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth. `batch` texts are
+    decoded together; `lengths` are those of all texts, the longest of as many tokens as the scenario says.
     """
 
     layers: int
@@ -37,6 +43,8 @@ class Parameters:
     sampled: bool = False
     placement: str = "together"
     draft_layers: int = 1
+    batch: int = 1
+    lengths: tuple[int, ...] | None = None
 
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
@@ -47,6 +55,7 @@ class Parameters:
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
         check_models(self)
+        _batches.check(self)
 
     @property
     def longest(self) -> int:
@@ -55,13 +64,35 @@ class Parameters:
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass of the target."""
-        return self.longest + 1
+        """The most tokens of one pass of the target, of all texts together."""
+        return min(self.batch, self.texts) * (self.longest + 1)
 
     @property
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    @property
+    def texts(self) -> int:
+        """How many texts there are."""
+        return self.batch if self.lengths is None else len(self.lengths)
+
+    @property
+    def beyond(self) -> int:
+        """How many positions behind the end of the longest text a pass may reach: texts draft along with others."""
+        return self.longest if min(self.batch, self.texts) > 1 else 0
+
+    def check_tokens(self, tokens: int) -> None:
+        """Refuse lengths that do not go with so many tokens."""
+        _batches.check_longest(self, tokens)
+
+    def steps_of(self, tokens: int) -> int:
+        """How many steps plain decoding of all batches takes."""
+        return _batches.steps_of(self, tokens)
+
+    def outputs_of(self, tokens: int) -> int:
+        """How many tokens all texts have."""
+        return _batches.outputs_of(self, tokens)
 
 
 def check_models(parameters: Any) -> None:
@@ -80,8 +111,35 @@ class Guess(NamedTuple):
     offset: int = -1
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
+@dataclass
+class Text:
+    """A text that is decoded: its tokens so far and where it ends, how many positions of it the draft model's cache holds, and its
+    number in a batch.
+    """
+
+    tokens: list[int]
+    end: int
+    rows: int
+    number: int | None = None
+
+    @property
+    def room(self) -> int:
+        """How many drafted tokens it can use: the target gives one more."""
+        return self.end - len(self.tokens) - 1
+
+
+def decode(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
+) -> Steps:
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+
+    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each.
+    """
+    parameters.check_tokens(tokens)
+    if parameters.texts > 1:
+        yield from _in_batches(parameters, prompt, tokens, stop, prompts)
+        return
+    prompt = prompts[0] if prompts else prompt
     text, end = list(prompt), len(prompt) + tokens
     drafter = yield from start(parameters, text)
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
@@ -89,6 +147,39 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)
         yield from commit(text, guesses, kept, token, stop)
         drafter.rows = min(drafter.rows, len(text) - 1)
+
+
+def _in_batches(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int], prompts: Sequence[Sequence[int]]
+) -> Steps:
+    """The same of several texts: all that are left draft together, then are verified together."""
+    target, gamma = Model("target", parameters.layers, 0), parameters.draft_length
+    drafter = yield from start(parameters, [0] if prompts else prompt)
+    for batch in _batches.texts(parameters, tokens):
+        live: list[Text] = []
+        for number, length in batch.items():
+            own = prompts[number] if prompts else prompt
+            live.append(Text([*own], len(own) + length, len(own) - 1, number))
+            if prompts:
+                yield from read(parameters, drafter, live[-1])
+        while live:
+            drafted = yield from draft_together(drafter, live, min(gamma, max(text.room for text in live)))
+            yield from _take(target, live, drafted, parameters.sampled, stop)
+            live = [text for text in live if text.room >= 0 and text.tokens[-1] not in stop]
+
+
+def _take(
+    target: Model, texts: Sequence[Text], drafted: Sequence[Sequence[Guess]], sampled: bool, stop: Collection[int]
+) -> Steps:
+    """Check the drafted tokens of all texts in one pass, and put out what each keeps."""
+    width = len(drafted[0]) + 1
+    words = [(text.tokens[-1], *[guess.token for guess in guesses]) for text, guesses in zip(texts, drafted, strict=True)]
+    out = yield _over(target, texts, words, [len(text.tokens) - 1 for text in texts], width)
+    for index, (text, guesses) in enumerate(zip(texts, drafted, strict=True), -len(texts)):
+        own = guesses[: text.room]
+        kept, token = yield from judge(out, own, sampled, index * width)
+        yield from commit(text.tokens, own, kept, token, stop, text.number)
+        text.rows = min(text.rows, len(text.tokens) - 1)
 
 
 @dataclass
@@ -106,23 +197,50 @@ def start(parameters: Any, text: Sequence[int]) -> Generator[Step, Any, Model]:
     """Let both models read the prompt but for its last token; the draft model."""
     rows = len(text) - 1
     drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, getattr(parameters, "sampled", False))
-    if rows:
-        yield Forward("target", tuple(text[:-1]), 0, 0, parameters.layers)
-        yield Forward("draft", tuple(text[:-1]), 0, 0, drafter.layers, unit=drafter.unit)
+    yield from read(parameters, drafter, Text([*text], 0, rows))
     return drafter
+
+
+def read(parameters: Any, drafter: Model, text: Text) -> Steps:
+    """Let both models read a text but for its last token."""
+    words, numbers = tuple(text.tokens[:-1]), () if text.number is None else (text.number,)
+    if words:
+        yield Forward("target", words, 0, 0, parameters.layers, texts=numbers)
+        yield Forward("draft", words, 0, 0, drafter.layers, unit=drafter.unit, texts=numbers)
 
 
 def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
     """Have so many tokens drafted behind the text, one after another."""
-    guesses: list[Guess] = []
-    ahead = list(text)
+    one = Text([*text], 0, model.rows)
+    found = yield from draft_together(model, [one], length)
+    model.rows = one.rows
+    return found[0]
+
+
+def draft_together(model: Model, texts: Sequence[Text], length: int) -> Generator[Step, Any, list[list[Guess]]]:
+    """Have so many tokens drafted behind each text, one after another, in passes over all of them."""
+    guesses: list[list[Guess]] = [[] for _ in texts]
+    ahead = [[*text.tokens] for text in texts]
     for _ in range(length):
-        # After a round whose drafts were all kept it has two tokens to read: the last of them, and the target's own.
-        out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, 0, model.layers, None, 1, model.unit)
-        model.rows = len(ahead)
-        guesses.append(Guess((yield Read(SAMPLED if model.sampled else GREEDY, out)), out))
-        ahead.append(guesses[-1].token)
+        # After a round whose drafts were all kept a text has two tokens to read: the last of them, and the target's own. All
+        # texts of the batch read two then, the others one of them again.
+        width = max(len(own) - text.rows for text, own in zip(texts, ahead, strict=True))
+        out = yield _over(model, texts, [own[-width:] for own in ahead], [len(own) - width for own in ahead], 1)
+        for index, (text, own) in enumerate(zip(texts, ahead, strict=True)):
+            text.rows, offset = len(own), (index + 1 - len(texts)) * width - 1
+            guesses[index].append(Guess((yield Read(SAMPLED if model.sampled else GREEDY, out, offset)), out, offset))
+            own.append(guesses[index][-1].token)
     return guesses
+
+
+def _over(model: Model, texts: Sequence[Text], words: Sequence[Sequence[int]], places: Sequence[int], heads: int) -> Forward:
+    """A pass over as many words of each text, from its place on, that projects so many of each."""
+    tokens = tuple([word for own in words for word in own])
+    numbers = tuple([text.number for text in texts if text.number is not None])
+    unequal = tuple(places) if len({*places}) > 1 else ()
+    return Forward(
+        model.role, tokens, min(places), 0, model.layers, None, heads * len(texts), model.unit, texts=numbers, places=unequal
+    )
 
 
 def verify(
@@ -139,11 +257,18 @@ def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: in
     return Forward(model.role, width, len(text) - unread, 0, model.layers, None, len(guesses) + 1, model.unit)
 
 
-def judge(out: Any, guesses: Sequence[Guess], sampled: bool) -> Generator[Step, Any, tuple[int, int]]:
-    """What a pass over drafted tokens says of them: how many are kept, and the model's own token that follows them."""
+def judge(
+    out: Any, guesses: Sequence[Guess], sampled: bool, first: int | None = None
+) -> Generator[Step, Any, tuple[int, int]]:
+    """What a pass over drafted tokens says of them: how many are kept, and the model's own token that follows them.
+
+    The first of them is judged by the position of the pass whose index, from its end, is `first`; in a pass over nothing but one
+    text there is one for each and one more.
+    """
     count = len(guesses)
+    begin = -count - 1 if first is None else first
     for index, guess in enumerate(guesses):
-        offset = index - count - 1
+        offset = begin + index
         if not sampled:
             own = yield Read("next", out, offset)
             if own != guess.token:
@@ -153,12 +278,14 @@ def judge(out: Any, guesses: Sequence[Guess], sampled: bool) -> Generator[Step, 
         q = yield Read("chance", guess.output, guess.offset, token=guess.token)
         if not (yield Read("uniform", out, offset)) < p / q:
             return index, (yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset))
-    return count, (yield Read(SAMPLED if sampled else GREEDY, out))
+    return count, (yield Read(SAMPLED if sampled else GREEDY, out, begin + count))
 
 
-def commit(text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: Collection[int] = ()) -> Steps:
+def commit(
+    text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: Collection[int] = (), number: int | None = None
+) -> Steps:
     """Put out what a round gave: the drafted tokens that were kept and one more; nothing behind one that ends texts, of `stop`."""
     new = [*[guess.token for guess in guesses[:kept]], token]
     new = ended(new, stop)
     text += new
-    yield Commit("round", tuple(new), len(guesses))
+    yield Commit("round", tuple(new), len(guesses), text=number)

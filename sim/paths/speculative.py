@@ -1,20 +1,32 @@
-"""Speculative decoding, path by path: the place of each position in its draft follows from the outcomes before it."""
+"""Speculative decoding, path by path: the place of each position in its draft follows from the outcomes before it.
+
+Of several texts a round takes what those take that are left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import cast
 
 from model.acceptance import Outcomes
 from model.algorithms.speculative import Parameters
 from model.coins import BLOCK
 from model.latency import UnitCost
 from model.rounds import Tally, fixed, round_prices
+from model.speculative_texts import decodings
 
 LAST_MATTERS = False
 """The last token is never a drafted one."""
 
 
-def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes]) -> Tally:
-    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
+def walk(
+    parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes] | Iterable[Iterator[Outcomes]]
+) -> Tally:
+    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions, those of each
+    text where there are several.
+    """
+    if parameters.texts > 1:
+        return decodings(parameters, tokens, cast("Iterable[Iterator[Outcomes]]", outcomes), cost, BLOCK)
+    outcomes = cast("Iterator[Outcomes]", outcomes)
     prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
     return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK)

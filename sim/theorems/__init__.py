@@ -27,6 +27,7 @@ from sim.theorems import (
     ppd_laws,
     skipdecode,
     speculative,
+    speculative_batches,
     speculative_engine,
     speculative_laws,
 )
@@ -42,6 +43,7 @@ THEOREMS = (
     *speculative.THEOREMS,
     *speculative_laws.THEOREMS,
     *speculative_engine.THEOREMS,
+    *speculative_batches.THEOREMS,
     *adaptive.THEOREMS,
     *hierarchical.THEOREMS,
     *beam.THEOREMS,

@@ -1,0 +1,221 @@
+"""Speculative decoding of batches, as a process: every text is what it is alone, and passes are over all texts that are left."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import work
+from model.account import Account
+from model.algorithms import speculative
+from model.algorithms.speculative import Model, Parameters
+from model.checks import ParameterError
+from model.steps import CacheError, Commit, Forward, Read, Steps
+from model.world import Draft, World, together
+
+LAYERS = 5
+
+
+def world(survivors: Sequence[int], prompt: int = 1) -> World:
+    return World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)})
+
+
+def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
+    """All that a process asks for; passes answer for themselves."""
+    found: list[Any] = []
+    out = work.Work()
+    answers.written, answers.put_out = out.tokens, out.texts
+    answer: Any = None
+    while len(out.tokens) < wanted:
+        try:
+            step = steps.send(answer)
+        except StopIteration:
+            return found
+        found.append(step)
+        answer = step if isinstance(step, Forward) else answers.read(step) if isinstance(step, Read) else None
+        if isinstance(step, Commit):
+            out.tokens += step.tokens
+            if step.text is not None:
+                out.texts.setdefault(step.text, []).extend(step.tokens)
+    return found
+
+
+def one_at_a_time(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
+    """Algorithm 1 for one text, as the paper has it."""
+    text, end = list(prompt), len(prompt) + tokens
+    drafter = yield from speculative.start(parameters, text)
+    while len(text) < end:
+        guesses = yield from speculative.draft(drafter, text, min(parameters.draft_length, end - len(text) - 1))
+        kept, token = yield from speculative.verify(Model("target", LAYERS, 0), text, guesses, parameters.sampled)
+        yield from speculative.commit(text, guesses, kept, token)
+        drafter.rows = min(drafter.rows, len(text) - 1)
+
+
+LUCK = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size=1, max_size=5)
+CHOICES = st.fixed_dictionaries({
+    "draft_length": st.integers(0, 4), "sampled": st.booleans(), "placement": st.sampled_from(speculative.PLACEMENTS),
+})  # fmt: skip
+
+
+def choice(luck: Sequence[Sequence[int]], batch: int, **more: Any) -> Parameters:
+    return Parameters(LAYERS, batch=batch, lengths=tuple(map(len, luck)), **{"draft_length": 2} | more)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=9), CHOICES, st.integers(1, 3))
+def test_a_batch_of_one_text_is_that_text(survivors: list[int], more: dict[str, Any], prompt: int) -> None:
+    n, single = len(survivors), Parameters(LAYERS, **more)
+    want = steps_of(one_at_a_time(single, range(prompt), n), world(survivors, prompt))
+    for one in (single, dataclasses.replace(single, batch=1, lengths=(n,))):
+        assert steps_of(speculative.decode(one, range(prompt), n), world(survivors, prompt)) == want
+        assert steps_of(speculative.decode(one, [9] * prompt, n, prompts=[range(prompt)]), world(survivors, prompt)) == want
+
+
+@given(LUCK, CHOICES, st.integers(1, 5), st.data())
+def test_a_text_is_what_it_is_alone_whatever_its_batch(
+    luck: list[list[int]], more: dict[str, Any], batch: int, data: st.DataObject
+) -> None:
+    """Its tokens, its rounds and what every round accepts; with prompts of its own too, of any length."""
+    prompts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(luck), max_size=len(luck)))
+    lengths = [1] * len(luck) if prompts is None else prompts
+    own = [] if prompts is None else [range(length) for length in prompts]
+    answers = together([world(survivors, length) for survivors, length in zip(luck, lengths, strict=True)])
+    parameters = choice(luck, batch, **more)
+    steps = speculative.decode(parameters, [0], max(map(len, luck)), prompts=own)
+    found = work.count(steps, answers, parameters.outputs_of(max(map(len, luck))))
+    assert len(found.tokens) == sum(map(len, luck))
+    for number, (survivors, length) in enumerate(zip(luck, lengths, strict=True)):
+        steps = speculative.decode(Parameters(LAYERS, **more), range(length), len(survivors))
+        alone = work.count(steps, world(survivors, length), len(survivors))
+        mine = [each for each in found.committed if each.text in (number, None)]
+        assert [each._replace(text=None) for each in mine] == alone.committed
+        if len(luck) > 1:
+            assert found.texts[number] == alone.tokens == [*range(length, length + len(survivors))]
+
+
+def rounds_of(survivors: Sequence[int], gamma: int) -> list[tuple[int, int, int]]:
+    """Of each round of a text where it starts, what it can draft and what it keeps."""
+    found, at = [], 0
+    while at < len(survivors):
+        room = min(gamma, len(survivors) - at - 1)
+        found.append((at, room, min(survivors[at], room)))
+        at += found[-1][2] + 1
+    return found
+
+
+@given(LUCK, CHOICES, st.integers(1, 5))
+def test_passes_are_over_all_texts_that_are_left(luck: list[list[int]], more: dict[str, Any], batch: int) -> None:
+    """Against a walk over the rounds of texts, one batch behind the other, in which nothing is a step."""
+    gamma, want = more["draft_length"], []
+    for start in range(0, len(luck), batch):
+        group = {start + index: rounds_of(own, gamma) for index, own in enumerate(luck[start : start + batch])}
+        drafts = 0
+        for number in range(max(map(len, group.values()))):
+            here = {text: rounds[number] for text, rounds in group.items() if number < len(rounds)}
+            # Whoever kept all that it had drafted: the draft model has not read the last of it.
+            behind = number > 0 and any(rounds[number - 1][2] == drafts for text, rounds in group.items() if text in here)
+            drafts = max(room for _, room, _ in here.values())
+            places = [at for at, _, _ in here.values()]
+            for index in range(drafts):
+                again = behind and not index
+                want.append(("draft", 1 + again, [*here], [at + index - again for at in places], 1))
+            want.append(("target", drafts + 1, [*here], places, drafts + 1))
+    answers = together([world(own) for own in luck])
+    made = steps_of(speculative.decode(choice(luck, batch, **more), [0], max(map(len, luck))), answers)
+    passes = [each for each in made if isinstance(each, Forward)]
+    found = []
+    for each in passes:
+        count = max(len(each.texts), 1)
+        stands = [*each.positions][:: each.width]
+        found.append((each.role, each.width, [*each.texts] or [0], stands, each.heads // count))
+        assert each.at == min(stands)
+        assert bool(each.places) == (len({*stands}) > 1)
+        assert each.unit == (1 if more["placement"] == "apart" and each.role == "draft" else 0)
+        assert (each.first, each.last) == (0, LAYERS if each.role == "target" else 1)
+    assert found == want
+
+
+def test_two_texts_by_hand() -> None:
+    """All three of the first text's first draft survive and one of the second's, so that both read two tokens of different
+    places; the second text then ends, and the first goes on alone.
+    """
+    luck = [[2, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0]]
+    steps = speculative.decode(Parameters(LAYERS, 2, batch=2, lengths=(7, 4)), [0], 7)
+    made = steps_of(steps, together([world(own) for own in luck]))
+    passes = [(each.role, each.tokens, each.at, each.texts, each.places) for each in made if isinstance(each, Forward)]
+    assert passes[:6] == [
+        ("draft", (0, 0), 0, (0, 1), ()), ("draft", (1, 1), 1, (0, 1), ()), ("target", (0, 1, 2, 0, 1, -3), 0, (0, 1), ()),
+        ("draft", (2, 3, 1, 2), 1, (0, 1), (2, 1)), ("draft", (4, -4), 3, (0, 1), (4, 3)),
+        ("target", (3, 4, -6, 2, -4, -5), 2, (0, 1), (3, 2)),
+    ]  # fmt: skip
+    commits = [each for each in made if isinstance(each, Commit)]
+    assert commits[:4] == [
+        Commit("round", (1, 2, 3), 2, text=0), Commit("round", (1, 2), 2, text=1), Commit("round", (4, 5), 2, text=0),
+        Commit("round", (3,), 1, text=1),
+    ]  # fmt: skip
+    # What the second text can still use is none, and it drafts along with the first.
+    assert passes[6:9] == [
+        ("draft", (5, 3), 3, (0, 1), (5, 3)), ("target", (5, -7, 3, -5), 3, (0, 1), (5, 3)), ("target", (6,), 6, (0,), ()),
+    ]  # fmt: skip
+    assert commits[4:] == [
+        Commit("round", (6,), 1, text=0), Commit("round", (4,), 0, text=1), Commit("round", (7,), 0, text=0),
+    ]  # fmt: skip
+
+
+def test_texts_leave_at_a_token_that_ends_them() -> None:
+    luck = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
+    steps = speculative.decode(Parameters(LAYERS, 2, batch=2), [0], 6, stop=(2,))
+    made = steps_of(steps, together([world(own) for own in luck]))
+    commits = [each for each in made if isinstance(each, Commit)]
+    assert [(each.text, each.tokens) for each in commits] == [(0, (1, 2)), (1, (1,)), (1, (2,))]
+    assert [each.texts for each in made if isinstance(each, Forward)][-1] == (1,)
+
+
+def test_what_a_pass_over_a_batch_may_not_be() -> None:
+    cache = work.Cache()
+    step = Forward("target", (0, 1, 0, 1), 3, 0, 2, texts=(0, 1), places=(3, 4))
+    for wrong in ({"places": (3,)}, {"places": (4, 4)}, {"places": (2, 4)}, {"tokens": (1,)}):
+        with pytest.raises(CacheError, match="batch"):
+            cache.write(step._replace(**wrong))  # type: ignore[arg-type]
+    cache.write(Forward("target", (0, 1, 2), 0, 0, 2))
+    with pytest.raises(CacheError, match="at position 4"):  # the second text has three
+        cache.write(step)
+    cache.write(Forward("target", (3,), 3, 0, 2, texts=(1,)))
+    cache.write(step)
+    assert {number: each.rows for number, each in cache.texts.items()} == {0: {"target": [5, 5]}, 1: {"target": [6, 6]}}
+    assert cache.rows == {"target": [3, 3]}
+
+
+def test_a_text_goes_on_from_what_all_models_have_read() -> None:
+    """Whichever model makes its first pass."""
+    cache = work.Cache()
+    for role in ("target", "draft"):
+        cache.write(Forward(role, (0, 1), 0, 0, 2))
+    cache.write(Forward("draft", (3,), 2, 0, 2, texts=(1,)))
+    cache.write(Forward("target", (3,), 2, 0, 2, texts=(1,)))
+    assert cache.texts[1].rows == {"target": [3, 3], "draft": [3, 3]}
+
+
+def test_what_passes_over_unequal_texts_attend_to_and_read() -> None:
+    """Tokens attend to their own text; as many rows are read of each text as of the longest."""
+    account = Account()
+    account.add(Forward("target", (0,) * 6, 2, 0, 3, heads=6, texts=(0, 1, 2), places=(2, 7, 4)))
+    found = account.totals().of["target"]
+    assert found.attended == 3 * (3 + 4 + 8 + 9 + 5 + 6)
+    assert found.rows_read == 3 * 3 * 9
+    assert (found.layer_passes, found.layer_runs, found.heads) == (18, 3, 6)
+
+
+def test_what_a_choice_of_batches_says_of_itself() -> None:
+    choice = Parameters(LAYERS, 3, batch=4, lengths=(5, 2))
+    assert (choice.texts, choice.widest, choice.outputs_of(5), choice.steps_of(5)) == (2, 8, 7, 5)
+    assert (Parameters(LAYERS, 3, batch=4).texts, Parameters(LAYERS, 3, batch=4).widest) == (4, 16)
+    one = Parameters(LAYERS, 3)
+    assert (one.texts, one.widest, one.outputs_of(5), one.steps_of(5)) == (1, 4, 5, 5)
+    for wrong in ({"batch": 0}, {"lengths": ()}, {"lengths": (0,)}):
+        with pytest.raises(ParameterError, match=r"batch|lengths"):
+            Parameters(LAYERS, 3, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="lengths must be at most tokens=4"):
+        next(speculative.decode(choice, [0], 4))
