@@ -272,7 +272,8 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     for name, provenance in named.items():
         sources.setdefault(provenance, []).append(name)
     listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
-    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items())
+    # A batch of one is that of a request, or of a method that has batches of its own.
+    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items() if key != "batch" or {*each} != {1})
     return f"{listed}; {points}"
 
 

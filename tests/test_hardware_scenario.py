@@ -172,7 +172,7 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     done = CliRunner().invoke(app, ["run", *_written(tables, measured.parent), "--view", "formula"])
     assert done.exit_code == 0, done.output
     said = " ".join(done.stdout.split())
-    assert "by-hand.json: measured (by hand); prompt 512, batch 1, ways 1" in said
+    assert "by-hand.json: measured (by hand); prompt 512, ways 1" in said
     assert "costs are those in the middle" in said
     assert "whether weights and cache fit was not looked at" in said
     assert "nobody has timed, and it counts as nothing (column cost_missing): embedding" in said
