@@ -251,7 +251,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
     row |= {} if case.fitted_on is None else {"fitted_on": case.fitted_on}
     # An axis that none of these columns shows has its own, under its path.
-    rest = {path: value for path, value in grid.values(point).items() if not _shown(row, path, value)}
+    own = {f"cost.{name}" for name in case.parameters.__dataclass_fields__}  # of that name the column is the method's
+    rest = {path: value for path, value in grid.values(point).items() if path in own or not _shown(row, path, value)}
     row |= {path: _cell(value) for path, value in rest.items()}
     return row
 

@@ -251,6 +251,18 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+def test_an_axis_of_costs_has_a_column_beside_a_parameter_of_its_name() -> None:
+    """`batch` is the method's texts, each with luck of its own; `cost.batch` is how many have the luck of one."""
+    method = {"name": "speculative", "draft_length": 2}
+    tables = scenario(method, ROOFLINE | {"draft_shape": "llama-68m", "prompt": 64}, ACCEPT) | {"sweep": {"cost.batch": [1, 8]}}
+    found = sim.run(tables, out=None, views=["formula"])
+    assert found.select("batch", "cost.batch").rows() == [(1, 1), (1, 8)]
+    assert found["tpot_ms"].is_sorted()
+    alone = sim.run({**tables, "sweep": {"method.batch": [1, 8]}}, out=None, views=["formula"])
+    assert "cost.batch" not in alone.columns
+    assert alone["tpot_ms"][1] > found["tpot_ms"][1]  # it waits for its unluckiest text
+
+
 @pytest.mark.parametrize(("method", "cost", "message"), BAD, ids=[message[:60] for *_, message in BAD])
 def test_bad_input_is_one_line_and_writes_nothing(method: Tables, cost: Tables, message: str, tmp_path: Path) -> None:
     tables = scenario({"name": "autoregressive"} | method, cost, ACCEPT if method.get("name") == "speculative" else None)
