@@ -30,7 +30,7 @@ CONTEXT = 64
 """Positions before passes that are timed here."""
 ROOM = CONTEXT + 16
 """Positions that such passes come to, at most."""
-HYPOTHESES = (1, 2, 4, 8)
+HYPOTHESES = (1, 2, 4, 8, 16)
 """Of passes over several of them, and of reads that ask what follows them."""
 FILLED = (1, 2, 4, 8)
 """Tokens of which keys and values alone are made."""
@@ -193,12 +193,17 @@ def _trees(
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """What a pass over several hypotheses takes beyond one over as many tokens, by hypotheses and context, and a read of them."""
     decoder = real.decoders["target"]
-    layers = decoder.layers
+    layers, length = decoder.layers, len(tokens)
     trees: dict[str, list[float]] = {}
     beams: dict[str, list[float]] = {}
-    for context in (len(tokens), len(tokens) // 3):  # the longer first: what is cut away is gone
+    contexts = [length, length // 3]  # the longer first: what is cut away is gone
+    if decoder.longest is None or 3 * length + max(HYPOTHESES) <= decoder.longest:
+        contexts.insert(0, 3 * length)  # hypotheses that were not kept lie among the rows too: there are more than positions
+        real.forward(held, Forward("target", tokens * 2, length, 0, layers))
+    for context in contexts:
         for count in HYPOTHESES:
-            plain = Forward("target", tokens[:count], context, 0, layers, heads=count)
+            words = tuple([tokens[index % length] for index in range(count)])
+            plain = Forward("target", words, context, 0, layers, heads=count)
             tree = plain._replace(after=(-1,) * count)
             other, more, asked = held.copy(), [], []
             for turn in range(repeats + 3):

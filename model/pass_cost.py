@@ -94,6 +94,9 @@ class PassCost:
         """And between looks and what followed them [s]."""
         self._run_at: dict[str, list[float]] = {}
         self._places: dict[str, tuple[object, ...]] = {}
+        self._lying: dict[str, list[int]] = {}
+        """By role, of texts of which hypotheses were read: the position of each row, those of hypotheses that were not kept too."""
+        self._forked = False
 
     def hardware(self, role: str) -> Hardware:
         """The hardware model of a role."""
@@ -101,11 +104,14 @@ class PassCost:
             raise ParameterError(f"profiles must be of every model that makes passes, and there is none of the {role}")
         return self.of[role]
 
-    def parts(self, step: Forward) -> Parts:
-        """What a pass takes, part by part: its layers one by one, its head where it projects, its call."""
+    def parts(self, step: Forward, rows: int | None = None) -> Parts:
+        """What a pass takes, part by part: its layers one by one, its head where it projects, its call.
+
+        `rows` is how many lie before it, if not as many as its place says.
+        """
         role, _, at, first, last, _, heads, _, _, texts, gaps, rows_only, _, places = step
         hardware, batch, width = self.hardware(role), max(len(texts), 1), step.width
-        at = max(places, default=at)  # rows are padded to those of the longest text
+        at = max(places, default=at) if rows is None else rows  # of a batch they are padded to those of the longest text
         layers = last - first - sum(stop - start for start, stop in gaps)
         each = self._each(role, width, at, batch, heads)
         long = self._filling(role, width * batch, each.layers) if rows_only else each.layers
@@ -160,7 +166,7 @@ class PassCost:
 
     def made(self, step: Forward) -> Parts:
         """What a pass takes that is made now, behind all that were asked for since `begin`."""
-        parts = self.parts(step)
+        parts = self.parts(step, self._before(step))
         place = len(step.tokens), step.at, step.texts, step.after
         if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
             parts = parts._replace(step=min(parts.step, self._timed(step.role, "again", 1, otherwise=parts.step)))
@@ -171,6 +177,18 @@ class PassCost:
         for name, seconds in parts._asdict().items():
             self._enter(step.role, name, seconds)
         return parts
+
+    def _before(self, step: Forward) -> int | None:
+        """How many rows a pass attends to before its own, where hypotheses were read: whoever cuts back to a place leaves those
+        before it, whether their hypotheses were kept or not. Of sub-processes, which have rows of their own, nobody keeps account.
+        """
+        if self._forked or not ((step.after and step.heads) or step.role in self._lying):
+            return None
+        lying = self._lying.setdefault(step.role, [*range(step.at)])
+        lying[:] = [position for position in lying if position < step.at]
+        before = len(lying)
+        lying += step.positions
+        return before
 
     def _enter(self, role: str, part: str, seconds: float) -> None:
         self.spent[f"{role} {part}"] = self.spent.get(f"{role} {part}", 0.0) + seconds
@@ -232,6 +250,7 @@ class PassCost:
 
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit [s]."""
+        self._forked = self._forked or processes > 0
         forking = self._timed("target", "fork", processes) if self.single and processes else 0.0
         return self.dispatch + self.dispatch_per_process * processes + forking
 

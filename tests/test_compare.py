@@ -17,7 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from typer.testing import CliRunner
 
+from calibrate.interpreter import Real
 from model import decision_log, profile, runs
+from model.algorithms import beam
 from model.checks import ParameterError
 from model.comparison import PARTS
 from model.decoding import Decoding
@@ -28,7 +30,7 @@ from model.pass_cost import PassCost
 from model.profile import Profile, Source, table_of
 from model.replay import Replayed, parameters_of, steps_of
 from model.runs import Runs
-from model.steps import Forward, Read
+from model.steps import Forward, Read, Steps
 from model.transformer import Shape, from_config
 from sim import compare
 from sim.cli import app
@@ -147,6 +149,71 @@ CALLS = [{"part": "again", "batch": 1, "time_s": AGAIN}]
 TREES = [{"part": "tree", "width": width, "context": context, "time_s": 1e-4 * width} for width in (1, 4) for context in (8, 32)]
 COOLING = [{"part": "after", "gap": gap, "time_s": time} for gap, time in ((0, 5e-3), (1000, 6e-3), (4000, 7.5e-3))]
 """Of a model whose layers take 1.05 ms each in the middle: a layer takes .2 ms longer after 1 ms more, and .5 ms after 4 ms."""
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3])
+def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass by pass as many rows as real models then hold: a pass attends to all of them, and masks what it does not follow."""
+    lying: list[tuple[str, int]] = []
+    write = Real._make_pass
+
+    def noted(self: Real, cache: Any, step: Forward) -> Any:
+        made = write(self, cache, step)
+        lying.append((step.role, cache.rows[step.role].layers[0].length - len(step.tokens)))
+        return made
+
+    monkeypatch.setattr(Real, "_make_pass", noted)
+    decoders = real_models.decoders("llama", "draft")
+    cost, told = PassCost({role: Uniform(shape_of(role), SECONDS) for role in ("target", "draft")}), []
+    priced = cost._before
+
+    def before(step: Forward) -> int | None:
+        found = priced(step)
+        told.append((step.role, step.at if found is None else found))
+        return found
+
+    contexts, steps = list[int](), list[Forward]()
+    each = cost._each
+
+    def priced_at(role: str, width: int, context: int, *more: int) -> Any:
+        contexts.append(context)
+        return each(role, width, context, *more)
+
+    monkeypatch.setattr(cost, "_before", before)
+    monkeypatch.setattr(cost, "_each", priced_at)
+    parameters = beam.Parameters(DEPTHS["target"], 3, beams, draft_layers=DEPTHS["draft"])
+    run = Real(decoders)
+    run.run(priced_by(cost, beam.decode(parameters, [3, 4, 5, 6], 14), steps), 14)
+    assert told == lying
+    assert [rows for _, rows in told] == contexts  # and that is what each is priced at
+    kept = sum(rows for _, rows in told) == sum(step.at for step in steps)
+    assert kept == (beams == 1)
+
+
+def test_rows_of_sub_processes_are_their_own() -> None:
+    cost = PassCost({"target": Uniform(shape_of("target"), SECONDS)})
+    tree = Forward("target", (7, 8), 9, 0, 1, heads=2, after=(-1, -1))
+    assert cost._before(tree._replace(heads=0)) is None  # a sub-process reads it, that does nothing else
+    assert cost._before(tree._replace(at=8)) == 8
+    assert cost._before(tree) == 10
+    cost.dispatching(1)
+    assert cost._before(tree) is None
+    cost.begin()
+    assert cost._before(tree) == 9
+
+
+def priced_by(cost: PassCost, steps: Steps, seen: list[Forward]) -> Steps:
+    """The same algorithm, its passes priced as they come."""
+    answer = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(step, Forward):
+            seen.append(step)
+            cost.forward(step)
+        answer = yield step
 
 
 def passes(cost: PassCost, *spans: tuple[int, int], at: int = 5, pause: float = 0.0) -> list[Any]:
