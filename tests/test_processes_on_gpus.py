@@ -138,6 +138,20 @@ def test_rows_of_a_pass_that_goes_on_are_copied_behind_the_last_of_their_layers(
     assert cuda.races == []
 
 
+def test_a_stopped_pass_is_given_up_where_its_gpu_has_come_to(cuda: Cuda) -> None:
+    cuda.done = lambda: False
+    one, turns = pair(cuda)[0], list[int]()
+
+    def stopped() -> bool:
+        turns.append(0)
+        return len(turns) > 50
+
+    with pytest.raises(GaveUp):
+        one.make(making(), stopped)
+    order: Any = one.order
+    assert order.count == gpus.AHEAD + 1 < LAYERS  # layers whose end was noted; nothing more was launched
+
+
 def test_rows_go_from_one_place_to_another(cuda: Cuda) -> None:
     for kind in (Elsewhere, Elsewhere.__base__):
         memory = kind.of(tiny("llama").load(), 2, 16)
