@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -91,8 +92,9 @@ def _line(axes: Axes, own: pl.DataFrame, look: Look, views: list[str]) -> float:
 
 
 def _heights(table: pl.DataFrame) -> tuple[float, float]:
-    every = pl.concat([table["speedup"], *(table[name].drop_nulls().cast(pl.Float64) for name in ("speedup_low", "speedup_high"))])
-    low, high = min(float(every.min()), 1.0), max(float(every.max()), 1.0)  # type: ignore[arg-type]
+    names = "speedup", "speedup_low", "speedup_high"
+    every = np.concatenate([np.ones(1), *(table[name].drop_nulls().to_numpy() for name in names)])
+    low, high = float(every.min()), float(every.max())
     room = 0.06 * (high - low) or 0.1
     return low - room, high + room
 

@@ -160,7 +160,7 @@ OVER_STREAMS = OVER_PROCESSES[2:]
 def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
     """What a run takes that its profiles have no times of: it is counted as nothing.
 
-    `send` is of devices that hand over bytes; processes share their memory.
+    `send` is of devices that hand over bytes; what processes hand over is in the times of their passes.
     """
     roles = dict.fromkeys(kind[0] for kind in timed.decoding.account.passes_by_kind)
     found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -70,15 +70,15 @@ class _Recorded:
         return answer
 
 
-def _tapped(steps: Steps, commits: list[Commit]) -> Steps:
+def tapped(steps: Steps, see: Callable[[Any], None]) -> Steps:
+    """The same process, each of its steps seen as it comes."""
     answer = None
     while True:
         try:
             step = steps.send(answer)
         except StopIteration as end:
             return end.value
-        if isinstance(step, Commit):
-            commits.append(step)
+        see(step)
         answer = yield step
 
 
@@ -90,7 +90,12 @@ def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0,
     parameters = kind(layers=LAYERS["target"], **depths, **settings)
     world = _Recorded(forced.world(parameters, len(PROMPT), tokens, rates, seed=seed))
     commits: list[Commit] = []
-    steps = _tapped(methods.algorithm(method).decode(parameters, list(PROMPT), tokens), commits)
+
+    def see(step: Any) -> None:
+        if isinstance(step, Commit):
+            commits.append(step)
+
+    steps = tapped(methods.algorithm(method).decode(parameters, list(PROMPT), tokens), see)
     cost = UnitCost(LAYERS["target"], cost_ratio=0.25, medium_cost_ratio=0.4)
     run = simulate(steps, tokens, Cluster(parameters.units), cost, world)
     made = dataclasses.asdict(parameters)

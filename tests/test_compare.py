@@ -30,14 +30,14 @@ from model.pass_cost import PassCost
 from model.profile import Profile, Source, table_of
 from model.replay import Replayed, parameters_of, steps_of
 from model.runs import Runs
-from model.steps import Forward, Read, Steps
+from model.steps import Forward, Read
 from model.transformer import Shape, from_config
 from sim import compare
 from sim.cli import app
 from sim.cluster import Cluster
 from sim.events import simulate
 from tests import real_models
-from tests.comparisons import decoded, every, profiles, runs_of
+from tests.comparisons import decoded, every, profiles, runs_of, tapped
 from tests.real_models import DEPTHS
 from tests.test_replay import CHOICES, lengths, prompts, record, seeds
 from tests.test_running import measured
@@ -183,7 +183,13 @@ def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatc
     monkeypatch.setattr(cost, "_each", priced_at)
     parameters = beam.Parameters(DEPTHS["target"], 3, beams, draft_layers=DEPTHS["draft"])
     run = Real(decoders)
-    run.run(priced_by(cost, beam.decode(parameters, [3, 4, 5, 6], 14), steps), 14)
+
+    def see(step: Any) -> None:
+        if isinstance(step, Forward):
+            steps.append(step)
+            cost.forward(step)
+
+    run.run(tapped(beam.decode(parameters, [3, 4, 5, 6], 14), see), 14)
     assert told == lying
     assert [rows for _, rows in told] == contexts  # and that is what each is priced at
     kept = sum(rows for _, rows in told) == sum(step.at for step in steps)
@@ -200,20 +206,6 @@ def test_rows_of_sub_processes_are_their_own() -> None:
     assert cost._before(tree) is None
     cost.begin()
     assert cost._before(tree) == 9
-
-
-def priced_by(cost: PassCost, steps: Steps, seen: list[Forward]) -> Steps:
-    """The same algorithm, its passes priced as they come."""
-    answer = None
-    while True:
-        try:
-            step = steps.send(answer)
-        except StopIteration as end:
-            return end.value
-        if isinstance(step, Forward):
-            seen.append(step)
-            cost.forward(step)
-        answer = yield step
 
 
 def passes(cost: PassCost, *spans: tuple[int, int], at: int = 5, pause: float = 0.0) -> list[Any]:

@@ -271,13 +271,13 @@ class Context:
     def Pipe(self) -> tuple[End, End]:  # noqa: N802
         one, other = End(self.cuda.lock), End(self.cuda.lock)
         one.other, other.other = other, one
-        return one, Half(other)
+        return one, kept_open(other)
 
     def Process(self, **given: Any) -> Thread:  # noqa: N802
         return Thread(**given, cuda=self.cuda)
 
 
-def Half(end: End) -> End:  # noqa: N802
+def kept_open(end: End) -> End:
     """The end that the main process closes when the other has it: in one process nobody does."""
     end.close = lambda: None  # type: ignore[method-assign]
     return end
