@@ -76,7 +76,8 @@ def draw(rows: pl.DataFrame) -> Figure:
     if not fits(rows):
         raise ParameterError(
             "the figure of devices held needs rows of autoregressive with ways above 1, and of another method on as many devices,"
-            f" each once for at most {MOST_PANELS} devices, of a model that fits one; take those of `sim run ppd-against-tensor-parallel`"
+            f" each once for at most {MOST_PANELS} devices, of a model that fits one; take those of `sim run"
+            " ppd-against-tensor-parallel`"
         )
     column, table = _table(rows)
     names = ["" if column is None else each for each in ([""] if column is None else table[column].unique(maintain_order=True))]

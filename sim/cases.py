@@ -256,7 +256,7 @@ class Case:
 
     @property
     def plain_time(self) -> float:
-        """Time of plain decoding of the same tokens, in the same batches, on one unit: on as many devices as layers are split over."""
+        """Time of plain decoding of the same tokens, in the same batches, on one unit: the devices that layers are split over."""
         return self._plain_time(self.cost)
 
     @property
