@@ -256,11 +256,22 @@ class Case:
 
     @property
     def plain_time(self) -> float:
-        """Time of plain decoding of the same tokens, in the same batches, on one device."""
-        tokens, factor = self.settings.tokens, 1.0 if self.priced is None else self.priced.plain_factor
+        """Time of plain decoding of the same tokens, in the same batches, on one unit: the devices that layers are split over."""
+        return self._plain_time(self.cost)
+
+    @property
+    def plain_time_on_one_device(self) -> float | None:
+        """The same on one device, in layer-times of this point, where units are of several and the model fits one; else None."""
+        if self.priced is None or self.priced.one_device is None:
+            return None
+        point = self.priced.one_device
+        return self._plain_time(point.cost) * point.seconds_per_layer / self.priced.point.seconds_per_layer
+
+    def _plain_time(self, cost: UnitCost) -> float:
+        tokens = self.settings.tokens
         if self.batched:
-            return factor * _batches.plain_time(self.parameters, tokens, self.cost)
-        return factor * tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+            return _batches.plain_time(self.parameters, tokens, cost)
+        return tokens * (cost.span(0, self.parameters.layers) + cost.final_head)
 
     @property
     def ways(self) -> int:

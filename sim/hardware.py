@@ -201,8 +201,8 @@ class Priced:
     point: OperatingPoint
     shapes: Mapping[str, Shape]
     ways: int
-    plain_factor: float
-    """Plain decoding on one device, over that on `ways` of them: what speed-ups compare with."""
+    one_device: OperatingPoint | None
+    """Plain decoding on one device, where a unit is several and the model fits one; else None."""
     memory: Memory | None
     """None where nobody knows how much the device has."""
     provenance: str
@@ -244,13 +244,7 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
         models["target"], prompt=cost.prompt, tokens=tokens, batch=cost.batch, widest=widest, texts=texts,
         together=together, handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more, **given,
     )  # fmt: skip
-    factor = 1.0
-    if cost.ways > 1:
-        single = cost.of("target", 1)
-        assert single is not None
-        context = cost.prompt + tokens // 2
-        times = [float(hardware.step_time(each, context, cost.batch).seconds) for each in (single, models["target"])]
-        factor = times[0] / times[1]
+    alone = _one_device(cost, tokens, parameters, own, texts=texts, together=together, widest=widest if texts else 1)
     shapes = {role: each.shape for role, each in models.items()}
     room = _memory(cost, models, tokens, parameters, own)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
@@ -258,7 +252,29 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
     target = models["target"]
     unheard = () if parameters.units > 1 else ("send",)  # nobody hands anything over
     missing = tuple(part for part in target.missing if part not in unheard) if isinstance(target, Measured) else ("step",)
-    return Priced(point, shapes, cost.ways, factor, room, source, reading, missing)
+    return Priced(point, shapes, cost.ways, alone, room, source, reading, missing)
+
+
+def _one_device(
+    cost: HardwareCost, tokens: int, parameters: Any, own_batch: bool, *, texts: bool, together: int, widest: int
+) -> OperatingPoint | None:
+    """Plain decoding on one device instead of `ways`; None where the model, with its cache, is not known to fit it."""
+    if cost.ways == 1:
+        return None
+    try:
+        single = cost.of("target", 1)
+    except ParameterError:
+        return None  # a profile of split layers alone
+    name = _device(cost, single)
+    if single is None or name is None:
+        return None
+    batch = parameters.batch if own_batch else cost.batch
+    room = hardware.memory(single.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch)
+    if room.share > 1:
+        return None
+    return operating_point(
+        single, prompt=cost.prompt, tokens=tokens, batch=cost.batch, widest=widest, texts=texts, together=together, busy=cost.busy
+    )
 
 
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
@@ -269,8 +285,8 @@ def _memory(
 ) -> Memory | None:
     """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
     target = models["target"]
-    name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
-    if name not in device.DEVICES:
+    name = _device(cost, target)
+    if name is None:
         return None
     together = getattr(parameters, "placement", "together") == "together"
     also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
@@ -280,3 +296,9 @@ def _memory(
     )
     hardware.refuse_too_large(room, name)
     return room
+
+
+def _device(cost: HardwareCost, target: Hardware | None) -> str | None:
+    """The device that the target runs on, where its memory is known."""
+    name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
+    return name if name in device.DEVICES else None

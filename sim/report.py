@@ -34,7 +34,7 @@ NOTHING = "no closed form says anything of these points; ask for --view paths, o
 TITLES = {
     "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
     "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
-    "operations_per_token": "operations per token",
+    "operations_per_token": "operations per token", "speedup_over_one_device": "speed-up over one device",
 }  # fmt: skip
 RATE_WORDS = {
     "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
@@ -148,11 +148,10 @@ def _size(values: Any) -> int:
 
 def describing(frame: pl.DataFrame) -> list[str]:
     """The columns that tell the points apart, and the rates."""
-    estimates = {f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))}
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended",
-        "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *estimates, *metrics.PER_ROUND, *metrics.WORK,
+        "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND, *metrics.WORK,
         "arithmetic_intensity", "agreement_source", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip

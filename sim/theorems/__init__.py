@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from model import checks
 from sim.theorems import (
     adaptive,
+    baseline,
     beam,
     bild,
     early_exit,
@@ -51,6 +52,7 @@ THEOREMS = (
     *pearl.THEOREMS,
     *skipdecode.THEOREMS,
     *early_exit.THEOREMS,
+    *baseline.THEOREMS,
 )
 
 
