@@ -305,6 +305,7 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(methods.names())}")
     module = methods.algorithm(name)
+    methods.check_whole(name)
     own = {section: table.pop(section, None) for section in OWN}
     _refuse_unused(tables, chosen)
     parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
