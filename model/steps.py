@@ -73,6 +73,11 @@ class Forward(NamedTuple):
         return [span for span in zip(bounds[::2], bounds[1::2], strict=True) if span[0] < span[1]]
 
     @property
+    def joins(self) -> bool:
+        """Whether it goes on from the outputs of several passes, which have ended, not from one that it belongs to."""
+        return type(self.state) is tuple  # an output may be a pass itself, and that a tuple with names
+
+    @property
     def positions(self) -> Sequence[int]:
         """The cache position of each token.
 

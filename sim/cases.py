@@ -186,7 +186,8 @@ class Cost:
 
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
-        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in ("layers", "by_texts")}
+        apart = ("layers", "step", "by_texts")
+        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in apart}
         if self.data_set is not None and self.fitted_on is not None:
             own |= ppd_table_3.costs(self.data_set, self.fitted_on, self.dispatch_law)
         if self.task is not None:
@@ -430,9 +431,10 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
 
 
 COSTS_OF = {
-    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape", "draft_profile"},
+    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape", "draft_profile", "draft_step_s"},
     "medium": {
         "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape", "medium_profile",
+        "draft_step_s",
     },
 }
 """What of the cost only methods with a model of this role look at; others say it in their COSTS."""
