@@ -39,16 +39,16 @@ WORDS = ("help", "epilog", "rich_help_panel", "description")
 LOOK = (
     "alpha", "bbox", "bbox_to_anchor", "borderaxespad", "capsize", "capthick", "columnspacing", "dashes", "elinewidth", "facecolor",
     "figsize", "fontsize", "framealpha", "frameon", "ha", "handlelength", "handletextpad", "height_ratios", "hspace", "labelpad",
-    "labelspacing", "left", "length", "linewidth", "linewidths", "loc", "lw", "markeredgecolor", "markeredgewidth", "markerfacecolor",
-    "markersize", "ncols", "pad", "path_effects", "rotation", "rounding_size", "top", "va", "weight", "width_ratios", "wspace",
+    "labelspacing", "left", "length", "linewidth", "linewidths", "loc", "lw", "markeredgecolor", "markeredgewidth",
+    "markerfacecolor", "markersize", "ncols", "pad", "path_effects", "rotation", "rounding_size", "top", "va", "weight", "width_ratios", "wspace",
     "xytext", "zorder",
 )  # fmt: skip
 """Keywords in `figures` that only change how a picture looks, not what it says."""
 REFUSING = ("ParameterError", "demand", "warn", "Option", "Argument", "BadParameter")
 """Calls that take the words of errors and of help."""
 DROPPABLE = {
-    "abs", "clip", "copy", "drop_nulls", "fill_nan", "fill_null", "filter", "head", "lower", "max", "mean", "median", "min", "round",
-    "sort", "strip", "sum", "tail", "unique", "cumsum", "expanduser", "resolve", "reverse",
+    "abs", "clip", "copy", "drop_nulls", "fill_nan", "fill_null", "filter", "head", "lower", "max", "mean", "median", "min",
+    "round", "sort", "strip", "sum", "tail", "unique", "cumsum", "expanduser", "resolve", "reverse",
 }  # fmt: skip
 
 
@@ -362,7 +362,9 @@ def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float) -> 
                 told(Outcome(fault, "unreached", "", 0))
                 continue
 
-            def ended(first: str, fault: Fault = fault, tests: list[str] = tests) -> None:
+            def ended(
+                first: str, fault: Fault = fault, tests: list[str] = tests, doubted: list[tuple[Fault, str]] = doubted
+            ) -> None:
                 if not first:
                     told(Outcome(fault, "survived", "", len(tests)))
                 elif sound.get(first, False):
@@ -412,7 +414,7 @@ def main() -> int:
     parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--seconds", type=float, default=40.0, help="of tests a fault has to survive [s]")
     parser.add_argument("--least", type=float, default=0.9, help="share of faults that must be caught")
-    parser.add_argument("--map", type=Path, help="folder of the recorded lines, made where it is missing and used again where it is not")
+    parser.add_argument("--map", type=Path, help="folder of the recorded lines; made where it is missing")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, help="JSON of all faults and what caught them")
     asked = parser.parse_args()
