@@ -40,8 +40,8 @@ LOOK = (
     "alpha", "bbox", "bbox_to_anchor", "borderaxespad", "capsize", "capthick", "columnspacing", "dashes", "elinewidth", "facecolor",
     "figsize", "fontsize", "framealpha", "frameon", "ha", "handlelength", "handletextpad", "height_ratios", "hspace", "labelpad",
     "labelspacing", "left", "length", "linewidth", "linewidths", "loc", "lw", "markeredgecolor", "markeredgewidth",
-    "markerfacecolor", "markersize", "ncols", "pad", "path_effects", "rotation", "rounding_size", "top", "va", "weight", "width_ratios", "wspace",
-    "xytext", "zorder",
+    "markerfacecolor", "markersize", "ncols", "pad", "path_effects", "rotation", "rounding_size", "top", "va",
+    "weight", "width_ratios", "wspace", "xytext", "zorder",
 )  # fmt: skip
 """Keywords in `figures` that only change how a picture looks, not what it says."""
 REFUSING = ("ParameterError", "demand", "warn", "Option", "Argument", "BadParameter")
