@@ -245,6 +245,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
             row["published_speedup"] = outcome.published_speedup
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
+    said = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
+    row |= {"outcomes_note": "; ".join(said)} if said else {}
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
     row |= {"units": case.cluster.units * case.ways, "contended": case.contended, "exact": case.parameters.EXACT}
     if not case.parameters.EXACT:
