@@ -6,6 +6,7 @@ The oracle has no cache and decodes one token at a time (`tests.real_models`). I
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from calibrate.interpreter import Answered, Luck, Real, Sampling, softmax
 from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
 from model.checks import ParameterError
+from model.steps import CacheError, Steps
 from model.work import Work
 from tests import real_models
 from tests.real_models import DEPTHS, KINDS
+from tests.unended import HEIRS, UNENDED
 
 LAYERS = DEPTHS["target"]
 SMALL = {"draft_layers": DEPTHS["draft"]}
@@ -456,3 +459,9 @@ def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> 
         exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
     assert sum(found.values()) == pytest.approx(1)
     assert {text: chance for text, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
+def test_real_models_take_over_no_task_that_has_not_ended(defect: Callable[[], Steps], message: str) -> None:
+    with pytest.raises(CacheError, match=message):
+        Real(real_models.decoders("llama")).run(defect(), 1)
