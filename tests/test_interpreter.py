@@ -6,6 +6,7 @@ The oracle has no cache and decodes one token at a time (`tests.real_models`). I
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 from calibrate.interpreter import Answered, Luck, Real, Sampling, softmax
 from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
 from model.checks import ParameterError
-from model.steps import Commit, Forward, Read
+from model.steps import CacheError, Commit, Forward, Read, Steps
 from model.work import Work
 from tests import real_models
 from tests.real_models import DEPTHS, KINDS
+from tests.unended import HEIRS, UNENDED
 
 LAYERS = DEPTHS["target"]
 SMALL = {"draft_layers": DEPTHS["draft"]}
@@ -493,3 +495,9 @@ def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[f
 
     real.run(steps(), 1)
     assert seen == pytest.approx([said], abs=1e-7)
+
+
+@pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
+def test_real_models_take_over_no_task_that_has_not_ended(defect: Callable[[], Steps], message: str) -> None:
+    with pytest.raises(CacheError, match=message):
+        Real(real_models.decoders("llama")).run(defect(), 1)
