@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from model import strict_json
+
 if TYPE_CHECKING:
     pass
 
@@ -139,7 +141,7 @@ def run(
         print(f"error: {error.strerror or error} ({error.filename or report.out}); {remedy}", file=sys.stderr)
         raise typer.Exit(1) from None
     if as_json:
-        print(json.dumps(reports.document(report, frame, drawn), indent=2))
+        print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
     else:
         reports.show(report, frame, drawn)
     if report.failed:
@@ -166,7 +168,7 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
         "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(plan.estimate(), 1),
     }  # fmt: skip
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print(strict_json.dumps(facts, indent=2))
         return
     for name, value in facts.items():
         text = ", ".join(f"{key} {each:,}" for key, each in value.items()) if isinstance(value, dict) else value
@@ -217,7 +219,7 @@ def plot(
         paths = figures.of_run(directory)
     else:
         paths = figures.of_profiles(profiles or [], out or Path("runs", "profiles"))
-    print(json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
+    print(strict_json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
 
 
 @app.command()
@@ -362,7 +364,7 @@ def check(
         else:
             print(verdict, flush=True)
     if as_json:
-        print(json.dumps(documents, indent=2))
+        print(strict_json.dumps(documents, indent=2))
     else:
         print(f"{wrong} statements came out wrong" if wrong else "every statement came out as the theory says")
     if wrong:
@@ -441,7 +443,7 @@ def list_(
 
     rows = listing.lines(what) if name is None else listing.details(what, name)
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(strict_json.dumps(rows, indent=2))
     elif name is not None:
         print("\n\n".join(rows.values()))
     else:
@@ -458,7 +460,7 @@ def schema() -> None:
     """
     from sim.schema import of_scenarios
 
-    print(json.dumps(of_scenarios(), indent=2))
+    print(strict_json.dumps(of_scenarios(), indent=2))
 
 
 @app.command()
@@ -474,4 +476,4 @@ def env(as_json: Json = False) -> None:
     from sim.environment import versions
 
     facts = versions() | {"platform": platform.platform(), "cores": str(os.cpu_count())}
-    print(json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:12} {value}" for name, value in facts.items()))
+    print(strict_json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:12} {value}" for name, value in facts.items()))
