@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrate.command import guarded, placed, progress
+from model import strict_json
 
 if TYPE_CHECKING:
     from calibrate.adapter import Decoder
@@ -104,7 +104,7 @@ def run(
         raise typer.Exit(130) from None
     if as_json:
         said = {"runs": _rows(found), "file": str(out), "warnings": found.warnings, "about": dict(found.about)}
-        print(json.dumps(said, indent=2))
+        print(strict_json.dumps(said, indent=2))
         return
     print("\n".join(_lines(found)))
     for warning in found.warnings:

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from model import checks, pairs
+from model import checks, pairs, strict_json
 from model.account import Account
 from model.checks import ParameterError
 from model.decoding import Answered, Decoding
@@ -200,13 +200,7 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> plain({"rollback_threshold": float("inf"), "lengths": (3, 4)})
     {'rollback_threshold': 'inf', 'lengths': [3, 4]}
     """
-    return {key: _plain(value) for key, value in settings.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return {key: strict_json.plain(value) for key, value in settings.items()}
 
 
 def _full(value: Any) -> Any:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from model import strict_json
+
 if TYPE_CHECKING:
     pass
 
@@ -148,7 +150,7 @@ def run(
         print(f"error: {error.strerror or error} ({error.filename or report.out}); {remedy}", file=sys.stderr)
         raise typer.Exit(1) from None
     if as_json:
-        print(json.dumps(reports.document(report, frame, drawn), indent=2))
+        print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
     else:
         reports.show(report, frame, drawn)
     if report.failed:
@@ -175,7 +177,7 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
         "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(plan.estimate(), 1),
     }  # fmt: skip
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print(strict_json.dumps(facts, indent=2))
         return
     for name, value in facts.items():
         text = ", ".join(f"{key} {each:,}" for key, each in value.items()) if isinstance(value, dict) else value
@@ -226,7 +228,7 @@ def plot(
         paths = figures.of_run(directory)
     else:
         paths = figures.of_profiles(profiles or [], out or Path("runs", "profiles"))
-    print(json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
+    print(strict_json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
 
 
 @app.command()
@@ -372,7 +374,8 @@ def check(
         found.append(verdict)
         if not as_json:
             print(verdict, flush=True)
-    print(json.dumps([verdict.document() for verdict in found], indent=2) if as_json else theorems.summary(found))
+    documents = [verdict.document() for verdict in found]
+    print(strict_json.dumps(documents, indent=2) if as_json else theorems.summary(found))
     if any(verdict.expected is False for verdict in found):
         raise typer.Exit(1)
 
@@ -452,7 +455,7 @@ def list_(
 
     rows = listing.lines(what) if name is None else listing.details(what, name)
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(strict_json.dumps(rows, indent=2))
     elif name is not None:
         print("\n\n".join(rows.values()))
     else:
@@ -469,7 +472,7 @@ def schema(methods: Methods = None) -> None:
     """
     from sim.schema import of_scenarios
 
-    print(json.dumps(of_scenarios(), indent=2))
+    print(strict_json.dumps(of_scenarios(), indent=2))
 
 
 @app.command()
@@ -485,4 +488,4 @@ def env(as_json: Json = False) -> None:
     from sim.environment import versions
 
     facts = versions() | {"platform": platform.platform(), "cores": str(os.cpu_count())}
-    print(json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:12} {value}" for name, value in facts.items()))
+    print(strict_json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:12} {value}" for name, value in facts.items()))

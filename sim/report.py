@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -17,6 +16,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from model import strict_json
 from sim import metrics
 from sim.files import write_text
 from sim.methods import algorithm
@@ -51,7 +51,7 @@ def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
     text = io.StringIO()
     show(report, frame, figures, Console(file=text, width=WIDE, highlight=False))
     write_text(report.out / "summary.txt", text.getvalue())
-    write_text(report.out / "summary.json", json.dumps(document(report, frame, figures), indent=2) + "\n")
+    write_text(report.out / "summary.json", strict_json.dumps(document(report, frame, figures), indent=2) + "\n")
 
 
 def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:

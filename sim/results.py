@@ -35,7 +35,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
     for name in metrics.ESTIMATES:
         if name == "speedup":
             low, high = (row["latency_layers"] + sign * wide["latency_layers"] for sign in (1, -1))
-            row["speedup_low"], row["speedup_high"] = plain / low, float("inf") if high <= 0 else plain / high
+            row["speedup_low"], row["speedup_high"] = plain / low, plain / high if high > 0 else float("nan")
         else:
             row[f"{name}_low"], row[f"{name}_high"] = values[name] - wide[name], values[name] + wide[name]
         if formula and formula[name] and formula.get(f"{name}_input_low") is not None:
@@ -136,7 +136,7 @@ def table(frame: pl.DataFrame) -> pl.DataFrame:
 
 def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
     """Columns in their order: descriptions first, then each estimate with its bounds; what has no value is null."""
-    frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None), held_layers=pl.col("held_units") * pl.col("latency_layers"))
+    frame = frame.with_columns(held_layers=pl.col("held_units") * pl.col("latency_layers"))
     names = frame.collect_schema().names()
     if metrics.ONE_DEVICE in names:  # on one device the two speed-ups are one
         own = {f"speedup{end}": f"{metrics.ONE_DEVICE}{end}" for end in ("", *(f"_{each}" for each in metrics.BOUNDS))}
@@ -162,4 +162,7 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
     estimates = metrics.columns()
     names = [name for name in names if name not in ROUNDS]
     first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
-    return frame.select([*first, *(name for name in estimates if name in names)])
+    own = [name for name in estimates if name in names]
+    # An estimate or bound that is not a finite number is none; a parameter may well be infinite.
+    finite = [pl.when(pl.col(name).cast(pl.Float64).is_finite()).then(pl.col(name)).alias(name) for name in own]
+    return frame.select([*first, *own]).with_columns(finite).with_columns(pl.col(pl.Float64).fill_nan(None))

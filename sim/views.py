@@ -7,7 +7,6 @@ point can be shared out, and is put together in `sim.results`.
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import acceptance, coins
+from model import acceptance, coins, strict_json
 from model.acceptance import Outcomes
 from model.account import Account, bill
 from model.algorithms import autoregressive, skipdecode
@@ -274,7 +273,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
 
 def _cell(value: Any) -> Any:
     """A list is written out: no column of a CSV could hold it."""
-    return json.dumps(value) if isinstance(value, list | tuple) else value
+    return strict_json.dumps(value) if isinstance(value, list | tuple) else value
 
 
 def _shown(row: Row, path: str, value: Any) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from model import checks
+from model import checks, strict_json
 from sim.theorems import (
     adaptive,
     baseline,
@@ -91,7 +91,7 @@ class Verdict:
         if self.counterexample is None:
             return ""
         theorem = ["--method", self.theorem.method, "--theorem", self.theorem.number]
-        return shlex.join(["sim", "check", *theorem, "--example", json.dumps(self.counterexample)])
+        return shlex.join(["sim", "check", *theorem, "--example", strict_json.dumps(self.counterexample)])
 
     def document(self) -> dict[str, Any]:
         """All of it, as plain values."""
@@ -236,7 +236,7 @@ def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabas
     except NoSuchExample:
         return _verdict(theorem, tried, None, {}, start)
     if database is not None:
-        database.save(key, json.dumps(example).encode())
+        database.save(key, strict_json.dumps(example).encode())
     return _verdict(theorem, tried, theorem.error(example), example, start)
 
 
