@@ -39,7 +39,7 @@ def decode(
     Parameters
     ----------
     method
-        A name of `model/algorithms`, or a dotted module.
+        A name of `model/algorithms`, or the dotted path of a module that is allowed (`model.methods.allowing`).
     models
         Decoders by role: the target, and those that the method has beside it.
     settings

@@ -60,6 +60,10 @@ def run(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--methods", metavar="MODULE", help="A method from outside, by its dotted path: the plan may name it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:

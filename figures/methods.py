@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from figures.baseline import ONE, over_one_device
 from figures.labels import drawn, place
 from figures.style import GREY, INK, VIEWS, Look, canvas, demand, house, looks
 from model import checks
@@ -41,7 +42,8 @@ def draw(rows: pl.DataFrame) -> Figure:
     Where `exact` says that a method writes another text than the target, its marks are hollow.
     """
     bounds = [f"{metric}_{end}" for metric in (_Y, *AXES) for end in ("low", "high")]
-    table = demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES), ("exact", "ways", *bounds))
+    told = ("exact", "ways", *bounds, "speedup_over_one_device", "speedup_over_one_device_low", "speedup_over_one_device_high")
+    table = demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES), told)
     # Plain decoding on several devices, each with its share of every layer, is another choice than on one.
     split = (pl.col("method") == _PLAIN) & (pl.col("ways") > 1).fill_null(False)
     table = table.with_columns(pl.when(split).then(pl.lit(_SPLIT)).otherwise("method").alias("method"))
@@ -49,6 +51,11 @@ def draw(rows: pl.DataFrame) -> Figure:
         checks.one_of("view", view, VIEWS)
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
     table = table.drop_nulls([_Y]).sort("point", order).unique("point", keep="last", maintain_order=True)
+    table, baseline = over_one_device(table)
+    if baseline != ONE:  # in units of as many devices as layers are split over, of which plain decoding has one
+        each = pl.col("ways").fill_null(1)
+        names = [name for name in table.columns if name == "held_units" or name.startswith("mean_units")]
+        table = table.with_columns(pl.col(name) / each for name in names).filter(pl.col("method") != _SPLIT)
     table = demand(table, "the figure of methods (with values of speedup)", ())
     methods = [name for name in table["method"].unique(maintain_order=True) if name != _PLAIN]
     styles = dict(zip(methods, looks(len(methods)), strict=True))
@@ -61,7 +68,7 @@ def draw(rows: pl.DataFrame) -> Figure:
         for axes, x in zip(panels, AXES, strict=True):
             _panel(axes, table, x, styles)
             axes.tick_params(labelleft=axes is first)
-        first.set_ylabel("speed-up over plain decoding")
+        first.set_ylabel(f"speed-up over {baseline}" if table["ways"].count() else "speed-up over plain decoding")
         figure.text(0.055, 0.945, "What each method gains, and at what price", fontsize=13, weight="bold", va="center")
         lines = [line for line in drawn(first) if len(line) == 1]  # a text may cross the lines of what is even
         left_out = place(first, _labels(table), lines)

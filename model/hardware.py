@@ -2,6 +2,7 @@
 
 Three cost models answer alike (`Hardware`): `Uniform`, the papers' assumption in seconds; `model.roofline.Roofline`, from the
 arithmetic of a transformer and the peaks of a device; `model.measured.Measured`, from a profile. Each says how far off it may be.
+`Served` adds to any of them what an engine takes for a step.
 """
 
 from __future__ import annotations
@@ -89,6 +90,58 @@ class Uniform:
     def transfer(self, size: ArrayLike) -> Estimate:
         """Nothing."""
         return NONE
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model on hardware as an engine runs it: each pass takes `step_s` more, whatever its width, context and batch.
+
+    >>> from model.transformer import preset
+    >>> kernels = Uniform(preset("llama-2-13b"), 0.001)
+    >>> float(pass_time(Served(kernels, 0.002), 4, 500, 8).seconds)
+    0.042
+    """
+
+    kernels: Hardware
+    step_s: float
+
+    def __post_init__(self) -> None:
+        checks.number("step_s", self.step_s, 0)
+
+    @property
+    def shape(self) -> Shape:
+        """The model."""
+        return self.kernels.shape
+
+    @property
+    def ways(self) -> int:
+        """Devices that a layer is split over."""
+        return self.kernels.ways
+
+    @property
+    def provenance(self) -> str:
+        """That of the kernels; what the engine adds is given."""
+        return self.kernels.provenance
+
+    def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
+        """See `Hardware`."""
+        return self.kernels.layer(width, context, batch, busy=busy)
+
+    def head(self, positions: ArrayLike) -> Estimate:
+        """See `Hardware`."""
+        return self.kernels.head(positions)
+
+    def embedding(self, tokens: ArrayLike) -> Estimate:
+        """See `Hardware`."""
+        return self.kernels.embedding(tokens)
+
+    def step(self, batch: ArrayLike = 1) -> Estimate:
+        """What a pass takes once: of the kernels, and of the engine [s]."""
+        return self.kernels.step(batch) + Estimate(np.asarray(self.step_s), np.asarray(0.0))
+
+    def transfer(self, size: ArrayLike) -> Estimate:
+        """See `Hardware`."""
+        return self.kernels.transfer(size)
 
 
 def pass_time(

@@ -1,8 +1,8 @@
 """Hardware at one operating point, as the engine's costs: layer-times, and how long one is.
 
 Methods, their formulas and their simulation count in layer-times. This is where seconds become layer-times: at one context, in
-the middle of the text that is decoded, and one batch. What a pass takes besides its layers and its head (embedding, launching,
-sampling) is put before its first layer, since it is there once for every new token of every process.
+the middle of the text that is decoded, and one batch. What a pass takes once (launching, sampling, what an engine adds) is `step`;
+embedding is put before the first layer, since it is there once for every new token of every process.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def operating_point(
     def layers(found: Estimate) -> float:
         return float(found.seconds) / layer
 
-    before = layers(target.embedding(batch) + target.step(batch))
+    before = layers(target.embedding(batch))
     head = layers(target.head(batch))
     making = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
     given = dict(more or {})
-    known: dict[str, Any] = {"early_head": head, "final_head": head}
+    known: dict[str, Any] = {"step": layers(target.step(batch)), "early_head": head, "final_head": head}
     if before:
         known["layer_times"] = (1.0 + before, *[1.0] * (shape.layers - 1))
     known |= {

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model import checks, speculative_texts
+from model import checks, dialects, speculative_texts
 from model.acceptance import Chain
 from model.account import Account, Totals, Work
 from model.algorithms import _batches
@@ -478,39 +478,61 @@ def acceptance_from_length(mean_acceptance_length: ArrayLike, draft_length: Arra
     return _rate_of_accepted(length - 1, gamma)
 
 
-ENGINES = ("alpha", "vllm", "sglang", "trtllm", "transformers")
+ENGINES = ("alpha", *dialects.DIALECTS)
 """Whose figures `reported_acceptance` reads; "alpha" is the theory's own."""
 
 
 def reported_acceptance(
-    engine: str, draft_length: ArrayLike, *, rate: ArrayLike | None = None, length: ArrayLike | None = None
+    engine: str,
+    draft_length: ArrayLike,
+    *,
+    rate: ArrayLike | None = None,
+    length: ArrayLike | None = None,
+    field: str | None = None,
 ) -> Floats:
-    """alpha from a figure that an engine prints: either its `rate` (a fraction, not a percentage) or its `length`.
+    """alpha from what an engine prints: its `rate` (a fraction, not a percentage), its `length`, or both, which must then agree.
+
+    In D rounds of K = `draft_length` drafted tokens a were accepted (`model.dialects`). `field` says which figure is meant where an
+    engine has several; without it the first of each.
 
     alpha: the rate is alpha, accepted over tested tokens; there is no length.
-    vllm: "draft acceptance rate" = accepted / drafted; "mean acceptance length" counts the bonus token.
-    sglang: "accept rate" = accepted / drafted; "accept length" counts the bonus token.
-    trtllm: rate = accepted / drafted; length = accepted tokens a round, the bonus token not counted. Its iteration statistics
-    print an `acceptance_length` that counts it: take one off.
-    transformers: rate = accepted / drafted; length = tokens of a streamed chunk, matches + 1.
+    vllm: rate "draft acceptance rate" = a / (D K), or field "system-efficiency" of V0; length = 1 + a / D (add 1 to V1's before
+    2025-05).
+    sglang: length = 1 + a / D. Its "accept rate" must be named: field "drafts" = a / (D K), from 2026-04; "with-bonus" =
+    (a + D) / (D (K + 1)), 2025-10 to 2026-04; "before-2025-10" cannot be converted.
+    trtllm: length = 1 + a / D as printed, or field "forced" for the variable that forces acceptance, a / D; rate = a / (D K).
+    transformers: rate = a / (D K); length = tokens of a streamed chunk, matches + 1.
+    llama.cpp: length = 1 + a / D; rate "draft acceptance" is over the tokens really drafted, so that it bounds the length.
+    mlx-lm: rate = share of tokens with from_draft = a / (a + D); there is no length.
 
-    >>> [round(float(reported_acceptance(e, 3, length=n)), 6) for e, n in (("vllm", 2.952), ("trtllm", 1.952))]
+    >>> [round(float(reported_acceptance(e, 3, length=2.952)), 6) for e in ("vllm", "trtllm")]
     [0.8, 0.8]
     >>> round(float(reported_acceptance("vllm", 3, rate=1.952 / 3)), 6)
     0.8
+
+    Printed lines, of vLLM, SGLang on 2025-10-22, llama.cpp:
+
+    >>> round(float(reported_acceptance("vllm", 5, rate=0.827, length=5.14)), 4)
+    0.9377
+    >>> round(float(reported_acceptance("sglang", 3, rate=0.49, length=1.95, field="with-bonus")), 4)
+    0.5266
+    >>> round(float(reported_acceptance("llama.cpp", 3, rate=0.64479, length=2.92)), 4)
+    0.7929
+    >>> reported_acceptance("vllm", 5, rate=0.827, length=4.14)
+    Traceback (most recent call last):
+        ...
+    model.checks.ParameterError: rate=0.827 and length=4.14 of vllm do not agree at draft_length=5: that rate means a length of ...
     """
-    checks.one_of("engine", engine, ENGINES)
-    if rate is not None and length is None:
-        return _rate(rate, "rate").copy() if engine == "alpha" else acceptance_from_drafted(rate, draft_length)
-    if length is None or rate is not None:
-        raise checks.ParameterError(f"exactly one of rate and length must be given, got {'none' if rate is None else 'both'}")
-    if engine == "alpha":
-        raise checks.ParameterError("length must be left out for engine 'alpha', got one; name the engine that printed it")
-    if engine != "trtllm":
-        return acceptance_from_length(length, draft_length)
-    gamma = _length(draft_length, 1)
-    accepted = checks.array("length", length, 0, float(_largest(gamma)))
-    return acceptance_from_length(accepted + 1, gamma)
+    checks.one_of("engine", engine, (*ENGINES, *dialects.ALIASES))
+    if engine != "alpha":
+        read = dialects.read(engine, draft_length, rate=rate, length=length, field=field)
+        return _rate_of_accepted(read.accepted, _length(draft_length, 1))
+    for name, value in (("length", length), ("field", field)):
+        if value is not None:
+            raise checks.ParameterError(f"{name} must be left out for engine 'alpha', got one; name the engine that printed it")
+    if rate is None:
+        raise checks.ParameterError("rate must be given for engine 'alpha', got none")
+    return _rate(rate, "rate").copy()
 
 
 def _rate_of_accepted(accepted: Floats, gamma: Floats) -> Floats:

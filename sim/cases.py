@@ -188,7 +188,8 @@ class Cost:
 
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
-        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in ("layers", "by_texts")}
+        apart = ("layers", "step", "by_texts")
+        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in apart}
         if self.data_set is not None and self.fitted_on is not None:
             own |= ppd_table_3.costs(self.data_set, self.fitted_on, self.dispatch_law)
         if self.task is not None:
@@ -263,11 +264,22 @@ class Case:
 
     @property
     def plain_time(self) -> float:
-        """Time of plain decoding of the same tokens, in the same batches, on one device."""
-        tokens, factor = self.settings.tokens, 1.0 if self.priced is None else self.priced.plain_factor
+        """Time of plain decoding of the same tokens, in the same batches, on one unit: the devices that layers are split over."""
+        return self._plain_time(self.cost)
+
+    @property
+    def plain_time_on_one_device(self) -> float | None:
+        """The same on one device, in layer-times of this point, where units are of several and the model fits one; else None."""
+        if self.priced is None or self.priced.one_device is None:
+            return None
+        point = self.priced.one_device
+        return self._plain_time(point.cost) * point.seconds_per_layer / self.priced.point.seconds_per_layer
+
+    def _plain_time(self, cost: UnitCost) -> float:
+        tokens = self.settings.tokens
         if self.batched:
-            return factor * _batches.plain_time(self.parameters, tokens, self.cost)
-        return factor * tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+            return _batches.plain_time(self.parameters, tokens, cost)
+        return tokens * (cost.span(0, self.parameters.layers) + cost.final_head)
 
     @property
     def ways(self) -> int:
@@ -301,6 +313,7 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(methods.names())}")
     module = methods.algorithm(name)
+    methods.check_whole(name)
     own = {section: table.pop(section, None) for section in OWN}
     _refuse_unused(tables, chosen)
     parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
@@ -434,9 +447,10 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
 
 
 COSTS_OF = {
-    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape", "draft_profile"},
+    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape", "draft_profile", "draft_step_s"},
     "medium": {
         "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape", "medium_profile",
+        "draft_step_s",
     },
 }
 """What of the cost only methods with a model of this role look at; others say it in their COSTS."""

@@ -30,7 +30,7 @@ SUMS = tuple(Sums.__dataclass_fields__)
 def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: Any) -> dict[str, Any]:
     """Estimates and intervals of a simulated point; the input interval is the formula's, in proportion to the estimate."""
     plain = case.plain_time
-    values, wide, spread = sums.sampled(plain, case.steps)
+    values, wide, spread = sums.sampled(plain, case.steps, case.ways)
     row: dict[str, Any] = dict(values)
     for name in metrics.ESTIMATES:
         if name == "speedup":
@@ -41,6 +41,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
         if formula and formula[name] and formula.get(f"{name}_input_low") is not None:
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
+    row |= views.over_one_device(case, row)
     # Paths and formula know of no waiting: theirs is the price of all the units that the method wants.
     held = float(case.held if view == "events" else case.parameters.units) * case.ways
     row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": held}
@@ -137,6 +138,12 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
     """Columns in their order: descriptions first, then each estimate with its bounds; what has no value is null."""
     frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None), held_layers=pl.col("held_units") * pl.col("latency_layers"))
     names = frame.collect_schema().names()
+    if metrics.ONE_DEVICE in names:  # on one device the two speed-ups are one
+        own = {f"speedup{end}": f"{metrics.ONE_DEVICE}{end}" for end in ("", *(f"_{each}" for each in metrics.BOUNDS))}
+        frame = frame.with_columns(
+            pl.when(pl.col("ways") == 1).then(pl.col(name)).otherwise(pl.col(other)).alias(other)
+            for name, other in own.items() if name in names and other in names
+        )  # fmt: skip
     if "seconds_per_layer" in names:
         times = {f"{name}_layers": (f"{name}_s", 1.0) for name in ("latency", "busy", "held")}
         times |= {name: (name.replace("layers", "ms"), 1e3) for name in names if name.startswith("tpot_layers")}
@@ -152,7 +159,7 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
             (pl.col(name) * seconds * factor * share(name)).alias(other) for name, (other, factor) in times.items()
         )
         names += [other for other, _ in times.values()]
-    estimates = [f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))]
+    estimates = metrics.columns()
     names = [name for name in names if name not in ROUNDS]
     first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
     return frame.select([*first, *(name for name in estimates if name in names)])

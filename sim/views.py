@@ -73,29 +73,41 @@ def formula_of(case: Case) -> tuple[dict[str, Floats], dict[str, Floats] | None,
         laws = {name: getattr(outcome, end) or outcome.law for name, outcome in case.outcomes.items()}
         prediction = predict(case.parameters, case.settings.tokens, _one_or_all(laws), cost)
         prediction = on_devices(case, prediction)
-        return metrics.of_prediction(prediction, case.steps), prediction
+        return metrics.of_prediction(prediction, case.steps, case.ways), prediction
 
     estimates, prediction = estimate("law", case.cost)
     if case.priced is None and not any(outcome.low is not None for outcome in case.outcomes.values()):
         return estimates, None, prediction
     # All rates at their low ends together, with all costs at their high ones, and the other way round.
     slow, fast = (case.cost, case.cost) if case.priced is None else (case.priced.point.slow, case.priced.point.fast)
-    bounds = _between(estimate("low", slow)[0], estimate("high", fast)[0])
-    if case.priced is not None and case.ways > 1:  # what plain decoding on one device takes is another measurement
-        wrong = case.priced.point.error
-        for name in ("speedup", "normalized_latency"):
-            bounds[f"{name}_input_low"], bounds[f"{name}_input_high"] = (
-                bounds[f"{name}_input_{end}"] * (1 + sign * wrong) for end, sign in (("low", -1), ("high", 1))
-            )
-    return estimates, bounds, prediction
+    return estimates, _between(estimate("low", slow)[0], estimate("high", fast)[0]), prediction
 
 
 def on_devices(case: Case, prediction: Prediction) -> Prediction:
-    """A prediction in units, in devices: where layers are split a unit is several, and plain decoding is on one."""
+    """A prediction in units, in devices: where layers are split a unit is several, of plain decoding too."""
     if case.ways == 1:
         return prediction
-    many = {name: getattr(prediction, name) * case.ways for name in ("busy", "units_ratio", "units")}
-    return replace(prediction, plain_latency=np.asarray(case.plain_time), **many)
+    return replace(prediction, **{name: getattr(prediction, name) * case.ways for name in ("busy", "units_ratio", "units")})
+
+
+def over_one_device(case: Case, row: Row) -> Row:
+    """The speed-up over plain decoding on one device, from that over the same devices; nothing where those are one.
+
+    What a step takes on one device is another measurement than what it takes on several: its error, and theirs, widen the bounds
+    from inputs. Without a value where the model is not known to fit one device.
+    """
+    if case.ways == 1 or case.priced is None:
+        return {}
+    name, alone = metrics.ONE_DEVICE, case.plain_time_on_one_device
+    if alone is None or case.priced.one_device is None:
+        return {name: float("nan")}
+    factor, ours, theirs = alone / case.plain_time, case.priced.point.error, case.priced.one_device.error
+    wrong = {"input_low": (1 - min(theirs, 1.0)) / (1 + ours), "input_high": (1 + theirs) / (1 - ours) if ours < 1 else None}
+    found = {name: row["speedup"] * factor}
+    for bound in metrics.BOUNDS:
+        value, more = row.get(f"speedup_{bound}"), wrong.get(bound, 1.0)
+        found |= {} if value is None or more is None else {f"{name}_{bound}": value * factor * more}
+    return found
 
 
 def _one_or_all(of: dict[str, Any]) -> Any:
@@ -115,6 +127,7 @@ def formula_row(case: Case) -> Row:
     """The theory's estimates of one point."""
     estimates, bounds, prediction = formula_of(case)
     row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
+    row |= over_one_device(case, row)
     if prediction.rounds is None and hasattr(case.parameters, "steps_of"):
         row["operations_per_token"] = (_layers_worked(case) or 0.0) / case.parameters.layers / case.outputs
     elif prediction.rounds is None:
@@ -233,6 +246,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
             row["published_speedup"] = outcome.published_speedup
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
+    said = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
+    row |= {"outcomes_note": "; ".join(said)} if said else {}
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
     row |= {"units": case.cluster.units * case.ways, "contended": case.contended, "exact": case.parameters.EXACT}
     if not case.parameters.EXACT:

@@ -86,18 +86,78 @@ def test_units_of_several_devices_are_counted_as_devices() -> None:
     times = [float(step_time(a100(ways=ways), 528).seconds) for ways in (1, 4)]
     for row in split:
         assert row["latency_s"] == pytest.approx(32 * times[1], rel=1e-9)
-        assert row["speedup"] == pytest.approx(times[0] / times[1], rel=1e-9)
+        assert row["speedup"] == pytest.approx(1, rel=1e-9)
+        assert row["speedup_over_one_device"] == pytest.approx(times[0] / times[1], rel=1e-9)
         assert row["mean_units"] == pytest.approx(4)
         assert row["held_units"] == row["units"] == row["ways"] == 4
-        # Unit-time over that of plain decoding on one device.
-        assert row["compute_per_token"] == pytest.approx(4 * times[1] / times[0], rel=1e-9)
-        assert row["speedup_input_low"] < row["speedup"] < row["speedup_input_high"]
+        # Device-time over that of plain decoding on the same devices.
+        assert row["compute_per_token"] == pytest.approx(1, rel=1e-9)
+        assert row["speedup_input_low"] == row["speedup"] == row["speedup_input_high"]
+        low, high = (row[f"speedup_over_one_device_input_{end}"] for end in ("low", "high"))
+        errors = [float(step_time(a100(ways=ways), 528).error) for ways in (1, 4)]
+        one, four = (((1 - error) * time, (1 + error) * time) for error, time in zip(errors, times, strict=True))
+        assert (low, high) == pytest.approx((one[0] / four[1], one[1] / four[0]), rel=1e-9)
     assert plain["ways"] == 1
+    assert "speedup_over_one_device" not in plain
     both = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE | {"ways": 2}, MATCH))
     one = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE, MATCH))
     for row, single in zip(both, one, strict=True):
         assert row["held_units"] == 4
         assert row["mean_units"] == pytest.approx(2 * single["mean_units"], rel=1e-2)
+        assert row["compute_per_token"] == pytest.approx(single["compute_per_token"], rel=1e-2)
+
+
+SEVENTY: Tables = {
+    "kind": "profile", "profile": "h100-llama-2-70b", "draft_profile": "h100-operations", "draft_shape": "llama-68m", "ways": 4,
+}  # fmt: skip
+
+
+def test_speed_ups_are_over_plain_decoding_on_the_same_devices() -> None:
+    """Of one drafted token a round gives two at most. The model does not fit one device: over one there is nothing to say."""
+    for length in (1, 4):
+        accept = {"kind": "iid", "acceptance_rate": 0.7}
+        method = {"name": "speculative", "layers": 80, "draft_length": length}
+        drafting = rows_of(scenario(method, SEVENTY, accept, tokens=256))
+        plain = rows_of(scenario({"name": "autoregressive", "layers": 80}, target_of(SEVENTY), tokens=256))
+        for row, step in zip(drafting, plain, strict=True):
+            assert row["speedup"] == pytest.approx(step["latency_s"] / row["latency_s"], rel=1e-9)
+            assert 1 < row["speedup"] <= row["tokens_per_round"] < 1.05 * (1 - 0.7 ** (length + 1)) / 0.3
+            assert row["compute_per_token"] == pytest.approx(1 / row["speedup"], rel=1e-9)
+            assert row["held_units"] == 4
+            assert row["mean_units"] == pytest.approx(4)
+            assert row["speedup_over_one_device"] is None
+        assert not {"speedup_over_one_device_low", "speedup_over_one_device_input_low"} & {
+            name for name, value in drafting[1].items() if value is not None
+        }
+
+
+def target_of(cost: Tables) -> Tables:
+    return {key: value for key, value in cost.items() if not key.startswith("draft_")}
+
+
+def test_over_one_device_where_the_batch_fits_it() -> None:
+    """13 billion weights fit one A100 of 80 GB, with the cache of eight sequences and not of 160."""
+    method = {"name": "speculative", "draft_length": 3}
+    for batch, fits in ((8, True), (160, False)):
+        own = {"name": "speculative", "draft_length": 3, "batch": batch}
+        drafting = ROOFLINE | {"draft_shape": "llama-68m", "ways": 4}
+        for each, cost in ((own, drafting), (method, drafting | {"batch": batch})):
+            row = rows_of(scenario(each, cost, ACCEPT, views=["formula"]))[0]
+            assert row["memory_share"] < 1
+            assert (row["speedup_over_one_device"] is not None) == fits
+            if fits:
+                times = [float(step_time(a100(ways=ways), 528, batch).seconds) for ways in (1, 4)]
+                assert row["speedup_over_one_device"] == pytest.approx(row["speedup"] * times[0] / times[1], rel=1e-6)
+
+
+def test_a_sampled_speed_up_over_one_device_has_the_interval_of_its_sample() -> None:
+    cost = ROOFLINE | {"draft_shape": "llama-68m", "ways": 2}
+    row = rows_of(scenario({"name": "speculative", "draft_length": 3}, cost, ACCEPT, views=["paths"]))[0]
+    for end in ("low", "high"):
+        share = row[f"speedup_{end}"] / row["speedup"]
+        assert row[f"speedup_over_one_device_{end}"] / row["speedup_over_one_device"] == pytest.approx(share)
+    low, high = (row[f"speedup_over_one_device_input_{end}"] for end in ("low", "high"))
+    assert low / row["speedup_input_low"] < row["speedup_over_one_device"] / row["speedup"] < high / row["speedup_input_high"]
 
 
 def test_memory_is_looked_at_before_anything_runs() -> None:
@@ -365,8 +425,8 @@ def test_tensor_parallel_scenario_says_who_wins() -> None:
     for (name,), part in table.group_by("cost.profile" if "cost.profile" in table.columns else "profile"):
         held = {int(units): group for (units,), group in part.group_by("held_units")}
         for units in (2, 4):
-            pipelined = held[units].filter(pl.col("method") == "ppd")["speedup"].max()
-            split = held[units].filter(pl.col("method") == "autoregressive")["speedup"].max()
+            pipelined = held[units].filter(pl.col("method") == "ppd")["speedup_over_one_device"].max()
+            split = held[units].filter(pl.col("method") == "autoregressive")["speedup_over_one_device"].max()
             assert split > pipelined > 1, name
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,31 @@ def test_times_add_up() -> None:
 
 
 # --- plans ---
+
+
+def test_garbage_is_not_collected_while_a_decoding_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, (made, models) = [], plan(1)
+    decode = running.decode
+    monkeypatch.setattr(running, "decode", lambda *given, **more: (seen.append(gc.isenabled()), decode(*given, **more))[1])
+    running.timed(made.wanted[0], models, made.tokens, made.seed)
+    assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_runs_of_another_seed_are_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, models = plan(2)
+    keep, timed = iter([True, True]), running.timed
+
+    def once(*given: Any, **more: Any) -> Any:
+        if next(keep, None) is None:
+            raise KeyboardInterrupt
+        return timed(*given, **more)
+
+    monkeypatch.setattr(running, "timed", once)
+    with pytest.raises(KeyboardInterrupt):
+        running.measure(tmp_path / "runs.json", made, models)
+    monkeypatch.setattr(running, "timed", timed)
+    with pytest.raises(ParameterError, match="seed"):
+        running.measure(tmp_path / "runs.json", dataclasses.replace(made, seed=made.seed + 1), models, resume=True)
 
 
 def plan(repeats: int = 3, **more: Any) -> tuple[Plan, dict[str, Any]]:
