@@ -94,8 +94,9 @@ def of_prediction(prediction: Prediction, tokens: Any, ways: int = 1) -> dict[st
     return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, ways)
 
 
-def worked(bill: Bill, tokens: float) -> dict[str, float]:
-    """Operations and bytes per output token, and their ratio."""
+def worked(bill: Bill, tokens: float, sequences: int = 1) -> dict[str, float]:
+    """Operations and bytes per output token, and their ratio; where so many `sequences` share each reading of the weights."""
+    bill = bill._replace(weight_bytes=bill.weight_bytes / sequences)
     each = {name: float(value) / tokens for name, value in zip(WORK, bill, strict=True)}
     return each | {"arithmetic_intensity": bill.intensity}
 

@@ -71,7 +71,7 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
         else:
             row |= views.operations_of(case, row["compute_per_token"])
         if case.shapes and BILL[0] in part.columns and part[BILL[0]].count():
-            row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs)
+            row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs, case.full_batch)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
         rows.append(row)

@@ -41,7 +41,7 @@ def written(decoders: Any, parameters: Parameters, prompts: Sequence[Sequence[in
 
 
 def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:
-    return Parameters(LAYERS, gamma, draft_layers=DRAFT, batch=batch, lengths=LENGTHS, **more)
+    return Parameters(LAYERS, gamma, draft_layers=DRAFT, sequences=batch, batching="static", lengths=LENGTHS, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,7 +60,7 @@ def test_whatever_the_draft_length(gamma: int) -> None:
     target = real_models.decoders("llama")["target"]
     full = real_models.model("llama", LAYERS)
     want = {number: real_models.oracle(full, PROMPTS[number], length) for number, length in enumerate(LENGTHS)}
-    parameters = Parameters(LAYERS, gamma, draft_layers=LAYERS, batch=4, lengths=LENGTHS)
+    parameters = Parameters(LAYERS, gamma, draft_layers=LAYERS, sequences=4, batching="static", lengths=LENGTHS)
     assert written({"target": target, "draft": target}, parameters) == want
 
 

@@ -189,10 +189,11 @@ PROMPTS = [[3, 4, 5], [6, 1, 2], [9, 9, 8], [3, 4, 6]]
 @pytest.mark.parametrize("name", ["skipdecode", "early exit"])
 def test_texts_of_a_batch_do_not_see_each_other(kind: str, batch: int, name: str) -> None:
     lengths = (8, 5, 7, 8)
-    parameters: Any = early_exit.Parameters(LAYERS, exit_layer=LAYERS, batch=batch, lengths=lengths)
+    parameters: Any = early_exit.Parameters(LAYERS, exit_layer=LAYERS, sequences=batch, batching="static", lengths=lengths)
     module: Any = early_exit
     if name == "skipdecode":
-        module, parameters = skipdecode, skipdecode.Parameters(LAYERS, 5, 5, 3, 12, batch=batch, lengths=lengths)
+        module = skipdecode
+        parameters = skipdecode.Parameters(LAYERS, 5, 5, 3, 12, sequences=batch, batching="static", lengths=lengths)
     real = Real(real_models.decoders(kind))
     texts: dict[int, list[int]] = {number: [] for number in range(4)}
     steps = module.decode(parameters, PROMPTS[0], 8, prompts=PROMPTS)
@@ -227,7 +228,7 @@ def _follow(real: Real, steps: Any, texts: dict[int, list[int]], tokens: int) ->
 def test_a_batch_of_skipdecode_skips_what_one_text_alone_would() -> None:
     """Positions decide, not texts: each text of a batch is what it would be alone."""
     alone = skipdecode.Parameters(LAYERS, 2, 5, 3, 12)
-    together = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, batch=4, lengths=(8, 8, 8, 8))
+    together = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, sequences=4, batching="static", lengths=(8, 8, 8, 8))
     texts: dict[int, list[int]] = {number: [] for number in range(4)}
     _follow(Real(real_models.decoders("llama")), skipdecode.decode(together, PROMPTS[0], 8, prompts=PROMPTS), texts, 32)
     for number, prompt in enumerate(PROMPTS):

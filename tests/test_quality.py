@@ -215,7 +215,7 @@ def test_a_table_is_the_same_in_both_formats(tmp_path: Path) -> None:
         ("early_exit", {}, (), "threshold or exit_layer is required"),
         ("early_exit", {"treshold": 0.5}, (), "did you mean threshold"),
         ("skipdecode", {"min_layers": 2, "max_layers": 5, "sequence": 12}, (), "tokens must be at most sequence-prompt=7"),
-        ("early_exit", {"threshold": 0.5, "batch": 2}, (), "batch must be 1"),
+        ("early_exit", {"threshold": 0.5, "sequences": 2, "batching": "static"}, (), "sequences must be 1"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_anything_is_decoded(

@@ -120,7 +120,7 @@ def test_outcomes_that_a_method_cannot_have_are_refused(
 def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
     name: str, table: dict[str, Any], rates: dict[str, float], batch: int
 ) -> None:
-    models, said = models_of(name, table), table | {"batch": batch}
+    models, said = models_of(name, table), table | {"sequences": batch, "batching": "static"}
     running.check(Plan([wanted(name, said, rates)], 9), models)
     found = running.decode(wanted(name, said, rates), models, 9, 1, log=True)
     parameters = methods.algorithm(name).Parameters(**found.settings)
@@ -133,7 +133,7 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
 
 
 def test_models_are_asked_about_one_text_at_a_time() -> None:
-    table = {"min_layers": 2, "max_layers": 4, "batch": 2}
+    table = {"min_layers": 2, "max_layers": 4, "sequences": 2, "batching": "static"}
     models = models_of("skipdecode", table)
     with pytest.raises(ParameterError, match="batch must be 1"):
         running.check(Plan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)

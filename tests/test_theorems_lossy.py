@@ -146,7 +146,7 @@ def without_warm_up(right: Any, parameters: Any, budget: int) -> Any:
 
 
 def each_text_alone(right: Any, parameters: Any, tokens: int) -> Any:
-    return right(replace(parameters, batch=1), tokens)
+    return right(replace(parameters, sequences=1), tokens)
 
 
 def code_a_little_lower(right: Any, *args: Any, form: str) -> Any:

@@ -21,9 +21,9 @@ def walk(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Time and unit-time, each of shape (BLOCK,); `outcomes` are not looked at."""
     parameters.check_tokens(tokens)
-    layers, batch = parameters.layers, parameters.batch
+    layers, batch = parameters.layers, parameters.sequences
     layer_times = np.ones(layers) if cost.layer_times is None else np.array(cost.layer_times)
-    lengths = np.array([tokens] * batch if parameters.lengths is None else parameters.lengths)
+    lengths = np.array([tokens] * parameters.texts if parameters.lengths is None else parameters.lengths)
     budgets = schedule(parameters, tokens)
     times = {budget: float(layer_times[_run(parameters, budget)].sum()) + cost.final_head for budget in {*budgets}}
     total = 0.0

@@ -130,7 +130,7 @@ def choice(x: Example) -> skipdecode.Parameters:
     lengths = x.get("lengths")
     return skipdecode.Parameters(
         x["layers"], x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["warm_up"], x.get("rounding", "half-up"),
-        x.get("power", 1.0), x.get("batch", 1), None if lengths is None else tuple(lengths),
+        x.get("power", 1.0), sequences=x.get("batch", 1), batching="static", lengths=None if lengths is None else tuple(lengths),
     )  # fmt: skip
 
 
