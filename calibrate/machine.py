@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import time
@@ -18,6 +19,12 @@ MOVING = ("sm_mhz", "memory_mhz")
 """Facts that are others at another moment: clocks of a GPU, which rise with its work."""
 _TRIES = 7
 _OTHERS = {"pcie", "nvl", "laptop", "mig"}  # of the same name, and slower
+
+
+def needed() -> None:
+    """Import the libraries that timing takes, before anything is written; a command says what to install where one is missing."""
+    for name in ("torch", "transformers"):
+        importlib.import_module(name)
 
 
 def chosen(name: str | None) -> str:

@@ -57,8 +57,8 @@ MODES = ("eager", "cuda-graph")
 """How passes were made: kernels launched one by one, or as one graph. Runs that do not say so are of the first."""
 _KEYS = ("about", "columns", "rows", "reads_sha256")
 LATE_S, LATE = 1e-3, 0.01
-"""How far a part of a run may lie beyond its end [s], and relative to it [-]: two clocks that are read one after the other. Seen are
-0.14 ms, of runs over processes, whose answers come in a queue."""
+"""How far a part of a run may lie beyond its end [s], and relative to it [-]: two clocks that are read one after the other. Of runs
+over processes, whose answers come in a queue, 0.14 ms were seen."""
 
 
 class About(TypedDict):
@@ -81,7 +81,11 @@ class About(TypedDict):
     devices: NotRequired[list[str]]
 
 
-_Said = TypedDict("_Said", {"about": dict[str, Any], "columns": dict[str, str], "rows": int, "reads_sha256": str})
+class _Said(TypedDict):
+    about: dict[str, Any]
+    columns: dict[str, str]
+    rows: int
+    reads_sha256: str
 _COLUMNS: dict[str, Any] = {
     **dict.fromkeys(("decoding", "repeat", "turn", "units"), int), "seconds": float, "commit_s": list[float],
     "pass_s": list[float], "read_s": float, "waited": float, "load": float, "spans": list[dict],

@@ -242,7 +242,7 @@ def test_files_are_refused_where_they_are_damaged(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match=said):
             runs.load(path)
     path.write_text(json.dumps(held | {"about": {key: value for key, value in held["about"].items() if key != "dtype"}}))
-    with pytest.raises(ParameterError, match="about.dtype is missing"):
+    with pytest.raises(ParameterError, match=r"about\.dtype is missing"):
         runs.load(path)
 
 
