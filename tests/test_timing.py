@@ -729,12 +729,6 @@ def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("nobody/nothing", "config.json")]
 
 
-def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(layers.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
-    done = call("layers", "--model", "gpt2", "-o", str(tmp_path), code=2)
-    assert done.stderr == "error: timing real models needs torch, which is not installed: pip install 'decodesim[torch]'\n"
-
-
 @pytest.mark.parametrize("probe", ["import calibrate", "import calibrate.cli", "CliRunner().invoke(calibrate.cli.app, ['--help'])"])
 def test_help_loads_nothing_heavy(probe: str) -> None:
     heavy = ("torch", "transformers", "polars", "numpy", "scipy", "matplotlib")
