@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
-from model import checks, published
+from model import checks, demand, published
 from model.algorithms import _batches
 from model.checks import ParameterError
+from model.demand import Demand
 from model.latency import OPERATIONS, RATIOS, UnitCost
 from model.published import ppd_table_3
 from model.tables import build, renamed
@@ -286,17 +288,42 @@ class Case:
         """Devices in a unit: more than one where layers are split over them."""
         return 1 if self.priced is None else self.priced.ways
 
+    @cached_property
+    def contention(self) -> str | None:
+        """Why closed forms and paths, for which nothing waits, say nothing here; None where they do."""
+        return contention(self.demand, self.cluster)
+
     @property
     def contended(self) -> bool:
-        """Whether processes may have to wait for units or links, which only the `events` view knows."""
-        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
-        return self.cluster.units < self.parameters.units or self.cluster.links == "shared" or self.cluster.stop != "now" or growing
+        """Whether processes may have to wait for units or links, or hold them once stopped, which only the `events` view knows."""
+        return self.contention is not None
+
+    @cached_property
+    def demand(self) -> Demand:
+        """The most units and transfers that the method may want at once."""
+        return demand.of(self.parameters, self.cost, self.settings.tokens)
 
     @property
     def held(self) -> int:
         """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
-        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
-        return self.cluster.units if growing else min(self.parameters.units, self.cluster.units)
+        if self.contended and not getattr(self.parameters, "bounded", True):
+            return self.cluster.units
+        return min(max(self.parameters.units, self.demand.units), self.cluster.units)
+
+
+def contention(wanted: Demand, cluster: Cluster) -> str | None:
+    """Why a cluster has less than what is wanted at once; None where nothing ever waits on it.
+
+    >>> contention(Demand(4), Cluster(2))
+    'units: 2 of the 4 that it may want at once'
+    """
+    if cluster.units < wanted.units:
+        return f"units: {cluster.units} of the {wanted.units} that it may want at once"
+    if cluster.links == "shared" and wanted.transfers > 1:
+        return "links: several transfers may want the shared one at once"
+    if (wanted.stopped == "anywhere" and cluster.stop != "now") or (wanted.stopped == "layers" and cluster.stop == "pass"):
+        return f"stop: a stopped process keeps its unit to the end of its {cluster.stop}"
+    return None
 
 
 def resolve(tables: Tables, index: int = 0) -> Case:

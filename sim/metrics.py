@@ -18,6 +18,8 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
 `operations_per_token`    arithmetic operations per output token, in those of a plain token (Theorem 3.11 of Leviathan et al.); of
                           methods that do not draft, compute_per_token where units are busy with layers alone
+`no_value_because`        why formula and paths have no estimates: they know of no waiting, and at a point that is `contended`
+                          something may wait for units or links, or hold a unit after it was stopped; events have estimates there
 `agreement`               of lossy methods: share of tokens that the target would have put out; `agreement_source` says who knows
 `occupancy`               of batches that go column by column: tokens over places in all steps; the rest is waiting for longer texts
 `flops_per_token`         and `weight_bytes`, `kv_read_bytes`, `kv_written_bytes`, `head_passes`, `transferred_bytes`: where the

@@ -61,7 +61,7 @@ def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
         return None  # at some of these points; one by one it will be seen at which
     size = shard.last - shard.first
     return pl.DataFrame([
-        pl.Series(name, value) if isinstance(value, np.ndarray) else pl.Series(name, [value]).new_from_index(0, size)
+        pl.Series(name, value.tolist() if value.dtype == object else value) if isinstance(value, np.ndarray) else pl.Series(name, [value]).new_from_index(0, size)
         for name, value in columns.items()
     ])  # fmt: skip
 

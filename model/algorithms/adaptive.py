@@ -21,6 +21,7 @@ import numpy as np
 from model import checks, policies
 from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, start, verify
+from model.demand import Demand, of_one_process
 from model.latency import UnitCost
 from model.steps import Read, Step, Steps
 from model.width import as_curve
@@ -168,6 +169,10 @@ class Parameters(Batching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
     def informed(self, cost: UnitCost) -> Parameters:
         """The same where the cost is known: a policy that goes by a cost ratio goes by the true one, unless it was told another."""

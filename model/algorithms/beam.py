@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 from model import checks
 from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT
+from model.demand import Demand
+from model.latency import UnitCost
 from model.steps import Commit, Continuation, Fork, Forward, Join, Read, Step, Steps
 
 RULES = ("exact", "per-beam")
@@ -105,6 +107,10 @@ class Parameters(Batching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return self.beams if self.arrangement == "parallel" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: hypotheses on units of their own change places, all of them at the same time."""
+        return Demand(self.units, self.units if cost.link else 1)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:

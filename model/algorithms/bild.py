@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 from model import checks
 from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, look, start
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import Commit, Forward, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
@@ -94,6 +96,10 @@ class Parameters(Batching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
 
 class Draft(NamedTuple):

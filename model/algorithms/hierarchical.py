@@ -28,6 +28,8 @@ from typing import Any
 from model import checks
 from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, judge, look, start, verify
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import Forward, Step, Steps
 
 READINGS = ("literal", "reuse", "bonus", "recursive")
@@ -94,6 +96,10 @@ class Parameters(Batching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return 3 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:

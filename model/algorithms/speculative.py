@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 from model import checks
 from model.algorithms import _batches
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, ended
 
 PLACEMENTS = ("together", "apart")
@@ -71,6 +73,10 @@ class Parameters(_batches.StaticBatching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
     @property
     def beyond(self) -> int:
