@@ -351,9 +351,10 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware.KINDS
     _refuse_of_other_kinds(cost_table, where["cost"], real)
     cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
+    roles = tuple(methods.roles_of(parameters))
+    parameters = replace(parameters, **_depths(cost, roles, parameters, table))
     priced = None
     if real:
-        roles = tuple(methods.roles_of(parameters))
         priced = hardware.priced(cost, parameters, settings.tokens, roles, where["cost"], name)
     if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3.LAYERS:
         raise ParameterError(
@@ -389,6 +390,23 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     shapes = _shapes(cost, parameters, name, where["cost"])
     seconds = cost.seconds(parameters.layers)
     return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
+
+
+def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
+    """The layers of smaller models that are left out, where a shape or a profile says them."""
+    found = {}
+    for role in roles:
+        name = f"{role}_layers"
+        if name in table or not hasattr(parameters, name):
+            continue
+        if isinstance(cost, Cost):
+            given = getattr(cost, SHAPES_OF[role])
+            shape = None if given is None else PRESETS[given]
+        else:
+            of = cost.of(role)
+            shape = None if of is None else of.shape
+        found |= {} if shape is None else {name: shape.layers}
+    return found
 
 
 def _refuse_narrow(model: UnitCost, widest: int, parameters: Any, where: str, name: str) -> None:

@@ -249,10 +249,9 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
         models[role] = found
         layers = "layers" if role == "target" else f"{role}_layers"
         depth = getattr(parameters, layers, found.shape.layers)
-        if role != "target" and depth == 1:  # a draft of which the method asks for no depth
-            depth = found.shape.layers
         if depth != found.shape.layers:
-            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it")
+            or_not = "" if role == "target" else ", or leave it out"
+            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
     batch, played = getattr(parameters, "full_batch", 1), getattr(parameters, "texts", 1) > 1
     texts = played and not roles  # a static batch that goes column by column: a token of each
     together = parameters.together if played and roles else 1

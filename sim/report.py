@@ -37,7 +37,8 @@ NOTHING = "no closed form says anything of these points; ask for --view paths, o
 TITLES = {
     "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
     "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
-    "operations_per_token": "operations per token", "speedup_over_one_device": "speed-up over one device",
+    "operations_per_token": "operations per token [of a plain token]", "straggler_loss": "straggler loss",
+    "speedup_over_one_device": "speed-up over one device",
 }  # fmt: skip
 RATE_WORDS = {
     "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
@@ -160,7 +161,8 @@ def describing(frame: pl.DataFrame) -> list[str]:
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
         "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND,
-        *metrics.WORK, "arithmetic_intensity", "agreement_source", "no_value_because", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
+        *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
+        *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
@@ -220,10 +222,9 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     lines += _of_measured(table, names)
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
-        wrong, drift = (_one(table, pl.col(name).abs().max()) for name in ("seconds_error", "context_drift"))
         lines.append(
-            f"a step's seconds are off by up to about ±{wrong:.1%}, and grow by at most {drift:.1%} from the first token to the"
-            " last: costs are those in the middle"
+            f"a step's seconds are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}, and {_drifting(table)}:"
+            " costs are those at mid-context"
         )
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:
@@ -237,6 +238,11 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             of = "rates and costs" if "seconds_error" in names else "rates"
             what = f"what is not known of the {of} moves a speed-up by at most"
             lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
+    if "straggler_loss" in names and (loss := _one(table, pl.col("straggler_loss").max())) is not None:
+        lines.append(
+            f"a static batch waits for its slowest sequence, which takes up to {loss:.1%} of its time (column straggler_loss);"
+            " engines that keep their batch full are batching = 'continuous'"
+        )
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
         worst = float(_one(table, pl.col("paths_difference").max()))
@@ -263,6 +269,13 @@ def _of_waiting(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
     if "match_rate" in names and _one(waiting, ((pl.col("view") == "events") & pl.col("match_rate").is_not_null()).any()):
         lines.append("where something may wait, which candidate is right is assumed to be any with equal chances")
     return lines
+
+
+def _drifting(table: pl.LazyFrame) -> str:
+    """How a step's time changes with the context while a sequence is decoded, with its sign."""
+    low, high = (_one(table, each) for each in (pl.col("context_drift").min(), pl.col("context_drift").max()))
+    said = [f"grow by at most {high:.1%}"] * (high > 0) + [f"fall by at most {-low:.1%}"] * (low < 0)
+    return f"{' or '.join(said) or 'are the same'} from the first token to the last"
 
 
 def _lossy(table: pl.LazyFrame) -> list[str]:

@@ -64,9 +64,10 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
         sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
         row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if "rounds" in part.columns and part["rounds"].count():
-            means = (math.fsum(part[name]) / sums.count for name in ROUNDS[:3])
+            means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
             found = metrics.per_round(case.outputs, *means)
             row |= {name: float(value) for name, value in found.items()}
+            row |= views.straggling(case, means[0], row["latency_layers"])
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:

@@ -135,9 +135,17 @@ def formula_row(case: Case) -> Row:
     else:
         found = metrics.per_round(case.outputs, prediction.rounds, prediction.drafted, prediction.operations)
         row |= {name: float(value) for name, value in found.items()}
+        row |= straggling(case, float(prediction.rounds), row["latency_layers"])
     row |= work_of(case)
     held = float(case.held * case.ways)
     return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": held}
+
+
+def straggling(case: Case, rounds: float, latency: float) -> Row:
+    """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
+    known = getattr(methods.theory(case.method), "straggler_loss", None)
+    loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
+    return {} if loss is None else {"straggler_loss": loss}
 
 
 def work_of(case: Case) -> Row:

@@ -138,11 +138,11 @@ def target_of(cost: Tables) -> Tables:
 def test_over_one_device_where_the_batch_fits_it() -> None:
     """13 billion weights fit one A100 of 80 GB, with the cache of eight sequences and not of 160."""
     method = {"name": "speculative", "draft_length": 3}
+    drafting = ROOFLINE | {"draft_shape": "llama-68m", "ways": 4}
     for batch, fits in ((8, True), (160, False)):
-        own = {"name": "speculative", "draft_length": 3, "batch": batch}
-        drafting = ROOFLINE | {"draft_shape": "llama-68m", "ways": 4}
-        for each, cost in ((own, drafting), (method, drafting | {"batch": batch})):
-            row = rows_of(scenario(each, cost, ACCEPT, views=["formula"]))[0]
+        for batching in ("static", "continuous", "lockstep"):
+            own = method | {"sequences": batch, "batching": batching}
+            row = rows_of(scenario(own, drafting, ACCEPT, views=["formula"]))[0]
             assert row["memory_share"] < 1
             assert (row["speedup_over_one_device"] is not None) == fits
             if fits:
