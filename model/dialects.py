@@ -217,6 +217,6 @@ def _check_agreement(
         shorter = f"; drafts of {drafted:.3g} tokens on average would print both"
     raise ParameterError(
         f"rate={at(values['rate']):g} and length={at(values['length']):g} of {engine} do not agree at draft_length="
-        f"{at(gamma):g}: that rate means a length of {implied[0]:.4g}, that length a rate of {implied[1]:.4g}, and rounding explains"
-        f" {slack:.2g} of length at most{shorter}; check draft_length, or give the length alone"
+        f"{at(gamma):g}: that rate means a length of {implied[0]:.4g}, that length a rate of {implied[1]:.4g}, and rounding"
+        f" explains {slack:.2g} of length at most{shorter}; check draft_length, or give the length alone"
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from model.methods import algorithm, names, roles, roles_of
+from model.methods import COSTS, COSTS_OF, algorithm, costs, names, roles, roles_of
 
-__all__ = ["algorithm", "names", "roles", "roles_of", "theory", "twin"]
+__all__ = ["COSTS", "COSTS_OF", "algorithm", "costs", "names", "roles", "roles_of", "theory", "twin"]
 
 
 def theory(name: str) -> ModuleType:

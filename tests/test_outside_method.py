@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sim
+from model.methods import algorithm
 
 MODULE = '''
 """Redundant decoding: every pass is run on several units at once, and they are compared. Nothing is gained but trust."""
@@ -96,3 +97,18 @@ def test_it_mixes_with_our_own_methods_in_one_scenario(redundant: str) -> None:
     assert table["method"].to_list() == ["autoregressive", redundant]
     assert table["speedup"].to_list() == [1.0, 1.0]
     assert table["busy_layers"].to_list() == [32.0, 64.0]
+
+
+def test_costs_of_a_method_from_outside(redundant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that declares no COSTS is taken to look at all, one that does at those."""
+    scenario = {
+        "scenario": {"name": "outside", "tokens": 5, "replications": 2, "views": ["events"]},
+        "method": [{"name": redundant, "layers": 12, "copies": 2}], "cost": {"dispatch": 0.5, "promotion": 0.5},
+    }  # fmt: skip
+    assert sim.run(scenario)["latency_layers"].to_list() == [62.5]
+    with pytest.raises(ValueError, match=r"cost\.cost_ratio is used by no method that it is given for; leave it out$"):
+        sim.run({**scenario, "cost": {"cost_ratio": 0.1}})
+    monkeypatch.setattr(algorithm(redundant).Parameters, "COSTS", ("dispatch",), raising=False)
+    with pytest.raises(ValueError, match=r"cost\.promotion is used by no method that it is given for; leave it out$"):
+        sim.run(scenario)
+    assert sim.run({**scenario, "cost": {"dispatch": 0.5}})["latency_layers"].to_list() == [62.5]

@@ -18,6 +18,7 @@ class Parameters:
     sampled: bool = False
 
     OUTCOMES = ()
+    COSTS = ()
     EXACT = True
 
     def __post_init__(self) -> None:
