@@ -6,7 +6,7 @@ Unknown keys, and parameters that no method takes, are errors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -326,8 +326,11 @@ def contention(wanted: Demand, cluster: Cluster) -> str | None:
     return None
 
 
-def resolve(tables: Tables, index: int = 0) -> Case:
-    """The checked objects of one point: these tables, without their sweep, and the method of this index."""
+def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ()) -> Case:
+    """The checked objects of one point: these tables, without their sweep, and the method of this index.
+
+    `used` has the costs that each method looks at somewhere on the grid, where that is more than at this point.
+    """
     for key in tables:
         if key not in SECTIONS:
             raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, SECTIONS)}")
@@ -342,14 +345,14 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     module = methods.algorithm(name)
     methods.check_whole(name)
     own = {section: table.pop(section, None) for section in OWN}
-    _refuse_unused(tables, chosen)
-    parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
-    if hasattr(parameters, "check_tokens"):
-        parameters.check_tokens(settings.tokens)
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = cost_of(tables, chosen[index])
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware.KINDS
     _refuse_of_other_kinds(cost_table, where["cost"], real)
+    _refuse_unused(tables, chosen, used or used_costs(chosen))
+    parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
+    if hasattr(parameters, "check_tokens"):
+        parameters.check_tokens(settings.tokens)
     cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
     roles = tuple(methods.roles_of(parameters))
     parameters = replace(parameters, **_depths(cost, roles, parameters, table))
@@ -467,7 +470,7 @@ def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
     return found
 
 
-def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
+def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozenset[str]]) -> None:
     """What no method of the scenario looks at is an error: somebody thinks that it counts."""
     kinds = [methods.algorithm(table.get("name")).Parameters for table in chosen]
     shared = [(kind, table) for kind, table in zip(kinds, chosen, strict=True) if "outcomes" not in table]
@@ -483,37 +486,34 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
     for each in chosen:
         if each.get("outcomes") is not None and each not in asking:
             raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which asks for none; leave it out")
-    used = [costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
     # One that changes single costs of a shared kind has all the others too.
-    sharing = [each for each, table in zip(used, chosen, strict=True) if cost_of(tables, table) is not table.get("cost")]
-    _refuse_unused_cost("cost", tables.get("cost"), {key for each in sharing for key in each})
-    for own, table in zip(used, chosen, strict=True):
-        _refuse_unused_cost("method.cost", table.get("cost"), own)
+    pairs = [*zip(kinds, used, chosen, strict=True)]
+    sharing = [(kind, own) for kind, own, table in pairs if cost_of(tables, table) is not table.get("cost")]
+    _refuse_unused_cost("cost", tables.get("cost"), sharing)
+    for kind, own, table in pairs:
+        _refuse_unused_cost("method.cost", table.get("cost"), [(kind, own)])
 
 
-COSTS_OF = {
-    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape", "draft_profile", "draft_step_s"},
-    "medium": {
-        "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape", "medium_profile",
-        "draft_step_s",
-    },
-}
-"""What of the cost only methods with a model of this role look at; others say it in their COSTS."""
-OWN_COSTS = {"verify_cost", "propagation", "state_check", "fitted_on"}
+def used_costs(chosen: Sequence[Tables]) -> list[frozenset[str]]:
+    """The costs that each method looks at with its parameters, of those that not every method has."""
+    return [methods.costs(methods.algorithm(table.get("name")).Parameters, table) for table in chosen]
 
 
-def costs(kind: Any, table: Mapping[str, Any]) -> set[str]:
-    """The costs that not every method has, and this one has."""
-    own = kind.costs(table) if hasattr(kind, "costs") else getattr(kind, "COSTS", ())
-    return {*own}.union(*(COSTS_OF[role] for role in methods.roles(kind, table)))
-
-
-def _refuse_unused_cost(where: str, table: Any, used: set[str]) -> None:
+def _refuse_unused_cost(where: str, table: Any, of: Sequence[tuple[Any, frozenset[str]]]) -> None:
     if not isinstance(table, Mapping):
         return
     for key in table:
-        if key in OWN_COSTS.union(*COSTS_OF.values()) and key not in used:
-            raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out")
+        name = key.removesuffix("_s") if isinstance(key, str) else key
+        if name not in gated() or any(name in used for _, used in of):
+            continue
+        elsewhere = any(name in getattr(kind, "COSTS", ()) for kind, _ in of)
+        also = ", or choose parameters with which it counts (`sim ls methods NAME`)" if elsewhere else ""
+        raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out{also}")
+
+
+def gated() -> frozenset[str]:
+    """The costs that not every method looks at, without the _s of those in seconds."""
+    return frozenset(methods.COSTS).union(*methods.COSTS_OF.values())
 
 
 def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -> dict[str, outcomes.Outcome]:

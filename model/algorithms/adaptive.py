@@ -83,6 +83,7 @@ class Parameters(Batching):
 
     OUTCOMES = ("accept", "confidence")
     ROLES = ("draft",)
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     # Whether a further token is drafted is decided before it is drawn, by tokens that are on offer and by rounds that are over, so
     # whatever stands before a position, its own token is still drawn from the target's law: by a test and its residual if it was
@@ -136,6 +137,11 @@ class Parameters(Batching):
                 raise checks.ParameterError(
                     f"prior_tested must be above 0 and at least prior_accepted={accepted:g}, got {tested:g}; they count tokens"
                 )
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
 
     @classmethod
     def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:

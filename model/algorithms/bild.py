@@ -51,7 +51,7 @@ class Parameters(Batching):
 
     OUTCOMES = ("decision",)
     ROLES = ("draft",)
-    COSTS = ("verify_cost",)
+    COSTS = ("verify_cost", "link", "early_head")
     EXACT = False
 
     def __post_init__(self) -> None:
@@ -76,6 +76,12 @@ class Parameters(Batching):
                     f"{name} must be {plain!r} with an exit_layer, where the small model is part of the large one,"
                     f" got {getattr(self, name)!r}; leave it out"
                 )
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link of models apart, an early head of one model."""
+        unless = {"link": table.get("placement", "together") == "together", "early_head": table.get("exit_layer") is None}
+        return tuple(name for name in cls.COSTS if not unless.get(name))
 
     @classmethod
     def roles(cls, table: Mapping[str, Any]) -> tuple[str, ...]:

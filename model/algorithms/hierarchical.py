@@ -20,7 +20,7 @@ false.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +55,7 @@ class Parameters(Batching):
 
     OUTCOMES = ("accept", "medium_accept")
     ROLES = ("draft", "medium")
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"medium": ("target", "accept"), "draft": ("medium", "medium_accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
@@ -76,6 +77,11 @@ class Parameters(Batching):
             )
         check_models(self)
         checks.whole("medium_layers", self.medium_layers, 1, checks.MAX_LAYERS)
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
 
     @property
     def EXACT(self) -> bool:  # noqa: N802  the name that every method has

@@ -51,6 +51,9 @@ class Parameters(Batching):
     batched: bool = False
 
     OUTCOMES = ("match",)
+    COSTS = (
+        "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "fitted_on", "verify_cost",
+    )  # fmt: skip
     EXACT = True
 
     def __post_init__(self) -> None:
@@ -93,10 +96,10 @@ class Parameters(Batching):
         """Tokens of its widest pass behind the prompt."""
         return self.candidates if self.batched else 1
 
-    @staticmethod
-    def costs(table: Mapping[str, Any]) -> tuple[str, ...]:
-        """The costs that it has and not every method: what a wide pass takes only where somebody says whether it makes any."""
-        return ("fitted_on", "verify_cost") if "batched" in table else ("fitted_on",)
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: without batched candidates no pass is wide."""
+        return cls.COSTS if table.get("batched", False) is not False else cls.COSTS[:-1]
 
     @property
     def bounded(self) -> bool:

@@ -16,7 +16,7 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -49,6 +49,7 @@ class Parameters(_batches.StaticBatching):
 
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
     BATCHINGS = _batches.BATCHING
@@ -58,6 +59,11 @@ class Parameters(_batches.StaticBatching):
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
         check_models(self)
         self.check_batching()
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
 
     @property
     def longest(self) -> int:
