@@ -19,6 +19,7 @@ from model.latency import OPERATIONS, RATIOS, UnitCost
 from model.published import ppd_table_3
 from model.tables import build, renamed
 from model.transformer import PRESETS, Shape
+from model.width import WidthCurve
 from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
 from sim.hardware import HardwareCost, Priced
@@ -153,6 +154,8 @@ class Cost:
         if self.layer_times and not any(self.layer_times):
             raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
         self.model(1 if self.layer_times is None else len(self.layer_times))
+        if self.verify_cost is not None:
+            WidthCurve(self.verify_cost)  # whoever wrote a table that dips is told so; passes of a profile are not said to be one
 
     def _check_published(self) -> None:
         given = [name for name in ("task", "data_set") if getattr(self, name) is not None]
