@@ -15,14 +15,21 @@ TEMPLATE = "How a data set is asked: squad, cnn-dm, wmt or none; or chat: by the
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn a user's mistake into one line and exit code 2."""
+    """Turn a user's mistake into one line and exit code 2.
+
+    Methods from outside hold while the command runs where the command line names them: as its METHOD, or by `--methods`.
+    """
 
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
         from model.checks import ParameterError
+        from model.methods import allowing
 
+        own = kwargs.get("method")
+        named = [*(kwargs.get("methods") or ()), *([own] if isinstance(own, str) and "." in own else [])]
         try:
-            command(*args, **kwargs)
+            with allowing(named):
+                command(*args, **kwargs)
         except ParameterError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -53,8 +54,8 @@ class UnitCost:
         Arithmetic of a token in a pass of the draft model, and of the medium one, over that in a pass of the target [-].
     verify_cost
         What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
-        is bound by reading the weights. In a batch the width is that of all texts together, and a pass of the draft model is
-        slower in proportion to one of the target over a token of each text.
+        is bound by reading the weights. In a batch, of whatever kind, the width is that of all sequences of the pass together, and
+        a pass of the draft model is slower in proportion to one of the target over a token of each sequence.
     by_texts
         In the place of that, rows (role, texts, width, time): a pass over so many tokens of each of so many texts, in passes of
         that model over one token of one.
@@ -154,6 +155,25 @@ class UnitCost:
         """Arithmetic of a token in a pass of a model, in that of a token in the target's; nan where nothing says it."""
         ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])
         return float("nan") if ratio is None else float(ratio)
+
+    def of_batch(self, sequences: int, widest: int = 1) -> UnitCost:
+        """The costs of a full batch: each pass takes what one over as many tokens of each of its sequences does.
+
+        `widest` is the widest pass that is asked for, in tokens of one sequence; `verify_cost` must reach as many of all of them.
+
+        >>> cost = UnitCost(4, verify_cost=((1, 1.0), (2, 1.25), (8, 2.0)), cost_ratio=0.1).of_batch(2, widest=4)
+        >>> cost.target_pass, cost.slowdown(4) * cost.target_pass, cost.whole("draft")
+        (5.0, 8.0, 0.5)
+        """
+        if sequences == 1 or self.curve is None:
+            return self
+        one = self.layers_slowdown(sequences)
+        scaled = {name: getattr(self, name) * one for name in ("early_head", "final_head", "propagation", "state_check")}
+        times = tuple(time * one for time in self.layer_times or (1.0,) * self.layers)
+        pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, widest + 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a table that dips this one has been warned of
+            return replace(self, layer_times=times, verify_cost=pairs, **scaled)
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one; a head belongs to the last."""

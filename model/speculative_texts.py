@@ -106,7 +106,8 @@ def left(texts: Iterable[Floats]) -> Floats:
 def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterator[Floats]:
     """Of each batch the expected rounds over so many texts, each drafting so many tokens for all; shape (texts + 1, room)."""
     if not isinstance(law, Chain | Rounds):
-        raise checks.ParameterError("this law of outcomes has no closed form for batches; ask for views = ['paths'], or batch = 1")
+        remedy = "ask for views = ['paths'], or for batching = 'continuous'"
+        raise checks.ParameterError(f"this law of outcomes has no closed form for static batches; {remedy}")
     known: dict[int, Floats] = {}
     for batch in _batches.texts(parameters, tokens):
         rounds = max(batch.values())
@@ -125,15 +126,16 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Unit
 
     >>> from model.acceptance import Iid
     >>> cost = UnitCost(40, cost_ratio=0.1)
-    >>> round(expected(Parameters(40, 3, batch=8), 128, Iid(0.79), cost).time / (128 * 40), 4)  # 0.4514 alone
+    >>> static = Parameters(40, 3, sequences=8, batching="static")
+    >>> round(expected(static, 128, Iid(0.79), cost).time / (128 * 40), 4)  # 0.4514 alone
     0.4917
     """
     apart = parameters.placement == "apart"
     alone = round_prices(cost, parameters.draft_length, apart=apart)
     each = [moments(parameters.draft_length, length, law, alone) for length in _lengths(parameters, tokens)]
-    if parameters.batch == 1:
+    if parameters.together == 1:
         return Moments(*(float(sum(values)) for values in zip(*each, strict=True)))
-    price = prices(cost, parameters.draft_length, min(parameters.batch, parameters.texts), apart=apart)
+    price = prices(cost, parameters.draft_length, parameters.together, apart=apart)
     time = busy = operations = 0.0
     for rounds in rounds_of(parameters, tokens, law):
         time, busy, operations = (
@@ -172,7 +174,7 @@ def decodings(
     What is kept of a batch is how many texts are at their r-th round, and how many tokens that drafts.
     """
     gamma, texts = parameters.draft_length, iter(outcomes)
-    price = prices(cost, gamma, min(parameters.batch, parameters.texts), apart=parameters.placement == "apart")
+    price = prices(cost, gamma, parameters.together, apart=parameters.placement == "apart")
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
     accepted = np.zeros(gamma + 1, dtype=np.int64)
     for batch in _batches.texts(parameters, tokens):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from model import checks, published
 from model.algorithms import _batches
@@ -120,6 +120,8 @@ class Cost:
     draft_shape: str | None = None
     medium_shape: str | None = None
     seconds_per_layer: float | None = None
+
+    GONE: ClassVar[Mapping[str, str]] = hardware.GONE
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("unit", "published", *hardware.KINDS))
@@ -250,18 +252,34 @@ class Case:
         return int(self.parameters.steps_of(tokens)) if hasattr(self.parameters, "steps_of") else tokens
 
     @property
+    def full_batch(self) -> int:
+        """Sequences over which each pass of the one that is played is priced; 1 where all sequences of a batch are played."""
+        return int(getattr(self.parameters, "full_batch", 1))
+
+    @property
     def batched(self) -> bool:
-        """Whether texts are decoded in batches: of a method that drafts only where it has several."""
+        """Whether static batches are decoded: of a method that drafts only where it has several sequences."""
         several = not methods.roles_of(self.parameters) or getattr(self.parameters, "texts", 1) > 1
         return hasattr(self.parameters, "steps_of") and several
 
     @property
     def plain_time(self) -> float:
-        """Time of plain decoding of the same tokens, in the same batches, on one device."""
-        tokens, factor = self.settings.tokens, 1.0 if self.priced is None else self.priced.plain_factor
+        """Time of plain decoding of the same tokens, in the same batches, on one unit: the devices that layers are split over."""
+        return self._plain_time(self.cost)
+
+    @property
+    def plain_time_on_one_device(self) -> float | None:
+        """The same on one device, in layer-times of this point, where units are of several and the model fits one; else None."""
+        if self.priced is None or self.priced.one_device is None:
+            return None
+        point = self.priced.one_device
+        return self._plain_time(point.cost) * point.seconds_per_layer / self.priced.point.seconds_per_layer
+
+    def _plain_time(self, cost: UnitCost) -> float:
+        tokens = self.settings.tokens
         if self.batched:
-            return factor * _batches.plain_time(self.parameters, tokens, self.cost)
-        return factor * tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+            return _batches.plain_time(self.parameters, tokens, cost)
+        return tokens * (cost.span(0, self.parameters.layers) + cost.final_head)
 
     @property
     def ways(self) -> int:
@@ -295,6 +313,7 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(methods.names())}")
     module = methods.algorithm(name)
+    methods.check_whole(name)
     own = {section: table.pop(section, None) for section in OWN}
     _refuse_unused(tables, chosen)
     parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
@@ -329,15 +348,9 @@ def resolve(tables: Tables, index: int = 0) -> Case:
             " over that of one in the target; or leave out both, and operations are not counted"
         )
     widest = parameters.widest_of(settings.tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
-    if model.curve is not None and model.curve.last < widest:
-        batch = getattr(parameters, "batch", None)
-        less = "take a smaller batch" if batch == widest else "decode fewer tokens"
-        if batch is None or methods.roles_of(parameters):
-            less = "draft less" + (" or take a smaller batch" if getattr(parameters, "texts", 1) > 1 else "")
-        raise ParameterError(
-            f"{where['cost']}.verify_cost must reach width {widest}, the widest pass of method {name}, got {model.curve.last};"
-            f" measure wider passes or {less}"
-        )
+    if priced is None:
+        _refuse_narrow(model, widest, parameters, where["cost"], name)
+        model = model.of_batch(getattr(parameters, "full_batch", 1), widest)
     machine = build(Machine, tables.get("cluster", {}), "cluster")
     laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
     found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
@@ -349,6 +362,21 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     shapes = _shapes(cost, parameters, name, where["cost"])
     seconds = cost.seconds(parameters.layers)
     return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
+
+
+def _refuse_narrow(model: UnitCost, widest: int, parameters: Any, where: str, name: str) -> None:
+    """A measured curve must reach the widest pass, over as many tokens of all sequences of a batch."""
+    batch = getattr(parameters, "full_batch", 1)
+    wide = batch * widest
+    if model.curve is None or model.curve.last >= wide:
+        return
+    several = batch * getattr(parameters, "together", 1) > 1
+    less = "draft less" if methods.roles_of(parameters) else "" if several else "decode fewer tokens"
+    fewer = "take fewer sequences" if several else ""
+    raise ParameterError(
+        f"{where}.verify_cost must reach width {wide}, the widest pass of method {name}, got {model.curve.last}; measure wider"
+        f" passes or {' or '.join(filter(None, (less, fewer)))}"
+    )
 
 
 def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:

@@ -10,7 +10,8 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from model import checks, device, hardware, physical, profile
 from model.checks import ParameterError
@@ -26,6 +27,11 @@ ROLES = ("target", "draft", "medium")
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
 """Costs of kind `unit` that are given in seconds here."""
 MAX_SECONDS = 1e6
+GONE = MappingProxyType({
+    "batch": "it is now method.sequences: passes are priced over so many in every way of method.batching; what it was, sequences"
+    " that share one set of random outcomes, is batching = 'lockstep'"
+})
+"""Keys of costs that there were, and what to say instead."""
 MAY_SEEM = 0.1
 """How much faster than its peaks a device of a user's profile may seem [-]: clocks rise, and ceilings are measured roughly."""
 
@@ -48,10 +54,8 @@ class HardwareCost:
     dtype
         What weights and cache are kept in. Of kind `roofline` the shape's own where left out; a profile must be of it.
     prompt
-        Cached positions when the first token is decoded. Costs are those in the middle of the text.
-    batch
-        Texts that are decoded together; all are taken to have the luck of one. Of methods that have a batch, each text of which
-        has its own, it is left out.
+        Cached positions when the first token is decoded. Costs are those in the middle of the text, at the batch of the method
+        (`sequences`).
     ways
         Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split.
     busy
@@ -82,7 +86,6 @@ class HardwareCost:
     medium_shape: str | None = None
     dtype: str | None = None
     prompt: int = 512
-    batch: int = 1
     ways: int = 1
     busy: int = 0
     step_s: float = 0.0
@@ -96,6 +99,8 @@ class HardwareCost:
     memory_efficiency: float | None = None
     compute_efficiency: float | None = None
     launch_s: float | None = None
+
+    GONE: ClassVar[Mapping[str, str]] = GONE
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)
@@ -118,7 +123,6 @@ class HardwareCost:
         if self.device is not None:
             device.device(self.device)
         checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
-        checks.whole("batch", self.batch, 1, checks.MAX_UNITS)
         checks.whole("ways", self.ways, 1, 1024)
         checks.whole("busy", self.busy, 0, 1024)
         for name in ("step_s", "draft_step_s", *_SECONDS):
@@ -216,8 +220,8 @@ class Priced:
     point: OperatingPoint
     shapes: Mapping[str, Shape]
     ways: int
-    plain_factor: float
-    """Plain decoding on one device, over that on `ways` of them: what speed-ups compare with."""
+    one_device: OperatingPoint | None
+    """Plain decoding on one device, where a unit is several and the model fits one; else None."""
     memory: Memory | None
     """None where nobody knows how much the device has."""
     provenance: str
@@ -245,34 +249,48 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
             depth = found.shape.layers
         if depth != found.shape.layers:
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it")
-    texts = hasattr(parameters, "steps_of") and not roles  # a token of each
-    several = getattr(parameters, "texts", 1) > 1
-    together, own = min(parameters.batch, parameters.texts) if roles and several else 1, texts or several
-    if own and cost.batch != 1:
-        raise ParameterError(f"{where}.batch is method {name}'s own parameter batch; leave it out here, got {cost.batch}")
+    batch, played = getattr(parameters, "full_batch", 1), getattr(parameters, "texts", 1) > 1
+    texts = played and not roles  # a static batch that goes column by column: a token of each
+    together = parameters.together if played and roles else 1
     widest = parameters.widest_of(tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
     widest //= together
-    second = float(models["target"].layer(1, cost.prompt + tokens // 2, cost.batch, busy=cost.busy).seconds)
+    second = float(models["target"].layer(1, cost.prompt + tokens // 2, batch, busy=cost.busy).seconds)
     more = {key.removesuffix("_s"): getattr(cost, key) / second for key in _SECONDS} | {"dispatch_law": cost.dispatch_law}
     served: dict[str, Hardware] = {role: Served(of, cost.step_of(role)) for role, of in models.items()}
     point = operating_point(
-        served["target"], prompt=cost.prompt, tokens=tokens, batch=cost.batch, widest=widest, texts=texts,
+        served["target"], prompt=cost.prompt, tokens=tokens, batch=batch, widest=widest, texts=texts,
         together=together, handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more,
         draft=served.get("draft"), medium=served.get("medium"),
     )  # fmt: skip
-    factor = 1.0
-    if cost.ways > 1:
-        single = cost.of("target", 1)
-        assert single is not None
-        context = cost.prompt + tokens // 2
-        both = Served(single, cost.step_s), served["target"]
-        times = [float(hardware.step_time(each, context, cost.batch).seconds) for each in both]
-        factor = times[0] / times[1]
+    alone = _one_device(cost, tokens, parameters, texts=texts, together=together, widest=widest if texts else 1)
     shapes = {role: each.shape for role, each in models.items()}
-    room = _memory(cost, models, tokens, parameters, own)
+    room = _memory(cost, models, tokens, parameters)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
-    reading = float(hardware.prompt_time(served["target"], max(cost.prompt, 1), cost.batch).seconds)
-    return Priced(point, shapes, cost.ways, factor, room, source, reading, _missing(cost, models, parameters))
+    reading = float(hardware.prompt_time(served["target"], max(cost.prompt, 1), batch).seconds)
+    return Priced(point, shapes, cost.ways, alone, room, source, reading, _missing(cost, models, parameters))
+
+
+def _one_device(
+    cost: HardwareCost, tokens: int, parameters: Any, *, texts: bool, together: int, widest: int
+) -> OperatingPoint | None:
+    """Plain decoding on one device instead of `ways`; None where the model, with its cache, is not known to fit it."""
+    if cost.ways == 1:
+        return None
+    try:
+        single = cost.of("target", 1)
+    except ParameterError:
+        return None  # a profile of split layers alone
+    name = _device(cost, single)
+    if single is None or name is None:
+        return None
+    batch = getattr(parameters, "sequences", 1)
+    room = hardware.memory(single.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch)
+    if room.share > 1:
+        return None
+    return operating_point(
+        Served(single, cost.step_s), prompt=cost.prompt, tokens=tokens, batch=getattr(parameters, "full_batch", 1), widest=widest,
+        texts=texts, together=together, busy=cost.busy,
+    )  # fmt: skip
 
 
 def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: Any) -> tuple[str, ...]:
@@ -288,17 +306,23 @@ def _parts_missing(of: Hardware) -> tuple[str, ...]:
     return of.missing if isinstance(of, Measured) else ("step",)
 
 
-def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any, texts: bool) -> Memory | None:
+def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any) -> Memory | None:
     """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
     target = models["target"]
-    name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
-    if name not in device.DEVICES:
+    name = _device(cost, target)
+    if name is None:
         return None
     together = getattr(parameters, "placement", "together") == "together"
     also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
-    batch = parameters.batch if texts else cost.batch
+    batch = getattr(parameters, "sequences", 1)
     room = hardware.memory(
         target.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
     )
     hardware.refuse_too_large(room, name)
     return room
+
+
+def _device(cost: HardwareCost, target: Hardware | None) -> str | None:
+    """The device that the target runs on, where its memory is known."""
+    name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
+    return name if name in device.DEVICES else None

@@ -5,9 +5,12 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 ========================  =========================================================================================
 `latency_layers`          time until the last token
 `tpot_layers`             time per output token
-`speedup`                 time of plain decoding over that time; `normalized_latency` is its inverse
+`speedup`                 time of plain decoding on the same devices (one unit: as many devices as layers are split over, in the
+                          same batch) over that time; `normalized_latency` is its inverse
+`speedup_over_one_device` the same of plain decoding on one device: where layers of some points are split over several (`ways`);
+                          null where the model, with the cache of its batch, is not known to fit one
 `busy_layers`             unit-time busy: Theorem 4.1's compute
-`compute_per_token`       the same per token, in units of a plain token's
+`compute_per_token`       the same per token, over that of plain decoding on the same devices: device-time over device-time
 `mean_units`              mean busy_layers over mean latency_layers (Eq. 5 in the limit)
 `mean_units_per_run`      mean of busy_layers over latency_layers of each decoding: not the same, and larger
 `held_units`              units reserved throughout; `held_layers` is their unit-time
@@ -49,6 +52,7 @@ ESTIMATES = (
     "latency_layers", "tpot_layers", "speedup", "normalized_latency", "busy_layers", "compute_per_token", "mean_units",
     "mean_units_per_run",
 )  # fmt: skip
+ONE_DEVICE = "speedup_over_one_device"
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
 WORK = tuple(f"{name}_per_token" for name in Bill._fields)
 PLAIN_WORK = ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity")
@@ -56,12 +60,20 @@ PLAIN_WORK = ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity
 BOUNDS = ("low", "high", "input_low", "input_high")
 
 
-def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any) -> dict[str, Floats]:
-    """All estimates from the means of latency, unit-time and their ratio; arrays of one value per point."""
+def columns() -> list[str]:
+    """The columns of estimates and of their bounds, in their order."""
+    return [f"{name}{bound}" for name in (*ESTIMATES, ONE_DEVICE) for bound in ("", *(f"_{each}" for each in BOUNDS))]
+
+
+def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any, ways: int = 1) -> dict[str, Floats]:
+    """All estimates from the means of latency, unit-time and their ratio; arrays of one value per point.
+
+    Plain decoding takes `plain` on a unit of `ways` devices; unit-time is in devices.
+    """
     latency, busy, ratio, plain = (np.asarray(value, dtype=np.float64) for value in (latency, busy, ratio, plain))
     with np.errstate(divide="ignore", invalid="ignore"):
         values = (
-            latency, latency / tokens, plain / latency, latency / plain, busy, busy / plain, busy / latency, ratio,
+            latency, latency / tokens, plain / latency, latency / plain, busy, busy / (plain * ways), busy / latency, ratio,
         )  # fmt: skip
     return dict(zip(ESTIMATES, values, strict=True))
 
@@ -77,13 +89,14 @@ def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[s
     return dict(zip(PER_ROUND, values, strict=True))
 
 
-def of_prediction(prediction: Prediction, tokens: Any) -> dict[str, Floats]:
+def of_prediction(prediction: Prediction, tokens: Any, ways: int = 1) -> dict[str, Floats]:
     """The estimates that the theory gives."""
-    return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens)
+    return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, ways)
 
 
-def worked(bill: Bill, tokens: float) -> dict[str, float]:
-    """Operations and bytes per output token, and their ratio."""
+def worked(bill: Bill, tokens: float, sequences: int = 1) -> dict[str, float]:
+    """Operations and bytes per output token, and their ratio; where so many `sequences` share each reading of the weights."""
+    bill = bill._replace(weight_bytes=bill.weight_bytes / sequences)
     each = {name: float(value) / tokens for name, value in zip(WORK, bill, strict=True)}
     return each | {"arithmetic_intensity": bill.intensity}
 
@@ -110,7 +123,7 @@ class Sums:
             float(latency @ busy), float(ratio.sum()), float(ratio @ ratio),
         )  # fmt: skip
 
-    def sampled(self, plain: float, tokens: int) -> tuple[dict[str, float], dict[str, float], float]:
+    def sampled(self, plain: float, tokens: int, ways: int = 1) -> tuple[dict[str, float], dict[str, float], float]:
         """Estimates, the half-widths of their sampling intervals (of the speed-up: in its inverse), and the latency's deviation."""
         n = self.count
         latency, busy, ratio = self.latency / n, self.busy / n, self.ratio / n
@@ -133,6 +146,6 @@ class Sums:
         }
         wide["tpot_layers"] = wide["latency_layers"] / tokens
         wide["normalized_latency"] = wide["latency_layers"] / plain if plain else float("nan")
-        wide["compute_per_token"] = wide["busy_layers"] / plain if plain else float("nan")
-        values = {name: float(value) for name, value in estimates(latency, busy, ratio, plain, tokens).items()}
+        wide["compute_per_token"] = wide["busy_layers"] / (plain * ways) if plain else float("nan")
+        values = {name: float(value) for name, value in estimates(latency, busy, ratio, plain, tokens, ways).items()}
         return values, wide, spread

@@ -40,6 +40,8 @@ class Outcome:
     agreement_source: str | None = None
     published_speedup: float | None = None
     """What is printed beside a published rate, or the ratio of two times that are."""
+    note: str | None = None
+    """A sentence of how the rate came about, or of what the law plays."""
     also: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """What else there is to say of the law, by the name of its column."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -17,6 +16,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from model import strict_json
 from sim import metrics, verdict
 from sim.files import write_text
 from sim.methods import algorithm
@@ -25,6 +25,8 @@ from sim.scenario import cost_source, method_tables
 from sim.sweep import Report
 
 MOST_ROWS = 60
+MOST_NOTES = 5
+"""Notes on outcomes of single points that are printed."""
 MOST_LISTED = 10_000
 """Rows that are read to be shown, listed or drawn; a table may be larger than memory."""
 WIDE = 148
@@ -34,7 +36,7 @@ NOTHING = "no closed form says anything of these points; ask for --view paths, o
 TITLES = {
     "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
     "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
-    "operations_per_token": "operations per token",
+    "operations_per_token": "operations per token", "speedup_over_one_device": "speed-up over one device",
 }  # fmt: skip
 RATE_WORDS = {
     "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
@@ -49,7 +51,7 @@ def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
     text = io.StringIO()
     show(report, frame, figures, Console(file=text, width=WIDE, highlight=False))
     write_text(report.out / "summary.txt", text.getvalue())
-    write_text(report.out / "summary.json", json.dumps(document(report, frame, figures), indent=2) + "\n")
+    write_text(report.out / "summary.json", strict_json.dumps(document(report, frame, figures), indent=2) + "\n")
 
 
 def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:
@@ -149,11 +151,11 @@ def _size(values: Any) -> int:
 
 def describing(frame: pl.DataFrame) -> list[str]:
     """The columns that tell the points apart, and the rates."""
-    estimates = {f"{name}{bound}" for name in metrics.ESTIMATES for bound in ("", *(f"_{each}" for each in metrics.BOUNDS))}
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
-        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended",
-        "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *estimates, *metrics.PER_ROUND, *metrics.WORK,
+        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
+        "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND,
+        *metrics.WORK,
         "arithmetic_intensity", "agreement_source", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
@@ -194,6 +196,10 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         lines.append(f"{of} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+    if "outcomes_note" in names:
+        notes = table.select(pl.col("outcomes_note").drop_nulls().unique(maintain_order=True)).collect()["outcomes_note"].to_list()
+        lines += notes[:MOST_NOTES]
+        lines += [f"... and {len(notes) - MOST_NOTES} more such notes (column outcomes_note)"] if len(notes) > MOST_NOTES else []
     if "agreement_source" in names:
         lines += _lossy(table)
     lines.append(f"times: {cost_source(tables)}")

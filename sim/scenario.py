@@ -21,6 +21,7 @@ from typing import Any
 
 from model import checks
 from model.checks import ParameterError
+from model.tables import instead
 from sim import methods
 
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
@@ -195,7 +196,7 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
             known = [field.name for field in fields(kind)]
             aliases = getattr(kind, "ALIASES", {})
             if key not in known and key not in aliases:
-                raise ParameterError(f"method {name} takes no {key}; {checks.nearest(key, known)}")
+                raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
                 table.pop(other, None)  # one value, whatever it is called
             table.pop(aliases.get(key, key), None)
@@ -252,7 +253,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
     named: dict[str, str] = {}
-    said: dict[str, dict[Any, None]] = {"prompt": {}, "batch": {}, "ways": {}}
+    said: dict[str, dict[Any, None]] = {"prompt": {}, "ways": {}}
     for table in costs:
         varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
         for values in varied:
@@ -272,8 +273,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     for name, provenance in named.items():
         sources.setdefault(provenance, []).append(name)
     listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
-    # A batch of one is that of a request, or of a method that has batches of its own.
-    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items() if key != "batch" or {*each} != {1})
+    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items())
     return f"{listed}; {points}"
 
 
@@ -285,5 +285,5 @@ def fingerprint(tables: Tables) -> str:
     files += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
     files += [table[key] for table, key in _profiles(tables) if table[key].endswith(".json") and Path(table[key]).is_file()]
     contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
-    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)
+    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()

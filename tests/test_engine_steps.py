@@ -39,11 +39,11 @@ SURE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int]]
     # Three drafted tokens and the last one read, then the rest of the layers over all four.
     "own layers": ({"name": "bild", "maximum_draft": 3, "exit_layer": 6}, RATES, COST, 6 * (3 + 1 + 1), 0),
     "early exit": ({"name": "early_exit"}, EXITS, COST, 24, 0),
-    "early exit, a batch": ({"name": "early_exit", "batch": 4, "measure": "state"}, EXITS, COST, 24, 0),
+    "early exit, a batch": ({"name": "early_exit", "sequences": 4, "batching": "static", "measure": "state"}, EXITS, COST, 24, 0),
     "rows when needed": ({"name": "early_exit", "fill": "backfill", "measure": "state"}, EXITS, COST, 24, 0),
     "the lowest layers skipped": (SKIP | {"warm_up": 0}, {}, COST, 24, 0),
-    "layers between skipped": (SKIP | {"warm_up": 2, "batch": 4}, {}, COST, 24, 0),
-    "two batches": (SKIP | {"warm_up": 0, "batch": 2, "lengths": [24, 12, 5]}, {}, COST, 24 + 5, 0),
+    "layers between skipped": (SKIP | {"warm_up": 2, "sequences": 4, "batching": "static"}, {}, COST, 24, 0),
+    "two batches": (SKIP | {"warm_up": 0, "sequences": 2, "batching": "static", "lengths": [24, 12, 5]}, {}, COST, 24 + 5, 0),
 }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ HALF = {"match": {"kind": "iid", "match_rate": 0.5}}
 TENTHS = {"exit": {"kind": "hazards", "hazards": [0.1] * 23 + [1.0]}}
 ANY: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "speculative": (
-        {"name": "speculative", "draft_length": 4}, {"accept": {"kind": "iid", "acceptance_rate": 0.7}}, DRAFT | {"batch": 8}
+        {"name": "speculative", "draft_length": 4, "sequences": 8}, {"accept": {"kind": "iid", "acceptance_rate": 0.7}}, DRAFT
     ),
     "pipelined": ({"name": "ppd", "exit_layer": 12, "candidates": 2}, HALF, COST),
     "eager": ({"name": "ppd", "exit_layer": 14, "candidates": 1, "form": "eager"}, HALF, COST),
@@ -81,15 +81,15 @@ ANY: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"name": "ppd", "exit_layer": 14, "candidates": 3, "batched": True}, HALF, COST
     ),
     "own layers": (
-        {"name": "bild", "maximum_draft": 4, "exit_layer": 6},
-        {"decision": {"kind": "rates", "fallback_rate": 0.2, "rollback_rate": 0.1}}, COST | {"batch": 16},
+        {"name": "bild", "maximum_draft": 4, "exit_layer": 6, "sequences": 16, "batching": "lockstep"},
+        {"decision": {"kind": "rates", "fallback_rate": 0.2, "rollback_rate": 0.1}}, COST,
     ),
-    "a batch": ({"name": "early_exit", "batch": 4, "measure": "state"}, TENTHS, COST),
+    "a batch": ({"name": "early_exit", "sequences": 4, "batching": "static", "measure": "state"}, TENTHS, COST),
     "backfill": (
         {"name": "early_exit", "fill": "backfill", "measure": "state"},
         TENTHS, COST,
     ),
-    "skipped": (SKIP | {"min_layers": 5, "max_layers": 9, "warm_up": 0, "batch": 4}, {}, COST),
+    "skipped": (SKIP | {"min_layers": 5, "max_layers": 9, "warm_up": 0, "sequences": 4, "batching": "static"}, {}, COST),
 }  # fmt: skip
 
 

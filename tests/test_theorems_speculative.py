@@ -20,7 +20,18 @@ from sim.theorems import drafts, replay, select
 from sim.theorems.statement import Theorem
 from tests import spoiled
 from tests.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
-from tests.trying import FEW, MANY, Fault, after, comes_out, fails_small, is_refuted, one_more, survives_json
+from tests.trying import (
+    FEW,
+    MANY,
+    Fault,
+    after,
+    comes_out,
+    fails_small,
+    is_refuted,
+    one_more,
+    plain_decoding_on_one_device,
+    survives_json,
+)
 
 OWN = select("speculative")
 EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
@@ -244,6 +255,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
     ("32d", "text by text", after(lambda right, *args: right(*args) * _texts_of(*args) ** 2, UnitCost, "forward")),
     ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), speculative_texts, "left")),
+    ("33a", "over one device", plain_decoding_on_one_device),
 ]  # fmt: skip
 
 

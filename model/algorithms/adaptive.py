@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from model import checks, policies
+from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, start, verify
 from model.latency import UnitCost
 from model.steps import Read, Step, Steps
@@ -42,7 +43,7 @@ ONLY = np.zeros(1, dtype=np.intp)
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A choice of speculative decoding with a `policy` for its draft length, of at most `max_draft_length` tokens.
 
     Parameters
@@ -88,6 +89,7 @@ class Parameters:
     EXACT = True
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.one_of("policy", self.policy, OPTIONS)
         checks.whole("max_draft_length", self.max_draft_length, 1, MAX_DRAFT)
         check_models(self)

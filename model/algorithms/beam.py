@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model import checks
+from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT
 from model.steps import Commit, Continuation, Fork, Forward, Join, Read, Step, Steps
 
@@ -32,7 +33,7 @@ MAX_BEAMS = 1000
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A beam search of k = `beams` hypotheses with drafts of gamma = `draft_length` tokens.
 
     `draft_beams` is u, how many hypotheses the draft follows (rule `exact` alone; without it k). `arrangement`: the hypotheses
@@ -56,6 +57,7 @@ class Parameters:
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length", "num_beams": "beams"})
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.whole("draft_layers", self.draft_layers, 1, checks.MAX_LAYERS)
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model import checks
+from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, judge, look, start, verify
 from model.steps import Forward, Step, Steps
 
@@ -33,7 +34,7 @@ READINGS = ("literal", "reuse", "bonus", "recursive")
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A choice of hierarchical decoding: gamma = `draft_length` at both levels, and how the deck is read (`reading`).
 
     With `recursive`, `draft_length` is how many tokens the medium model offers to the large one, and `inner_draft_length` how many
@@ -56,6 +57,7 @@ class Parameters:
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.whole("draft_length", self.draft_length, 1, MAX_DRAFT)
         checks.one_of("reading", self.reading, READINGS)
         if self.reading == "recursive":

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from model import checks
+from model.algorithms._batches import Batching
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
 
 HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %
@@ -32,7 +33,7 @@ FORMS = ("literal", "eager", "nested", "flat")
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form.
 
     `sampled` draws the final token in place of taking the likeliest (Appendix B); the candidates are the likeliest all the same.
@@ -50,6 +51,7 @@ class Parameters:
     EXACT = True
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.whole("exit_layer", self.exit_layer, 1, self.layers, "layers")
         checks.whole("candidates", self.candidates, 1, checks.MAX_CANDIDATES)

@@ -94,9 +94,9 @@ def mean_over_all_luck(x: Example) -> None:
 
 def choice(x: Example) -> speculative.Parameters:
     """The parameters of an example's decoding."""
-    names = ("layers", "draft_length", "sampled", "placement", "draft_layers", "batch")
+    names = ("layers", "draft_length", "sampled", "placement", "draft_layers")
     given = {"layers": 1} | {name: x[name] for name in names if name in x}
-    return speculative.Parameters(**given, lengths=tuple(map(len, x["texts"])))
+    return speculative.Parameters(**given, sequences=x["batch"], batching="static", lengths=tuple(map(len, x["texts"])))
 
 
 def play(x: Example) -> Run:
