@@ -25,7 +25,7 @@ MOST_SAID = 4
 """Conditions, choices or ties that a sentence lists."""
 DEVICES = ("ways", "tensor_parallel", "units")
 """Of [cost] and [cluster] what is chosen; the rest is given."""
-LOAD = {"batching": "continuous", "sequences": 1, "batch": 1, "lengths": None}
+LOAD = {"batching": "continuous", "sequences": 1, "lengths": None}
 """How many sequences are decoded together and how, and what it is where nothing says it."""
 GIVEN = (*LOAD, "layers", "draft_layers", "medium_layers", "prompt", "sequence", "beams", "sampled")
 """Parameters of methods that are of the load, the models or what is asked of them: conditions, not choices."""
@@ -33,7 +33,7 @@ COSTS = ("device", "profile", "shape", "prompt", "dtype", "busy")
 """Costs that are conditions where methods have their own; their models beside the target are part of the choice."""
 DATA = ("task", "data_set")
 PLAIN = "plain decoding"
-OVER = "plain decoding on the same devices"
+OVER, OVER_ANY = "plain decoding on the same devices", "the fastest plain decoding"
 VIEWS = ("formula", "paths", "events")
 ADDED = "kernels only: what an engine adds is not included"
 
@@ -119,7 +119,7 @@ class Verdict:
         one = each[0] if len(each) == 1 else {}
         best = one.get("best") if one else next(iter(wins)) if len(wins) == 1 else None
         found = {"text": self.text, "best": best, **{name: one.get(name) for name in ("speedup", "low", "high")}}
-        return found | {"over": OVER if each else None, "kernels_only": self.kernels_only, "conditions": each[:100]}
+        return found | {"over": _over(self.answers) if each else None, "kernels_only": self.kernels_only, "conditions": each[:100]}
 
 
 def of(table: pl.LazyFrame | pl.DataFrame, tables: Mapping[str, Any]) -> Verdict:
@@ -191,12 +191,16 @@ def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Poi
     swept = {last for _, last, _ in axes}
     shared = [key for key in signed[0] if key not in swept and all(key in each for each in signed)]
     varying = [key for key in shared if len({repr(each[key]) for each in signed}) > 1]
-    signatures = [repr([each[key] for key in varying]) for each in signed]
+    for key in ("batching", "lengths"):  # what goes with another of these needs no word
+        rest = [other for other in varying if other != key]
+        if len(_signatures(signed, rest)) == len(_signatures(signed, varying)):
+            varying = rest
+    signatures = [*_signatures(signed, varying)]
     where = np.array(np.unravel_index([row["point"] for row in rows], grid.shape)).T.tolist()
     found = []
     for row, (index, *places) in zip(rows, where, strict=True):
         table, at = dict(own[index]), {key: signed[index][key] for key in varying}
-        key = [signatures.index(signatures[index])]
+        key = [signatures.index(_signature(signed[index], varying))]
         for (axis, last, chosen), place in zip(axes, places, strict=True):
             if chosen:
                 meant = axis.path.split(".")[1]  # a method by its name, or a parameter of all
@@ -213,6 +217,15 @@ def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Poi
         point if len(using[point.key, point.label]) == 1 else point._replace(label=f"{point.label} (method {point.method + 1})")
         for point in found
     ]
+
+
+def _signature(conditions: Mapping[str, Any], keys: Iterable[str]) -> str:
+    return repr([conditions[key] for key in keys])
+
+
+def _signatures(each: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, None]:
+    """The combinations of these that there are, in their order."""
+    return dict.fromkeys(_signature(conditions, keys) for conditions in each)
 
 
 def _chosen(path: str, names: Collection[Any]) -> bool:
@@ -232,7 +245,8 @@ def _conditions(tables: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str
     laws = table.get("outcomes", tables.get("outcomes"))
     laws = laws if isinstance(laws, Mapping) else {}
     inner = [laws, *(each for each in laws.values() if isinstance(each, Mapping)), cost]
-    found = {key: table.get(key, cost.get(key, value)) for key, value in LOAD.items()}
+    found = {key: table.get(key, value) for key, value in LOAD.items()}
+    found |= {"batching": LOAD["batching"]} if found["sequences"] == 1 else {}  # of one there is one way
     found |= {key: table[key] for key in ("layers", "beams", "sampled") if key in table}
     found |= {key: cost.get(key) for key in COSTS}
     return found | {key: value for each in inner for key, value in each.items() if key in DATA}
@@ -336,6 +350,11 @@ def _listed(words: Sequence[str]) -> str:
     return ", ".join([*words[:MOST_SAID], *more])
 
 
+def _over(answers: Iterable[Answer]) -> str:
+    """What speed-ups are over: where choices differ in their devices, plain decoding on the fastest of these."""
+    return OVER if all(answer.plain == PLAIN for answer in answers) else OVER_ANY
+
+
 # --- several conditions -------------------------------------------------------------------------------------------------
 
 
@@ -346,10 +365,10 @@ def _of_several(answers: Sequence[Answer]) -> str:
         runs = _runs(answers, axes[0])
         if len(runs) <= MOST_SAID:
             said = "; ".join(f"{where}: {_won(own)}" for where, own in runs)
-            return f"fastest by {axes[0]}, over {OVER}: {said}{_some_lossy(answers)}"
+            return f"fastest by {axes[0]}, over {_over(answers)}: {said}{_some_lossy(answers)}"
     counted = Counter(answer.wins for answer in answers)
     said = _listed([f"{_won([a for a in answers if a.wins == wins])} in {count}" for wins, count in counted.most_common()])
-    return f"fastest in {len(answers)} conditions ({' x '.join(axes)}), over {OVER}: {said}{_some_lossy(answers)}"
+    return f"fastest in {len(answers)} conditions ({' x '.join(axes)}), over {_over(answers)}: {said}{_some_lossy(answers)}"
 
 
 def _runs(answers: Sequence[Answer], axis: str) -> list[tuple[str, list[Answer]]]:
@@ -393,7 +412,7 @@ def _load(tables: Mapping[str, Any]) -> str:
     swept = {path.rpartition(".")[2]: values for path, values in tables.get("sweep", {}).items()}
     known = {key: value for table in scenario.method_tables(tables) for key, value in _conditions(tables, table).items()}
     known |= {key: values[0] for key, values in swept.items() if isinstance(values, list) and len(values) == 1}
-    return "".join(f"; {key} = {known[key]}" for key in ("sequences", "batch") if known[key] not in (1, None))
+    return f"; sequences = {known['sequences']}" if known["sequences"] != 1 else ""
 
 
 def _closing(rows: Sequence[Mapping[str, Any]], answers: Sequence[Answer], kernels: bool | None) -> str:

@@ -92,22 +92,22 @@ def test_the_view_is_the_first_with_a_value_that_sees_waiting() -> None:
 
 
 def test_what_differs_by_condition_is_said_by_condition() -> None:
-    said = tables(SPEC, **{"method.batch": [1, 8, 32], **LENGTHS})
+    said = tables(SPEC, **{"method.sequences": [1, 8, 32], **LENGTHS})
     speeds = {1: (1.4, 1.5, 1.6), 8: (1.2, 1.25, 1.3), 32: (1.21, 1.1, 0.9)}
     rows = [row(at, speed) for at, speed in enumerate(speed for own in speeds.values() for speed in own)]
     found = of(rows, said)
     assert found.text == (
-        "Fastest by batch, over plain decoding on the same devices: 1 to 8: speculative, draft_length 3 (1.30x to 1.60x);"
+        "Fastest by sequences, over plain decoding on the same devices: 1 to 8: speculative, draft_length 3 (1.30x to 1.60x);"
         " 32: speculative, draft_length 1 (1.21x); costs are in layer-times"
     )
     assert found.document()["best"] is None
-    assert [each["at"] for each in found.document()["conditions"]] == [{"batch": 1}, {"batch": 8}, {"batch": 32}]
+    assert [each["at"] for each in found.document()["conditions"]] == [{"sequences": 1}, {"sequences": 8}, {"sequences": 32}]
     assert [each["speedup"] for each in found.document()["conditions"]] == [1.6, 1.3, 1.21]
     # Two axes of conditions are counted; names are listed with those that have the same.
-    both = tables(SPEC, **{"method.batch": [1, 8, 32], "outcomes.acceptance_rate": [0.6, 0.8, 0.9]})
+    both = tables(SPEC, **{"method.sequences": [1, 8, 32], "outcomes.acceptance_rate": [0.6, 0.8, 0.9]})
     assert of([row(at, 1.5 - 0.1 * at) for at in range(9)], both).text == (
-        "Fastest in 9 conditions (batch x acceptance_rate), over plain decoding on the same devices: speculative, draft_length 3"
-        " (1.10x to 1.50x) in 5, plain decoding (best other choice 0.70x to 0.90x) in 3, speculative, draft_length 3 or plain"
+        "Fastest in 9 conditions (sequences x acceptance_rate), over plain decoding on the same devices: speculative, draft_length"
+        " 3 (1.10x to 1.50x) in 5, plain decoding (best other choice 0.70x to 0.90x) in 3, speculative, draft_length 3 or plain"
         " decoding (1.00x) in 1; costs are in layer-times"
     )
     named = of([row(at, speed) for at, speed in enumerate((2.0, 0.5, 1.5))], tables(SPEC, **{"cost.device": ["a", "b", "c"]}))
@@ -117,9 +117,9 @@ def test_what_differs_by_condition_is_said_by_condition() -> None:
 
 
 CONDITIONS = [
-    "outcomes.acceptance_rate", "outcomes.accept.acceptance_rate", "method.outcomes.acceptance_rate", "cost.batch", "cost.prompt",
-    "cost.device", "cost.step_s", "method.batch", "method.layers", "method.draft_layers", "method.cost.cost_ratio",
-    "scenario.tokens", "scenario.seed", "cluster.links", "method.speculative.batch",
+    "outcomes.acceptance_rate", "outcomes.accept.acceptance_rate", "method.outcomes.acceptance_rate", "cost.prompt",
+    "cost.device", "cost.step_s", "method.sequences", "method.layers", "method.draft_layers", "method.cost.cost_ratio",
+    "scenario.tokens", "scenario.seed", "cluster.links", "method.speculative.sequences",
 ]  # fmt: skip
 CHOICES = [
     "method.draft_length",
@@ -151,9 +151,9 @@ def test_methods_are_choices_but_what_their_tables_give_is_not() -> None:
     (answer,) = of(rows, tables(SPEC, other)).answers
     assert answer.best is not None
     assert answer.best.label == "ppd, exit_layer 20, candidates 2 on 3 units"
-    loads = of([*rows[:1], row(1, 1.2)], tables(SPEC, SPEC | {"batch": 8}))
+    loads = of([*rows[:1], row(1, 1.2)], tables(SPEC, SPEC | {"sequences": 8}))
     assert [(dict(each.at), each.wins) for each in loads.answers] == [
-        ({"batch": 1}, "speculative, draft_length 3"), ({"batch": 8}, "speculative, draft_length 3"),
+        ({"sequences": 1}, "speculative, draft_length 3"), ({"sequences": 8}, "speculative, draft_length 3"),
     ]  # fmt: skip
     tasks = [SPEC | {"outcomes": {"kind": "published", "task": task}} for task in ("ende", "xsum")]
     assert [dict(each.at) for each in of([*rows[:1], row(1, 1.2)], tables(*tasks)).answers] == [{"task": "ende"}, {"task": "xsum"}]
@@ -177,6 +177,7 @@ def test_on_more_devices_the_fastest_is_so_by_time() -> None:
     assert lost.text.startswith(
         "Plain decoding on 4 devices is fastest: best other choice speculative, draft_length 3 on 4 devices"
     )
+    assert (lost.document()["over"], found.document()["over"]) == ("the fastest plain decoding",) * 2
     # Where plain decoding takes another time in each row, rows have units of time of their own, and their ratios are compared.
     own = of([row(0, 1.9, tpot_layers=5.0), row(1, 1.6, tpot_layers=1.0)], tables(SPEC, SPEC | {"draft_length": 5}))
     assert own.answers[0].best is not None
@@ -213,14 +214,13 @@ def test_what_an_engine_adds_is_said_to_be_left_out(missing: str | None, kernels
 
 
 def test_a_load_of_several_is_said() -> None:
-    assert "; batch = 32; costs" in of([row(0, 1.5)], tables(SPEC | {"batch": 32})).text
-    assert "; batch = 8; costs" in of([row(0, 1.5)], tables(SPEC) | {"cost": {"batch": 8}}).text
-    assert "; batch = 4; costs" in of([row(0, 1.5)], tables(SPEC, **{"method.batch": [4]})).text
-    assert "batch" not in of([row(0, 1.5)], tables(SPEC)).text
+    assert "; sequences = 32; costs" in of([row(0, 1.5)], tables(SPEC | {"sequences": 32})).text
+    assert "; sequences = 4; costs" in of([row(0, 1.5)], tables(SPEC, **{"method.sequences": [4]})).text
+    assert "sequences" not in of([row(0, 1.5)], tables(SPEC)).text
 
 
 SPEEDS = st.lists(st.floats(0.1, 9.0), min_size=12, max_size=12)
-GRID = tables(SPEC, **{"method.batch": [1, 8], "method.draft_length": [1, 2, 3]})
+GRID = tables(SPEC, **{"method.sequences": [1, 8], "method.draft_length": [1, 2, 3]})
 
 
 @given(SPEEDS, st.integers(0, 10**6), st.floats(0.01, 100))
@@ -275,6 +275,5 @@ def test_every_bundled_scenario_has_a_verdict() -> None:
         found = verdict.of(table, said)
         times = table["tpot_ms"] if "tpot_ms" in table.columns else table["tpot_layers"]
         assert found.answers
-        assert min(each.best.speedup for each in found.answers if each.best) > 1
-        if len(found.answers) == 1:
+        if name != "hardware-compare":  # of a single condition
             assert found.answers[0].best.speedup == pytest.approx(table["speedup"][times.arg_min()])
