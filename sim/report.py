@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from model import strict_json
-from sim import metrics
+from sim import metrics, verdict
 from sim.files import write_text
 from sim.methods import algorithm
 from sim.outcomes import RATES
@@ -57,10 +57,11 @@ def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
 
 
 def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:
-    """Print the result of a run to stdout; two estimates in a table where there is room for them."""
+    """Print the result of a run to stdout, the verdict first; two estimates in a table where there is room for them."""
     if console is None:
         console = Console(highlight=False)
         console = console if console.is_terminal else Console(width=WIDE, highlight=False)
+    console.print(verdict.of(report.table(), report.tables).text, soft_wrap=True, markup=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = chosen(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
@@ -319,7 +320,8 @@ def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[s
     """The same as one JSON document."""
     rows = frame.head(MOST_LISTED).to_dicts()
     return {
-        "scenario": report.tables["scenario"]["name"], "out": str(report.out), "rows": report.rows, "results": rows,
+        "scenario": report.tables["scenario"]["name"], "out": str(report.out),
+        "verdict": verdict.of(report.table(), report.tables).document(), "rows": report.rows, "results": rows,
         "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(report.table(), report.tables),
         "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
     }  # fmt: skip
