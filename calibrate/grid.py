@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.timing import MODES, Effort, Point, measure
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine and the rows of a raw file; a last line that was cut off is left out."""
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = files.read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise ParameterError(f"{path.name} cannot be read: {error}") from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = files.json_of(line)
             row["kind"]
         except (ValueError, KeyError, TypeError):
             if number == len(lines) and number > 1:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 from model.tables import parse_value
 from sim import methods, results, scenario, views
@@ -262,7 +262,7 @@ def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
     note, fingerprint, held = folder / "metadata.json", scenario.fingerprint(tables), None
     if any(path.suffix != TEMPORARY for path in folder.iterdir()):
         try:
-            held = json.loads(note.read_text(encoding="utf-8"))["fingerprint"]
+            held = files.json_of(files.read_bytes(note))["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError):
             raise ParameterError(f"{folder} is there and is not the directory of a run; name another directory with -o") from None
         if held != fingerprint:
