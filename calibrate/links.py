@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import multiprocessing
 import os
 import tempfile
@@ -23,7 +22,7 @@ from calibrate import machine
 from calibrate.clocks import clock_of
 from calibrate.layers import NAME
 from calibrate.timing import quartiles
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
 from model.profile import Profile, Source, save, table_of
 
@@ -250,7 +249,8 @@ def _written(link: str, rows: list[dict[str, Any]], out: Path, name: str) -> Pat
     facts = machine.facts("cuda" if "device" in link or link == "nccl" else "cpu")
     raw = out / f"{name}.jsonl"
     out.mkdir(parents=True, exist_ok=True)
-    raw.write_text("".join(f"{json.dumps(row)}\n" for row in ({"kind": "machine", "link": link} | facts, *rows)), encoding="utf-8")
+    lines = [strict_json.dumps(row) for row in ({"kind": "machine", "link": link} | facts, *rows)]
+    raw.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     table = []
     for row in rows:
         low, middle, high = (each / 1e6 for each in row["time_us"])

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_args, get_type_hints
 
-from model import checks, pairs, typed
+from model import checks, pairs, strict_json, typed
 from model.account import Account
 from model.checks import ParameterError
 from model.decoding import Answered, Decoding
@@ -259,13 +259,7 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> plain({"rollback_threshold": float("inf"), "lengths": (3, 4)})
     {'rollback_threshold': 'inf', 'lengths': [3, 4]}
     """
-    return {key: _plain(value) for key, value in settings.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return {key: strict_json.plain(value) for key, value in settings.items()}
 
 
 def _full(value: Any) -> Any:
@@ -321,6 +315,15 @@ def _check_table(table: pl.DataFrame, texts: int) -> None:
             raise ParameterError(f"row {row + 1}, column {name}: must be {bound}, got {checks.shown(table[name].to_list()[row])}")
 
 
+def _of_today(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of logs from before static batches were one of several ways of batching: they had `batch` sequences of `lengths`."""
+    if "batch" not in settings:
+        return settings
+    rest = {key: value for key, value in settings.items() if key != "batch"}
+    static = settings["batch"] != 1 or settings.get("lengths") is not None
+    return rest | {"sequences": settings["batch"]} | ({"batching": "static"} if static else {})
+
+
 def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding]:
     if not said:
         return
@@ -342,7 +345,7 @@ def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding
             role, width, first, last, heads, gaps, rows_only, compared = (one[key] for key in _PASSES)
             kind = role, width, first, last, heads, tuple((low, high) for low, high in gaps), rows_only, compared
             account.passes_by_kind[kind] = [one["passes"], one["attended"], one["read"]]
-        settings = {key: _full(value) for key, value in each["settings"].items()}
+        settings = _of_today({key: _full(value) for key, value in each["settings"].items()})
         yield Decoding(
             each["method"], settings, tuple(each["prompt"]), each["asked"], commits, account, _stops(each["stop"]), each["seconds"],
             tuple(own),

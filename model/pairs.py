@@ -7,14 +7,13 @@ is there is whole.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model import checks, files
+from model import checks, files, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def save(path: Path, said: Mapping[str, Any], table: pl.DataFrame) -> Path:
     try:
         table.write_parquet(marked[0], statistics=False)
         digest = hashlib.sha256(marked[0].read_bytes()).hexdigest()
-        marked[1].write_text(json.dumps({**said, "sha256": digest}, indent=1) + "\n", encoding="utf-8")
+        marked[1].write_text(strict_json.dumps({**said, "sha256": digest}, indent=1) + "\n", encoding="utf-8")
         os.replace(marked[0], data)
         os.replace(marked[1], path)
     finally:

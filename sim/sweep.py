@@ -6,7 +6,6 @@ computed it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from model import checks, files
+from model import checks, files, strict_json
 from model.checks import ParameterError
 from model.tables import parse_value
 from sim import methods, results, scenario, views
@@ -60,10 +59,13 @@ def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
     except ParameterError:
         return None  # at some of these points; one by one it will be seen at which
     size = shard.last - shard.first
-    return pl.DataFrame([
-        pl.Series(name, value) if isinstance(value, np.ndarray) else pl.Series(name, [value]).new_from_index(0, size)
-        for name, value in columns.items()
-    ])  # fmt: skip
+
+    def column(name: str, value: Any) -> pl.Series:
+        if isinstance(value, np.ndarray):
+            return pl.Series(name, value.tolist() if value.dtype == object else value)
+        return pl.Series(name, [value]).new_from_index(0, size)
+
+    return pl.DataFrame([column(name, value) for name, value in columns.items()])
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,8 @@ def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
         left.unlink(missing_ok=True)  # of a run that was killed while it wrote
     try:
         if held is None or not resume:  # going on must not fail for want of room for what is there already
-            write_text(note, json.dumps({"fingerprint": fingerprint, "scenario": tables, "complete": False}, indent=2) + "\n")
+            begun = {"fingerprint": fingerprint, "scenario": tables, "complete": False}
+            write_text(note, strict_json.dumps(begun, indent=2) + "\n")
         (folder / "shards").mkdir(exist_ok=True)
     except OSError as error:
         raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
@@ -341,7 +344,7 @@ def _merge(plan: Plan, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
         failed = [{**row, **{path: str(value) for path, value in grid.values(row["point"]).items()}} for row in wrong.to_dicts()]
         # A point of which one piece failed is a failed point: what its other pieces found is not put together.
         partial = partial.drop("error").join(wrong.lazy(), on=["view", "point"], how="anti", maintain_order="left")
-    write_text(folder / "failed.json", json.dumps(failed, indent=2) + "\n")
+    write_text(folder / "failed.json", strict_json.dumps(failed, indent=2) + "\n")
     if failed and not partial.select(pl.len()).collect().item():
         raise RunError(f"every point failed; the first: {failed[0]['error']}")
     target, sheet = folder / "results.parquet", folder / "results.csv"
@@ -378,4 +381,4 @@ def _describe(folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[
         "failed": len(failed), "outcomes": sources[:100], "cost": scenario.cost_source(tables), "versions": versions(),
         "platform": platform.platform(),
     }  # fmt: skip
-    write_text(folder / "metadata.json", json.dumps(document, indent=2) + "\n")
+    write_text(folder / "metadata.json", strict_json.dumps(document, indent=2) + "\n")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
 from model.methods import allowing
 from sim import views
@@ -99,7 +98,7 @@ def write(path: str | Path, run: Run, name: str) -> Path:
         raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {target.name!r}")
     if not run.intervals:
         raise ParameterError("the run has no intervals to trace; simulate it with record=True")
-    text = json.dumps(chrome_trace(run.intervals, run.commits, name), separators=(",", ":"), allow_nan=False)
+    text = strict_json.dumps(chrome_trace(run.intervals, run.commits, name), separators=(",", ":"))
     content = text.encode()
     if target.name.endswith(".gz"):
         content = gzip.compress(content, mtime=0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import json
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model import checks, transformer
+from model import checks, strict_json, transformer
 from model.checks import ParameterError
 from model.files import MOST_BYTES, MOST_TOML, check_regular, json_of, read_bytes
 
@@ -297,7 +296,7 @@ def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
         part.mkdir()
         half.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        (part / LOG).write_text(json.dumps({"schema": SCHEMA, **log}, indent=1) + "\n", encoding="utf-8")
+        (part / LOG).write_text(strict_json.dumps({"schema": SCHEMA, **log}, indent=1) + "\n", encoding="utf-8")
 
 
 def halved(model: Any) -> None:
