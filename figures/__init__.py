@@ -126,9 +126,9 @@ def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
     try:
         files.check_regular(path)
         found = pl.scan_parquet(path, glob=False)
-        nested = [name for name, kind in found.collect_schema().items() if kind.is_nested()]
-        if nested:
-            raise checks.ParameterError(f"column {nested[0]} must hold one value in each row, got {found.collect_schema()[nested[0]]}")
+        for name, kind in found.collect_schema().items():
+            if kind.is_nested():
+                raise checks.ParameterError(f"column {name} must hold one value in each row, got {kind}")
         rows = found.head(MOST_ROWS).collect()
         typed.check_columns(rows, kinds)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException, checks.ParameterError) as error:
