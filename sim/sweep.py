@@ -6,7 +6,6 @@ computed it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from model import checks, strict_json
+from model import checks, files, strict_json
 from model.checks import ParameterError
+from model.parent import end_with
 from model.tables import parse_value
 from sim import methods, results, scenario, views
 from sim.files import TEMPORARY, alone, intact, write_hashed, write_text, write_whole
@@ -265,7 +265,7 @@ def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
     note, fingerprint, held = folder / "metadata.json", scenario.fingerprint(tables), None
     if any(path.suffix != TEMPORARY for path in folder.iterdir()):
         try:
-            held = json.loads(note.read_text(encoding="utf-8"))["fingerprint"]
+            held = files.json_of(files.read_bytes(note))["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError):
             raise ParameterError(f"{folder} is there and is not the directory of a run; name another directory with -o") from None
         if held != fingerprint:
@@ -314,7 +314,7 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
             wanted = [(tables, shard, path, methods.allowed()) for shard, path in left.items()]
-            for shard, path in work(joblib.delayed(_in_worker)(compute, *each) for each in wanted):
+            for shard, path in work(joblib.delayed(_in_worker)(os.getpid(), compute, *each) for each in wanted):
                 del left[shard]
                 yield shard, path
         except BrokenProcessPool:
@@ -328,8 +328,9 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
                 raise RunError(f"workers died {TRIES} times without finishing a shard (out of memory?); {_hint(folder)}") from None
 
 
-def _in_worker(work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
-    """Work in a worker process; Ctrl-C is for the parent, which ends its workers and says how to go on."""
+def _in_worker(parent: int, work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
+    """Work in a worker process; Ctrl-C is for the parent, which ends its workers and says how to go on. It ends with its parent."""
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return work(*arguments)
 
