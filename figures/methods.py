@@ -24,8 +24,10 @@ _PLAIN, _SPLIT = "autoregressive", "tensor parallelism"
 _LABELS = {
     "acceptance_rate": "α = {:.3g}", "draft_length": "γ = {}", "match_rate": "p = {:.3g}", "candidates": "k = {}",
     "fallback_rate": "f = {:.3g}", "rollback_rate": "r = {:.3g}", "max_layers": "{} layers at first", "min_layers": "{} at last",
-    "mean_exit_layer": "{:.3g} layers in the mean", "exit_layer": "exit layer {}", "batch": "batch of {}", "tokens": "{} tokens",
+    "mean_exit_layer": "{:.3g} layers in the mean", "exit_layer": "exit layer {}", "sequences": "batch of {}", "batching": "{}",
+    "tokens": "{} tokens",
 }  # fmt: skip
+_IF_SWEPT = ("batching", "tokens")
 _MOST_LABELS = 16
 _WORDS = {
     "ppd": "Predictive Pipelined Decoding", "speculative": "speculative decoding", "bild": "Big Little Decoder",
@@ -129,10 +131,11 @@ def _labels(table: pl.DataFrame) -> list[tuple[float, float, str]]:
     """What tells a point from the others of its method, while there are few."""
     if table.height > _MOST_LABELS:
         return []
-    keys = [key for key in _LABELS if key in table.columns and (key != "tokens" or table[key].n_unique() > 1)]
+    keys = [key for key in _LABELS if key in table.columns and (key not in _IF_SWEPT or table[key].n_unique() > 1)]
     texts = []
     for row in table.filter(pl.col("method") != _PLAIN).iter_rows(named=True):
-        plain = {"batch": 1} | ({} if row["exact"] is False else {"exit_layer": row.get("exit_layer")})  # goes without saying
+        alone = {"sequences": 1, "batching": row["batching"]} if row.get("sequences") == 1 else {}
+        plain = alone | ({} if row["exact"] is False else {"exit_layer": row.get("exit_layer")})  # goes without saying
         words = [_LABELS[key].format(row[key]) for key in keys if row[key] not in (None, plain.get(key))]
         texts.append((row["held_units"], row[_Y], ", ".join(words)))
     return [text for text in texts if text[2] and text[0] is not None]

@@ -23,7 +23,7 @@ WORDS = {
 }  # fmt: skip
 _TOLD = {
     "candidates": "k = {}", "draft_length": "γ = {}", "acceptance_rate": "α = {:.3g}", "exit_layer": "exit layer {}",
-    "max_layers": "{} layers at first", "min_layers": "{} at last", "batch": "batch of {}",
+    "max_layers": "{} layers at first", "min_layers": "{} at last", "sequences": "batch of {}", "batching": "{}",
 }  # fmt: skip
 _BOUNDS = ("speedup_input_low", "speedup_input_high")
 _NEEDED = ("point", "view", "method", "speedup", "held_units", "ways")

@@ -19,7 +19,7 @@ from simpy.core import EmptySchedule
 from simpy.events import Event, Timeout
 
 from model.account import Account, Kind, context_of, kind_of
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, require_ended
 from model.work import Cache
 from sim.cluster import Cluster
 
@@ -295,7 +295,7 @@ class _Process:
     """One process of the algorithm: its generator, its cache, the unit it holds, and whom to tell when it ends."""
 
     # What most processes never change.
-    ended = kept = False
+    ended = stopped = kept = False
     value: Any = None  # what it has returned
     unit = -1
     layer = 0  # the next to run, where a pass is one event per layer
@@ -343,6 +343,7 @@ class _Process:
         """Sub-processes that start with the caches of ended ones."""
         for old in heirs_of:
             if old is not None:
+                require_ended(old)
                 old.kept = True
         each = zip(bodies, units, heirs_of, strict=True)
         return [_Process(self.engine, body, old or self, place) for body, place, old in each]
@@ -429,6 +430,7 @@ class _Process:
                 answer = [sub.value for sub in self.joined]
             elif kind is Adopt:
                 sub = step.task
+                require_ended(sub)
                 sub.kept = True
                 self.cache.adopt(sub.step, step.at, step.layers, step.hypothesis)
                 value = sub.value if step.hypothesis is None else sub.value.alone(step.hypothesis)
@@ -456,7 +458,7 @@ class _Process:
     def stop(self) -> None:
         """End, with all that this process has started; let go of the unit as the cluster says."""
         if not self.ended:
-            self.ended = True
+            self.ended = self.stopped = True
             if not isinstance(self.body, Forward):
                 self.body.close()
             if self.unit >= 0:

@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from model import strict_json
-from sim import agreement, metrics
+from sim import agreement, metrics, verdict
 from sim.files import write_text
 from sim.methods import algorithm
 from sim.outcomes import RATES
@@ -25,6 +25,8 @@ from sim.scenario import cost_source, method_tables
 from sim.sweep import Report
 
 MOST_ROWS = 60
+MOST_NOTES = 5
+"""Notes on outcomes of single points that are printed."""
 _MOST_REASONS = 4
 MOST_LISTED = 10_000
 """Rows that are read to be shown, listed or drawn; a table may be larger than memory."""
@@ -35,7 +37,8 @@ NOTHING = "no closed form says anything of these points; ask for --view paths, o
 TITLES = {
     "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
     "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
-    "operations_per_token": "operations per token", "speedup_over_one_device": "speed-up over one device",
+    "operations_per_token": "operations per token [of a plain token]", "straggler_loss": "straggler loss",
+    "speedup_over_one_device": "speed-up over one device",
 }  # fmt: skip
 RATE_WORDS = {
     "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
@@ -54,10 +57,11 @@ def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
 
 
 def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:
-    """Print the result of a run to stdout; two estimates in a table where there is room for them."""
+    """Print the result of a run to stdout, the verdict first; two estimates in a table where there is room for them."""
     if console is None:
         console = Console(highlight=False)
         console = console if console.is_terminal else Console(width=WIDE, highlight=False)
+    console.print(verdict.of(report.table(), report.tables).text, soft_wrap=True, markup=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = chosen(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
@@ -161,9 +165,10 @@ def describing(frame: pl.DataFrame) -> list[str]:
     """The columns that tell the points apart, and the rates."""
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
-        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "contended",
-        "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND, *metrics.WORK,
-        "arithmetic_intensity", "agreement_source", "no_value_because", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
+        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
+        "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND,
+        *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
+        *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
@@ -204,6 +209,10 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         lines.append(f"{of} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+    if "outcomes_note" in names:
+        notes = table.select(pl.col("outcomes_note").drop_nulls().unique(maintain_order=True)).collect()["outcomes_note"].to_list()
+        lines += notes[:MOST_NOTES]
+        lines += [f"... and {len(notes) - MOST_NOTES} more such notes (column outcomes_note)"] if len(notes) > MOST_NOTES else []
     if "agreement_source" in names:
         lines += _lossy(table)
     lines.append(f"times: {cost_source(tables)}")
@@ -219,10 +228,9 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     lines += _of_measured(table, names)
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
-        wrong, drift = (_one(table, pl.col(name).abs().max()) for name in ("seconds_error", "context_drift"))
         lines.append(
-            f"a step's seconds are off by up to about ±{wrong:.1%}, and grow by at most {drift:.1%} from the first token to the"
-            " last: costs are those in the middle"
+            f"a step's seconds are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}, and {_drifting(table)}:"
+            " costs are those at mid-context"
         )
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:
@@ -236,6 +244,11 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             of = "rates and costs" if "seconds_error" in names else "rates"
             what = f"what is not known of the {of} moves a speed-up by at most"
             lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
+    if "straggler_loss" in names and (loss := _one(table, pl.col("straggler_loss").max())) is not None:
+        lines.append(
+            f"a static batch waits for its slowest sequence, which takes up to {loss:.1%} of its time (column straggler_loss);"
+            " engines that keep their batch full are batching = 'continuous'"
+        )
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
         worst = float(_one(table, pl.col("paths_difference").max()))
@@ -262,6 +275,13 @@ def _of_waiting(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
     if "match_rate" in names and _one(waiting, ((pl.col("view") == "events") & pl.col("match_rate").is_not_null()).any()):
         lines.append("where something may wait, which candidate is right is assumed to be any with equal chances")
     return lines
+
+
+def _drifting(table: pl.LazyFrame) -> str:
+    """How a step's time changes with the context while a sequence is decoded, with its sign."""
+    low, high = (_one(table, each) for each in (pl.col("context_drift").min(), pl.col("context_drift").max()))
+    said = [f"grow by at most {high:.1%}"] * (high > 0) + [f"fall by at most {-low:.1%}"] * (low < 0)
+    return f"{' or '.join(said) or 'are the same'} from the first token to the last"
 
 
 def _lossy(table: pl.LazyFrame) -> list[str]:
@@ -305,7 +325,8 @@ def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[s
     """The same as one JSON document."""
     rows = frame.head(MOST_LISTED).to_dicts()
     return {
-        "scenario": report.tables["scenario"]["name"], "out": str(report.out), "rows": report.rows, "results": rows,
+        "scenario": report.tables["scenario"]["name"], "out": str(report.out),
+        "verdict": verdict.of(report.table(), report.tables).document(), "rows": report.rows, "results": rows,
         "truncated": report.rows > len(rows), "failed": report.failed, "disagreements": report.disagreements,
         "notes": notes(report.table(), report.tables),
         "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},

@@ -79,15 +79,16 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
             rounds = {name: math.fsum(part[name]) for name in ("rounds", "drafted", *agreement.SQUARES) if _whole(part, name)}
             disagreements += agreement.with_the_formula(point, case, formula, sums, rounds, str(view), grid.points)
         if "rounds" in part.columns and part["rounds"].count():
-            means = (math.fsum(part[name]) / sums.count for name in ROUNDS[:3])
+            means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
             found = metrics.per_round(case.outputs, *means)
             row |= {name: float(value) for name, value in found.items()}
+            row |= views.straggling(case, means[0], row["latency_layers"])
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
             row |= views.operations_of(case, row["compute_per_token"])
         if case.shapes and BILL[0] in part.columns and part[BILL[0]].count():
-            row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs)
+            row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs, case.full_batch)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
             disagreements += agreement.on_the_same_decodings(point, part)

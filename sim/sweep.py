@@ -21,7 +21,7 @@ import polars as pl
 from model import checks, strict_json
 from model.checks import ParameterError
 from model.tables import parse_value
-from sim import results, scenario, views
+from sim import methods, results, scenario, views
 from sim.files import TEMPORARY, alone, intact, write_hashed, write_text, write_whole
 from sim.grid import Grid, parse_axis
 from sim.plan import Plan, Shard
@@ -42,15 +42,16 @@ class RunError(RuntimeError):
     """A run that could not go on; what was finished is kept."""
 
 
-def compute(tables: Tables, shard: Shard, path: Path) -> tuple[Shard, Path]:
-    """Compute a shard and write it: what a worker does. Tells where it is."""
-    grid = Grid(tables, check=False)
-    plan = Plan(grid)
-    frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
-    if frame is None:
-        rows, failures = views.evaluate(grid, shard.view, plan.work(shard))
-        frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
-    return shard, write_hashed(path, frame.write_parquet)
+def compute(tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = ()) -> tuple[Shard, Path]:
+    """Compute a shard and write it: what a worker does, with the methods that its parent allows. Tells where it is."""
+    with methods.allowing(allowed):
+        grid = Grid(tables, check=False)
+        plan = Plan(grid)
+        frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
+        if frame is None:
+            rows, failures = views.evaluate(grid, shard.view, plan.work(shard))
+            frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
+        return shard, write_hashed(path, frame.write_parquet)
 
 
 def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
@@ -60,12 +61,12 @@ def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
         return None  # at some of these points; one by one it will be seen at which
     size = shard.last - shard.first
 
-    def series(name: str, value: Any) -> pl.Series:
-        if not isinstance(value, np.ndarray):
-            return pl.Series(name, [value]).new_from_index(0, size)
-        return pl.Series(name, value.tolist() if value.dtype == object else value)
+    def column(name: str, value: Any) -> pl.Series:
+        if isinstance(value, np.ndarray):
+            return pl.Series(name, value.tolist() if value.dtype == object else value)
+        return pl.Series(name, [value]).new_from_index(0, size)
 
-    return pl.DataFrame([series(name, value) for name, value in columns.items()])
+    return pl.DataFrame([column(name, value) for name, value in columns.items()])
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ _RATES = (
 def _tables_at(tables: Tables, path: str) -> list[Tables]:
     """The tables that a path means: of [outcomes], those of the methods too where they have their own."""
     first, *rest = path.split(".")
-    methods = scenario.method_tables(tables)
-    found: list[Any] = [*methods] if first == "method" else [tables.get(first), *(table.get(first) for table in methods)]
+    own = scenario.method_tables(tables)
+    found: list[Any] = [*own] if first == "method" else [tables.get(first), *(table.get(first) for table in own)]
     for name in rest:
         found = [table.get(name) for table in found if isinstance(table, dict)]
     return [table for table in found if isinstance(table, dict)]
@@ -314,7 +315,8 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
         before = len(left)
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
-            for shard, path in work(joblib.delayed(_in_worker)(compute, tables, shard, path) for shard, path in list(left.items())):
+            wanted = [(tables, shard, path, methods.allowed()) for shard, path in left.items()]
+            for shard, path in work(joblib.delayed(_in_worker)(compute, *each) for each in wanted):
                 del left[shard]
                 yield shard, path
         except BrokenProcessPool:

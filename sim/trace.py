@@ -11,6 +11,7 @@ from typing import Any
 
 from model import checks, strict_json
 from model.checks import ParameterError
+from model.methods import allowing
 from sim import views
 from sim.cases import Case
 from sim.events import Interval, Run
@@ -29,22 +30,24 @@ def record(
     replication: int = 0,
     tokens: int | None = None,
     per_layer: bool = False,
+    methods: Sequence[str] = (),
     **overrides: Any,
 ) -> Run:
     """Simulate one decoding of one point of a scenario, at most `tokens` tokens of it, and keep every interval.
 
-    `overrides` are those of `sim.sweep.resolve`.
+    `methods` are modules from outside that it may name, `overrides` those of `sim.sweep.resolve`.
     """
-    grid = Grid(resolve(scenario, **overrides))
-    checks.whole("point", point, 0, grid.points - 1)
-    checks.whole("replication", replication, 0)
-    case = grid.case(point)
-    if tokens is not None:
-        checks.whole("tokens", tokens, 1)
-        case = _shortened(case, min(tokens, case.settings.tokens))
-    [world] = views.worlds(case, replication, replication + 1)
-    run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
-    return run
+    with allowing(methods):
+        grid = Grid(resolve(scenario, **overrides))
+        checks.whole("point", point, 0, grid.points - 1)
+        checks.whole("replication", replication, 0)
+        case = grid.case(point)
+        if tokens is not None:
+            checks.whole("tokens", tokens, 1)
+            case = _shortened(case, min(tokens, case.settings.tokens))
+        [world] = views.worlds(case, replication, replication + 1)
+        run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
+        return run
 
 
 def _shortened(case: Case, tokens: int) -> Case:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,7 +57,7 @@ def takes_arrays(grid: Grid) -> bool:
         grid.methods == 1
         and not grid.base.get("cost")
         and not {*first} & {*scenario.OWN}
-        and not first.get("batched")
+        and not {"batched", "sequences", "batching"} & {*first}
         and grid.base.get("outcomes", {}).get("kind") == "iid"
         and getattr(methods.theory(first["name"]), "ARRAYS", False)
         and bool(grid.axes)
@@ -135,9 +135,17 @@ def formula_row(case: Case) -> Row:
     else:
         found = metrics.per_round(case.outputs, prediction.rounds, prediction.drafted, prediction.operations)
         row |= {name: float(value) for name, value in found.items()}
+        row |= straggling(case, float(prediction.rounds), row["latency_layers"])
     row |= work_of(case)
     held = float(case.held * case.ways)
     return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": held}
+
+
+def straggling(case: Case, rounds: float, latency: float) -> Row:
+    """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
+    known = getattr(methods.theory(case.method), "straggler_loss", None)
+    loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
+    return {} if loss is None else {"straggler_loss": loss}
 
 
 def work_of(case: Case) -> Row:
@@ -146,7 +154,7 @@ def work_of(case: Case) -> Row:
     if not case.shapes or closed is None:
         return {}
     found = closed(case.parameters, case.settings.tokens, _one_or_all({key: each.law for key, each in case.outcomes.items()}))
-    return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs)
+    return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
 
 
 def _layers_worked(case: Case) -> float | None:
@@ -162,12 +170,12 @@ def plain_work_of(case: Case) -> Row:
         return {}
     tokens, layers = case.settings.tokens, case.parameters.layers
     if case.batched:  # a schedule that leaves nothing out
-        batches = {"batch": case.parameters.batch, "lengths": case.parameters.lengths}
+        batches = {"sequences": case.parameters.sequences, "batching": "static", "lengths": case.parameters.lengths}
         whole = skipdecode.Parameters(layers, layers, layers, prompt=0, sequence=tokens, **batches)
         found = methods.theory("skipdecode").work(whole, tokens, None)
     else:
         found = methods.theory("autoregressive").work(autoregressive.Parameters(layers), tokens, None)
-    worked = metrics.worked(bill(found, case.shapes), case.outputs)
+    worked = metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
     return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
 
 
@@ -188,7 +196,8 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     name = table.pop("name")
     module = methods.algorithm(name)
     table |= {path.partition(".")[2]: values for path, values in on.items() if path.startswith("method.")}
-    defaults = {field: value.default for field, value in module.Parameters.__dataclass_fields__.items() if field not in table}
+    known = fields(module.Parameters)
+    defaults = {field.name: field.default for field in known if field.name not in table}
     parameters: Any = SimpleNamespace(**defaults, **table)
     tokens = on.get("scenario.tokens", grid.base["scenario"].get("tokens"))
     outcome = {"trials": None, "source": "assumed", **grid.base["outcomes"]}
@@ -203,7 +212,7 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     estimates, prediction = estimate(rate)
     size = stop - start
     columns: dict[str, Any] = {"point": np.arange(start, stop), "view": "formula", "method": name}
-    columns |= {field: getattr(parameters, field) for field in module.Parameters.__dataclass_fields__}
+    columns |= {field.name: getattr(parameters, field.name) for field in known}
     columns |= {"tokens": tokens, "outcomes": "iid", "data_set": None, "head": None, "match_rate": np.asarray(rate, np.float64)}
     low, high = (None, None) if outcome["trials"] is None else wilson(np.asarray(rate), outcome["trials"])
     columns |= {"match_rate_low": low, "match_rate_high": high, "match_rate_trials": outcome["trials"]}
@@ -253,7 +262,7 @@ def _gather(values: Any, index: Any) -> Any:
 def described(grid: Grid, point: int, case: Case) -> Row:
     """The columns that say what a point is."""
     row: Row = {"point": point, "method": case.method}
-    row |= {name: _cell(getattr(case.parameters, name)) for name in case.parameters.__dataclass_fields__}
+    row |= {field.name: _cell(getattr(case.parameters, field.name)) for field in fields(case.parameters)}
     row["tokens"] = case.settings.tokens
     own = scenario.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
     table = (grid.base.get("outcomes", {}) if own is None else own) | {
@@ -271,6 +280,8 @@ def described(grid: Grid, point: int, case: Case) -> Row:
             row["published_speedup"] = outcome.published_speedup
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
+    said = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
+    row |= {"outcomes_note": "; ".join(said)} if said else {}
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
     row |= {"units": case.cluster.units * case.ways, "contended": case.contended, "exact": case.parameters.EXACT}
     row |= {"no_value_because": case.contention} if case.contended else {}
@@ -280,7 +291,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
             "agreement": known.agreement, "agreement_source": known.agreement_source
         }  # fmt: skip
     if case.batched and not methods.roles_of(case.parameters):
-        row["occupancy"] = case.outputs / (case.steps * case.parameters.batch)
+        row["occupancy"] = case.outputs * case.full_batch / (case.steps * case.parameters.sequences)
     row |= plain_work_of(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     if case.priced is not None:
@@ -291,7 +302,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
     row |= {} if case.fitted_on is None else {"fitted_on": case.fitted_on}
     # An axis that none of these columns shows has its own, under its path.
-    own = {f"cost.{name}" for name in case.parameters.__dataclass_fields__}  # of that name the column is the method's
+    own = {f"cost.{field.name}" for field in fields(case.parameters)}  # of that name the column is the method's
     rest = {path: value for path, value in grid.values(point).items() if path in own or not _shown(row, path, value)}
     row |= {path: _cell(value) for path, value in rest.items()}
     return row

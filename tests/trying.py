@@ -24,7 +24,7 @@ def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
 
 def comes_out(theorem: Theorem, *, examples: int, seed: int = 0) -> None:
     verdict = verdict_on(theorem, examples=examples, seed=seed)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
+    assert verdict.expected is not False, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
     # Of many examples there may not be so many.
     assert verdict.tried == examples or examples > FEW or not verdict.holds
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from model import checks, policies
+from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, start, verify
 from model.demand import Demand, of_one_process
 from model.latency import UnitCost
@@ -43,7 +44,7 @@ ONLY = np.zeros(1, dtype=np.intp)
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A choice of speculative decoding with a `policy` for its draft length, of at most `max_draft_length` tokens.
 
     Parameters
@@ -82,6 +83,7 @@ class Parameters:
 
     OUTCOMES = ("accept", "confidence")
     ROLES = ("draft",)
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     # Whether a further token is drafted is decided before it is drawn, by tokens that are on offer and by rounds that are over, so
     # whatever stands before a position, its own token is still drawn from the target's law: by a test and its residual if it was
@@ -89,6 +91,7 @@ class Parameters:
     EXACT = True
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.one_of("policy", self.policy, OPTIONS)
         checks.whole("max_draft_length", self.max_draft_length, 1, MAX_DRAFT)
         check_models(self)
@@ -134,6 +137,11 @@ class Parameters:
                 raise checks.ParameterError(
                     f"prior_tested must be above 0 and at least prior_accepted={accepted:g}, got {tested:g}; they count tokens"
                 )
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
 
     @classmethod
     def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:

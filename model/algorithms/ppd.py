@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from model import checks
+from model.algorithms._batches import Batching
 from model.demand import Demand
 from model.latency import UnitCost
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
@@ -35,7 +36,7 @@ FORMS = ("literal", "eager", "nested", "flat")
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form.
 
     `sampled` draws the final token in place of taking the likeliest (Appendix B); the candidates are the likeliest all the same.
@@ -50,9 +51,13 @@ class Parameters:
     batched: bool = False
 
     OUTCOMES = ("match",)
+    COSTS = (
+        "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "fitted_on", "verify_cost",
+    )  # fmt: skip
     EXACT = True
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.whole("exit_layer", self.exit_layer, 1, self.layers, "layers")
         checks.whole("candidates", self.candidates, 1, checks.MAX_CANDIDATES)
@@ -91,10 +96,10 @@ class Parameters:
         """Tokens of its widest pass behind the prompt."""
         return self.candidates if self.batched else 1
 
-    @staticmethod
-    def costs(table: Mapping[str, Any]) -> tuple[str, ...]:
-        """The costs that it has and not every method: what a wide pass takes only where somebody says whether it makes any."""
-        return ("fitted_on", "verify_cost") if "batched" in table else ("fitted_on",)
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: without batched candidates no pass is wide."""
+        return cls.COSTS if table.get("batched", False) is not False else cls.COSTS[:-1]
 
     @property
     def bounded(self) -> bool:

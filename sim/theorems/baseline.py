@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model.algorithms._batches import CONTINUOUS, LOCKSTEP
 from model.rounds import Tally
 from model.transformer import PRESETS
 from sim import cases, views
@@ -94,6 +95,10 @@ def _points(name: str, kinds: tuple[str, ...] = ("layer-times", "hardware")) -> 
         kind = draw(st.sampled_from(kinds))
         medium = name == "hierarchical"
         cost = draw(_layer_times(kind, medium=medium) if kind in ("layer-times", "falling") else _on_hardware(kind, medium=medium))
+        if "sequences" in cost:
+            ways = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
+            method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(ways))}
+            cost = {key: value for key, value in cost.items() if key != "sequences"}
         method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
         laws = {each: {"kind": "iid", "acceptance_rate": value} for each, value in rate.items()}
         return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(whole(1, 24))}
@@ -119,9 +124,9 @@ def _on_hardware(kind: str, *, medium: bool) -> SearchStrategy[Example]:
         {"kind": "roofline", "device": "a100", "shape": "llama-2-7b"}, {"kind": "profile", "profile": "h100-llama-2-13b",
          "shape": "llama-2-13b"},
     )  # fmt: skip
-    ways, batch = st.sampled_from((2, 4) if kind == "split" else (1, 2, 4)), st.sampled_from((1, 8))
-    found = st.tuples(st.sampled_from(sources), ways, batch)
-    return found.map(lambda drawn: drawn[0] | shapes | {"ways": drawn[1], "batch": drawn[2]})
+    ways, sequences = st.sampled_from((2, 4) if kind == "split" else (1, 2, 4)), st.sampled_from((1, 8))
+    found = st.tuples(st.sampled_from(sources), ways, sequences)
+    return found.map(lambda drawn: drawn[0] | shapes | {"ways": drawn[1], "sequences": drawn[2]})
 
 
 def _theorem(method: str, number: str = "33") -> Theorem:
