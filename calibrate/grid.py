@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.timing import MODES, Effort, Point, measure
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ class Rows:
                     was, now = self.header.get(key), header.get(key)
                     raise ParameterError(f"{path} was timed with {key} {was}, and this is {now}; begin anew with another -o")
             # Whatever was cut off in the middle of a line goes.
-            lines = [json.dumps(row) for row in (self.header, *self.rows)]
+            lines = [strict_json.dumps(row) for row in (self.header, *self.rows)]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+            path.write_text(strict_json.dumps(header) + "\n", encoding="utf-8")
 
     def done(self) -> set[Point]:
         """Points that need not be timed again."""
@@ -97,7 +97,7 @@ class Rows:
         """Append a row, so that it is there whatever happens next."""
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(strict_json.dumps(row) + "\n")
             file.flush()
 
 
@@ -145,8 +145,11 @@ def go_over(
     effort: Effort,
     minutes: float,
     progress: Callable[[int, int, str], None] | None = None,
+    between: Callable[[], None] | None = None,
 ) -> Outcome:
     """Time what has not been timed yet, sharing the minutes out; whatever fails is kept account of and the rest goes on.
+
+    `between` is called after each point that was timed.
 
     A device that is lost ends it: every later point would fail with it, one by one.
     """
@@ -175,6 +178,8 @@ def go_over(
                 release(model.device)
             else:
                 rows.add(row)
+                if between is not None:
+                    between()
                 continue
             rows.add({"kind": "failed", **asdict(point), "error": failed[-1][1]})
     if progress is not None:

@@ -22,7 +22,7 @@ import numpy as np
 from calibrate import decoding, graphs, machine
 from calibrate.adapter import Decoder
 from calibrate.interpreter import Luck, Times
-from model import checks, forced, methods, runs, transformer
+from model import checks, forced, methods, runs, strict_json, transformer
 from model.checks import ParameterError
 from model.decision_log import DecisionLog, plain
 from model.decoding import Decoding
@@ -296,13 +296,13 @@ class _Kept:
 
     def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
         self.path, self.rows = path, list[dict[str, Any]]()
-        told = json.loads(json.dumps(asked))
+        told = json.loads(strict_json.dumps(asked))
         if path.exists() and not resume:
             raise ParameterError(f"{path.name} holds runs that were broken off; go on with --resume, or remove it")
         if path.exists():
             self.rows = [*self._read(told)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"asked": told}), *map(json.dumps, self.rows)]
+        lines = [strict_json.dumps({"asked": told}), *map(strict_json.dumps, self.rows)]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def _read(self, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -329,7 +329,7 @@ class _Kept:
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(strict_json.dumps(row) + "\n")
 
 
 def _asked(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
             shape = transformer.from_config(each.config.to_dict(), str(each.dtype).removeprefix("torch."))
         except ParameterError:
             continue  # one that cannot be counted
-        shapes[role] = json.loads(json.dumps(asdict(shape)))
+        shapes[role] = json.loads(strict_json.dumps(asdict(shape)))
     rates = [None if each.rates is None else dict(each.rates) for each in plan.wanted]
     forced_by = None if all(each is None for each in rates) else rates
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}

@@ -71,6 +71,8 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
         raise checks.ParameterError(f"{stored} cannot be read: {error}; name the directory of a finished run") from None
     target, paths = folder / "figures", []
     target.mkdir(exist_ok=True)
+    if "no_value_because" in rows.columns:  # what a view has no value of is drawn nowhere
+        rows = rows.filter(pl.col("no_value_because").is_null() | (pl.col("view") == "events"))
     few = rows["point"].n_unique() <= MOST_POINTS
     drafting = rows.filter(pl.col("draft_length").is_not_null()) if "draft_length" in rows.columns else rows.clear()
     # Methods that draft have no place among the curves of one that predicts early: they are compared in a figure of their own.
@@ -116,8 +118,8 @@ def _of_drafting(drafting: pl.DataFrame, target: Path, *, on_devices: bool) -> l
     paths = []
     if speedup_by_batch.fits(drafting):
         paths += save(speedup_by_batch.draw(speedup_by_batch.of_run(drafting)), target / "speedup_by_batch")
-    if "batch" in drafting.columns:  # over all else batches of one size are compared: of the smallest, as a rule one text
-        drafting = drafting.filter(pl.col("batch").is_null() | (pl.col("batch") == pl.col("batch").min()))
+    if "sequences" in drafting.columns:  # over all else batches of one size are compared: of the smallest, as a rule one sequence
+        drafting = drafting.filter(pl.col("sequences").is_null() | (pl.col("sequences") == pl.col("sequences").min()))
     known = [name for name in speedup.AXES if name in drafting.columns and drafting[name].drop_nulls().len()]
     if len(known) == len(speedup.AXES):
         for x in [x for x in speedup.swept(drafting) or ["acceptance_rate"] if not (on_devices and x == "cost_ratio")]:

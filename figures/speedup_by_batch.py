@@ -17,8 +17,8 @@ from model import checks
 
 MOST_PANELS = 4
 MOST_LENGTHS = 6
-_NEEDED = ("batch", "draft_length", "acceptance_rate", "view", "speedup")
-_APART = ("batch", "draft_length", "acceptance_rate", "view")
+_NEEDED = ("sequences", "draft_length", "acceptance_rate", "view", "speedup")
+_APART = ("sequences", "draft_length", "acceptance_rate", "view")
 """What a point is told by."""
 
 
@@ -28,7 +28,7 @@ def fits(rows: pl.DataFrame) -> bool:
         return False
     own = of_run(rows)
     few = own["acceptance_rate"].n_unique() <= MOST_PANELS and own["draft_length"].n_unique() <= MOST_LENGTHS
-    return own["batch"].n_unique() > 1 and few and own.select(_APART).n_unique() == own.height
+    return own["sequences"].n_unique() > 1 and few and own.select(_APART).n_unique() == own.height
 
 
 def of_run(rows: pl.DataFrame) -> pl.DataFrame:
@@ -55,9 +55,9 @@ def draw(rows: pl.DataFrame) -> Figure:
         low, high = _heights(table)
         for one, rate in zip(axes, rates, strict=True):
             own = table.filter(pl.col("acceptance_rate") == rate)
-            _frame(one, sorted(table["batch"].unique()), (low, high))
+            _frame(one, sorted(table["sequences"].unique()), (low, high))
             ends = []
-            for (length,), part in own.sort("draft_length", "batch").group_by("draft_length", maintain_order=True):
+            for (length,), part in own.sort("draft_length", "sequences").group_by("draft_length", maintain_order=True):
                 ends.append((_line(one, part, styles[length], views), f"γ = {length}", styles[length].colour))
             at_right(one, ends)
             one.set_title(f"acceptance rate α = {rate:g}", fontsize=10.5)
@@ -82,12 +82,12 @@ def _mark(view: str, colour: str) -> dict[str, Any]:
 def _line(axes: Axes, own: pl.DataFrame, look: Look, views: list[str]) -> float:
     """Draw one draft length; where its line ends."""
     first = own.filter(pl.col("view") == next(view for view in views if view in own["view"]))
-    axes.plot(first["batch"], first["speedup"], color=look.colour, linewidth=1.4, linestyle=look.line)
+    axes.plot(first["sequences"], first["speedup"], color=look.colour, linewidth=1.4, linestyle=look.line)
     for view in views:
         part = own.filter(pl.col("view") == view)
-        axes.plot(part["batch"], part["speedup"], marker=look.marker, **_mark(view, look.colour))
+        axes.plot(part["sequences"], part["speedup"], marker=look.marker, **_mark(view, look.colour))
         bounds = part.drop_nulls(["speedup_low", "speedup_high"])
-        axes.vlines(bounds["batch"], bounds["speedup_low"], bounds["speedup_high"], color=look.colour, linewidth=1.2)
+        axes.vlines(bounds["sequences"], bounds["speedup_low"], bounds["speedup_high"], color=look.colour, linewidth=1.2)
     return float(first["speedup"][-1])
 
 

@@ -6,12 +6,12 @@ What serving engines print is not alpha: kind `reported` takes it as it is print
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from model import acceptance, checks, published, rounds
+from model import acceptance, checks, dialects, published, rounds
 from model.intervals import half_width
 from sim import outcomes
 from sim.outcomes import Outcome, check_provenance, independent
@@ -246,16 +246,21 @@ def _lengths_of(file: str, drafter: str | None) -> Any:
 
 @dataclass(frozen=True)
 class Reported:
-    """What an `engine` printed of drafts of `draft_length` tokens: a `rate` or a `length`, as that engine means it.
+    """What an `engine` printed of drafts of `draft_length` tokens: a `rate`, a `length`, or both, as that engine means them.
 
-    `vllm`, `trtllm`, `transformers`, `sglang`: the rate is accepted over drafted tokens. The length is tokens a round, with the
-    target's own (`trtllm`: without). `alpha`: the rate is the acceptance rate itself. `trials` is how many tokens were tested.
+    The column acceptance_rate holds what they are converted to. A length is tokens a round, with the target's own. A rate is
+    accepted over drafted tokens (`vllm`, `trtllm`, `transformers`, `llama.cpp`), of `mlx-lm` the share of tokens with from_draft,
+    of `alpha` the acceptance rate itself. Both together must agree within the rounding of the digits given, and the length counts.
+    `field` names the figure where an engine has several: a rate of `sglang` is of "drafts" (from 2026-04) or "with-bonus" (2025-10
+    to 2026-04), and "before-2025-10" cannot be converted; a rate of `vllm` may be the "system-efficiency" of V0; a length of
+    `trtllm` the "forced" one, without the target's token. `trials` is how many tokens were tested.
     """
 
     engine: str
     draft_length: int
     rate: float | None = None
     length: float | None = None
+    field: str | None = None
     trials: int | None = None
     source: str = "measured"
 
@@ -265,12 +270,25 @@ class Reported:
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point: independent, with the rate that would have made the engine print this."""
-        return independent(self._alpha(), self.trials, f"{self.source}: converted from what {self.engine} printed")
+        alpha = self._alpha()
+        found = independent(alpha, self.trials, f"{self.source}: converted from what {self.engine} printed")
+        return replace(found, note=f"{self._words()}, drafts of {self.draft_length} -> acceptance_rate {alpha:.4f}")
+
+    def _words(self) -> str:
+        if self.engine == "alpha":
+            return f"acceptance rate {self.rate}"
+        figures = {"rate": self.rate, "length": self.length, "field": self.field}
+        return dialects.read(self.engine, self.draft_length, **figures).words
 
     def _alpha(self) -> float:
         from model.speculative import reported_acceptance
 
-        return float(reported_acceptance(self.engine, self.draft_length, rate=self.rate, length=self.length))
+        for name in ("rate", "length"):
+            if getattr(self, name) is not None:
+                checks.number(name, getattr(self, name))
+        checks.whole("draft_length", self.draft_length, 1, checks.MAX_TOKENS)
+        figures = {"rate": self.rate, "length": self.length, "field": self.field}
+        return float(reported_acceptance(self.engine, self.draft_length, **figures))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from model import comparison
+from model import comparison, strict_json
 from model.checks import ParameterError
 from model.comparison import PARTS
 
@@ -120,7 +119,7 @@ def document(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
             "name": name, "about": about, "methods": comparison.by_method(table), "ranking": {"pairs": pairs, "right": right},
             "runs": table.to_dicts(),
         })  # fmt: skip
-    return json.dumps({"files": files}, indent=2)
+    return strict_json.dumps({"files": files}, indent=2)
 
 
 def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from model import checks
 from model.checks import ParameterError
+from model.tables import instead
 from sim import methods
 
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
@@ -195,7 +196,7 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
             known = [field.name for field in fields(kind)]
             aliases = getattr(kind, "ALIASES", {})
             if key not in known and key not in aliases:
-                raise ParameterError(f"method {name} takes no {key}; {checks.nearest(key, known)}")
+                raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
                 table.pop(other, None)  # one value, whatever it is called
             table.pop(aliases.get(key, key), None)
@@ -211,7 +212,7 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
     said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
-    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *_PUBLISHED_COSTS)]
+    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *NO_TIMES, *_PUBLISHED_COSTS)]
     if rest:
         return f"{said}assumed, as [cost] says: {', '.join(rest)}; layers not named take one time unit each"
     last = "layers alike, and the exit layer of the runs that it is fitted to" if "fitted_on" in given else (
@@ -220,6 +221,8 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     return f"{said}assumed: {last}"
 
 
+NO_TIMES = ("operations_ratio", "medium_operations_ratio", "allow_slow_medium", "shape", "draft_shape", "medium_shape")
+"""Keys of [cost] that say something else than how long anything takes."""
 _PUBLISHED_COSTS = {
     "task": "published: the cost ratio, Table 1 of the deck",
     "data_set": "published: what plain decoding takes, PPD Table 3",
@@ -252,7 +255,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
     named: dict[str, str] = {}
-    said: dict[str, dict[Any, None]] = {"prompt": {}, "batch": {}, "ways": {}}
+    said: dict[str, dict[Any, None]] = {"prompt": {}, "ways": {}}
     for table in costs:
         varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
         for values in varied:
@@ -272,8 +275,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     for name, provenance in named.items():
         sources.setdefault(provenance, []).append(name)
     listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
-    # A batch of one is that of a request, or of a method that has batches of its own.
-    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items() if key != "batch" or {*each} != {1})
+    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items())
     return f"{listed}; {points}"
 
 
@@ -285,5 +287,5 @@ def fingerprint(tables: Tables) -> str:
     files += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
     files += [table[key] for table, key in _profiles(tables) if table[key].endswith(".json") and Path(table[key]).is_file()]
     contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
-    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)
+    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
 from model.tables import parse_value
-from sim import results, scenario, views
+from sim import methods, results, scenario, views
 from sim.files import TEMPORARY, alone, intact, write_hashed, write_text, write_whole
 from sim.grid import Grid, parse_axis
 from sim.plan import Plan, Shard
@@ -42,15 +42,16 @@ class RunError(RuntimeError):
     """A run that could not go on; what was finished is kept."""
 
 
-def compute(tables: Tables, shard: Shard, path: Path) -> tuple[Shard, Path]:
-    """Compute a shard and write it: what a worker does. Tells where it is."""
-    grid = Grid(tables, check=False)
-    plan = Plan(grid)
-    frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
-    if frame is None:
-        rows, failures = views.evaluate(grid, shard.view, plan.work(shard))
-        frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
-    return shard, write_hashed(path, frame.write_parquet)
+def compute(tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = ()) -> tuple[Shard, Path]:
+    """Compute a shard and write it: what a worker does, with the methods that its parent allows. Tells where it is."""
+    with methods.allowing(allowed):
+        grid = Grid(tables, check=False)
+        plan = Plan(grid)
+        frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
+        if frame is None:
+            rows, failures = views.evaluate(grid, shard.view, plan.work(shard))
+            frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
+        return shard, write_hashed(path, frame.write_parquet)
 
 
 def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
@@ -59,10 +60,13 @@ def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
     except ParameterError:
         return None  # at some of these points; one by one it will be seen at which
     size = shard.last - shard.first
-    return pl.DataFrame([
-        pl.Series(name, value) if isinstance(value, np.ndarray) else pl.Series(name, [value]).new_from_index(0, size)
-        for name, value in columns.items()
-    ])  # fmt: skip
+
+    def column(name: str, value: Any) -> pl.Series:
+        if isinstance(value, np.ndarray):
+            return pl.Series(name, value.tolist() if value.dtype == object else value)
+        return pl.Series(name, [value]).new_from_index(0, size)
+
+    return pl.DataFrame([column(name, value) for name, value in columns.items()])
 
 
 @dataclass(frozen=True)
@@ -146,8 +150,8 @@ _RATES = (
 def _tables_at(tables: Tables, path: str) -> list[Tables]:
     """The tables that a path means: of [outcomes], those of the methods too where they have their own."""
     first, *rest = path.split(".")
-    methods = scenario.method_tables(tables)
-    found: list[Any] = [*methods] if first == "method" else [tables.get(first), *(table.get(first) for table in methods)]
+    own = scenario.method_tables(tables)
+    found: list[Any] = [*own] if first == "method" else [tables.get(first), *(table.get(first) for table in own)]
     for name in rest:
         found = [table.get(name) for table in found if isinstance(table, dict)]
     return [table for table in found if isinstance(table, dict)]
@@ -272,7 +276,8 @@ def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
         left.unlink(missing_ok=True)  # of a run that was killed while it wrote
     try:
         if held is None or not resume:  # going on must not fail for want of room for what is there already
-            write_text(note, json.dumps({"fingerprint": fingerprint, "scenario": tables, "complete": False}, indent=2) + "\n")
+            begun = {"fingerprint": fingerprint, "scenario": tables, "complete": False}
+            write_text(note, strict_json.dumps(begun, indent=2) + "\n")
         (folder / "shards").mkdir(exist_ok=True)
     except OSError as error:
         raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
@@ -308,7 +313,8 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
         before = len(left)
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
-            for shard, path in work(joblib.delayed(_in_worker)(compute, tables, shard, path) for shard, path in list(left.items())):
+            wanted = [(tables, shard, path, methods.allowed()) for shard, path in left.items()]
+            for shard, path in work(joblib.delayed(_in_worker)(compute, *each) for each in wanted):
                 del left[shard]
                 yield shard, path
         except BrokenProcessPool:
@@ -339,7 +345,7 @@ def _merge(plan: Plan, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
         failed = [{**row, **{path: str(value) for path, value in grid.values(row["point"]).items()}} for row in wrong.to_dicts()]
         # A point of which one piece failed is a failed point: what its other pieces found is not put together.
         partial = partial.drop("error").join(wrong.lazy(), on=["view", "point"], how="anti", maintain_order="left")
-    write_text(folder / "failed.json", json.dumps(failed, indent=2) + "\n")
+    write_text(folder / "failed.json", strict_json.dumps(failed, indent=2) + "\n")
     if failed and not partial.select(pl.len()).collect().item():
         raise RunError(f"every point failed; the first: {failed[0]['error']}")
     target, sheet = folder / "results.parquet", folder / "results.csv"
@@ -376,4 +382,4 @@ def _describe(folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[
         "failed": len(failed), "outcomes": sources[:100], "cost": scenario.cost_source(tables), "versions": versions(),
         "platform": platform.platform(),
     }  # fmt: skip
-    write_text(folder / "metadata.json", json.dumps(document, indent=2) + "\n")
+    write_text(folder / "metadata.json", strict_json.dumps(document, indent=2) + "\n")

@@ -293,6 +293,38 @@ def test_a_spoiled_table_is_refused_by_file_row_and_column(
     assert "\n" not in str(caught.value)
 
 
+def test_a_gated_layer_reads_two_matrices_up(folder: Path) -> None:
+    """60 us for 11008 x 4096 x 2 weights in bf16 is faster than an A100's memory, and for half of them it is not."""
+    swap("0.0015,0.110", "0.0015,0.060")(folder / MLP)
+    with pytest.raises(ParameterError, match=r"row 1, column time_stats.mlp_up_proj.median: 6e-05 s would be 3.01e\+12 bytes/s"):
+        from_vidur(folder)
+
+
+def test_a_folder_split_over_devices_that_do_not_divide_the_heads_is_refused(folder: Path) -> None:
+    for name, ways in (("tp3", 3), ("tp0", 0)):
+        where = folder / "llmservingsim" / name
+        shutil.copytree(folder / "llmservingsim" / "tp1", where)
+        with pytest.raises(ParameterError, match=f"ways must divide heads=32, got {ways} by the name of the folder {name}"):
+            llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
+
+
+def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: Path) -> None:
+    swap("2,4096,4096,0.016", "2,4096,4096,0.0")(folder / GEMM)
+    made = from_aiconfigurator(folder)
+    assert (2, 4096, 4096) not in times(made, "gemm")
+    assert made.rows("gemm").height == 8
+    assert any("3 rows without a time or without work left out" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (0, 3, 4, 5, 1, 2)])
+def test_the_largest_fall_of_times_is_the_one_that_is_named(order: tuple[int, ...]) -> None:
+    found = [10.0, 20.0, 12.0, 30.0, 27.0, 40.0] if order[1] == 1 else [10.0, 30.0, 27.0, 40.0, 24.0, 50.0]
+    rows = [{"part": "dense", "tokens": 2**place, "time_s": time} for place, time in enumerate(found)]
+    (note,) = tables.dips(rows, "dense", "tokens")
+    at = 4 if order[1] == 1 else 16
+    assert note == f"dense: at 2 of 6 points the time falls by more than 5%, by 40% at tokens {at}; kept"
+
+
 META = "llmservingsim/meta.yaml"
 
 

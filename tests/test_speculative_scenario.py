@@ -64,7 +64,8 @@ def view(table: Any, name: str) -> dict[str, Any]:
 def test_three_views_of_every_law(law: dict[str, Any], placement: str) -> None:
     """Events equal paths on every decoding that both play; the paths' mean is within 5 standard errors (one in 1.7 million)."""
     method = {**METHOD, "placement": placement}
-    cost = {"cost_ratio": 0.125, "link": 0.5, "verify_cost": [[1, 1.0], [2, 1.25], [4, 1.5]], "operations_ratio": 0.25}
+    cost = {"cost_ratio": 0.125, "verify_cost": [[1, 1.0], [2, 1.25], [4, 1.5]], "operations_ratio": 0.25}
+    cost |= {"link": 0.5} if placement == "apart" else {}
     table = sim.run(tables(outcomes=law, method=[method], cost=cost))
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     assert events["paths_difference"] == 0.0
@@ -184,19 +185,33 @@ def test_the_other_name_of_a_draft_length() -> None:
         Grid(tables(method=[{**METHOD, "num_speculative_tokens": 3}]))
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers", "llama.cpp"])
 def test_what_an_engine_prints_of_a_run_leads_back_to_its_acceptance_rate(engine: str) -> None:
     """The simulated run's own rate and length, as each engine would print them, give the law that it was run under."""
     run = sim.run(tables(scenario={"name": "long", "tokens": 4000, "replications": 4096}), views=["paths"])
     row = view(run, "paths")
-    bonus = 0 if engine == "trtllm" else 1
-    printed = [{"rate": row["draft_acceptance_rate"]}, {"length": row["tokens_per_round"] - 1 + bonus}]
-    for each in printed:
+    named = {"field": "drafts"} if engine == "sglang" else {}
+    rate, length = {"rate": row["draft_acceptance_rate"], **named}, {"length": row["tokens_per_round"]}
+    for each in (rate, length):
         law = {"kind": "reported", "engine": engine, "draft_length": 3, **each}
         outcome = Grid(tables(outcomes=law)).case(0).outcome
         assert outcome is not None
         assert outcome.rate == pytest.approx(0.7, abs=1e-3)
         assert outcome.source == f"measured: converted from what {engine} printed"
+        assert outcome.note is not None
+        assert outcome.note.endswith(f"drafts of 3 -> acceptance_rate {outcome.rate:.4f}")
+
+
+def test_the_output_says_what_was_converted_into_which_column(tmp_path: Path) -> None:
+    """The figures as they were printed, and the column that holds what they mean."""
+    law = {"kind": "reported", "engine": "vllm", "draft_length": 5, "rate": 0.62, "length": 4.1}
+    report = sweep.run(tables(outcomes=law, scenario={"name": "said", "tokens": 8, "views": ["formula"]}), out=tmp_path / "run")
+    [row] = report.table().collect().to_dicts()
+    assert sum(row["acceptance_rate"] ** j for j in range(6)) == pytest.approx(4.1)
+    [said] = [line for line in reports.notes(report.table(), report.tables) if "->" in line]
+    assert said == row["outcomes_note"]
+    assert said.startswith("vllm draft acceptance rate 0.62 and mean acceptance length 4.1, drafts of 5 -> acceptance_rate")
+    assert float(said.split()[-1]) == round(row["acceptance_rate"], 4)
 
 
 def test_rounds_from_files(tmp_path: Path) -> None:

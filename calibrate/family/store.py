@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
         part.mkdir()
         half.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        (part / LOG).write_text(json.dumps({"schema": SCHEMA, **log}, indent=1) + "\n", encoding="utf-8")
+        (part / LOG).write_text(strict_json.dumps({"schema": SCHEMA, **log}, indent=1) + "\n", encoding="utf-8")
 
 
 def halved(model: Any) -> None:
