@@ -145,8 +145,11 @@ def go_over(
     effort: Effort,
     minutes: float,
     progress: Callable[[int, int, str], None] | None = None,
+    between: Callable[[], None] | None = None,
 ) -> Outcome:
     """Time what has not been timed yet, sharing the minutes out; whatever fails is kept account of and the rest goes on.
+
+    `between` is called after each point that was timed.
 
     A device that is lost ends it: every later point would fail with it, one by one.
     """
@@ -175,6 +178,8 @@ def go_over(
                 release(model.device)
             else:
                 rows.add(row)
+                if between is not None:
+                    between()
                 continue
             rows.add({"kind": "failed", **asdict(point), "error": failed[-1][1]})
     if progress is not None:

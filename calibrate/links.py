@@ -18,8 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from calibrate import machine
 from calibrate.clocks import clock_of
-from calibrate.layers import NAME, needed
+from calibrate.layers import NAME
 from calibrate.timing import quartiles
 from model import checks, strict_json
 from model.checks import ParameterError
@@ -63,7 +64,7 @@ def time_links(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Linked:
     """Time links by size of message [bytes] and write a profile for each, and its raw rows; all that are there if none is named."""
-    needed()
+    machine.needed()
     checks.whole("repeats", repeats, 1, 1_000_000)
     if not sizes:
         raise ParameterError("sizes must be at least one number, got none")
@@ -244,7 +245,6 @@ def _reported(report: Connection) -> Iterator[None]:
 
 def _written(link: str, rows: list[dict[str, Any]], out: Path, name: str) -> Path:
     """Write a link's raw rows and its profile; the path of the profile."""
-    from calibrate import machine
 
     facts = machine.facts("cuda" if "device" in link or link == "nccl" else "cpu")
     raw = out / f"{name}.jsonl"

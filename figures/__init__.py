@@ -71,6 +71,8 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
         raise checks.ParameterError(f"{stored} cannot be read: {error}; name the directory of a finished run") from None
     target, paths = folder / "figures", []
     target.mkdir(exist_ok=True)
+    if "no_value_because" in rows.columns:  # what a view has no value of is drawn nowhere
+        rows = rows.filter(pl.col("no_value_because").is_null() | (pl.col("view") == "events"))
     few = rows["point"].n_unique() <= MOST_POINTS
     drafting = rows.filter(pl.col("draft_length").is_not_null()) if "draft_length" in rows.columns else rows.clear()
     # Methods that draft have no place among the curves of one that predicts early: they are compared in a figure of their own.

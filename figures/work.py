@@ -22,7 +22,7 @@ from model import checks
 
 WORDS = {
     "speedup": "speed",
-    "flops": "arithmetic (FLOPs)",
+    "flops": "FLOPs per token",
     "weights": "weights read (MOPs)",
     "intensity": "arithmetic intensity",
 }

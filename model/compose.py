@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model import checks, profile
+from model import checks, isotonic, profile
 from model.checks import ParameterError
 from model.profile import Profile
 from model.surface import Floats, Surface, parallelograms, residuals
@@ -345,7 +345,7 @@ def layer(
     splits = tuple(dict.fromkeys([ways] if isinstance(ways, int) else ways))
     products = Products(operations)
     tokens = products.tokens[products.tokens <= most]
-    wanted = {"head": "gemm", "attention": "decode"}
+    wanted = {"head": "gemm", "attention": "decode", "all_reduce": "all_reduce"}
     errors = {part: operations.errors[source] for part, source in wanted.items() if source in operations.errors}
     errors["dense"] = max(off, errors.get("head", 0.0))
     rows: list[dict[str, Any]] = []
@@ -377,10 +377,10 @@ def layer(
         notes.append(
             f"attention split {split} ways: these heads were not measured; the nearest groups that read as many bytes stand in"
         )
-    return replace(
+    return isotonic.profile(replace(
         operations, name=name or f"{operations.device}-{model}", model=model, kind="model", provenance="composed",
         shape=asdict(shape), table=profile.table_of(rows), notes=(*notes, *operations.notes), errors=errors,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def reductions(operations: Profile, splits: Iterable[int]) -> list[dict[str, Any]]:

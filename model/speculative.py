@@ -72,6 +72,11 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
 
 
+def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float | None:
+    """Share of the time of static batches that is lost by waiting (`model.speculative_texts`); None of other batches."""
+    return None if parameters.together == 1 else speculative_texts.straggler_loss(parameters, cost, rounds, time)
+
+
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
     """What the passes of both models come to, in the mean; None under laws of records.
 

@@ -144,6 +144,24 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Unit
     return Moments(time, float("nan"), busy, operations, sum(one.rounds for one in each), sum(one.drafted for one in each))
 
 
+def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float:
+    """Share of a static batch's time that is lost by waiting for its slowest sequence, given the rounds of all and its time.
+
+    What is compared with is a batch of as many sequences that is kept full, in which each round takes what one of the full batch
+    does: of equal lengths the speed-up is that of continuous batching, less this share. Below zero where cutting the last drafts
+    short saves more than waiting costs.
+
+    >>> from model.acceptance import Iid
+    >>> cost, static = UnitCost(40, cost_ratio=0.1), Parameters(40, 3, sequences=8, batching="static")
+    >>> found = expected(static, 128, Iid(0.79), cost)
+    >>> round(straggler_loss(static, cost, found.rounds, found.time), 3)
+    0.081
+    """
+    count, most = parameters.together, parameters.draft_length
+    full = round_prices(cost, most, apart=parameters.placement == "apart", texts=count).time[most]
+    return 1 - rounds * float(full) / (count * time)
+
+
 def _lengths(parameters: Parameters, tokens: int) -> list[int]:
     return [length for batch in _batches.texts(parameters, tokens) for length in batch.values()]
 

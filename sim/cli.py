@@ -420,7 +420,7 @@ def lint(
             print(f"point {point} {grid.values(point)} would fail: {error}")
             continue
         if case.contended and set(plan.views) - {"events"} and point == 0:
-            print(f"warning: {case.cluster.units} units of {case.parameters.units}: only the view events knows what waiting costs")
+            print(f"warning: formula and paths have no value where something may wait; {case.contention}")
     about = f"{grid.points} points in {', '.join(plan.views)}; about {plan.estimate():.0f} s on one core"
     print(f"{scenario}: {about}" if not wrong else f"{scenario}: {wrong} points would fail; {about}")
     if wrong:

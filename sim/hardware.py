@@ -7,6 +7,7 @@ tables are in seconds besides.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,8 @@ GONE = MappingProxyType({
 """Keys of costs that there were, and what to say instead."""
 MAY_SEEM = 0.1
 """How much faster than its peaks a device of a user's profile may seem [-]: clocks rise, and ceilings are measured roughly."""
+MISTAKEN = 100.0
+"""How many times faster than peaks that were measured with it a user's profile is no better kernel but a mistake of units [-]."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,8 @@ def _loaded(name: str, _: int) -> profile.Profile:
         across = found.facts.get("source", 0) if shape.encoder_layers else 0
         try:
             checks.whole("source in facts", across, 0)
-            physical.check(found, shape, source=across, in_sequence=False, tolerance=MAY_SEEM)
+            for line in physical.check(found, shape, source=across, in_sequence=False, tolerance=MAY_SEEM, most=MISTAKEN):
+                warnings.warn(f"{Path(name).name}: {line}", stacklevel=2)
         except ParameterError as error:
             raise ParameterError(f"{Path(name).name}: {error}") from None
     return found
@@ -245,10 +249,9 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
         models[role] = found
         layers = "layers" if role == "target" else f"{role}_layers"
         depth = getattr(parameters, layers, found.shape.layers)
-        if role != "target" and depth == 1:  # a draft of which the method asks for no depth
-            depth = found.shape.layers
         if depth != found.shape.layers:
-            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it")
+            or_not = "" if role == "target" else ", or leave it out"
+            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
     batch, played = getattr(parameters, "full_batch", 1), getattr(parameters, "texts", 1) > 1
     texts = played and not roles  # a static batch that goes column by column: a token of each
     together = parameters.together if played and roles else 1

@@ -138,12 +138,14 @@ def _method(name: str) -> str:
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
     required = [RATIOS[role] for role in methods.roles(kind, {})]
-    gated = cases.OWN_COSTS.union(*cases.COSTS_OF.values())
-    also = sorted(cases.costs(kind, {}) - {*required})
-    every = [key for key in _given(cases.Cost) if key not in gated]
+    looked_at = methods.costs(kind, {})
+    also = sorted(looked_at - {*required})
+    sometimes = sorted({*getattr(kind, "COSTS", ())} - looked_at)
+    every = [key for key in _given(cases.Cost) if key not in cases.gated()]
     unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""
     costs = [f"{key}  required{unless}" for key in required]
     its = [f"its own: {', '.join(also)}"] if also else []
+    its += [f"with some of its parameters: {', '.join(sometimes)}"] if sometimes else []
     parts.append("\n".join(["[cost] (`sim ls costs`)", *costs, *its, f"as every method: {', '.join(every)}"]))
     used = [each for each in scenario.names() if name in {table["name"] for table in scenario.method_tables(scenario.load(each))}]
     parts.append(f"scenarios: {', '.join(used)} (`sim ls scenarios NAME` shows one)" if used else "no scenario of it is embedded")

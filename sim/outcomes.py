@@ -254,14 +254,15 @@ def text_of(file: str, what: str, form: str = "JSON") -> str:
 class Published:
     """A rate of a published table, by what the table asks for: `data_set`, `head` or `sampling`.
 
-    Layer and candidates are the method's. `by_position` takes the table's bins of output positions instead of its total.
+    Layer and candidates are the method's. `by_position` takes the rates of the bins of output positions that Tables 6 to 8 print
+    instead of a total; with the `table` named one must say which.
     """
 
     data_set: str
     head: str | None = None
     sampling: str | None = None
     table: str = "ppd-table-2"
-    by_position: bool = False
+    by_position: bool | None = None
 
     def __post_init__(self) -> None:
         table = published.table(self.table)
@@ -274,9 +275,15 @@ class Published:
                 raise checks.ParameterError(f"outcomes.{key} is not a key of {self.table}; its keys: {', '.join(table.keys)}")
             if value is not None:
                 checks.one_of(key, value, sorted({str(row[key]) for row in table.rows}))
-        if not isinstance(self.by_position, bool):
+        if not isinstance(self.by_position, bool | None):
             raise checks.ParameterError(f"by_position must be true or false, got {self.by_position!r}")
-        if self.by_position and self.table != "ppd-table-2":
+        binned = "first" in table.keys
+        if binned and self.by_position is None:
+            raise checks.ParameterError(
+                f"outcomes.by_position is required by {self.table}, which has bins of output positions: true gives each position"
+                " the rate of its bin, false all of them the printed total"
+            )
+        if self.by_position and not binned and self.table != "ppd-table-2":
             raise checks.ParameterError("outcomes.by_position picks its table by data_set; leave outcomes.table out")
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:

@@ -42,9 +42,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
     row |= views.over_one_device(case, row)
-    # Paths and formula know of no waiting: theirs is the price of all the units that the method wants.
-    held = float(case.held if view == "events" else case.parameters.units) * case.ways
-    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": held}
+    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": float(case.held * case.ways)}
     return row
 
 
@@ -58,14 +56,18 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
     accepted: list[dict[str, Any]] = []
     for (view, point), part in partial.filter(pl.col("view") != "formula").group_by("view", "point", maintain_order=True):
         case = grid.case(point)
-        formula = by_point[point] if point in by_point else _formula(grid, point)
+        if view != "events" and case.contended:
+            rows.append(views.without_value(grid, point, case) | {"view": view})
+            continue
+        formula = None if case.contended else by_point[point] if point in by_point else _formula(grid, point)
         # Summed without rounding in between: it does not matter in which order, or how a point was cut.
         sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
         row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if "rounds" in part.columns and part["rounds"].count():
-            means = (math.fsum(part[name]) / sums.count for name in ROUNDS[:3])
+            means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
             found = metrics.per_round(case.outputs, *means)
             row |= {name: float(value) for name, value in found.items()}
+            row |= views.straggling(case, means[0], row["latency_layers"])
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
@@ -80,7 +82,8 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
             accepted += _accepted(point, view, part)
     if grid.points <= FEW_POINTS:
         for point in by_point:
-            distributions += _law(point, grid.case(point))
+            case = grid.case(point)
+            distributions += [] if case.contended else _law(point, case)
     frames = [frame for frame in (theory, pl.DataFrame(rows, infer_schema_length=None)) if frame.height]
     more = {"distribution": pl.DataFrame(distributions, schema=DISTRIBUTION), "accepted": pl.DataFrame(accepted, schema=ACCEPTED)}
     return table(pl.concat(frames, how="diagonal_relaxed")), more
@@ -93,7 +96,8 @@ DISTRIBUTION = {"point": pl.Int64, "view": pl.String, "latency_layers": pl.Float
 def _formula(grid: Grid, point: int) -> dict[str, float] | None:
     """The theory's row, or none where the theory has no value for this point."""
     try:
-        return views.formula_row(grid.case(point))
+        case = grid.case(point)
+        return None if case.contended else views.formula_row(case)
     except views.EXPECTED:
         return None
 
@@ -136,6 +140,8 @@ def table(frame: pl.DataFrame) -> pl.DataFrame:
 
 def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
     """Columns in their order: descriptions first, then each estimate with its bounds; what has no value is null."""
+    absent = {*metrics.ESTIMATES, "held_units"} - {*frame.collect_schema().names()}
+    frame = frame.with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in sorted(absent))
     frame = frame.with_columns(held_layers=pl.col("held_units") * pl.col("latency_layers"))
     names = frame.collect_schema().names()
     if metrics.ONE_DEVICE in names:  # on one device the two speed-ups are one

@@ -212,7 +212,7 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
     said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
-    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *_PUBLISHED_COSTS)]
+    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *NO_TIMES, *_PUBLISHED_COSTS)]
     if rest:
         return f"{said}assumed, as [cost] says: {', '.join(rest)}; layers not named take one time unit each"
     last = "layers alike, and the exit layer of the runs that it is fitted to" if "fitted_on" in given else (
@@ -221,6 +221,8 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     return f"{said}assumed: {last}"
 
 
+NO_TIMES = ("operations_ratio", "medium_operations_ratio", "allow_slow_medium", "shape", "draft_shape", "medium_shape")
+"""Keys of [cost] that say something else than how long anything takes."""
 _PUBLISHED_COSTS = {
     "task": "published: the cost ratio, Table 1 of the deck",
     "data_set": "published: what plain decoding takes, PPD Table 3",

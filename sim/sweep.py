@@ -60,10 +60,13 @@ def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
     except ParameterError:
         return None  # at some of these points; one by one it will be seen at which
     size = shard.last - shard.first
-    return pl.DataFrame([
-        pl.Series(name, value) if isinstance(value, np.ndarray) else pl.Series(name, [value]).new_from_index(0, size)
-        for name, value in columns.items()
-    ])  # fmt: skip
+
+    def column(name: str, value: Any) -> pl.Series:
+        if isinstance(value, np.ndarray):
+            return pl.Series(name, value.tolist() if value.dtype == object else value)
+        return pl.Series(name, [value]).new_from_index(0, size)
+
+    return pl.DataFrame([column(name, value) for name, value in columns.items()])
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from model import acceptance, coins, strict_json
+from model import acceptance, coins, demand, strict_json
 from model.acceptance import Outcomes
 from model.account import Account, bill
 from model.algorithms import autoregressive, skipdecode
@@ -134,8 +135,17 @@ def formula_row(case: Case) -> Row:
     else:
         found = metrics.per_round(case.outputs, prediction.rounds, prediction.drafted, prediction.operations)
         row |= {name: float(value) for name, value in found.items()}
+        row |= straggling(case, float(prediction.rounds), row["latency_layers"])
     row |= work_of(case)
-    return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
+    held = float(case.held * case.ways)
+    return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": held}
+
+
+def straggling(case: Case, rounds: float, latency: float) -> Row:
+    """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
+    known = getattr(methods.theory(case.method), "straggler_loss", None)
+    loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
+    return {} if loss is None else {"straggler_loss": loss}
 
 
 def work_of(case: Case) -> Row:
@@ -209,15 +219,38 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     columns |= {"outcomes_source": outcome["source"]}
     units = np.asarray(prediction.units).astype(np.int64)
     machine = cases.Machine(**grid.base.get("cluster", {}))
-    held = units if machine.units is None else np.asarray(machine.units)
-    slow = machine.links == "shared" or machine.stop != "now"
-    columns |= {"units": held, "contended": (held < units) | slow, "exact": module.Parameters.EXACT, **estimates}
+    there = units if machine.units is None else np.asarray(machine.units)
+    held, because = np.minimum(units, there), _contentions(module, parameters, tokens, machine, size)
     if low is not None:
-        columns |= _between(estimate(low)[0], estimate(high)[0])
-    columns |= {"operations_per_token": estimates["compute_per_token"]}
-    columns |= {"latency_sd_layers": np.sqrt(prediction.latency_variance), "held_units": prediction.units}
+        estimates |= _between(estimate(low)[0], estimate(high)[0])
+    estimates |= {"operations_per_token": estimates["compute_per_token"], "latency_sd_layers": np.sqrt(prediction.latency_variance)}
+    columns |= {"units": there, "contended": False, "exact": module.Parameters.EXACT}
+    if because is not None:
+        contended = because != ""
+        estimates = {name: np.where(contended, np.nan, value) for name, value in estimates.items()}
+        columns |= {"contended": contended, "no_value_because": np.where(contended, because, None)}
+    columns |= estimates | {"held_units": held.astype(np.float64)}
     return {key: np.broadcast_to(value, size) if isinstance(value, np.ndarray | np.generic) else value
             for key, value in columns.items()}  # fmt: skip
+
+
+def _contentions(module: Any, parameters: Any, tokens: Any, machine: cases.Machine, size: int) -> NDArray[np.object_] | None:
+    """Why something may wait at each of so many points, or an empty text; None where it never does."""
+    if machine == cases.Machine():
+        return None
+    fields = module.Parameters.__dataclass_fields__
+    # Of the number of tokens it matters only whether there is a second.
+    given = {name: getattr(parameters, name) for name in fields} | {"tokens": np.minimum(tokens, 2)}
+    table = pl.DataFrame({name: np.broadcast_to(value, size) for name, value in given.items()})
+    # Each choice of parameters is looked at once.
+    found = []
+    for choice in table.unique().to_dicts():
+        own = module.Parameters(**{name: choice[name] for name in fields})
+        because = cases.contention(demand.of(own, UnitCost(own.layers), choice["tokens"]), machine.cluster(own.units))
+        found.append(choice | {"because": because or ""})
+    keys = [*given]
+    joined = table.join(pl.DataFrame(found), on=keys, how="left", nulls_equal=True, maintain_order="left")
+    return joined["because"].to_numpy().astype(object)
 
 
 def _gather(values: Any, index: Any) -> Any:
@@ -249,6 +282,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row |= {"outcomes_note": "; ".join(said)} if said else {}
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
     row |= {"units": case.cluster.units * case.ways, "contended": case.contended, "exact": case.parameters.EXACT}
+    row |= {"no_value_because": case.contention} if case.contended else {}
     if not case.parameters.EXACT:
         known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)
         row |= {"agreement": None, "agreement_source": "unknown"} if known is None else {
@@ -270,6 +304,11 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     rest = {path: value for path, value in grid.values(point).items() if path in own or not _shown(row, path, value)}
     row |= {path: _cell(value) for path, value in rest.items()}
     return row
+
+
+def without_value(grid: Grid, point: int, case: Case) -> Row:
+    """The row of a view that cannot see waiting, of a point at which something may wait: it says why it has no estimates."""
+    return described(grid, point, case) | {"held_units": float(case.held * case.ways)}
 
 
 def _cell(value: Any) -> Any:
@@ -461,7 +500,9 @@ def evaluate(grid: Grid, view: str, pieces: list[tuple[int, int, int]]) -> tuple
         try:
             case = grid.case(point)
             for _, start, stop in group:
-                if view == "formula":
+                if view != "events" and case.contended:
+                    row = without_value(grid, point, case) if view == "formula" else {}
+                elif view == "formula":
                     row = described(grid, point, case) | formula_row(case)
                 elif view == "paths":
                     row = paths_row(case, start, stop)

@@ -13,6 +13,8 @@ import pytest
 from calibrate.importers import aiconfigurator, bundle, vidur
 from model import compose, device, profile, transformer
 from model.checks import ParameterError
+from model.hardware import pass_time
+from model.measured import Measured
 from model.profile import Profile
 from model.transformer import Shape
 
@@ -144,7 +146,6 @@ def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) 
     for ways in made.ways:
         for part, axis in (("dense", "tokens"), ("head", "positions")):
             ours, theirs = again.rows(part, ways), made.rows(part, ways)
-            theirs = theirs.filter(theirs[axis] <= 512)
             assert ours[axis].to_list() == theirs[axis].to_list()
             assert ours["time_s"].to_numpy() == pytest.approx(theirs["time_s"].to_numpy(), rel=1e-4)
         ours, theirs = (each.rows("attention", ways) for each in (again, made))
@@ -295,5 +296,61 @@ def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile]
         assert made.errors["dense"] == round(off, 4)
         rows = made.rows("dense")
         half = (rows["high_s"] - rows["low_s"]) / 2 / rows["time_s"]
-        assert half.to_numpy() == pytest.approx(np.full(rows.height, off), abs=1e-4)
+        assert (half.to_numpy() >= off - 1e-4).all()  # more where a time was moved, so that none falls
+        assert np.median(half.to_numpy()) == pytest.approx(off, rel=0.1)
         assert derived["l40s-llama-2-13b"].errors["dense"] >= round(off, 4)
+
+
+# --- more is never cheaper ---
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_pass_over_more_never_takes_less(name: str) -> None:
+    """Tokens of each sequence, sequences, context: on any grid, between the points of a profile and beyond them.
+
+    To 5 parts in 10,000, less than any source's spread: before the first context of a table an efficiency is held, not a time.
+    """
+    made = profile.load(name)
+    width = np.array([*range(1, 17), 24, 31, 33, 64, 100, 257, 700, 1500, 4096])
+    batch = np.array([1, 2, 3, 4, 6, 8, 13, 16, 24, 32, 48, 64, 100, 128, 256, 300])
+    context = np.array([0, 1, 7, 31, 32, 100, 128, 500, 1024, 1100, 2047, 2048, 3000, 4000, 6000, 9000])
+    for ways in made.ways:
+        taken = pass_time(Measured(made, ways=ways), width[:, None, None], context[:, None], batch).seconds
+        for axis in range(3):
+            fall = -np.diff(taken, axis=axis) / np.take(taken, range(taken.shape[axis] - 1), axis=axis)
+            assert fall.max() < 5e-4, (ways, axis)
+
+
+def test_where_a_processor_takes_less_for_more_its_repeats_say_so() -> None:
+    """The one bundled profile that was measured here: its products change their algorithm with the width."""
+    rows = profile.load("cpu-llama-68m").rows("layer")
+    for context in rows["context"].unique():
+        own = rows.filter(rows["context"] == context).sort("width")
+        low, high = own["low_s"].to_numpy(), own["high_s"].to_numpy()
+        falls = np.diff(own["time_s"].to_numpy()) < 0
+        assert (high[1:] < low[:-1])[falls].all()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "all_reduce" in profile.load(name).parts])
+def test_reductions_do_not_jump_and_say_how_libraries_differ(name: str) -> None:
+    """From a size to one at most twice as large a reduction takes at most 2.5 times as long: twice the bytes, and another
+    algorithm in some library; in all of them between eight cards without links of their own, and then thrice. What is stated is no less than half of the range of the quartiles over libraries."""
+    made = profile.load(name)
+    for ways in (2, 4, 8):
+        rows = made.rows("all_reduce", ways).sort("size")
+        size, time = (rows[column].to_numpy().astype(float) for column in ("size", "time_s"))
+        near = size[1:] <= 2 * size[:-1]
+        assert (time[1:] / time[:-1])[near].max() < (3.5 if made.device == "l40s" else 2.5)
+        found = Measured(made, ways=ways).part("all_reduce", size)
+        assert found is not None
+        half = (rows["high_s"] - rows["low_s"]).to_numpy() / 2 / time
+        assert (found.error >= half - 1e-9).all()
+        assert np.median(found.error[size < 1e6]) > (0.15 if made.device == "h100" else 0.01)
+
+
+def test_reductions_are_of_the_gpu_and_not_of_the_profile() -> None:
+    for gpu in ("a100", "h100", "l40s"):
+        tables = [profile.load(name) for name in MODELS if name.startswith(gpu)]
+        first, *others = (each.rows("all_reduce", 2) for each in tables)
+        assert first.height > 10
+        assert all(each.equals(first) for each in others)

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 import sim
+from model import published
 from sim import sweep
 from sim.grid import Grid
 from sim.scenario import cost_source
@@ -132,3 +133,21 @@ def test_the_interval_of_records_is_that_of_their_mean_rate() -> None:
         case = Grid(tables(outcomes={"kind": "replay", "records": alike})).case(0)
         assert case.outcome is not None
         assert case.outcome.low is None
+
+
+def test_a_published_table_with_bins_is_not_played_as_one_total_without_a_word() -> None:
+    """Each position at its bin's rate, or all at the printed total: which one must be said, and they differ."""
+    law = {"kind": "published", "table": "ppd-table-6", "data_set": "squad", "head": "trained"}
+    method = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}
+
+    def run(**more: object) -> float:
+        table = sim.run(tables(outcomes=law | more, method=[method], scenario={"name": "s", "tokens": 16}), views=["formula"])
+        return float(table["latency_layers"][0])
+
+    with pytest.raises(ValueError, match=r"by_position is required by ppd-table-6, .*: true gives .*, false .* the printed total"):
+        run()
+    rates, _ = published.match_rates_by_position(data_set="squad", layer=20, candidates=3, head="trained", tokens=16)
+    total = published.match_rate("ppd-table-6", data_set="squad", layer=20, candidates=3, head="trained").rate
+    # Theorem 4.1: each of the 15 tokens behind the first takes d - d', or d where its early prediction was wrong.
+    assert run(by_position=True) == pytest.approx(40 + 20 * 15 + 20 * (1 - rates[:15]).sum(), abs=1e-9)
+    assert run(by_position=False) == pytest.approx(40 + 20 * 15 + 20 * 15 * (1 - total), abs=1e-9)

@@ -1,7 +1,8 @@
 """The profiles that come with the package, derived anew from the files that they rest on.
 
-What is measured is taken as it is; what a source lacks is filled in from tables of operations and said so; all is thinned to what a
-pass of a few hundred texts needs. Nothing is typed in: sources, errors and times follow from the files.
+What is measured is taken as it is, but that no time falls with more work (`model.isotonic`); what a source lacks is filled in from
+tables of operations and said so; all is thinned to what a pass of a few hundred texts needs. Nothing is typed in: sources, errors
+and times follow from the files.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.importers import aiconfigurator, llmservingsim, vidur
-from model import compose, profile, transformer
+from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
+from model import compose, isotonic, profile, transformer
 from model.checks import ParameterError
 from model.compose import LeftOut
 from model.profile import AXES, TIMES, Profile, Source
@@ -32,6 +33,13 @@ ENGINES = {
 }
 """Folder, engine of products and engine of attention. The A100's attention of TensorRT-LLM is impossible; the newer products of
 the L40S read up to 200 MB of weights from its cache."""
+REDUCTIONS = {
+    "h100": ("trtllm/1.3.0rc20", "vllm/0.19.0", "nccl/2.27.3"),
+    "a100": ("trtllm/1.0.0", "vllm/0.14.0", "nccl/2.27.3"),
+    "l40s": ("trtllm/1.0.0", "vllm/0.14.0", "nccl/2.27.3"),
+}
+"""Whose reductions: one version of each library that was measured on the GPU. Vidur's are not taken: below 4 MB three repeats of
+one size differ sixfold, by when the processes arrive."""
 VIDUR = {
     "llama-2-7b": "meta-llama/Llama-2-7b-hf",
     "llama-2-70b": "meta-llama/Llama-2-70b-hf",
@@ -106,15 +114,30 @@ def write(data: str | Path, folder: str | Path) -> list[Path]:
 def operations(root: Path, gpu: str) -> Profile:
     """All that is known of the operations of a GPU."""
     folder, engine, attention = ENGINES[gpu]
-    return aiconfigurator.read(root / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention=attention)
+    made = aiconfigurator.read(root / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention=attention)
+    return with_reductions(made, *aiconfigurator.reductions(root / "gpu/aiconfigurator" / folder, REDUCTIONS[gpu]))
+
+
+def with_reductions(made: Profile, rows: list[dict[str, Any]], sources: tuple[Source, ...], note: str) -> Profile:
+    """The same profile with these reductions in place of its own, and their error between sizes."""
+    table = made.table.filter(made.table["part"] != "all_reduce")
+    return replace(
+        made, table=profile.table_of([*_rows_of(replace(made, table=table)), *rows]), notes=(*made.notes, note),
+        errors={**made.errors, **tables.errors(rows)},
+        sources=(*(each for each in made.sources if each.parts != ("all_reduce",)), *sources),
+    )  # fmt: skip
 
 
 def _measured(root: Path, gpu: str, model: str) -> Profile:
     known = ATTENTION.get((gpu, model))
-    return vidur.read(
+    made = vidur.read(
         root / "gpu/vidur/compute" / gpu / VIDUR[model], model=model, gpu=gpu, attention=root / known if known else None,
         overheads=root / OVERHEADS if gpu == "a100" else None, network=root / "gpu/vidur/network" / NETWORKS[gpu],
     )  # fmt: skip
+    if gpu not in REDUCTIONS:
+        return made
+    made = replace(made, notes=tuple(each.replace("send, all_reduce:", "send:") for each in made.notes))
+    return with_reductions(made, *aiconfigurator.reductions(root / "gpu/aiconfigurator" / ENGINES[gpu][0], REDUCTIONS[gpu]))
 
 
 def agreement(table: Profile, measured: Mapping[tuple[str, str], Profile], gpu: str, ways: tuple[int, ...] = (1,)) -> float:
@@ -301,7 +324,7 @@ def trimmed(table: Profile) -> Profile:
     import polars as pl
 
     rows, part = table.table, pl.col("part")
-    gemm = (part == "gemm") & (pl.col("m") <= 512) & (pl.col("n") >= 512) & (pl.col("k") >= 512)
+    gemm = (part == "gemm") & (pl.col("m") <= MOST_TOKENS) & (pl.col("n") >= 512) & (pl.col("k") >= 512)
     decode = (
         (part == "decode")
         & pl.col("head_dim").is_in([64, 128])
@@ -309,13 +332,15 @@ def trimmed(table: Profile) -> Profile:
         & (pl.col("batch") * pl.col("kv_heads") <= MOST_READ)
     )
     kept = rows.filter(gemm | decode | (part == "all_reduce")).with_columns(pl.col(name).cast(pl.Float32) for name in TIMES)
-    note = f"kept: products of up to 512 rows, n and k from 512; contexts below {LONGEST}, head_dim 64 and 128"
+    note = f"kept: products of up to {MOST_TOKENS} rows, n and k from 512; contexts below {LONGEST}, head_dim 64 and 128"
     facts = {**table.facts, compose.SHORTEST: compose.Products(table).launch}
-    return compose.with_errors(replace(table, table=kept, notes=(*table.notes, note), facts=facts))
+    found = compose.with_errors(replace(table, table=kept, notes=(*table.notes, note), facts=facts))
+    return replace(found, errors={**table.errors, **found.errors})
 
 
 def _finished(one: Profile, root: Path, known: Mapping[str, Source]) -> Profile:
     """A profile with its sources by their names and a date, thinned and rounded."""
+    one = isotonic.profile(one) if one.kind == "model" else one
     table, sources = _rounded(_thinned(one.table)), _sourced(one, root, known)
     return replace(one, table=table, sources=sources, date=one.date or IMPORTED)
 
@@ -333,11 +358,11 @@ def _thinned(table: pl.DataFrame) -> pl.DataFrame:
             kept &= (table[column] <= most).fill_null(True)
     if "context" in table.columns:
         kept &= ((table["part"] != "attention") | (table["context"] <= LONGEST)).fill_null(False)
-    if "size" in table.columns:
-        sizes = table["size"].drop_nulls().unique().to_numpy()
+    for part in ("send", "all_reduce") if "size" in table.columns else ():
+        sizes = table.filter(table["part"] == part)["size"].unique().to_numpy()
         steps = np.unique(np.round(np.log10(sizes) * SIZES_PER_DECADE))
-        near = sizes[np.abs(np.log10(sizes) * SIZES_PER_DECADE - steps[:, None]).argmin(axis=1)]
-        kept &= table["size"].is_in([*map(int, near)]).fill_null(True)
+        near = sizes[np.abs(np.log10(sizes) * SIZES_PER_DECADE - steps[:, None]).argmin(axis=1)] if sizes.size else sizes
+        kept &= (table["part"] != part) | table["size"].is_in([*map(int, near)]).fill_null(False)
     return table.filter(kept)
 
 

@@ -234,7 +234,7 @@ def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:
     if not found:
         return []
     return [
-        f"{part}: at {found} of {points} points the time falls by more than {DIP:.0%}, by {worst[0]:.0%} at {axis} {worst[1]}; kept"
+        f"{part}: at {found} of {points} points the time falls by more than {DIP:.0%}, by {worst[0]:.0%} at {axis} {worst[1]}"
     ]
 
 
