@@ -414,7 +414,7 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
 
 def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
     """The layers of smaller models that are left out, where a shape or a profile says them."""
-    found = {}
+    found: dict[str, int] = {}
     for role in roles:
         name = f"{role}_layers"
         if name in table or not hasattr(parameters, name):
