@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from figures.baseline import ONE, over_one_device
 from figures.labels import drawn, place
 from figures.style import GREY, INK, VIEWS, Look, canvas, demand, house, looks
 from model import checks
@@ -23,8 +24,10 @@ _PLAIN, _SPLIT = "autoregressive", "tensor parallelism"
 _LABELS = {
     "acceptance_rate": "α = {:.3g}", "draft_length": "γ = {}", "match_rate": "p = {:.3g}", "candidates": "k = {}",
     "fallback_rate": "f = {:.3g}", "rollback_rate": "r = {:.3g}", "max_layers": "{} layers at first", "min_layers": "{} at last",
-    "mean_exit_layer": "{:.3g} layers in the mean", "exit_layer": "exit layer {}", "batch": "batch of {}", "tokens": "{} tokens",
+    "mean_exit_layer": "{:.3g} layers in the mean", "exit_layer": "exit layer {}", "sequences": "batch of {}", "batching": "{}",
+    "tokens": "{} tokens",
 }  # fmt: skip
+_IF_SWEPT = ("batching", "tokens")
 _MOST_LABELS = 16
 _WORDS = {
     "ppd": "Predictive Pipelined Decoding", "speculative": "speculative decoding", "bild": "Big Little Decoder",
@@ -39,7 +42,8 @@ def draw(rows: pl.DataFrame) -> Figure:
     Where `exact` says that a method writes another text than the target, its marks are hollow.
     """
     bounds = [f"{metric}_{end}" for metric in (_Y, *AXES) for end in ("low", "high")]
-    table = demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES), ("exact", "ways", *bounds))
+    told = ("exact", "ways", *bounds, "speedup_over_one_device", "speedup_over_one_device_low", "speedup_over_one_device_high")
+    table = demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES), told)
     # Plain decoding on several devices, each with its share of every layer, is another choice than on one.
     split = (pl.col("method") == _PLAIN) & (pl.col("ways") > 1).fill_null(False)
     table = table.with_columns(pl.when(split).then(pl.lit(_SPLIT)).otherwise("method").alias("method"))
@@ -47,6 +51,11 @@ def draw(rows: pl.DataFrame) -> Figure:
         checks.one_of("view", view, VIEWS)
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
     table = table.drop_nulls([_Y]).sort("point", order).unique("point", keep="last", maintain_order=True)
+    table, baseline = over_one_device(table)
+    if baseline != ONE:  # in units of as many devices as layers are split over, of which plain decoding has one
+        each = pl.col("ways").fill_null(1)
+        names = [name for name in table.columns if name == "held_units" or name.startswith("mean_units")]
+        table = table.with_columns(pl.col(name) / each for name in names).filter(pl.col("method") != _SPLIT)
     table = demand(table, "the figure of methods (with values of speedup)", ())
     methods = [name for name in table["method"].unique(maintain_order=True) if name != _PLAIN]
     styles = dict(zip(methods, looks(len(methods)), strict=True))
@@ -59,7 +68,7 @@ def draw(rows: pl.DataFrame) -> Figure:
         for axes, x in zip(panels, AXES, strict=True):
             _panel(axes, table, x, styles)
             axes.tick_params(labelleft=axes is first)
-        first.set_ylabel("speed-up over plain decoding")
+        first.set_ylabel(f"speed-up over {baseline}" if table["ways"].count() else "speed-up over plain decoding")
         figure.text(0.055, 0.945, "What each method gains, and at what price", fontsize=13, weight="bold", va="center")
         lines = [line for line in drawn(first) if len(line) == 1]  # a text may cross the lines of what is even
         left_out = place(first, _labels(table), lines)
@@ -122,10 +131,11 @@ def _labels(table: pl.DataFrame) -> list[tuple[float, float, str]]:
     """What tells a point from the others of its method, while there are few."""
     if table.height > _MOST_LABELS:
         return []
-    keys = [key for key in _LABELS if key in table.columns and (key != "tokens" or table[key].n_unique() > 1)]
+    keys = [key for key in _LABELS if key in table.columns and (key not in _IF_SWEPT or table[key].n_unique() > 1)]
     texts = []
     for row in table.filter(pl.col("method") != _PLAIN).iter_rows(named=True):
-        plain = {"batch": 1} | ({} if row["exact"] is False else {"exit_layer": row.get("exit_layer")})  # goes without saying
+        alone = {"sequences": 1, "batching": row["batching"]} if row.get("sequences") == 1 else {}
+        plain = alone | ({} if row["exact"] is False else {"exit_layer": row.get("exit_layer")})  # goes without saying
         words = [_LABELS[key].format(row[key]) for key in keys if row[key] not in (None, plain.get(key))]
         texts.append((row["held_units"], row[_Y], ", ".join(words)))
     return [text for text in texts if text[2] and text[0] is not None]

@@ -22,7 +22,7 @@ from model import checks
 
 WORDS = {
     "speedup": "speed",
-    "flops": "arithmetic (FLOPs)",
+    "flops": "FLOPs per token",
     "weights": "weights read (MOPs)",
     "intensity": "arithmetic intensity",
 }
@@ -41,8 +41,9 @@ _MAIN = {
 }  # fmt: skip
 """What a choice is named by; the others only where choices of a method differ in them."""
 _MORE = {
-    "form": "{}", "variant": "variant {}", "placement": "{}", "measure": "{}", "fill": "{}", "batch": "batch of {}",
-    "occupancy": "{:.0%} of it filled", "fallback_threshold": "fallback below {:g}", "rollback_threshold": "rollback above {:g}",
+    "form": "{}", "variant": "variant {}", "placement": "{}", "measure": "{}", "fill": "{}", "sequences": "batch of {}",
+    "batching": "{}", "occupancy": "{:.0%} of it filled",
+    "fallback_threshold": "fallback below {:g}", "rollback_threshold": "rollback above {:g}",
     "maximum_draft": "drafts to {}", "warm_up": "{} to warm up", "power": "power {:g}", "cost_ratio": "c = {:.3g}",
     "data_set": "{}", "units": "{} units", "tokens": "{} tokens",
 }  # fmt: skip
@@ -144,7 +145,8 @@ def _labels(table: pl.DataFrame) -> list[str]:
 
 def _plain(key: str, row: dict[str, Any]) -> bool:
     """What goes without saying of one row: that texts come alone, and that places are filled where all of them are."""
-    return (key == "batch" and row[key] == 1) or (key == "occupancy" and row[key] == 1)
+    alone = key in ("sequences", "batching") and row["sequences"] == 1
+    return alone or (key == "occupancy" and row[key] == 1)
 
 
 def _heading(figure: Figure, table: pl.DataFrame, width: float, height: float) -> None:

@@ -78,11 +78,23 @@ def reached(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: boo
             yield Reached(part, int(ways), int(busy), axes, seconds, moved, operations, from_memory)
 
 
-def check(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True, tolerance: float = 0.0) -> None:
+def check(
+    profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True, tolerance: float = 0.0, most: float = math.inf
+) -> tuple[str, ...]:
     """Refuse a profile with a time that is too short for its device, naming the row, the limit and by how much.
 
-    `tolerance` is how much faster than its peaks a device may seem [-]: for peaks that were measured, and may be reached better.
+    Peaks that were measured with the profile (`peaks` in its facts) are what some kernels reached, and others may reach more: what
+    beats them is returned, a line for each part and limit, and refused only if it beats them `most` times.
+
+    Parameters
+    ----------
+    tolerance
+        How much faster than its peaks a device may seem [-]: clocks rise, and peaks are measured to a few percent.
+    most
+        How many times faster than measured peaks is no better kernel but a mistake [-].
     """
+    beaten = []
+    measured = profile.facts.get("peaks") == "measured"
     for each in reached(profile, shape, source=source, in_sequence=in_sequence):
         limits = (
             ("arithmetic", each.operations, profile.rate * each.ways, "FLOP/s"),
@@ -91,13 +103,19 @@ def check(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool 
         for limit, amount, peak, unit in limits:
             ratio = amount / each.seconds / (peak * (1 + tolerance))
             worst = int(np.argmax(ratio))
-            if ratio[worst] > 1:
-                found = f"{amount[worst] / each.seconds[worst]:.3g} {unit}"
-                beside = f", what its cache of {profile.cache_bytes / 1e6:.0f} MB can hold left out" if limit == "memory" else ""
-                raise ParameterError(
-                    f"{each.place(worst)}: time_s={each.seconds[worst]:.3g} would be {found}{beside}, and {profile.device} reaches"
-                    f" {peak:.3g} at most ({limit}); look at the clock, the shape and the dtype"
-                )
+            if ratio[worst] <= 1:
+                continue
+            found = f"{amount[worst] / each.seconds[worst]:.3g} {unit}"
+            beside = f", what its cache of {profile.cache_bytes / 1e6:.0f} MB can hold left out" if limit == "memory" else ""
+            where = f"{each.place(worst)}: time_s={each.seconds[worst]:.3g} would be {found}{beside}, and {profile.device}"
+            known = f"{where} was measured to reach {peak:.3g} ({limit})"
+            remedy = "look at the clock, the shape and the dtype"
+            if not measured:
+                raise ParameterError(f"{where} reaches {peak:.3g} at most ({limit}); {remedy}")
+            if ratio[worst] > most:
+                raise ParameterError(f"{known}: more than {most:g} times that is a mistake; {remedy}")
+            beaten.append(f"{known}: either its peak was measured too low or this time is too short")
+    return tuple(beaten)
 
 
 def limit(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> str:

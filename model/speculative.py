@@ -25,7 +25,7 @@ from model.algorithms import _batches
 from model.algorithms.speculative import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, starts
+from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, slowest_of, starts
 from model.width import CurveLike, as_curve
 
 Floats = NDArray[np.float64]
@@ -37,8 +37,10 @@ Floats = NDArray[np.float64]
 def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: UnitCost) -> Prediction:
     """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in layer-times.
 
-    On one unit a decoding is busy as long as it takes; on two, all but the links' time. Of several texts it is the time of all
-    batches (`model.speculative_texts`), and plain decoding is that of the same batches.
+    On one unit a decoding is busy as long as it takes; on two, all but the links' time. Of static batches it is the time of all of
+    them (`model.speculative_texts`), and plain decoding is that of the same batches. In a batch that is kept full no draft is cut:
+    with R sequences, at the prices of R (`UnitCost.of_batch`), l tokens of one take as many rounds as R(l) says, each of the same
+    time, so that the speed-up is l T(R, 1) / (R(l) (T(R, gamma + 1) + T_d)); for many tokens R(l) is l / E[N].
 
     >>> from model.acceptance import Iid
     >>> found = predict(Parameters(40, draft_length=7), 128, Iid(0.85), UnitCost(40, cost_ratio=0.117))
@@ -51,12 +53,22 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
     ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
     if parameters.texts == 1:
-        found, plain = moments(parameters.draft_length, n, law, prices), n * cost.target_pass
+        found, plain = moments(parameters.draft_length, n, law, prices, cut=parameters.cut), n * cost.target_pass
     else:
         found, plain = speculative_texts.expected(parameters, n, law, cost), _batches.plain_time(parameters, n, cost)
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: a round puts out one token, of a batch one of each text that is left."""
+    apart = parameters.placement == "apart"
+    if parameters.texts == 1:
+        return slowest_of(tokens, round_prices(cost, parameters.draft_length, apart=apart))
+    price = speculative_texts.prices(cost, parameters.draft_length, parameters.together, apart=apart)
+    rounds = parameters.steps_of(tokens)
+    return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
@@ -68,6 +80,11 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
         return operations_of(rounds, round_prices(cost, parameters.draft_length))
     drafted = account.of("draft").heads
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
+
+
+def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float | None:
+    """Share of the time of static batches that is lost by waiting (`model.speculative_texts`); None of other batches."""
+    return None if parameters.together == 1 else speculative_texts.straggler_loss(parameters, cost, rounds, time)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
@@ -87,7 +104,8 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
         return None
     mass, behind_whole = starts(parameters.draft_length, tokens, law)
     place = np.arange(tokens)
-    count = np.minimum(parameters.draft_length, tokens - 1 - place)
+    most = parameters.draft_length
+    count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
     width = count + 1
     attended = place * width + width * (width + 1) / 2
     target = _totals(parameters.layers, mass, width, attended, place + width)
@@ -99,7 +117,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
         attended=float(mass @ reading + again @ place) * parameters.draft_layers,
         rows_read=float(mass @ reading) * parameters.draft_layers, head_runs=float(mass @ count), heads=float(mass @ count),
     )  # fmt: skip
-    return Work({"target": target, "draft": draft} if parameters.draft_length and tokens > 1 else {"target": target})
+    return Work({"target": target, "draft": draft} if draft.passes else {"target": target})
 
 
 def _totals(layers: int, mass: Floats, width: Floats, attended: Floats, read: Floats) -> Totals:

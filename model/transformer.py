@@ -14,7 +14,6 @@ arXiv:1909.08053.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 
 Floats = NDArray[np.float64]
@@ -538,6 +537,7 @@ def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None
     True
     """
     config = source if isinstance(source, Mapping) else _read(Path(source))
+    check_config(config)
     kind = config.get("model_type")
     checks.one_of("model_type", kind, _SIZES)
     assert isinstance(kind, str)
@@ -602,9 +602,42 @@ def _llama_biases(config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     return (*attention, "ffn") if kind == "llama" and _flag(config, "mlp_bias", False) else attention
 
 
+MOST_LAYERS, MOST_WIDE = 1_000, 2**24
+"""Of a configuration: layers, and any other size. The largest models that are published have 126 and about a million."""
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
+_WIDE = {key for keys in _SIZES.values() for key in keys} - {*_LAYERS} | {"num_key_value_heads", "head_dim", "d_kv", "num_experts"}
+_SMALL = ("eps", "epsilon")
+DEEP = ("text_config", "rope_parameters", "rope_scaling")
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration of the transformers library that no machine could build, before any does; and numbers that are none.
+
+    It need not be of a type that is counted: what is looked at here stands under these keys in all of them.
+
+    >>> check_config({"num_hidden_layers": 10**9})
+    Traceback (most recent call last):
+        ...
+    model.checks.ParameterError: num_hidden_layers must be between 1 and 1000, got 1000000000
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key in DEEP:
+            check_config(value)
+        if value is None or isinstance(value, str | list | Mapping):
+            continue
+        if key in _LAYERS:
+            checks.whole(key, value, 1, MOST_LAYERS)
+        elif key in _WIDE:
+            checks.whole(key, value, 1, MOST_WIDE)
+        elif key == "rope_theta" or key.endswith(_SMALL):
+            checks.number(key, value, 0, 1e-1 if key.endswith(_SMALL) else 1e12)
+            if not value and key == "rope_theta":
+                raise ParameterError("rope_theta must be above 0, got 0")
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = files.json_of(files.read_bytes(path, files.MOST_TOML))
     except OSError as error:
         raise ParameterError(f"cannot read the config {path}: {error.strerror}") from None
     except ValueError as error:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
-from model import checks, published
+from model import checks, demand, published
 from model.algorithms import _batches
 from model.checks import ParameterError
+from model.demand import Demand
 from model.latency import OPERATIONS, RATIOS, UnitCost
 from model.published import ppd_table_3
 from model.tables import build, renamed
 from model.transformer import PRESETS, Shape
+from model.width import WidthCurve
 from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
 from sim.hardware import HardwareCost, Priced
@@ -121,6 +124,8 @@ class Cost:
     medium_shape: str | None = None
     seconds_per_layer: float | None = None
 
+    GONE: ClassVar[Mapping[str, str]] = hardware.GONE
+
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("unit", "published", *hardware.KINDS))
         self._check_published()
@@ -149,6 +154,8 @@ class Cost:
         if self.layer_times and not any(self.layer_times):
             raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
         self.model(1 if self.layer_times is None else len(self.layer_times))
+        if self.verify_cost is not None:
+            WidthCurve(self.verify_cost)  # whoever wrote a table that dips is told so; passes of a profile are not said to be one
 
     def _check_published(self) -> None:
         given = [name for name in ("task", "data_set") if getattr(self, name) is not None]
@@ -186,7 +193,8 @@ class Cost:
 
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
-        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in ("layers", "by_texts")}
+        apart = ("layers", "step", "by_texts")
+        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in apart}
         if self.data_set is not None and self.fitted_on is not None:
             own |= ppd_table_3.costs(self.data_set, self.fitted_on, self.dispatch_law)
         if self.task is not None:
@@ -249,35 +257,76 @@ class Case:
         return int(self.parameters.steps_of(tokens)) if hasattr(self.parameters, "steps_of") else tokens
 
     @property
+    def full_batch(self) -> int:
+        """Sequences over which each pass of the one that is played is priced; 1 where all sequences of a batch are played."""
+        return int(getattr(self.parameters, "full_batch", 1))
+
+    @property
     def batched(self) -> bool:
-        """Whether texts are decoded in batches: of a method that drafts only where it has several."""
+        """Whether static batches are decoded: of a method that drafts only where it has several sequences."""
         several = not methods.roles_of(self.parameters) or getattr(self.parameters, "texts", 1) > 1
         return hasattr(self.parameters, "steps_of") and several
 
     @property
     def plain_time(self) -> float:
-        """Time of plain decoding of the same tokens, in the same batches, on one device."""
-        tokens, factor = self.settings.tokens, 1.0 if self.priced is None else self.priced.plain_factor
+        """Time of plain decoding of the same tokens, in the same batches, on one unit: the devices that layers are split over."""
+        return self._plain_time(self.cost)
+
+    @property
+    def plain_time_on_one_device(self) -> float | None:
+        """The same on one device, in layer-times of this point, where units are of several and the model fits one; else None."""
+        if self.priced is None or self.priced.one_device is None:
+            return None
+        point = self.priced.one_device
+        return self._plain_time(point.cost) * point.seconds_per_layer / self.priced.point.seconds_per_layer
+
+    def _plain_time(self, cost: UnitCost) -> float:
+        tokens = self.settings.tokens
         if self.batched:
-            return factor * _batches.plain_time(self.parameters, tokens, self.cost)
-        return factor * tokens * (self.cost.span(0, self.parameters.layers) + self.cost.final_head)
+            return _batches.plain_time(self.parameters, tokens, cost)
+        return tokens * (cost.span(0, self.parameters.layers) + cost.final_head)
 
     @property
     def ways(self) -> int:
         """Devices in a unit: more than one where layers are split over them."""
         return 1 if self.priced is None else self.priced.ways
 
+    @cached_property
+    def contention(self) -> str | None:
+        """Why closed forms and paths, for which nothing waits, say nothing here; None where they do."""
+        return contention(self.demand, self.cluster)
+
     @property
     def contended(self) -> bool:
-        """Whether processes may have to wait for units or links, which only the `events` view knows."""
-        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
-        return self.cluster.units < self.parameters.units or self.cluster.links == "shared" or self.cluster.stop != "now" or growing
+        """Whether processes may have to wait for units or links, or hold them once stopped, which only the `events` view knows."""
+        return self.contention is not None
+
+    @cached_property
+    def demand(self) -> Demand:
+        """The most units and transfers that the method may want at once."""
+        return demand.of(self.parameters, self.cost, self.settings.tokens)
 
     @property
     def held(self) -> int:
         """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
-        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
-        return self.cluster.units if growing else min(self.parameters.units, self.cluster.units)
+        if self.contended and not getattr(self.parameters, "bounded", True):
+            return self.cluster.units
+        return min(max(self.parameters.units, self.demand.units), self.cluster.units)
+
+
+def contention(wanted: Demand, cluster: Cluster) -> str | None:
+    """Why a cluster has less than what is wanted at once; None where nothing ever waits on it.
+
+    >>> contention(Demand(4), Cluster(2))
+    'units: 2 of the 4 that it may want at once'
+    """
+    if cluster.units < wanted.units:
+        return f"units: {cluster.units} of the {wanted.units} that it may want at once"
+    if cluster.links == "shared" and wanted.transfers > 1:
+        return "links: several transfers may want the shared one at once"
+    if (wanted.stopped == "anywhere" and cluster.stop != "now") or (wanted.stopped == "layers" and cluster.stop == "pass"):
+        return f"stop: a stopped process keeps its unit to the end of its {cluster.stop}"
+    return None
 
 
 def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ()) -> Case:
@@ -297,6 +346,7 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(methods.names())}")
     module = methods.algorithm(name)
+    methods.check_whole(name)
     own = {section: table.pop(section, None) for section in OWN}
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = cost_of(tables, chosen[index])
@@ -307,9 +357,10 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
     if hasattr(parameters, "check_tokens"):
         parameters.check_tokens(settings.tokens)
     cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
+    roles = tuple(methods.roles_of(parameters))
+    parameters = replace(parameters, **_depths(cost, roles, parameters, table))
     priced = None
     if real:
-        roles = tuple(methods.roles_of(parameters))
         priced = hardware.priced(cost, parameters, settings.tokens, roles, where["cost"], name)
     if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3.LAYERS:
         raise ParameterError(
@@ -331,15 +382,9 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
             " over that of one in the target; or leave out both, and operations are not counted"
         )
     widest = parameters.widest_of(settings.tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
-    if model.curve is not None and model.curve.last < widest:
-        batch = getattr(parameters, "batch", None)
-        less = "take a smaller batch" if batch == widest else "decode fewer tokens"
-        if batch is None or methods.roles_of(parameters):
-            less = "draft less" + (" or take a smaller batch" if getattr(parameters, "texts", 1) > 1 else "")
-        raise ParameterError(
-            f"{where['cost']}.verify_cost must reach width {widest}, the widest pass of method {name}, got {model.curve.last};"
-            f" measure wider passes or {less}"
-        )
+    if priced is None:
+        _refuse_narrow(model, widest, parameters, where["cost"], name)
+        model = model.of_batch(getattr(parameters, "full_batch", 1), widest)
     machine = build(Machine, tables.get("cluster", {}), "cluster")
     laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
     found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
@@ -351,6 +396,38 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
     shapes = _shapes(cost, parameters, name, where["cost"])
     seconds = cost.seconds(parameters.layers)
     return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
+
+
+def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
+    """The layers of smaller models that are left out, where a shape or a profile says them."""
+    found = {}
+    for role in roles:
+        name = f"{role}_layers"
+        if name in table or not hasattr(parameters, name):
+            continue
+        if isinstance(cost, Cost):
+            given = getattr(cost, SHAPES_OF[role])
+            shape = None if given is None else PRESETS[given]
+        else:
+            of = cost.of(role)
+            shape = None if of is None else of.shape
+        found |= {} if shape is None else {name: shape.layers}
+    return found
+
+
+def _refuse_narrow(model: UnitCost, widest: int, parameters: Any, where: str, name: str) -> None:
+    """A measured curve must reach the widest pass, over as many tokens of all sequences of a batch."""
+    batch = getattr(parameters, "full_batch", 1)
+    wide = batch * widest
+    if model.curve is None or model.curve.last >= wide:
+        return
+    several = batch * getattr(parameters, "together", 1) > 1
+    less = "draft less" if methods.roles_of(parameters) else "" if several else "decode fewer tokens"
+    fewer = "take fewer sequences" if several else ""
+    raise ParameterError(
+        f"{where}.verify_cost must reach width {wide}, the widest pass of method {name}, got {model.curve.last}; measure wider"
+        f" passes or {' or '.join(filter(None, (less, fewer)))}"
+    )
 
 
 def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:

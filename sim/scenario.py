@@ -12,15 +12,15 @@ import difflib
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
+from model.tables import instead
 from sim import methods
 
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
@@ -46,7 +46,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
         text = resources.files("sim.scenarios").joinpath(f"{label}.toml").read_text(encoding="utf-8")
     else:
         try:
-            text = Path(label).read_text(encoding="utf-8-sig")  # editors may put a byte-order mark in front
+            text = files.read_text(label, files.MOST_TOML)  # editors may put a byte-order mark in front
         except UnicodeDecodeError:
             raise ParameterError(f"scenario {label!r} is no text in UTF-8; name a TOML file, or save it as UTF-8") from None
         except (OSError, ValueError) as error:
@@ -54,9 +54,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
             hint = f"; did you mean the embedded scenario {close[0]}?" if close else "; `sim ls scenarios` lists the embedded ones"
             raise ParameterError(f"scenario {checks.shown(label)} cannot be read: {_reason(error)}{hint}") from None
     try:
-        return _located(tomllib.loads(text), Path(label).parent)
-    except RecursionError:
-        raise ParameterError(f"scenario {label!r} is not TOML: brackets nested too deeply") from None
+        return _located(files.toml_of(text), Path(label).parent)
     except ValueError as error:  # TOMLDecodeError is one; so is a number of thousands of digits
         raise ParameterError(f"scenario {label!r} is not TOML: {_plainly(error, text)}") from None
 
@@ -195,7 +193,7 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
             known = [field.name for field in fields(kind)]
             aliases = getattr(kind, "ALIASES", {})
             if key not in known and key not in aliases:
-                raise ParameterError(f"method {name} takes no {key}; {checks.nearest(key, known)}")
+                raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
                 table.pop(other, None)  # one value, whatever it is called
             table.pop(aliases.get(key, key), None)
@@ -254,7 +252,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
     named: dict[str, str] = {}
-    said: dict[str, dict[Any, None]] = {"prompt": {}, "batch": {}, "ways": {}}
+    said: dict[str, dict[Any, None]] = {"prompt": {}, "ways": {}}
     for table in costs:
         varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
         for values in varied:
@@ -274,8 +272,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     for name, provenance in named.items():
         sources.setdefault(provenance, []).append(name)
     listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
-    # A batch of one is that of a request, or of a method that has batches of its own.
-    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items() if key != "batch" or {*each} != {1})
+    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items())
     return f"{listed}; {points}"
 
 
@@ -283,9 +280,9 @@ def fingerprint(tables: Tables) -> str:
     """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
     from sim.version import RESULTS_VERSION
 
-    files = [table.get("file") for table in _laws_of(tables)]
-    files += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
-    files += [table[key] for table, key in _profiles(tables) if table[key].endswith(".json") and Path(table[key]).is_file()]
-    contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
-    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)
+    named = [table.get("file") for table in _laws_of(tables)]
+    named += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
+    named += [table[key] for table, key in _profiles(tables) if table[key].endswith(".json") and Path(table[key]).is_file()]
+    contents = {str(name): hashlib.sha256(files.read_bytes(name)).hexdigest() for name in named if name is not None}
+    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()

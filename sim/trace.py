@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
+from model.methods import allowing
 from sim import views
 from sim.cases import Case
 from sim.events import Interval, Run
@@ -30,22 +30,24 @@ def record(
     replication: int = 0,
     tokens: int | None = None,
     per_layer: bool = False,
+    methods: Sequence[str] = (),
     **overrides: Any,
 ) -> Run:
     """Simulate one decoding of one point of a scenario, at most `tokens` tokens of it, and keep every interval.
 
-    `overrides` are those of `sim.sweep.resolve`.
+    `methods` are modules from outside that it may name, `overrides` those of `sim.sweep.resolve`.
     """
-    grid = Grid(resolve(scenario, **overrides))
-    checks.whole("point", point, 0, grid.points - 1)
-    checks.whole("replication", replication, 0)
-    case = grid.case(point)
-    if tokens is not None:
-        checks.whole("tokens", tokens, 1)
-        case = _shortened(case, min(tokens, case.settings.tokens))
-    [world] = views.worlds(case, replication, replication + 1)
-    run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
-    return run
+    with allowing(methods):
+        grid = Grid(resolve(scenario, **overrides))
+        checks.whole("point", point, 0, grid.points - 1)
+        checks.whole("replication", replication, 0)
+        case = grid.case(point)
+        if tokens is not None:
+            checks.whole("tokens", tokens, 1)
+            case = _shortened(case, min(tokens, case.settings.tokens))
+        [world] = views.worlds(case, replication, replication + 1)
+        run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
+        return run
 
 
 def _shortened(case: Case, tokens: int) -> Case:
@@ -96,7 +98,7 @@ def write(path: str | Path, run: Run, name: str) -> Path:
         raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {target.name!r}")
     if not run.intervals:
         raise ParameterError("the run has no intervals to trace; simulate it with record=True")
-    text = json.dumps(chrome_trace(run.intervals, run.commits, name), separators=(",", ":"), allow_nan=False)
+    text = strict_json.dumps(chrome_trace(run.intervals, run.commits, name), separators=(",", ":"))
     content = text.encode()
     if target.name.endswith(".gz"):
         content = gzip.compress(content, mtime=0)

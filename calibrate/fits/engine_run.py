@@ -12,14 +12,13 @@ texts that neither were scheduled for the first time nor were there before must 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from calibrate.importers import tables
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 from model.hardware import Hardware, step_time
 from model.surface import Floats
@@ -84,8 +83,8 @@ def read(folder: str | Path) -> Run:
     table = tables.read(root / "timeseries.csv", names, root=root)
     second, prompts, written, running, waiting, full = (table.column(name, least=0) for name in names)
     try:
-        room = json.loads((root / "meta.json").read_text(encoding="utf-8"))["kv_cache"]["num_kv_tokens"]
-        requests = [json.loads(line) for line in (root / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
+        room = files.json_of(files.read_bytes(root / "meta.json"))["kv_cache"]["num_kv_tokens"]
+        requests = [files.json_of(line) for line in files.read_text(root / "requests.jsonl").splitlines()]
         queued, scheduled, last = (
             np.array([float(each[key]) for each in requests]) for key in ("queued_ts", "scheduled_ts", "last_token_ts")
         )

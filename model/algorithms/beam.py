@@ -23,7 +23,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model import checks
+from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT
+from model.demand import Demand
+from model.latency import UnitCost
 from model.steps import Commit, Continuation, Fork, Forward, Join, Read, Step, Steps
 
 RULES = ("exact", "per-beam")
@@ -32,7 +35,7 @@ MAX_BEAMS = 1000
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A beam search of k = `beams` hypotheses with drafts of gamma = `draft_length` tokens.
 
     `draft_beams` is u, how many hypotheses the draft follows (rule `exact` alone; without it k). `arrangement`: the hypotheses
@@ -57,6 +60,7 @@ class Parameters:
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length", "num_beams": "beams"})
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.whole("draft_layers", self.draft_layers, 1, checks.MAX_LAYERS)
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
@@ -110,6 +114,10 @@ class Parameters:
     def units(self) -> int:
         """Compute units that it reserves."""
         return self.beams if self.arrangement == "parallel" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: hypotheses on units of their own change places, all of them at the same time."""
+        return Demand(self.units, self.units if cost.link else 1)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:

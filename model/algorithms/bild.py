@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from model import checks
+from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, look, start
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import Commit, Forward, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
@@ -30,7 +33,7 @@ UNSURE, UNLIKELY = 0.5, 1.0
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A choice of Big Little Decoder: G = `maximum_draft`, the two thresholds, the variant, and where its small model is.
 
     `fallback_threshold` is a probability, `rollback_threshold` a cross-entropy [nats]; where outcomes are given as rates there are
@@ -52,6 +55,7 @@ class Parameters:
     EXACT = False
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.whole("maximum_draft", self.maximum_draft, 1, MAX_DRAFT)
         if self.fallback_threshold is not None:
@@ -98,6 +102,10 @@ class Parameters:
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
 
 class Draft(NamedTuple):
