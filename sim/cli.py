@@ -421,7 +421,8 @@ def list_(
         str, typer.Argument(help="methods, outcomes, costs, shapes, devices, profiles, scenarios or published.")
     ] = "scenarios",
     name: Annotated[
-        str | None, typer.Argument(help="One of them, to be told all about it; of a scenario, its file; a profile's .json too.")
+        str | None,
+        typer.Argument(help="One of them, to be told all about it, or a file: a profile's .json, a config.json, a device's .toml."),
     ] = None,
     methods: Methods = None,
     as_json: Json = False,
@@ -437,6 +438,8 @@ def list_(
     sim ls profiles profiles/cpu-llama-68m.json
 
     sim ls scenarios bild > mine.toml
+
+    sim ls devices h100 > my-gpu.toml
     """
     from sim import listing
 
