@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full bench validate notebooks lint clean
+.PHONY: help run test test-full mutate bench validate notebooks lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -31,6 +31,9 @@ test: $(VENV)/.test-stamp  ## lint, types, contracts, doctests, the quick tests 
 
 test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random examples, and the notebooks
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "slow or not slow" --hypothesis-profile=thorough --nbmake $(ARGS)
+
+mutate: $(VENV)/.test-stamp  ## plant faults drawn by seed in all packages and see which the tests catch; ARGS="--seed 1 --faults 20"
+	$(BIN)/python -m tests.mutation_sample $(ARGS)
 
 bench: $(VENV)/.test-stamp  ## time the simulator
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrate.command import TEMPLATE, guarded, placed, progress
+from model import strict_json
 
 if TYPE_CHECKING:
     from calibrate.adapter import Decoder
@@ -309,7 +309,7 @@ def _follow(
         if log is not None and results:
             _save(run, results, log)
     if as_json:
-        print(json.dumps(document(results, {**head, "interrupted": stopped}, layers), indent=1, allow_nan=False))
+        print(strict_json.dumps(document(results, {**head, "interrupted": stopped}, layers), indent=1))
     elif len(results) > 1:
         printer.line(f"--- all {len(results)} prompts ---")
         printer.numbers(results)

@@ -39,7 +39,7 @@ def decode(
     Parameters
     ----------
     method
-        A name of `model/algorithms`, or a dotted module.
+        A name of `model/algorithms`, or the dotted path of a module that is allowed (`model.methods.allowing`).
     models
         Decoders by role: the target, and those that the method has beside it.
     settings
@@ -148,8 +148,12 @@ def parameters_of(
         table[key] = models[role].layers
     parameters = tables.build(kind, table, "method", "give it with --set KEY=VALUE")
     if getattr(parameters, "texts", 1) > 1 and not batches:
-        given = f"{parameters.texts} texts; leave out batch and lengths"
-        raise ParameterError(f"batch must be 1, as one text is decoded at a time, got {given}")
+        given = f"{parameters.texts} sequences; leave out sequences and lengths"
+        raise ParameterError(f"sequences must be 1, as one is decoded at a time, got {given}")
+    if getattr(parameters, "full_batch", 1) > 1:
+        given = f"sequences={parameters.sequences} with batching={parameters.batching!r}"
+        remedy = "set batching = 'static'" if batches else "leave out sequences"
+        raise ParameterError(f"real batches are static, all of whose sequences are decoded, got {given}; {remedy}")
     return parameters
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrate.command import guarded, numbers, placed, progress
+from model import strict_json
 
 if TYPE_CHECKING:
     from calibrate.family.corpus import Corpus
@@ -80,7 +80,7 @@ def train(
             print(_trained(name, logs[name], out / name))
     if as_json:
         models = {name: log | {"folder": str(out / name)} for name, log in logs.items()}
-        print(json.dumps({"note": note, "models": models}, indent=2))
+        print(strict_json.dumps({"note": note, "models": models}, indent=2))
     elif note:
         print(note, file=sys.stderr)
 
@@ -132,7 +132,7 @@ def heads(
     with _resumable(), progress(quiet, "heads") as bar:
         about = work.train(loaded, read, wanted, path, layers=chosen, command=command, resume=resume, report=bar)
     if as_json:
-        print(json.dumps(about | {"file": str(path)}, indent=2))
+        print(strict_json.dumps(about | {"file": str(path)}, indent=2))
         return
     print("\n".join(_foretold(about)))
     print(path)
@@ -183,7 +183,7 @@ def align(
     with _resumable(), progress(quiet, "align") as bar:
         log = work.align(large, little, read, settings, out, command=command, resume=resume, report=bar)
     if as_json:
-        print(json.dumps(log | {"folder": str(out)}, indent=2))
+        print(strict_json.dumps(log | {"folder": str(out)}, indent=2))
         return
     found = log["agreement"]
     where = f"measured on {found['positions']} tokens behind {found['prompts']} held-out prompts"

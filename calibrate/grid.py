@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.timing import MODES, Effort, Point, measure
-from model import checks
+from model import checks, files, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -83,11 +82,11 @@ class Rows:
                     was, now = self.header.get(key), header.get(key)
                     raise ParameterError(f"{path} was timed with {key} {was}, and this is {now}; begin anew with another -o")
             # Whatever was cut off in the middle of a line goes.
-            lines = [json.dumps(row) for row in (self.header, *self.rows)]
+            lines = [strict_json.dumps(row) for row in (self.header, *self.rows)]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+            path.write_text(strict_json.dumps(header) + "\n", encoding="utf-8")
 
     def done(self) -> set[Point]:
         """Points that need not be timed again."""
@@ -97,7 +96,7 @@ class Rows:
         """Append a row, so that it is there whatever happens next."""
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(strict_json.dumps(row) + "\n")
             file.flush()
 
 
@@ -105,13 +104,13 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine and the rows of a raw file; a last line that was cut off is left out."""
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = files.read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise ParameterError(f"{path.name} cannot be read: {error}") from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = files.json_of(line)
             row["kind"]
         except (ValueError, KeyError, TypeError):
             if number == len(lines) and number > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from calibrate import machine
 from calibrate.grid import Grid, Outcome, Rows, go_over, shares
 from calibrate.timing import Effort
 from model import checks, physical, transformer
@@ -43,13 +43,6 @@ class Timed:
     """The best rates that the device was measured to reach (`machine.Ceilings`)."""
 
 
-def needed() -> None:
-    """Refuse where torch or transformers is missing, before anything is loaded."""
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            raise ParameterError(f"timing real models needs {name}, which is not installed: pip install 'decodesim[torch]'")
-
-
 def time_layers(
     model: str,
     grid: Grid,
@@ -71,7 +64,7 @@ def time_layers(
     `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
     `quick` measures the ceilings roughly.
     """
-    needed()
+    machine.needed()
     checks.number("minutes", minutes, 0)
     if threads is not None:
         import torch
@@ -109,11 +102,11 @@ def open_model(
     quick: bool = False, resume: bool = False, name: str | None = None, decoder: Decoder | None = None,
 ) -> Open:
     """Begin to time a model, or go on with it; `decoder` is the one that passes are made by, where one is there already."""
-    needed()
+    machine.needed()
     checks.whole("source", source, 1, 1_000_000)
     import torch
 
-    from calibrate import machine, passes
+    from calibrate import passes
     from calibrate.architectures import architecture
     from calibrate.companions import Spec
     from calibrate.graphs import mode_of
@@ -187,7 +180,6 @@ def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str,
 
 def stem_of(model: str, device: str, passes: str = "eager") -> str:
     """What the profiles of a model on a device are called, but for their mode; `passes` is how decoding makes its passes."""
-    from calibrate import machine
     from calibrate.architectures import architecture
 
     known = None
@@ -238,7 +230,6 @@ def profile_of(
 
     `folder` is where the repository keeps the raw file, for those that are bundled.
     """
-    from calibrate import machine
 
     shape = made_shape(header["shape"])
     table, notes = part_rows(rows, mode, shape.layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrate.command import guarded, numbers, progress
+from model import strict_json
 
 if TYPE_CHECKING:
     from calibrate.grid import Grid
@@ -68,7 +68,7 @@ def layers(
         print(f"interrupted; what was timed is in {out}: the same command with --resume goes on", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        print(json.dumps(_document(result), indent=2))
+        print(strict_json.dumps(_document(result), indent=2))
     else:
         print("\n".join(_lines(result)))
     for point, reason in result.outcome.failed:

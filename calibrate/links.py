@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import multiprocessing
 import os
 import tempfile
@@ -19,11 +18,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from calibrate import machine
 from calibrate.clocks import clock_of
-from calibrate.layers import NAME, needed
+from calibrate.layers import NAME
 from calibrate.timing import quartiles
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
+from model.parent import end_with_starter
 from model.profile import Profile, Source, save, table_of
 
 SIZES = tuple(4**power for power in range(5, 14))
@@ -64,7 +65,7 @@ def time_links(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Linked:
     """Time links by size of message [bytes] and write a profile for each, and its raw rows; all that are there if none is named."""
-    needed()
+    machine.needed()
     checks.whole("repeats", repeats, 1, 1_000_000)
     if not sizes:
         raise ParameterError("sizes must be at least one number, got none")
@@ -170,6 +171,7 @@ def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[
 
 def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, buffer: Any, other: Connection) -> None:
     """One of two processes that hand bytes over through memory that both have: one copies in, the other copies out."""
+    end_with_starter()
     import numpy as np
 
     room = np.frombuffer(buffer, dtype=np.uint8)
@@ -193,6 +195,7 @@ def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, 
 
 def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, backend: str, meeting: str) -> None:
     """One of two processes that send each other messages through torch."""
+    end_with_starter()
     # Both ends are on this host; without this a host whose name cannot be resolved cannot talk to itself.
     if backend == "gloo" and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -245,12 +248,12 @@ def _reported(report: Connection) -> Iterator[None]:
 
 def _written(link: str, rows: list[dict[str, Any]], out: Path, name: str) -> Path:
     """Write a link's raw rows and its profile; the path of the profile."""
-    from calibrate import machine
 
     facts = machine.facts("cuda" if "device" in link or link == "nccl" else "cpu")
     raw = out / f"{name}.jsonl"
     out.mkdir(parents=True, exist_ok=True)
-    raw.write_text("".join(f"{json.dumps(row)}\n" for row in ({"kind": "machine", "link": link} | facts, *rows)), encoding="utf-8")
+    lines = [strict_json.dumps(row) for row in ({"kind": "machine", "link": link} | facts, *rows)]
+    raw.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     table = []
     for row in rows:
         low, middle, high = (each / 1e6 for each in row["time_us"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from calibrate.command import guarded, numbers, progress
+from model import strict_json
 
 _QUICK = (1024, 65_536, 1_048_576)
 
@@ -54,7 +54,7 @@ def links(
         raise typer.Exit(130) from None
     if as_json:
         written = {each: str(path) for each, path in result.profiles.items()}
-        print(json.dumps({"profiles": written, "failed": result.failed}, indent=2))
+        print(strict_json.dumps({"profiles": written, "failed": result.failed}, indent=2))
     else:
         for path in result.profiles.values():
             profile = load(path)

@@ -20,7 +20,7 @@ from calibrate import decoding
 from calibrate.adapter import Decoder
 from calibrate.family import store
 from calibrate.interpreter import Luck, Sampling, drawn
-from model import checks, pairs
+from model import checks, pairs, strict_json
 from model.checks import ParameterError
 from model.position_log import DRAFT, TARGET, PositionLog, save
 from model.steps import ended
@@ -109,7 +109,7 @@ def _kept(path: Path, said: Mapping[str, Any]) -> pl.DataFrame:
             raise ParameterError(f"said must be a table of keys, got {checks.shown(before['said'])}")
     except ParameterError as error:
         raise ParameterError(f"{folder}/{path.name}: {error}; remove {folder}/{path.name}, and --resume logs it again") from None
-    then, told = before["said"], json.loads(json.dumps(said))
+    then, told = before["said"], json.loads(strict_json.dumps(said))
     for key in {**then, **told}:
         if key != "date" and then.get(key) != told.get(key):
             raise ParameterError(f"{folder} holds parts of another log: {key} differs; remove it, or ask for the same")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrate.command import TEMPLATE, guarded, numbers, placed, progress
+from model import strict_json
 
 if TYPE_CHECKING:
     from calibrate.loading import Model
@@ -84,7 +84,7 @@ def log(
         print(f"interrupted; what was logged is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        print(json.dumps({"log": str(out), "rows": log.table.height, "texts": len(found), "seconds": vars(spent)}, indent=2))
+        print(strict_json.dumps({"log": str(out), "rows": log.table.height, "texts": len(found), "seconds": vars(spent)}, indent=2))
         return
     print(f"{out}: {log.table.height} positions of {len(found)} texts")
     print("\n".join(_shares(spent)))
@@ -165,7 +165,7 @@ def rates(
     made = rate_tables.of(where, *asked, cost_ratio, drafter)
     drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
     if as_json:
-        print(json.dumps([table.document() for table in made], indent=2))
+        print(strict_json.dumps([table.document() for table in made], indent=2))
         return
     print("\n\n".join("\n".join(table.lines()) for table in made))
     if drawn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import platform
 import time
@@ -33,6 +34,12 @@ _SHAPES = ((1, 1, 1, 1), (1, 4, 1, 0.25), (1, 0.25, 1, 4), (1, 0, 4, 4), (4, 0.5
 _LAYOUTS = ((False, True), (False, False), (True, False), (True, True))
 """Whether the columns of the left and of the right operand are contiguous; the first is `x @ w.T`, as layers hold weights."""
 _OTHERS = {"pcie", "nvl", "laptop", "mig"}  # of the same name, and slower
+
+
+def needed() -> None:
+    """Import the libraries that timing takes, before anything is written; a command says what to install where one is missing."""
+    for name in ("torch", "transformers"):
+        importlib.import_module(name)
 
 
 def chosen(name: str | None) -> str:

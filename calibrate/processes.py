@@ -33,7 +33,7 @@ from calibrate.units import DONE, MADE, STATUS, STOPPED, Command, Piece, believe
 from model.checks import ParameterError
 from model.decoding import Answered
 from model.spans import Span
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
 from model.work import Cache, Task, Work
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class Parallel(Real):
         """End a task with all that it has started."""
         if task.ended:
             return
-        task.ended = True
+        task.ended = task.stopped = True
         task.body.close()
         for post in self.pool.posts.values():
             for flight in post.flights:
@@ -577,6 +577,7 @@ class Parallel(Real):
         pool, (sub, at, layers, hypothesis) = self.pool, step
         if task.unit != 0 or task.tags is None:
             raise CacheError("only the main process takes over what a sub-process has made")
+        require_ended(sub)
         task.book.adopt(sub.last, at, layers, hypothesis)
         unit, memory, place = sub.unit, pool.memory, at + (hypothesis or 0)
         if layers:

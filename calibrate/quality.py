@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from calibrate import decoding
 from calibrate.adapter import Decoder
 from calibrate.family import store
-from model import methods, rates, transformer
+from model import files, methods, rates, strict_json, transformer
 from model.account import Account
 from model.checks import ParameterError
 from model.decision_log import plain
@@ -311,10 +311,10 @@ def _write(table: pl.DataFrame, out: Path) -> None:
 
 def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any]) -> Any:
     """What was found for just this before, or what is found now, and kept."""
-    told = json.loads(json.dumps(asked))
+    told = json.loads(strict_json.dumps(asked))
     if path.exists():
         try:
-            before = json.loads(path.read_bytes())
+            before = files.json_of(files.read_bytes(path))
             was, found = before["asked"], before["found"]
         except (ValueError, KeyError, TypeError):
             raise ParameterError(f"{path.parent.name} holds {path.name}, which cannot be read; remove it and go on") from None
@@ -323,9 +323,9 @@ def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any]) -> Any:
             what = f"{path.parent.name} holds settings of another run"
             raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
         return found
-    found = json.loads(json.dumps(make()))
+    found = json.loads(strict_json.dumps(make()))
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = path.with_suffix(".partial")
-    whole.write_text(json.dumps({"asked": told, "found": found}) + "\n", encoding="utf-8")
+    whole.write_text(strict_json.dumps({"asked": told, "found": found}) + "\n", encoding="utf-8")
     whole.replace(path)
     return found

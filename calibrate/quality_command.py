@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrate.command import TEMPLATE, guarded, placed, progress
+from model import strict_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -96,7 +96,7 @@ def quality(
         if not drawn:
             print("note: these rows make more lines than a figure has room for; none was drawn", file=sys.stderr)
     if as_json:
-        print(json.dumps({"rows": _clean(table), "file": str(out), "figures": [str(path) for path in drawn]}, indent=2))
+        print(strict_json.dumps({"rows": table.to_dicts(), "file": str(out), "figures": [str(path) for path in drawn]}, indent=2))
         return
     print("\n".join(_lines(table, [*swept])))
     print("\n".join(str(path) for path in (out, *drawn)))
@@ -118,15 +118,6 @@ def given(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[
             raise ParameterError(f"--{option} {key} is given twice; give it once")
         seen.add(key)
         yield key, [parse_value(each.strip()) for each in ([values] if one else values.split(","))]
-
-
-def _clean(table: pl.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON can say them: nan is null, infinity a word."""
-    from model.decision_log import plain
-
-    rows = [{key: None if isinstance(value, float) and value != value else value for key, value in row.items()}
-            for row in table.iter_rows(named=True)]  # fmt: skip
-    return [plain(row) for row in rows]
 
 
 def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:

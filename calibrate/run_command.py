@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrate.command import guarded, placed, progress
+from model import strict_json
 
 if TYPE_CHECKING:
     from calibrate.adapter import Decoder
@@ -60,6 +60,10 @@ def run(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--methods", metavar="MODULE", help="A method from outside, by its dotted path: the plan may name it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
@@ -103,7 +107,7 @@ def run(
         raise typer.Exit(130) from None
     if as_json:
         said = {"runs": _rows(found), "file": str(out), "warnings": [*found.warnings, *warnings], "about": dict(found.about)}
-        print(json.dumps(said, indent=2))
+        print(strict_json.dumps(said, indent=2))
         return
     print("\n".join(_lines(found)))
     for warning in (*found.warnings, *warnings):

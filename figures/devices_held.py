@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from figures.baseline import ONE, over_one_device
 from figures.speedup_by_device import WORDS, device_column, most_exact, rates_from, times_from
 from figures.style import GREY, INK, demand, house, looks, side_by_side
 from model.checks import ParameterError
@@ -39,14 +40,20 @@ class _Way(NamedTuple):
 
 
 def _table(rows: pl.DataFrame) -> tuple[str | None, pl.DataFrame]:
+    """The column of devices and the rows of all but plain decoding on one, over which they are; none where that is not known."""
     column = device_column(rows)
     missing = [pl.lit(None, dtype=pl.Float64).alias(name) for name in _BOUNDS if name not in rows.columns]
     table = most_exact(rows.with_columns(missing)).filter(pl.col("held_units").is_not_null(), pl.col("ways").is_not_null())
+    table, baseline = over_one_device(table)
+    table = table if baseline == ONE else table.clear()
     return column, table.filter(~((pl.col("method") == _PLAIN) & (pl.col("ways") == 1)))
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether a run has plain decoding on split layers and another method on as many devices, on few devices or profiles."""
+    """Whether a run has plain decoding on split layers and another method on as many devices, on few devices or profiles.
+
+    The model must fit one device: speed-ups here are over plain decoding on one.
+    """
     if not all(name in rows.columns for name in _NEEDED) or not rows["ways"].count():
         return False
     column, table = _table(rows)
@@ -69,7 +76,8 @@ def draw(rows: pl.DataFrame) -> Figure:
     if not fits(rows):
         raise ParameterError(
             "the figure of devices held needs rows of autoregressive with ways above 1, and of another method on as many devices,"
-            f" each once for at most {MOST_PANELS} devices; take those of `sim run ppd-against-tensor-parallel`"
+            f" each once for at most {MOST_PANELS} devices, of a model that fits one; take those of `sim run"
+            " ppd-against-tensor-parallel`"
         )
     column, table = _table(rows)
     names = ["" if column is None else each for each in ([""] if column is None else table[column].unique(maintain_order=True))]
@@ -84,7 +92,7 @@ def draw(rows: pl.DataFrame) -> Figure:
             _panel(axes, part, ways, most, top)
             axes.set_title(name, fontsize=10.5)
             axes.tick_params(labelleft=axes is panels[0])
-        panels[0].set_ylabel("speed-up over one device")
+        panels[0].set_ylabel(f"speed-up over {ONE}")
         figure.text(0.1 / width, 0.95, _headline(table, column), fontsize=13, weight="bold", va="center")
         told = f"bars: what is not known of rates and costs; {rates_from(table)}"
         figure.text(0.1 / width, 0.903, told, fontsize=9, color=GREY, va="center")

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from figures.baseline import ONE, over_one_device
 from figures.style import GREY, INK, VIEWS, canvas, demand, house, looks
 from model.checks import ParameterError
 
@@ -22,7 +23,7 @@ WORDS = {
 }  # fmt: skip
 _TOLD = {
     "candidates": "k = {}", "draft_length": "γ = {}", "acceptance_rate": "α = {:.3g}", "exit_layer": "exit layer {}",
-    "max_layers": "{} layers at first", "min_layers": "{} at last", "batch": "batch of {}",
+    "max_layers": "{} layers at first", "min_layers": "{} at last", "sequences": "batch of {}", "batching": "{}",
 }  # fmt: skip
 _BOUNDS = ("speedup_input_low", "speedup_input_high")
 _NEEDED = ("point", "view", "method", "speedup", "held_units", "ways")
@@ -53,20 +54,21 @@ def choice(row: Mapping[str, Any], varied: set[str]) -> str:
     return ", ".join([WORDS.get(row["method"], row["method"]), *words, *split, devices])
 
 
-def chosen(rows: pl.DataFrame) -> tuple[str, pl.DataFrame] | None:
-    """The column of devices, and a row for each choice on each of them; none where the table holds more than that."""
+def chosen(rows: pl.DataFrame) -> tuple[str, pl.DataFrame, str] | None:
+    """The column of devices, a row for each choice on each of them, and the baseline; none where the table holds more than that."""
     column = device_column(rows) if all(name in rows.columns for name in _NEEDED) else None
     if column is None or rows[column].n_unique() > MOST_DEVICES:
         return None
     missing = [pl.lit(None, dtype=pl.Float64).alias(name) for name in _BOUNDS if name not in rows.columns]
-    table = most_exact(rows.with_columns(missing)).filter(pl.col(column).is_not_null())
+    table, baseline = over_one_device(most_exact(rows.with_columns(missing)).filter(pl.col(column).is_not_null()))
     varied = {"candidates", "draft_length"} | {key for key in _TOLD if key in table.columns and _varies(table, key)}
     names = [choice(row, varied) for row in table.iter_rows(named=True)]
     table = table.with_columns(pl.Series("choice", names, dtype=pl.String))
-    whole = table.filter(~((pl.col("method") == "autoregressive") & (pl.col("ways") == 1)))  # compared with itself
+    itself = (pl.col("ways") == 1) if baseline == ONE else pl.lit(True)  # plain decoding compared with itself
+    whole = table.filter(~((pl.col("method") == "autoregressive") & itself))
     alike = whole.select("choice", column).is_duplicated().any()
     few = 0 < whole["choice"].n_unique() <= MOST_CHOICES
-    return (column, whole) if few and not alike and whole[column].n_unique() > 1 else None
+    return (column, whole, baseline) if few and not alike and whole[column].n_unique() > 1 else None
 
 
 def _varies(table: pl.DataFrame, key: str) -> bool:
@@ -90,7 +92,7 @@ def draw(rows: pl.DataFrame) -> Figure:
             "the figure of devices needs rows of several devices or profiles, and one of each method and choice for each of them;"
             ' sweep "cost.device" or "cost.profile" alone'
         )
-    column, table = found
+    column, table, baseline = found
     devices = table[column].unique(maintain_order=True).to_list()
     choices = table["choice"].unique(maintain_order=True).to_list()
     with house():
@@ -107,7 +109,7 @@ def draw(rows: pl.DataFrame) -> Figure:
         axes.tick_params(axis="x", length=0)
         axes.set_ylim(bottom=0)
         axes.grid(True, axis="y")
-        axes.set_ylabel("speed-up over plain decoding on one device")
+        axes.set_ylabel(f"speed-up over {baseline}")
         title = "What each method gains on each device"
         figure.text(0.1 / width, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
         for line, text in enumerate(_told(table)):

@@ -306,6 +306,8 @@ class ReplayChances(Law):
         return float((chances * (1 - chances)).sum(axis=1).mean() + chances.sum(axis=1).var())
 
     def pmf(self, positions: int) -> Floats:
+        if not positions:
+            return np.ones(1)
         laws = [ByPosition(record).pmf(positions) for record in self.first(positions)]
         return np.asarray(np.mean(laws, axis=0))
 

@@ -56,7 +56,8 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     else:
         first, layers = parameters.exit_layer, parameters.layers
         little = cost.span(0, first)
-        deep = (cost.span(first, layers) + cost.final_head) * slowdown
+        wider = np.array([cost.layers_slowdown(width) for width in range(1, parameters.widest + 1)])
+        deep = cost.step + (cost.span(first, layers) + cost.final_head) * wider
         busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
         moved, operations = 0.0, np.broadcast_to(1 + written, runs.shape)
     again = cost.target_pass * np.append(slowdown[1:], np.nan)

@@ -77,7 +77,7 @@ class Decoding:
     Parameters
     ----------
     method, settings
-        The method's name, or the dotted path of its module, and its parameters by their names.
+        The method's name, or the dotted path of its module (imported where that is allowed), and its parameters by their names.
     prompt
         The tokens that were given, at least one.
     asked, stop

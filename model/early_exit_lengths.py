@@ -81,7 +81,7 @@ def column_times(parameters: Parameters, cost: UnitCost, width: int) -> Floats:
     times = np.full(layers + 1, np.nan)
     if parameters.exit_layer is not None:
         times[1:] = cost.depths[parameters.exit_layer] + cost.head(parameters.exit_layer)
-        return times * cost.slowdown(width)
+        return cost.step + (times - cost.step) * cost.layers_slowdown(width)
     for needed in range(1, layers + 1):
         depth = max(needed, parameters.first_check)
         checked = min(depth, layers - 1) - parameters.first_check + 1
@@ -93,7 +93,7 @@ def column_times(parameters: Parameters, cost: UnitCost, width: int) -> Floats:
         if parameters.fill == "propagate":
             time += cost.propagation * (layers - depth)
         times[needed] = time
-    return times * cost.slowdown(width)
+    return cost.step + (times - cost.step) * cost.layers_slowdown(width)
 
 
 def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: UnitCost) -> tuple[float, float]:
@@ -116,7 +116,7 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: UnitC
         variance += float(chance @ (times - first) ** 2)
     if parameters.fill == "backfill":
         lengths = [length for batch in _batches.texts(parameters, tokens) for length in batch.values()]
-        filling = sum(_fillings(parameters, rising[:length], cost.slowdown) for length in lengths)
+        filling = sum(_fillings(parameters, rising[:length], cost.layers_slowdown) for length in lengths)
         return mean + cost.propagation * filling, float("nan")
     return mean, variance
 
@@ -203,7 +203,7 @@ def _filled(owed: NDArray[np.int64], depth: Depth, cost: UnitCost) -> Floats:
     if cost.curve is None:
         found = np.asarray((reached & (owed > 0)).sum(axis=0), dtype=np.float64)
     else:
-        slowdown = np.array([0.0, *(cost.slowdown(width) for width in range(1, int(owed.max()) + 1))])
+        slowdown = np.array([0.0, *(cost.layers_slowdown(width) for width in range(1, int(owed.max()) + 1))])
         found = np.asarray((slowdown[owed] * reached).sum(axis=0))
     owed += 1
     owed[reached] = 0

@@ -2,6 +2,7 @@
 
 Three cost models answer alike (`Hardware`): `Uniform`, the papers' assumption in seconds; `model.roofline.Roofline`, from the
 arithmetic of a transformer and the peaks of a device; `model.measured.Measured`, from a profile. Each says how far off it may be.
+`Served` adds to any of them what an engine takes for a step.
 """
 
 from __future__ import annotations
@@ -91,6 +92,58 @@ class Uniform:
         return NONE
 
 
+@dataclass(frozen=True)
+class Served:
+    """A model on hardware as an engine runs it: each pass takes `step_s` more, whatever its width, context and batch.
+
+    >>> from model.transformer import preset
+    >>> kernels = Uniform(preset("llama-2-13b"), 0.001)
+    >>> float(pass_time(Served(kernels, 0.002), 4, 500, 8).seconds)
+    0.042
+    """
+
+    kernels: Hardware
+    step_s: float
+
+    def __post_init__(self) -> None:
+        checks.number("step_s", self.step_s, 0)
+
+    @property
+    def shape(self) -> Shape:
+        """The model."""
+        return self.kernels.shape
+
+    @property
+    def ways(self) -> int:
+        """Devices that a layer is split over."""
+        return self.kernels.ways
+
+    @property
+    def provenance(self) -> str:
+        """That of the kernels; what the engine adds is given."""
+        return self.kernels.provenance
+
+    def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
+        """See `Hardware`."""
+        return self.kernels.layer(width, context, batch, busy=busy)
+
+    def head(self, positions: ArrayLike) -> Estimate:
+        """See `Hardware`."""
+        return self.kernels.head(positions)
+
+    def embedding(self, tokens: ArrayLike) -> Estimate:
+        """See `Hardware`."""
+        return self.kernels.embedding(tokens)
+
+    def step(self, batch: ArrayLike = 1) -> Estimate:
+        """What a pass takes once: of the kernels, and of the engine [s]."""
+        return self.kernels.step(batch) + Estimate(np.asarray(self.step_s), np.asarray(0.0))
+
+    def transfer(self, size: ArrayLike) -> Estimate:
+        """See `Hardware`."""
+        return self.kernels.transfer(size)
+
+
 def pass_time(
     hardware: Hardware,
     width: ArrayLike,
@@ -178,7 +231,7 @@ class Memory:
 
 
 def memory(shape: Shape, available: float, *, context: int, batch: int = 1, ways: int = 1, also: tuple[Shape, ...] = ()) -> Memory:
-    """Memory of one device that holds a replica of the model, or one of `ways` parts, and of others beside it (a draft).
+    """Memory of one device that holds a replica of the model, or one of `ways` parts, and others as a whole (a draft).
 
     A method that runs on several units keeps a replica on each: their number does not change what each of them holds.
 
@@ -187,7 +240,7 @@ def memory(shape: Shape, available: float, *, context: int, batch: int = 1, ways
     >>> round(found.weights / 1e9, 1), round(found.cache / 1e9, 1), found.share < 1
     (26.0, 26.8, True)
     """
-    parts = [each.shard(ways) for each in (shape, *also)]
+    parts = [shape.shard(ways), *also]
     weights = float(sum(each.parameters * each.bytes_each for each in parts))
     cache = float(sum(each.cache_bytes() * context * batch for each in parts))
     return Memory(weights, cache, available)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
@@ -30,6 +32,9 @@ class UnitCost:
         Depth of the model: a head at this depth is the final head, above it an early one.
     layer_times
         One time per layer, where layers are uneven.
+    step
+        What a pass of the target takes once, whatever its width and depth: launching, preparing, sampling, what an engine adds. It
+        is paid by passes that begin at the first layer, or take up the outputs of several others [layer-times].
     early_head, final_head
         Projection onto the vocabulary at the exit layer and at the last layer [layer-times].
     dispatch, dispatch_per_process, dispatch_law
@@ -49,8 +54,8 @@ class UnitCost:
         Arithmetic of a token in a pass of the draft model, and of the medium one, over that in a pass of the target [-].
     verify_cost
         What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
-        is bound by reading the weights. In a batch the width is that of all texts together, and a pass of the draft model is
-        slower in proportion to one of the target over a token of each text.
+        is bound by reading the weights. In a batch, of whatever kind, the width is that of all sequences of the pass together, and
+        a pass of the draft model is slower in proportion to one of the target over a token of each sequence.
     by_texts
         In the place of that, rows (role, texts, width, time): a pass over so many tokens of each of so many texts, in passes of
         that model over one token of one.
@@ -58,6 +63,7 @@ class UnitCost:
 
     layers: int
     layer_times: tuple[float, ...] | None = None
+    step: float = 0.0
     early_head: float = 0.0
     final_head: float = 0.0
     dispatch: float = 0.0
@@ -98,13 +104,26 @@ class UnitCost:
                 raise ParameterError("layer_times must not all be zero; leave them out for layers of one time unit each")
 
     @cached_property
-    def depths(self) -> tuple[float, ...]:
-        """Time from the first layer to the end of each: `depths[n]` is that of layers [0, n)."""
+    def _layers(self) -> tuple[float, ...]:
+        """Time of the first n layers, for each n."""
         return tuple(accumulate(self.layer_times or (1.0,) * self.layers, initial=0.0))
 
+    @cached_property
+    def depths(self) -> tuple[float, ...]:
+        """Time from the start of a pass to the end of each layer: `depths[n]` is that of layers [0, n), with the pass's `step`."""
+        return 0.0, *(self.step + time for time in self._layers[1:])
+
     def span(self, first: int, last: int) -> float:
-        """Time of layers [first, last), without a head."""
+        """Time of layers [first, last), without a head; from the first layer on with the pass's `step`."""
         return self.depths[last] - self.depths[first]
+
+    def layers_of(self, first: int, last: int, gaps: Iterable[tuple[int, int]] = ()) -> float:
+        """Time of layers [first, last) but for those in gaps, without the `step` of a pass.
+
+        >>> UnitCost(4, step=10.0).layers_of(0, 4, [(0, 1)]), UnitCost(4, step=10.0).span(0, 4)
+        (3.0, 14.0)
+        """
+        return self._layers[last] - self._layers[first] - sum(self._layers[stop] - self._layers[start] for start, stop in gaps)
 
     def head(self, layer: int) -> float:
         """Time of projecting one position onto the vocabulary after this many layers."""
@@ -137,18 +156,39 @@ class UnitCost:
         ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])
         return float("nan") if ratio is None else float(ratio)
 
+    def of_batch(self, sequences: int, widest: int = 1) -> UnitCost:
+        """The costs of a full batch: each pass takes what one over as many tokens of each of its sequences does.
+
+        `widest` is the widest pass that is asked for, in tokens of one sequence; `verify_cost` must reach as many of all of them.
+
+        >>> cost = UnitCost(4, verify_cost=((1, 1.0), (2, 1.25), (8, 2.0)), cost_ratio=0.1).of_batch(2, widest=4)
+        >>> cost.target_pass, cost.slowdown(4) * cost.target_pass, cost.whole("draft")
+        (5.0, 8.0, 0.5)
+        """
+        if sequences == 1 or self.curve is None:
+            return self
+        one = self.layers_slowdown(sequences)
+        scaled = {name: getattr(self, name) * one for name in ("early_head", "final_head", "propagation", "state_check")}
+        times = tuple(time * one for time in self.layer_times or (1.0,) * self.layers)
+        pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, widest + 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a table that dips this one has been warned of
+            return replace(self, layer_times=times, verify_cost=pairs, **scaled)
+
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one; a head belongs to the last."""
         role, tokens, _, first, last, *_ = step
         whole = self.whole(role)
         if whole is not None:
             return [whole / last * self.draft_slowdown(len(step.texts))] * (last - first)
-        times = [self.propagation if step.rows_only else self.span(layer, layer + 1) for layer in range(first, last)]
+        times = [self.propagation if step.rows_only else self.layers_of(layer, layer + 1) for layer in range(first, last)]
         for gap in step.gaps:
             times[gap[0] - first : gap[1] - first] = [0.0] * (gap[1] - gap[0])
         times[-1] += self._at_the_end(step)
-        factor = self.slowdown(len(tokens), len(step.texts))
-        return [time * factor for time in times]
+        factor = self.layers_slowdown(len(tokens), len(step.texts))
+        times = [time * factor for time in times]
+        times[0] += self._once(step)
+        return times
 
     def forward(self, step: Forward) -> float:
         """Time of a whole pass: of a model that has a ratio its share, of any other its layers one by one.
@@ -162,8 +202,13 @@ class UnitCost:
         if step.rows_only:
             layers = self.propagation * sum(stop - start for start, stop in step.spans)
         else:
-            layers = self.span(first, last) - sum(self.span(*gap) for gap in step.gaps)
-        return (layers + self._at_the_end(step)) * self.slowdown(len(tokens), len(step.texts))
+            layers = self.layers_of(first, last, step.gaps)
+        return self._once(step) + (layers + self._at_the_end(step)) * self.layers_slowdown(len(tokens), len(step.texts))
+
+    def _once(self, step: Forward) -> float:
+        """What a pass takes once: nothing where it goes on from another, or only fills in rows."""
+        begins = (not step.first or step.joins) and step.first < step.last
+        return self.step if begins and not step.rows_only else 0.0
 
     def _at_the_end(self, step: Forward) -> float:
         """Time of what a pass does behind its last layer, whatever its width."""
@@ -181,6 +226,20 @@ class UnitCost:
             count = max(texts, 1)
             return float(self._tables["target"](count, width // count, 0))
         return 1.0 if self.curve is None or width == 1 else float(self.curve.relative(width))
+
+    def layers_slowdown(self, width: int, texts: int = 1) -> float:
+        """The same of layers and heads alone: a wider pass takes its `step` once, too.
+
+        >>> cost = UnitCost(4, step=1.0, verify_cost=((1, 1.0), (2, 1.8)))
+        >>> cost.slowdown(2) * cost.target_pass, cost.step + cost.layers_slowdown(2) * 4
+        (9.0, 9.0)
+        """
+        whole = self.slowdown(width, texts)
+        return whole if not self.step else max(whole * self.target_pass - self.step, 0.0) / (self.target_pass - self.step)
+
+    def widened(self, time: float, width: int, texts: int = 1) -> float:
+        """Time of a pass from the first layer on over so many tokens, given its time over one."""
+        return self.step + (time - self.step) * self.layers_slowdown(width, texts)
 
     def draft_slowdown(self, texts: int) -> float:
         """A pass of the draft model over a token of each of so many texts, in passes over one."""
@@ -207,7 +266,7 @@ class UnitCost:
     def only_layers(self) -> bool:
         """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
         times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.propagation, self.state_check
-        return not any(times) and self.layer_times is None and self.verify_cost is None and self.by_texts is None
+        return not any((*times, self.step)) and self.layer_times is None and self.verify_cost is None and self.by_texts is None
 
     @property
     def plain(self) -> bool:

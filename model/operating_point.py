@@ -1,8 +1,8 @@
 """Hardware at one operating point, as the engine's costs: layer-times, and how long one is.
 
 Methods, their formulas and their simulation count in layer-times. This is where seconds become layer-times: at one context, in
-the middle of the text that is decoded, and one batch. What a pass takes besides its layers and its head (embedding, launching,
-sampling) is put before its first layer, since it is there once for every new token of every process.
+the middle of the text that is decoded, and one batch. What a pass takes once (launching, sampling, what an engine adds) is `step`;
+embedding is put before the first layer, since it is there once for every new token of every process.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class OperatingPoint:
     cost
         As methods and the engine take them.
     seconds_per_layer
-        Of a layer over one token of each text [s].
+        The unit of the costs: a layer over one token of each of `batch` sequences; of a static batch over one token of one [s].
     error
         Relative error of a step of plain decoding [-].
     slow, fast
         The costs where everything but the target's single step takes as much longer, or shorter, as it may.
     drift
-        By how much a step's time grows from the first token to the last, over its mean: what one context leaves out [-].
+        By how much a step of the batch takes longer at the last token than at the first, over its time at mid-context: what one
+        context leaves out; below zero where it takes less [-].
     """
 
     cost: UnitCost
@@ -70,11 +71,11 @@ def operating_point(
     target, draft, medium
         The models on their hardware.
     prompt, tokens, batch
-        Cached positions at the start, new ones, and texts that are decoded together.
+        Cached positions at the start, new ones, and sequences over which every pass is priced: those of a full batch.
     widest, texts
-        The widest pass of the method, and whether width means texts (one token of each) or tokens of one text.
+        The widest pass of the method, and whether width means sequences of a static batch (one token of each) or tokens of one.
     together
-        Texts whose passes may each be over several tokens, up to `widest` of each; `batch` is then 1.
+        Sequences of a static batch whose passes may each be over several tokens, up to `widest` of each; `batch` is then 1.
     handed_over
         Layers whose keys and values a process hands over when it is taken over.
     busy
@@ -101,11 +102,11 @@ def operating_point(
     def layers(found: Estimate) -> float:
         return float(found.seconds) / layer
 
-    before = layers(target.embedding(batch) + target.step(batch))
+    before = layers(target.embedding(batch))
     head = layers(target.head(batch))
     making = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
     given = dict(more or {})
-    known: dict[str, Any] = {"early_head": head, "final_head": head}
+    known: dict[str, Any] = {"step": layers(target.step(batch)), "early_head": head, "final_head": head}
     if before:
         known["layer_times"] = (1.0 + before, *[1.0] * (shape.layers - 1))
     known |= {
@@ -145,8 +146,9 @@ def operating_point(
         for name, error in wrong:
             ratio = known[name]
             slow, fast = replace(slow, **{name: ratio * (1 + error)}), replace(fast, **{name: ratio * max(1 - error, 0.0)})
-    ends = pass_time(target, 1, np.asarray([prompt, prompt + tokens]), batch, busy=busy).seconds
-    drift = float((ends[1] - ends[0]) / step.seconds)
+    run = max(batch, together, widest if texts else 1)  # sequences of the batch
+    first, middle, last = pass_time(target, 1, np.asarray([prompt, context, prompt + tokens]), run, busy=busy).seconds
+    drift = float((last - first) / middle)
     return OperatingPoint(cost, layer, float(step.error), slow, fast, drift)
 
 

@@ -389,7 +389,7 @@ def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
     if parameters.form == "nested":
         return _nested_stages(d, exit_at, k, cost)
     # Who reads all candidates in one pass is a single process, whose layers take as long as so many tokens do.
-    others, wide = (1, cost.slowdown(k)) if parameters.batched else (k, 1.0)
+    others, wide = (1, k) if parameters.batched else (k, 1)
     if parameters.form == "eager":
         return _eager_stages(d, exit_at, others, wide, cost)
     first = _barrier_stage(cost, others, wide, 0, exit_at, promoted=False, on_match=1)
@@ -403,17 +403,22 @@ def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
     )
 
 
-def _barrier_stage(cost: UnitCost, k: int, wide: float, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
+def _barrier_stage(cost: UnitCost, k: int, wide: int, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
     """Algorithm 2, taken up at layer `depth` and predicting at `gap`: main process and k sub-processes wait for each other."""
     before = cost.span(depth, gap) + cost.head(gap) + cost.dispatching(k)
-    rest, start = cost.span(gap, cost.layers) + cost.final_head, cost.span(0, cost.layers - gap) * wide
+    rest, start = cost.span(gap, cost.layers) + cost.final_head, _start(cost, cost.layers - gap, wide)
     time = before + max(rest, cost.link + start)
     return Stage(time + (cost.promotion if promoted else 0.0), before + rest + k * start, on_match)
 
 
-def _eager_stages(d: int, exit_at: int, k: int, wide: float, cost: UnitCost) -> tuple[Stage, ...]:
+def _start(cost: UnitCost, layers: int, wide: int) -> float:
+    """Time of a sub-process, over so many tokens through so many layers from the first on."""
+    return cost.widened(cost.span(0, layers), wide) if layers else 0.0
+
+
+def _eager_stages(d: int, exit_at: int, k: int, wide: int, cost: UnitCost) -> tuple[Stage, ...]:
     alone, rest = cost.span(0, exit_at), cost.span(exit_at, d) + cost.final_head
-    start = alone * wide
+    start = _start(cost, exit_at, wide)
     main = cost.head(exit_at) + cost.dispatching(k) + rest
     # How far a sub-process has come when its token is known: below zero where it has yet to start, and is waited for all the same.
     ahead = min(start, rest - cost.link)
@@ -457,6 +462,16 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     plain = n * (cost.span(0, parameters.layers) + cost.final_head)
     values = (latency, variance, busy, ratio, float(parameters.units), plain)
     return Prediction(*(np.asarray(value) for value in values))
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: all tokens in the stage that takes most.
+
+    >>> slowest(Parameters(40, 20, 3), 10, UnitCost(40))
+    (400.0, 1000.0)
+    """
+    steps = stages(parameters, cost)
+    return tokens * max(step.time for step in steps), tokens * max(step.busy for step in steps)
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:

@@ -1,6 +1,7 @@
 """Draft and verify, round by round: laws of rounds, the walk of many replications at once, and its moments.
 
-A round that starts at output position s drafts min(gamma, l - s) tokens, so that it never goes beyond the last position l. Position
+A round that starts at output position s drafts min(gamma, l - s) tokens, so that it never goes beyond the last position l; in a
+batch that is kept full gamma, of which those beyond are dropped. Position
 t is tested as the (t - s)-th of its draft; a rejected or the last position of a round is the target's own token, and the next round
 starts behind it. What a round costs depends on how many tokens it drafts.
 """
@@ -8,6 +9,7 @@ starts behind it. What a round costs depends on how many tokens it drafts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -105,6 +107,11 @@ class ReplayRounds:
             raise checks.ParameterError("records must be lists of accepted lengths, all of one length of at least 1")
         self.records = values.astype(np.int64)
 
+    @property
+    def count(self) -> int:
+        """How many records there are, each as likely."""
+        return len(self.records)
+
     def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
         """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
         return np.asarray(np.minimum(np.array(list(self._rows(coins))), longest))
@@ -138,6 +145,45 @@ def _by_rounds(lengths: Iterable[NDArray[np.int64]]) -> Iterator[Outcomes]:
         yield outcome
 
 
+class ReplayLog(ReplayRounds):
+    """A log as it was played: its sequences one after another in a circle, each round cut where its sequence ends.
+
+    A replication begins with one of the sequences, drawn with equal chances by its first coin. Over as many positions as the log
+    has, any of them takes exactly the rounds of the log.
+
+    >>> law = ReplayLog([[2, 0], [1, 9, 0]])  # accepted lengths are cut: no draft goes beyond its sequence
+    >>> law.survivors(iter([np.array([[0.2, 0.7]] * 5)]), longest=3).tolist()
+    [[1, 1], [0, 1], [1, 0], [1, 1], [0, 0]]
+    """
+
+    def __init__(self, sequences: Sequence[ArrayLike]) -> None:
+        held = [checks.whole_array(f"sequences[{index}]", each, 0) for index, each in enumerate(sequences)]
+        if not held or not all(each.ndim == 1 and each.size for each in held):
+            raise checks.ParameterError("sequences must be lists of accepted lengths, each of at least one")
+        remaining = [np.arange(each.size - 1, -1, -1) for each in held]
+        self.line = np.concatenate([np.minimum(each, most) for each, most in zip(held, remaining, strict=True)]).astype(np.int64)
+        self.begins = np.cumsum([0, *(each.size for each in held[:-1])])
+
+    @property
+    def count(self) -> int:
+        """How many sequences it may begin with, each as likely."""
+        return len(self.begins)
+
+    @cached_property
+    def records(self) -> NDArray[np.int64]:  # type: ignore[override]
+        """The whole circle from each sequence on; shape (sequences, positions of the log)."""
+        return np.stack([np.roll(self.line, -begin) for begin in self.begins])
+
+    def _rows(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
+        at: NDArray[np.intp] | None = None
+        for tile in coins:
+            if at is None:
+                at = self.begins[(tile[0] * self.count).astype(np.intp)]
+            for _ in tile:
+                yield self.line[at]
+                at = (at + 1) % self.line.size
+
+
 RoundLaw = Rounds | ReplayRounds
 AcceptanceLaw = Law | RoundLaw
 
@@ -167,9 +213,9 @@ class Tally(NamedTuple):
 
 
 def fixed(
-    draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: RoundPrices, replications: int
+    draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: RoundPrices, replications: int, *, cut: bool = True
 ) -> Tally:
-    """Rounds of one draft length, which may be cut short at the end.
+    """Rounds of one draft length, `cut` short at the end or not: then what is drafted beyond it is dropped.
 
     >>> law = ReplayRounds([[1, 0, 2, 1, 0]])  # of a draft from position 0 one token survives: 2 come out; then 2 survive
     >>> coins = iter([np.zeros((4, 1))])
@@ -177,7 +223,7 @@ def fixed(
     >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist(), tally.time.round(12).tolist()
     ([2.0], [4.0], [0, 1, 1], [2.4])
     """
-    whole = max(tokens - draft_length, 0)  # a round that starts before this position drafts all its tokens
+    whole = max(tokens - draft_length, 0) if cut else tokens  # a round that starts before this position drafts all its tokens
     starts = np.zeros(replications)
     late = np.zeros((draft_length, replications), dtype=np.bool_)  # those that start after it, by what remains to be drafted
     reached = np.zeros(draft_length + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
@@ -297,6 +343,11 @@ def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: in
     return RoundPrices(busy + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
 
 
+def slowest_of(tokens: int, prices: RoundPrices) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds whose rounds put out a token at least."""
+    return tokens * float(prices.time.max()), tokens * float(prices.busy.max())
+
+
 def operations_of(rounds: Mapping[tuple[int, int], int], prices: RoundPrices) -> float:
     """The arithmetic of rounds of which so many had (accepted, drafted) tokens."""
     return float(sum(count * prices.operations[drafted] for (_, drafted), count in rounds.items()))
@@ -320,7 +371,7 @@ class Moments(NamedTuple):
     drafted: float
 
 
-def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
+def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices, *, cut: bool = True) -> Moments:
     """The moments of `fixed`, exactly: forward over the positions at which a round starts, and the outcome before each.
 
     >>> from model.acceptance import Iid
@@ -329,12 +380,12 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPri
     44.446
     """
     if isinstance(law, Replay | ReplayRounds):
-        return _of_records(draft_length, tokens, law, prices)
+        return _of_records(draft_length, tokens, law, prices, cut)
     if isinstance(law, ReplayChances):
-        return mixed([moments(draft_length, tokens, chain, prices) for chain in law.chains])
+        return mixed([moments(draft_length, tokens, chain, prices, cut=cut) for chain in law.chains])
     if not isinstance(law, Chain | Rounds):
         raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
-    state, _ = _forward(draft_length, tokens, law, prices)
+    state, _ = _forward(draft_length, tokens, law, prices, cut)
     _, mean, square, *rest = state[:, tokens].sum(axis=1).tolist()
     return Moments(mean, max(square - mean**2, 0.0), *rest)
 
@@ -354,11 +405,13 @@ def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
     [[1.0, 0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0, 0.0]]
     """
     nothing = np.zeros(draft_length + 1)
-    state, whole = _forward(draft_length, tokens, law, RoundPrices(nothing, nothing, nothing))
+    state, whole = _forward(draft_length, tokens, law, RoundPrices(nothing, nothing, nothing), True)
     return Starts(state[0, :tokens].sum(axis=1), whole[:tokens])
 
 
-def _forward(draft_length: int, tokens: int, law: Chain | Rounds, prices: RoundPrices) -> tuple[Floats, Floats]:
+def _forward(
+    draft_length: int, tokens: int, law: Chain | Rounds, prices: RoundPrices, cut: bool
+) -> tuple[Floats, Floats]:
     low, high = law.draft_chances(tokens, draft_length)
     whole = np.zeros(tokens + 1)
     # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; position; outcome before.
@@ -366,10 +419,11 @@ def _forward(draft_length: int, tokens: int, law: Chain | Rounds, prices: RoundP
     state[0, 0, 0] = 1.0
     for start in range(tokens):
         count = min(draft_length, tokens - 1 - start)
-        time, busy, operations = (price[count] for price in prices)
+        drafted = count if cut else draft_length
+        time, busy, operations = (price[drafted] for price in prices)
         mass, first = state[0, start], state[1, start]
         spent = state[:, start] + np.array(
-            [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, count * mass]
+            [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, drafted * mass]
         )
         along = start + np.arange(count), np.arange(count)
         for before in (0, 1):
@@ -387,11 +441,15 @@ def _forward(draft_length: int, tokens: int, law: Chain | Rounds, prices: RoundP
     return state, whole
 
 
-def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
-    count = len(law.records)
-    choice = np.tile((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), 1))  # each record once
-    tally = fixed(draft_length, tokens, law.drafts(iter([choice])), prices, count)
-    return mean_of(tally)
+def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices, cut: bool) -> Moments:
+    choice = each_record(law, tokens)
+    return mean_of(fixed(draft_length, tokens, law.drafts(iter([choice])), prices, choice.shape[1], cut=cut))
+
+
+def each_record(law: Replay | ReplayRounds, tokens: int) -> Floats:
+    """Coins with which each record of a law is played once; shape (tokens - 1 or 1, records)."""
+    count = law.count if isinstance(law, ReplayRounds) else len(law.records)
+    return np.broadcast_to((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), count))
 
 
 def mixed(parts: Sequence[Moments]) -> Moments:

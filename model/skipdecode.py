@@ -114,9 +114,16 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
 def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, ...]:
     parameters.check_tokens(tokens)
     gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
-    whole = [cost.span(0, parameters.layers) - sum(cost.span(*gap) for gap in each) + cost.final_head for each in gaps]
-    latency = sum(whole[column] * cost.slowdown(width) for column, width in _batches.columns(parameters, tokens))
+    layers = [cost.layers_of(0, parameters.layers, each) + cost.final_head for each in gaps]
+    columns = _batches.columns(parameters, tokens)
+    latency = sum(cost.step + layers[column] * cost.layers_slowdown(width) for column, width in columns)
     return latency, 0.0, latency, 1.0, parameters.units, _batches.plain_time(parameters, tokens, cost)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: of every one."""
+    latency, _, busy, *_ = _times(parameters, tokens, cost)
+    return latency, busy
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:

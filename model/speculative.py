@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model import checks, speculative_texts
+from model import checks, dialects, speculative_texts
 from model.acceptance import Chain
 from model.account import Account, Totals, Work
 from model.algorithms import _batches
 from model.algorithms.speculative import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, starts
+from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, slowest_of, starts
 from model.width import CurveLike, as_curve
 
 Floats = NDArray[np.float64]
@@ -37,8 +37,10 @@ Floats = NDArray[np.float64]
 def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: UnitCost) -> Prediction:
     """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in layer-times.
 
-    On one unit a decoding is busy as long as it takes; on two, all but the links' time. Of several texts it is the time of all
-    batches (`model.speculative_texts`), and plain decoding is that of the same batches.
+    On one unit a decoding is busy as long as it takes; on two, all but the links' time. Of static batches it is the time of all of
+    them (`model.speculative_texts`), and plain decoding is that of the same batches. In a batch that is kept full no draft is cut:
+    with R sequences, at the prices of R (`UnitCost.of_batch`), l tokens of one take as many rounds as R(l) says, each of the same
+    time, so that the speed-up is l T(R, 1) / (R(l) (T(R, gamma + 1) + T_d)); for many tokens R(l) is l / E[N].
 
     >>> from model.acceptance import Iid
     >>> found = predict(Parameters(40, draft_length=7), 128, Iid(0.85), UnitCost(40, cost_ratio=0.117))
@@ -51,12 +53,22 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
     ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
     if parameters.texts == 1:
-        found, plain = moments(parameters.draft_length, n, law, prices), n * cost.target_pass
+        found, plain = moments(parameters.draft_length, n, law, prices, cut=parameters.cut), n * cost.target_pass
     else:
         found, plain = speculative_texts.expected(parameters, n, law, cost), _batches.plain_time(parameters, n, cost)
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: a round puts out one token, of a batch one of each text that is left."""
+    apart = parameters.placement == "apart"
+    if parameters.texts == 1:
+        return slowest_of(tokens, round_prices(cost, parameters.draft_length, apart=apart))
+    price = speculative_texts.prices(cost, parameters.draft_length, parameters.together, apart=apart)
+    rounds = parameters.steps_of(tokens)
+    return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
@@ -68,6 +80,11 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
         return operations_of(rounds, round_prices(cost, parameters.draft_length))
     drafted = account.of("draft").heads
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
+
+
+def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float | None:
+    """Share of the time of static batches that is lost by waiting (`model.speculative_texts`); None of other batches."""
+    return None if parameters.together == 1 else speculative_texts.straggler_loss(parameters, cost, rounds, time)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
@@ -87,7 +104,8 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
         return None
     mass, behind_whole = starts(parameters.draft_length, tokens, law)
     place = np.arange(tokens)
-    count = np.minimum(parameters.draft_length, tokens - 1 - place)
+    most = parameters.draft_length
+    count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
     width = count + 1
     attended = place * width + width * (width + 1) / 2
     target = _totals(parameters.layers, mass, width, attended, place + width)
@@ -99,7 +117,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
         attended=float(mass @ reading + again @ place) * parameters.draft_layers,
         rows_read=float(mass @ reading) * parameters.draft_layers, head_runs=float(mass @ count), heads=float(mass @ count),
     )  # fmt: skip
-    return Work({"target": target, "draft": draft} if parameters.draft_length and tokens > 1 else {"target": target})
+    return Work({"target": target, "draft": draft} if draft.passes else {"target": target})
 
 
 def _totals(layers: int, mass: Floats, width: Floats, attended: Floats, read: Floats) -> Totals:
@@ -475,39 +493,61 @@ def acceptance_from_length(mean_acceptance_length: ArrayLike, draft_length: Arra
     return _rate_of_accepted(length - 1, gamma)
 
 
-ENGINES = ("alpha", "vllm", "sglang", "trtllm", "transformers")
+ENGINES = ("alpha", *dialects.DIALECTS)
 """Whose figures `reported_acceptance` reads; "alpha" is the theory's own."""
 
 
 def reported_acceptance(
-    engine: str, draft_length: ArrayLike, *, rate: ArrayLike | None = None, length: ArrayLike | None = None
+    engine: str,
+    draft_length: ArrayLike,
+    *,
+    rate: ArrayLike | None = None,
+    length: ArrayLike | None = None,
+    field: str | None = None,
 ) -> Floats:
-    """alpha from a figure that an engine prints: either its `rate` (a fraction, not a percentage) or its `length`.
+    """alpha from what an engine prints: its `rate` (a fraction, not a percentage), its `length`, or both, which must then agree.
+
+    In D rounds of K = `draft_length` drafted tokens a were accepted (`model.dialects`). `field` says which figure is meant where an
+    engine has several; without it the first of each.
 
     alpha: the rate is alpha, accepted over tested tokens; there is no length.
-    vllm: "draft acceptance rate" = accepted / drafted; "mean acceptance length" counts the bonus token.
-    sglang: "accept rate" = accepted / drafted; "accept length" counts the bonus token.
-    trtllm: rate = accepted / drafted; length = accepted tokens a round, the bonus token not counted. Its iteration statistics
-    print an `acceptance_length` that counts it: take one off.
-    transformers: rate = accepted / drafted; length = tokens of a streamed chunk, matches + 1.
+    vllm: rate "draft acceptance rate" = a / (D K), or field "system-efficiency" of V0; length = 1 + a / D (add 1 to V1's before
+    2025-05).
+    sglang: length = 1 + a / D. Its "accept rate" must be named: field "drafts" = a / (D K), from 2026-04; "with-bonus" =
+    (a + D) / (D (K + 1)), 2025-10 to 2026-04; "before-2025-10" cannot be converted.
+    trtllm: length = 1 + a / D as printed, or field "forced" for the variable that forces acceptance, a / D; rate = a / (D K).
+    transformers: rate = a / (D K); length = tokens of a streamed chunk, matches + 1.
+    llama.cpp: length = 1 + a / D; rate "draft acceptance" is over the tokens really drafted, so that it bounds the length.
+    mlx-lm: rate = share of tokens with from_draft = a / (a + D); there is no length.
 
-    >>> [round(float(reported_acceptance(e, 3, length=n)), 6) for e, n in (("vllm", 2.952), ("trtllm", 1.952))]
+    >>> [round(float(reported_acceptance(e, 3, length=2.952)), 6) for e in ("vllm", "trtllm")]
     [0.8, 0.8]
     >>> round(float(reported_acceptance("vllm", 3, rate=1.952 / 3)), 6)
     0.8
+
+    Printed lines, of vLLM, SGLang on 2025-10-22, llama.cpp:
+
+    >>> round(float(reported_acceptance("vllm", 5, rate=0.827, length=5.14)), 4)
+    0.9377
+    >>> round(float(reported_acceptance("sglang", 3, rate=0.49, length=1.95, field="with-bonus")), 4)
+    0.5266
+    >>> round(float(reported_acceptance("llama.cpp", 3, rate=0.64479, length=2.92)), 4)
+    0.7929
+    >>> reported_acceptance("vllm", 5, rate=0.827, length=4.14)
+    Traceback (most recent call last):
+        ...
+    model.checks.ParameterError: rate=0.827 and length=4.14 of vllm do not agree at draft_length=5: that rate means a length of ...
     """
-    checks.one_of("engine", engine, ENGINES)
-    if rate is not None and length is None:
-        return _rate(rate, "rate").copy() if engine == "alpha" else acceptance_from_drafted(rate, draft_length)
-    if length is None or rate is not None:
-        raise checks.ParameterError(f"exactly one of rate and length must be given, got {'none' if rate is None else 'both'}")
-    if engine == "alpha":
-        raise checks.ParameterError("length must be left out for engine 'alpha', got one; name the engine that printed it")
-    if engine != "trtllm":
-        return acceptance_from_length(length, draft_length)
-    gamma = _length(draft_length, 1)
-    accepted = checks.array("length", length, 0, float(_largest(gamma)))
-    return acceptance_from_length(accepted + 1, gamma)
+    checks.one_of("engine", engine, (*ENGINES, *dialects.ALIASES))
+    if engine != "alpha":
+        read = dialects.read(engine, draft_length, rate=rate, length=length, field=field)
+        return _rate_of_accepted(read.accepted, _length(draft_length, 1))
+    for name, value in (("length", length), ("field", field)):
+        if value is not None:
+            raise checks.ParameterError(f"{name} must be left out for engine 'alpha', got one; name the engine that printed it")
+    if rate is None:
+        raise checks.ParameterError("rate must be given for engine 'alpha', got none")
+    return _rate(rate, "rate").copy()
 
 
 def _rate_of_accepted(accepted: Floats, gamma: Floats) -> Floats:

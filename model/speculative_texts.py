@@ -1,4 +1,4 @@
-"""Speculative decoding of batches over whole decodings: how many texts are left at each round, and what their rounds take.
+"""Speculative decoding of static batches over whole decodings: how many texts are left at each round, and what their rounds take.
 
 Texts have independent luck, so a text is at its r-th round with the chance that it has alone, and of texts of one length the number
 that are is binomial. A round of a batch takes as long as its texts and the longest of their drafts say; the next batch begins when
@@ -106,7 +106,8 @@ def left(texts: Iterable[Floats]) -> Floats:
 def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterator[Floats]:
     """Of each batch the expected rounds over so many texts, each drafting so many tokens for all; shape (texts + 1, room)."""
     if not isinstance(law, Chain | Rounds):
-        raise checks.ParameterError("this law of outcomes has no closed form for batches; ask for views = ['paths'], or batch = 1")
+        remedy = "ask for views = ['paths'], or for batching = 'continuous'"
+        raise checks.ParameterError(f"this law of outcomes has no closed form for static batches; {remedy}")
     known: dict[int, Floats] = {}
     for batch in _batches.texts(parameters, tokens):
         rounds = max(batch.values())
@@ -125,21 +126,40 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Unit
 
     >>> from model.acceptance import Iid
     >>> cost = UnitCost(40, cost_ratio=0.1)
-    >>> round(expected(Parameters(40, 3, batch=8), 128, Iid(0.79), cost).time / (128 * 40), 4)  # 0.4514 alone
+    >>> static = Parameters(40, 3, sequences=8, batching="static")
+    >>> round(expected(static, 128, Iid(0.79), cost).time / (128 * 40), 4)  # 0.4514 alone
     0.4917
     """
     apart = parameters.placement == "apart"
     alone = round_prices(cost, parameters.draft_length, apart=apart)
     each = [moments(parameters.draft_length, length, law, alone) for length in _lengths(parameters, tokens)]
-    if parameters.batch == 1:
+    if parameters.together == 1:
         return Moments(*(float(sum(values)) for values in zip(*each, strict=True)))
-    price = prices(cost, parameters.draft_length, min(parameters.batch, parameters.texts), apart=apart)
+    price = prices(cost, parameters.draft_length, parameters.together, apart=apart)
     time = busy = operations = 0.0
     for rounds in rounds_of(parameters, tokens, law):
         time, busy, operations = (
             so_far + float((rounds * of[: len(rounds)]).sum()) for so_far, of in zip((time, busy, operations), price, strict=True)
         )
     return Moments(time, float("nan"), busy, operations, sum(one.rounds for one in each), sum(one.drafted for one in each))
+
+
+def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float:
+    """Share of a static batch's time that is lost by waiting for its slowest sequence, given the rounds of all and its time.
+
+    What is compared with is a batch of as many sequences that is kept full, in which each round takes what one of the full batch
+    does: of equal lengths the speed-up is that of continuous batching, less this share. Below zero where cutting the last drafts
+    short saves more than waiting costs.
+
+    >>> from model.acceptance import Iid
+    >>> cost, static = UnitCost(40, cost_ratio=0.1), Parameters(40, 3, sequences=8, batching="static")
+    >>> found = expected(static, 128, Iid(0.79), cost)
+    >>> round(straggler_loss(static, cost, found.rounds, found.time), 3)
+    0.081
+    """
+    count, most = parameters.together, parameters.draft_length
+    full = round_prices(cost, most, apart=parameters.placement == "apart", texts=count).time[most]
+    return 1 - rounds * float(full) / (count * time)
 
 
 def _lengths(parameters: Parameters, tokens: int) -> list[int]:
@@ -172,7 +192,7 @@ def decodings(
     What is kept of a batch is how many texts are at their r-th round, and how many tokens that drafts.
     """
     gamma, texts = parameters.draft_length, iter(outcomes)
-    price = prices(cost, gamma, min(parameters.batch, parameters.texts), apart=parameters.placement == "apart")
+    price = prices(cost, gamma, parameters.together, apart=parameters.placement == "apart")
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
     accepted = np.zeros(gamma + 1, dtype=np.int64)
     for batch in _batches.texts(parameters, tokens):

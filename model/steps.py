@@ -3,15 +3,16 @@
 An algorithm is a generator that yields steps and is sent their answers. It holds no clock and no tensor. The simulator answers
 with time (`sim.events`), the counter with numbers (`model.work`), a real model with hidden states (`calibrate`).
 
-Three rules hold in every interpreter. The position a `Forward` is placed at cuts the cache, so there is no separate rollback; a
+Four rules hold in every interpreter. The position a `Forward` is placed at cuts the cache, so there is no separate rollback; a
 gap before it is an error. A sub-process starts with its parent's cache and follows it: rows that the parent is writing are
-visible to it layer by layer. `Commit` is the only thing that makes output; decoding ends with the last token asked for.
+visible to it layer by layer. Only a task that has returned can be adopted: one that still runs, or was stopped, is an error.
+`Commit` is the only thing that makes output; decoding ends with the last token asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 Steps = Generator["Step", Any, Any]
 """An algorithm or a sub-process: yields steps, is sent answers, returns whatever its starter may want of it."""
@@ -71,6 +72,11 @@ class Forward(NamedTuple):
         """
         bounds = [self.first, *[bound for gap in self.gaps for bound in gap], self.last]
         return [span for span in zip(bounds[::2], bounds[1::2], strict=True) if span[0] < span[1]]
+
+    @property
+    def joins(self) -> bool:
+        """Whether it goes on from the outputs of several passes, which have ended, not from one that it belongs to."""
+        return type(self.state) is tuple  # an output may be a pass itself, and that a tuple with names
 
     @property
     def positions(self) -> Sequence[int]:
@@ -229,4 +235,21 @@ Step = Forward | Read | Fork | Join | Stop | Adopt | Commit
 
 
 class CacheError(RuntimeError):
-    """A pass was placed beyond what its cache holds: a defect of the algorithm, in every interpreter."""
+    """A pass was placed beyond what its cache holds, or a task taken over that has nothing: a defect, in every interpreter."""
+
+
+class Ending(Protocol):
+    """A task as every interpreter keeps it, as far as its end goes."""
+
+    ended: bool
+    """Whether it runs no longer, having returned or been stopped."""
+    stopped: bool
+    """Whether it was stopped before it returned."""
+
+
+def require_ended(task: Ending) -> None:
+    """Refuse to take over the output or the cache of a task that was stopped, or that has not ended."""
+    if task.stopped:
+        raise CacheError("a task that was stopped cannot be taken over; stop the others and leave this one to end")
+    if not task.ended:
+        raise CacheError("a task that has not ended cannot be taken over; join it first")

@@ -38,10 +38,15 @@ def build(kind: type, table: Any, where: str, remedy: str = "") -> Any:
 
 def refuse_unknown(kind: type, table: Mapping[str, Any], where: str) -> None:
     """Refuse keys that an object of this kind does not have."""
-    known = [field.name for field in fields(kind)]
     for key in table:
-        if key not in known:
-            raise ParameterError(f"unknown key {where}.{key}; {checks.nearest(key, known)}")
+        if key not in {field.name for field in fields(kind)}:
+            raise ParameterError(f"unknown key {where}.{key}; {instead(kind, key)}")
+
+
+def instead(kind: type, key: str) -> str:
+    """What to say of a key that an object of this kind does not have: what it is called now (its GONE), or the nearest known."""
+    gone: Mapping[str, str] = getattr(kind, "GONE", {})
+    return gone[key] if key in gone else checks.nearest(key, [field.name for field in fields(kind)])
 
 
 def frozen(value: Any) -> Any:

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from model.account import Account
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
 from model.world import World
 
 
@@ -208,7 +208,7 @@ class Task:
         self.value: Any = None
         self.answer: Any = None
         self.last: Any = None  # the pass made last
-        self.ended = False
+        self.ended = self.stopped = False
         self.joined: Any = None  # those that it waits for
         self.watcher: Task | None = None  # waits for this one
 
@@ -324,6 +324,9 @@ class Interpreter(ABC):
                     task.answer = self.read(step)
                 case Fork():
                     heirs_of = step.heirs_of or (None,) * len(step.bodies)
+                    for old in step.heirs_of:
+                        if old is not None:
+                            require_ended(old)
                     task.answer = tuple(Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
                     # Whoever has ended and started nobody is let go of, with the rows that it has copied.
                     task.started = [sub for sub in task.started if not sub.ended or sub.started]
@@ -341,6 +344,7 @@ class Interpreter(ABC):
                         self._cancel(sub)
                     task.started = [sub for sub in task.started if not sub.ended]
                 case Adopt():
+                    require_ended(step.task)
                     self.adopt(task.cache, *step)
                     work.account.adoptions += 1
                     work.account.adopted_rows += step.layers
@@ -365,7 +369,7 @@ class Interpreter(ABC):
     def _cancel(self, task: Task) -> None:
         """End a task, with all that it has started."""
         if not task.ended:
-            task.ended = True
+            task.ended = task.stopped = True
             task.body.close()
         for sub in task.started:
             self._cancel(sub)

@@ -25,6 +25,7 @@ def run(
     views: Sequence[str] | None = None,
     replications: int | None = None,
     seed: int | None = None,
+    methods: Sequence[str] = (),
     out: str | Path | None = None,
     jobs: int = 1,
     resume: bool = False,
@@ -40,9 +41,16 @@ def run(
         Dotted paths to values, and to lists of values: `{"method.candidates": [1, 3, 5]}`.
     views, replications, seed
         Override what [scenario] says.
+    methods
+        Dotted paths of modules from outside the project that the scenario may name as methods. They are imported, and so run.
     out, jobs, resume, yes
         As of the command: the directory to keep, worker processes, going on with a run, and consent to a very large grid. Without
         `out` nothing is kept.
+
+    Warns
+    -----
+    UserWarning
+        Where views differ that must agree, a fault of the program (`sim.agreement`); the command ends with exit code 1 then.
 
     Raises
     ------
@@ -51,14 +59,31 @@ def run(
     """
     import tempfile
 
+    from model.methods import allowing
     from sim import sweep as sweeps
 
     overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
-    if out is not None:
-        from sim import report as reports
+    with allowing(methods):
+        if out is not None:
+            from sim import report as reports
 
-        report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, **overrides)
-        reports.summarise(report, report.frame(reports.MOST_LISTED), [])
-        return report.frame()
-    with tempfile.TemporaryDirectory() as folder:
-        return sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides).frame()
+            report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, **overrides)
+            reports.summarise(report, report.frame(reports.MOST_LISTED), [])
+            _warn_of(report.disagreements)
+            return report.frame()
+        with tempfile.TemporaryDirectory() as folder:
+            report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
+            _warn_of(report.disagreements)
+            return report.frame()
+
+
+def _warn_of(disagreements: list[dict[str, Any]]) -> None:
+    """Where the command would end with an error, warn: the table is there all the same."""
+    if disagreements:
+        import warnings
+
+        from sim import agreement
+
+        more = f"; and {len(disagreements) - 1} more" if len(disagreements) > 1 else ""
+        told = f"views disagree, which is a fault of the program: {agreement.in_words(disagreements[0])}{more}"
+        warnings.warn(told, stacklevel=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from model import comparison
+from model import comparison, files, strict_json
 from model.checks import ParameterError
 from model.comparison import PARTS
 
@@ -120,7 +119,7 @@ def document(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
             "name": name, "about": about, "methods": comparison.by_method(table), "ranking": {"pairs": pairs, "right": right},
             "runs": table.to_dicts(),
         })  # fmt: skip
-    return json.dumps({"files": files}, indent=2)
+    return strict_json.dumps({"files": files}, indent=2)
 
 
 def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Iterator[str]:
@@ -155,8 +154,8 @@ MARK = "<!-- predicted against measured: sim compare -->"
 def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
     """The page with this section in the place of the one that it has."""
     try:
-        before = page.read_text(encoding="utf-8").partition(MARK)[0] if page.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
+        before = files.read_text(page).partition(MARK)[0] if page.exists() else ""
+    except (OSError, ValueError) as error:
         raise ParameterError(f"{page.name} cannot be read: {error}") from None
     head = [before.rstrip("\n"), ""] if before else []
     return "\n".join([*head, MARK, INTRODUCTION, *markdown(named)]).rstrip("\n") + "\n"

@@ -11,20 +11,28 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-from model import checks, device, hardware, physical, profile
+from model import checks, device, hardware, physical, profile, transformer
 from model.checks import ParameterError
-from model.hardware import Hardware, Memory
+from model.hardware import Hardware, Memory, Served
 from model.latency import UnitCost
 from model.measured import Measured, shape_of
 from model.operating_point import OperatingPoint, operating_point
 from model.roofline import Efficiency, Roofline
-from model.transformer import PRESETS, Shape
+from model.transformer import Shape
 
 KINDS = ("profile", "roofline")
 ROLES = ("target", "draft", "medium")
+_SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
+"""Costs of kind `unit` that are given in seconds here."""
 MAX_SECONDS = 1e6
+GONE = MappingProxyType({
+    "batch": "it is now method.sequences: passes are priced over so many in every way of method.batching; what it was, sequences"
+    " that share one set of random outcomes, is batching = 'lockstep'"
+})
+"""Keys of costs that there were, and what to say instead."""
 MAY_SEEM = 0.1
 """How much faster than its peaks a device of a user's profile may seem [-]: clocks rise, and ceilings are measured roughly."""
 MISTAKEN = 100.0
@@ -43,20 +51,25 @@ class HardwareCost:
         Names of bundled profiles (`sim ls profiles`), or paths of their .json, one for each model of the method. One of operations
         composes the shape that is named beside it. A shape without a profile is estimated by kind `roofline` on the same device.
     device
-        Of kind `roofline` (`sim ls devices`).
+        Of kind `roofline` (`sim ls devices`): a name, or the path of a .toml as `sim ls devices h100` prints one.
     shape, draft_shape, medium_shape
-        Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told.
+        Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told: names, or paths of a config.json.
     dtype
         What weights and cache are kept in. Of kind `roofline` the shape's own where left out; a profile must be of it.
     prompt
-        Cached positions when the first token is decoded. Costs are those in the middle of the text.
-    batch
-        Texts that are decoded together; all are taken to have the luck of one. Of methods that have a batch, each text of which
-        has its own, it is left out.
+        Cached positions when the first token is decoded. Costs are those in the middle of the text, at the batch of the method
+        (`sequences`).
     ways
         Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split.
     busy
         Other units of the same host that are at work meanwhile, where the profile knows what that does.
+    step_s
+        Seconds that an engine adds to each step of the target model, for scheduling, launching and sampling, whatever its width. A
+        step is a pass that begins at the first layer, or takes up what several others left: a token of plain decoding (which
+        speed-ups compare with, so it pays as well), a verification, a token of early exit, the pass of each process of PPD. A
+        profile with a part `step` has it measured already: what is given comes on top.
+    draft_step_s
+        The same of each pass of the draft model, and of the medium one of a hierarchy.
     dispatch_s, dispatch_per_process_s, dispatch_law
         Starting sub-processes, as `dispatch` of kind `unit`, in seconds.
     link_s, promotion_s, state_check_s
@@ -76,9 +89,10 @@ class HardwareCost:
     medium_shape: str | None = None
     dtype: str | None = None
     prompt: int = 512
-    batch: int = 1
     ways: int = 1
     busy: int = 0
+    step_s: float = 0.0
+    draft_step_s: float = 0.0
     dispatch_s: float = 0.0
     dispatch_per_process_s: float = 0.0
     dispatch_law: str = "linear"
@@ -88,6 +102,8 @@ class HardwareCost:
     memory_efficiency: float | None = None
     compute_efficiency: float | None = None
     launch_s: float | None = None
+
+    GONE: ClassVar[Mapping[str, str]] = GONE
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)
@@ -106,14 +122,13 @@ class HardwareCost:
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
         for name in ("shape", "draft_shape", "medium_shape"):
             if getattr(self, name) is not None:
-                checks.one_of(name, getattr(self, name), PRESETS)
+                transformer.named(getattr(self, name), self.dtype, key=name)
         if self.device is not None:
             device.device(self.device)
         checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
-        checks.whole("batch", self.batch, 1, checks.MAX_UNITS)
         checks.whole("ways", self.ways, 1, 1024)
         checks.whole("busy", self.busy, 0, 1024)
-        for name in ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s"):
+        for name in ("step_s", "draft_step_s", *_SECONDS):
             checks.number(name, getattr(self, name), 0, MAX_SECONDS)
         UnitCost(1, dispatch_law=self.dispatch_law)
         self._efficiency()
@@ -124,19 +139,26 @@ class HardwareCost:
         given = {"memory": self.memory_efficiency, "compute": self.compute_efficiency, "launch": self.launch_s}
         return Efficiency(**{name: value for name, value in given.items() if value is not None})
 
+    def step_of(self, role: str) -> float:
+        """Seconds that an engine adds to a pass of a role."""
+        return self.step_s if role == "target" else self.draft_step_s
+
     def of(self, role: str, ways: int = 1) -> Hardware | None:
         """The hardware model of a role, or none where nothing is said of it."""
         where = "" if role == "target" else f"{role}_"
         shape = getattr(self, f"{where}shape")
         if self.kind == "roofline":
-            return None if shape is None else _roofline(str(self.device), shape, self.dtype, self._efficiency(), ways)
+            if shape is None:
+                return None
+            return _roofline(device.device(str(self.device)), transformer.named(shape, self.dtype), self._efficiency(), ways)
         name = getattr(self, f"{where}profile")
         if name is None:
             # Nobody has measured it there: its arithmetic over the same device's peaks has to do.
             at = None if shape is None else self.of("target")
             if not isinstance(at, Measured) or at.profile.device not in device.DEVICES:
                 return None
-            return _roofline(at.profile.device, shape, at.profile.dtype, Efficiency(), ways)
+            of = device.device(at.profile.device)
+            return _roofline(of, transformer.named(str(shape), at.profile.dtype), Efficiency(), ways)
         try:
             return _measured(name, shape, self.dtype, ways)
         except ParameterError as error:
@@ -144,34 +166,33 @@ class HardwareCost:
 
 
 @functools.lru_cache(maxsize=256)
-def _roofline(name: str, shape: str, dtype: str | None, efficiency: Efficiency, ways: int) -> Roofline:
-    of = device.device(name)
-    made = PRESETS[shape] if dtype is None else replace(PRESETS[shape], dtype=dtype)
+def _roofline(of: device.Device, made: Shape, efficiency: Efficiency, ways: int) -> Roofline:
+    published = of.published
     if made.dtype not in of.rates:
-        published = ", ".join(of.rates)
-        raise ParameterError(f"dtype must be one of {published}, what is published of {name}, got {checks.shown(made.dtype)}")
-    source = f"assumed efficiencies of the published peaks of {name}"
+        said = f"{', '.join(of.rates)}, what is {'published' if published else 'given'} of {of.name}"
+        raise ParameterError(f"dtype must be one of {said}, got {checks.shown(made.dtype)}")
+    source = f"assumed efficiencies of the {'published peaks' if published else 'peaks given'} of {of.name}"
     return Roofline(made, of.bandwidth, of.rates[made.dtype], efficiency, ways, of.link or of.host_link, provenance=source)
 
 
 def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> Measured:
     path = Path(name)
     changed = path.stat().st_mtime_ns if path.suffix == ".json" and path.is_file() else 0
-    return _looked_up(name, shape, dtype, ways, changed)
+    return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, ways, changed)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str, shape: str | None, dtype: str | None, ways: int, changed: int) -> Measured:
+def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: int) -> Measured:
     found = _loaded(name, changed)
     if dtype is not None and dtype != found.dtype:
         raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
     if found.kind == "operations":
         from model import compose
 
-        if shape is None:
+        if shape is None or made is None:
             raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
-        found = compose.layer(found, PRESETS[shape], model=shape, ways=ways)
-    elif shape is not None and PRESETS[shape] != shape_of(found):
+        found = compose.layer(found, replace(made, dtype=found.dtype), model=transformer.label(shape), ways=ways)
+    elif made is not None and replace(made, dtype=shape_of(found).dtype) != shape_of(found):
         raise ParameterError(
             f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
             f" {_covers(found)}"
@@ -205,15 +226,15 @@ class Priced:
     point: OperatingPoint
     shapes: Mapping[str, Shape]
     ways: int
-    plain_factor: float
-    """Plain decoding on one device, over that on `ways` of them: what speed-ups compare with."""
+    one_device: OperatingPoint | None
+    """Plain decoding on one device, where a unit is several and the model fits one; else None."""
     memory: Memory | None
     """None where nobody knows how much the device has."""
     provenance: str
     prompt_s: float
     """Reading the prompt, before the first token is decoded [s]."""
     missing: tuple[str, ...] = ()
-    """Parts of a pass that the target's profile has no times of, though the method or its devices have them: they take none."""
+    """Parts of a pass that nothing says the time of, though the method or its devices have them: they take none."""
 
 
 def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, ...], where: str, name: str) -> Priced:
@@ -230,57 +251,84 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
         models[role] = found
         layers = "layers" if role == "target" else f"{role}_layers"
         depth = getattr(parameters, layers, found.shape.layers)
-        if role != "target" and depth == 1:  # a draft of which the method asks for no depth
-            depth = found.shape.layers
         if depth != found.shape.layers:
-            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it")
-    texts = hasattr(parameters, "steps_of") and not roles  # a token of each
-    several = getattr(parameters, "texts", 1) > 1
-    together, own = min(parameters.batch, parameters.texts) if roles and several else 1, texts or several
-    if own and cost.batch != 1:
-        raise ParameterError(f"{where}.batch is method {name}'s own parameter batch; leave it out here, got {cost.batch}")
+            or_not = "" if role == "target" else ", or leave it out"
+            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
+    batch, played = getattr(parameters, "full_batch", 1), getattr(parameters, "texts", 1) > 1
+    texts = played and not roles  # a static batch that goes column by column: a token of each
+    together = parameters.together if played and roles else 1
     widest = parameters.widest_of(tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
     widest //= together
-    second = float(models["target"].layer(1, cost.prompt + tokens // 2, cost.batch, busy=cost.busy).seconds)
+    second = float(models["target"].layer(1, cost.prompt + tokens // 2, batch, busy=cost.busy).seconds)
     more = {key.removesuffix("_s"): getattr(cost, key) / second for key in _SECONDS} | {"dispatch_law": cost.dispatch_law}
-    given = {"draft": models.get("draft"), "medium": models.get("medium")}
+    served: dict[str, Hardware] = {role: Served(of, cost.step_of(role)) for role, of in models.items()}
     point = operating_point(
-        models["target"], prompt=cost.prompt, tokens=tokens, batch=cost.batch, widest=widest, texts=texts,
-        together=together, handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more, **given,
+        served["target"], prompt=cost.prompt, tokens=tokens, batch=batch, widest=widest, texts=texts,
+        together=together, handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more,
+        draft=served.get("draft"), medium=served.get("medium"),
     )  # fmt: skip
-    factor = 1.0
-    if cost.ways > 1:
-        single = cost.of("target", 1)
-        assert single is not None
-        context = cost.prompt + tokens // 2
-        times = [float(hardware.step_time(each, context, cost.batch).seconds) for each in (single, models["target"])]
-        factor = times[0] / times[1]
+    alone = _one_device(cost, tokens, parameters, texts=texts, together=together, widest=widest if texts else 1)
     shapes = {role: each.shape for role, each in models.items()}
-    room = _memory(cost, models, tokens, parameters, own)
+    room = _memory(cost, models, tokens, parameters)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
-    reading = float(hardware.prompt_time(models["target"], max(cost.prompt, 1), cost.batch).seconds)
-    target = models["target"]
-    unheard = () if parameters.units > 1 else ("send",)  # nobody hands anything over
-    missing = tuple(part for part in target.missing if part not in unheard) if isinstance(target, Measured) else ("step",)
-    return Priced(point, shapes, cost.ways, factor, room, source, reading, missing)
+    reading = float(hardware.prompt_time(served["target"], max(cost.prompt, 1), batch).seconds)
+    return Priced(point, shapes, cost.ways, alone, room, source, reading, _missing(cost, models, parameters))
 
 
-_SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
+def _one_device(
+    cost: HardwareCost, tokens: int, parameters: Any, *, texts: bool, together: int, widest: int
+) -> OperatingPoint | None:
+    """Plain decoding on one device instead of `ways`; None where the model, with its cache, is not known to fit it."""
+    if cost.ways == 1:
+        return None
+    try:
+        single = cost.of("target", 1)
+    except ParameterError:
+        return None  # a profile of split layers alone
+    of = _device(cost, single)
+    if single is None or of is None:
+        return None
+    batch = getattr(parameters, "sequences", 1)
+    room = hardware.memory(single.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch)
+    if room.share > 1:
+        return None
+    return operating_point(
+        Served(single, cost.step_s), prompt=cost.prompt, tokens=tokens, batch=getattr(parameters, "full_batch", 1), widest=widest,
+        texts=texts, together=together, busy=cost.busy,
+    )  # fmt: skip
 
 
-def _memory(
-    cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any, texts: bool
-) -> Memory | None:
+def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: Any) -> tuple[str, ...]:
+    """Parts of the target's passes that nothing says the time of, and steps of the smaller models."""
+    unheard = {"send"} if parameters.units == 1 else set()  # nothing is handed over
+    found = [*_parts_missing(models["target"])]
+    found += ["draft_step"] * any("step" in _parts_missing(of) for role, of in models.items() if role != "target")
+    unheard |= {name for name in ("step", "draft_step") if getattr(cost, f"{name}_s")}
+    return tuple(part for part in found if part not in unheard)
+
+
+def _parts_missing(of: Hardware) -> tuple[str, ...]:
+    return of.missing if isinstance(of, Measured) else ("step",)
+
+
+def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any) -> Memory | None:
     """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
     target = models["target"]
-    name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
-    if name not in device.DEVICES:
+    of = _device(cost, target)
+    if of is None:
         return None
     together = getattr(parameters, "placement", "together") == "together"
     also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
-    batch = parameters.batch if texts else cost.batch
+    batch = getattr(parameters, "sequences", 1)
     room = hardware.memory(
-        target.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
+        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
     )
-    hardware.refuse_too_large(room, name)
+    hardware.refuse_too_large(room, of.name)
     return room
+
+
+def _device(cost: HardwareCost, target: Hardware | None) -> device.Device | None:
+    """The device that the target runs on, where its memory is known."""
+    if cost.kind == "roofline":
+        return device.device(str(cost.device))
+    return device.DEVICES.get(target.profile.device) if isinstance(target, Measured) else None

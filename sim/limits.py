@@ -106,7 +106,7 @@ def together(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFram
 
 def _verify(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
     """Theorem 3.8 of [Leviathan2023], in which a pass over gamma + 1 tokens takes as long as over one."""
-    own = [each for each in timed if each.decoding.method == "speculative" and each.decoding.settings.get("batch", 1) == 1]
+    own = [each for each in timed if each.decoding.method == "speculative" and each.decoding.settings.get("sequences", 1) == 1]
     for (series, length), group, beside in _groups(own, plain, "draft_length"):
         found = drafting(pooled(each.decoding for each in group)[0])
         if not found.tested:
@@ -145,7 +145,7 @@ def _ppd(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -
 
 def _skipdecode(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
     """A token that goes through half of the layers takes half of the time."""
-    own = [each for each in timed if each.decoding.method == "skipdecode" and each.decoding.settings["batch"] == 1]
+    own = [each for each in timed if each.decoding.method == "skipdecode" and each.decoding.settings.get("sequences", 1) == 1]
     for (series, least), group, beside in _groups(own, plain, "min_layers"):
         layers = sum(_layers(each.decoding, cost) for each in group) / sum(each.tokens for each in group)
         speeds = _speeds(group, beside)

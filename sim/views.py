@@ -7,17 +7,17 @@ point can be shared out, and is put together in `sim.results`.
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from model import acceptance, coins
+from model import acceptance, coins, demand, strict_json
 from model.acceptance import Outcomes
 from model.account import Account, bill
 from model.algorithms import autoregressive, skipdecode
@@ -57,7 +57,7 @@ def takes_arrays(grid: Grid) -> bool:
         grid.methods == 1
         and not grid.base.get("cost")
         and not {*first} & {*scenario.OWN}
-        and not first.get("batched")
+        and not {"batched", "sequences", "batching"} & {*first}
         and grid.base.get("outcomes", {}).get("kind") == "iid"
         and getattr(methods.theory(first["name"]), "ARRAYS", False)
         and bool(grid.axes)
@@ -73,29 +73,41 @@ def formula_of(case: Case) -> tuple[dict[str, Floats], dict[str, Floats] | None,
         laws = {name: getattr(outcome, end) or outcome.law for name, outcome in case.outcomes.items()}
         prediction = predict(case.parameters, case.settings.tokens, _one_or_all(laws), cost)
         prediction = on_devices(case, prediction)
-        return metrics.of_prediction(prediction, case.steps), prediction
+        return metrics.of_prediction(prediction, case.steps, case.ways), prediction
 
     estimates, prediction = estimate("law", case.cost)
     if case.priced is None and not any(outcome.low is not None for outcome in case.outcomes.values()):
         return estimates, None, prediction
     # All rates at their low ends together, with all costs at their high ones, and the other way round.
     slow, fast = (case.cost, case.cost) if case.priced is None else (case.priced.point.slow, case.priced.point.fast)
-    bounds = _between(estimate("low", slow)[0], estimate("high", fast)[0])
-    if case.priced is not None and case.ways > 1:  # what plain decoding on one device takes is another measurement
-        wrong = case.priced.point.error
-        for name in ("speedup", "normalized_latency"):
-            bounds[f"{name}_input_low"], bounds[f"{name}_input_high"] = (
-                bounds[f"{name}_input_{end}"] * (1 + sign * wrong) for end, sign in (("low", -1), ("high", 1))
-            )
-    return estimates, bounds, prediction
+    return estimates, _between(estimate("low", slow)[0], estimate("high", fast)[0]), prediction
 
 
 def on_devices(case: Case, prediction: Prediction) -> Prediction:
-    """A prediction in units, in devices: where layers are split a unit is several, and plain decoding is on one."""
+    """A prediction in units, in devices: where layers are split a unit is several, of plain decoding too."""
     if case.ways == 1:
         return prediction
-    many = {name: getattr(prediction, name) * case.ways for name in ("busy", "units_ratio", "units")}
-    return replace(prediction, plain_latency=np.asarray(case.plain_time), **many)
+    return replace(prediction, **{name: getattr(prediction, name) * case.ways for name in ("busy", "units_ratio", "units")})
+
+
+def over_one_device(case: Case, row: Row) -> Row:
+    """The speed-up over plain decoding on one device, from that over the same devices; nothing where those are one.
+
+    What a step takes on one device is another measurement than what it takes on several: its error, and theirs, widen the bounds
+    from inputs. Without a value where the model is not known to fit one device.
+    """
+    if case.ways == 1 or case.priced is None:
+        return {}
+    name, alone = metrics.ONE_DEVICE, case.plain_time_on_one_device
+    if alone is None or case.priced.one_device is None:
+        return {name: float("nan")}
+    factor, ours, theirs = alone / case.plain_time, case.priced.point.error, case.priced.one_device.error
+    wrong = {"input_low": (1 - min(theirs, 1.0)) / (1 + ours), "input_high": (1 + theirs) / (1 - ours) if ours < 1 else None}
+    found = {name: row["speedup"] * factor}
+    for bound in metrics.BOUNDS:
+        value, more = row.get(f"speedup_{bound}"), wrong.get(bound, 1.0)
+        found |= {} if value is None or more is None else {f"{name}_{bound}": value * factor * more}
+    return found
 
 
 def _one_or_all(of: dict[str, Any]) -> Any:
@@ -115,6 +127,7 @@ def formula_row(case: Case) -> Row:
     """The theory's estimates of one point."""
     estimates, bounds, prediction = formula_of(case)
     row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
+    row |= over_one_device(case, row)
     if prediction.rounds is None and hasattr(case.parameters, "steps_of"):
         row["operations_per_token"] = (_layers_worked(case) or 0.0) / case.parameters.layers / case.outputs
     elif prediction.rounds is None:
@@ -122,8 +135,17 @@ def formula_row(case: Case) -> Row:
     else:
         found = metrics.per_round(case.outputs, prediction.rounds, prediction.drafted, prediction.operations)
         row |= {name: float(value) for name, value in found.items()}
+        row |= straggling(case, float(prediction.rounds), row["latency_layers"])
     row |= work_of(case)
-    return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
+    held = float(case.held * case.ways)
+    return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": held}
+
+
+def straggling(case: Case, rounds: float, latency: float) -> Row:
+    """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
+    known = getattr(methods.theory(case.method), "straggler_loss", None)
+    loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
+    return {} if loss is None else {"straggler_loss": loss}
 
 
 def work_of(case: Case) -> Row:
@@ -132,7 +154,7 @@ def work_of(case: Case) -> Row:
     if not case.shapes or closed is None:
         return {}
     found = closed(case.parameters, case.settings.tokens, _one_or_all({key: each.law for key, each in case.outcomes.items()}))
-    return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs)
+    return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
 
 
 def _layers_worked(case: Case) -> float | None:
@@ -148,12 +170,12 @@ def plain_work_of(case: Case) -> Row:
         return {}
     tokens, layers = case.settings.tokens, case.parameters.layers
     if case.batched:  # a schedule that leaves nothing out
-        batches = {"batch": case.parameters.batch, "lengths": case.parameters.lengths}
+        batches = {"sequences": case.parameters.sequences, "batching": "static", "lengths": case.parameters.lengths}
         whole = skipdecode.Parameters(layers, layers, layers, prompt=0, sequence=tokens, **batches)
         found = methods.theory("skipdecode").work(whole, tokens, None)
     else:
         found = methods.theory("autoregressive").work(autoregressive.Parameters(layers), tokens, None)
-    worked = metrics.worked(bill(found, case.shapes), case.outputs)
+    worked = metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
     return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
 
 
@@ -174,7 +196,8 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     name = table.pop("name")
     module = methods.algorithm(name)
     table |= {path.partition(".")[2]: values for path, values in on.items() if path.startswith("method.")}
-    defaults = {field: value.default for field, value in module.Parameters.__dataclass_fields__.items() if field not in table}
+    known = fields(module.Parameters)
+    defaults = {field.name: field.default for field in known if field.name not in table}
     parameters: Any = SimpleNamespace(**defaults, **table)
     tokens = on.get("scenario.tokens", grid.base["scenario"].get("tokens"))
     outcome = {"trials": None, "source": "assumed", **grid.base["outcomes"]}
@@ -189,22 +212,47 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     estimates, prediction = estimate(rate)
     size = stop - start
     columns: dict[str, Any] = {"point": np.arange(start, stop), "view": "formula", "method": name}
-    columns |= {field: getattr(parameters, field) for field in module.Parameters.__dataclass_fields__}
+    columns |= {field.name: getattr(parameters, field.name) for field in known}
     columns |= {"tokens": tokens, "outcomes": "iid", "data_set": None, "head": None, "match_rate": np.asarray(rate, np.float64)}
     low, high = (None, None) if outcome["trials"] is None else wilson(np.asarray(rate), outcome["trials"])
     columns |= {"match_rate_low": low, "match_rate_high": high, "match_rate_trials": outcome["trials"]}
     columns |= {"outcomes_source": outcome["source"]}
     units = np.asarray(prediction.units).astype(np.int64)
     machine = cases.Machine(**grid.base.get("cluster", {}))
-    held = units if machine.units is None else np.asarray(machine.units)
-    slow = machine.links == "shared" or machine.stop != "now"
-    columns |= {"units": held, "contended": (held < units) | slow, "exact": module.Parameters.EXACT, **estimates}
+    there = units if machine.units is None else np.asarray(machine.units)
+    held, because = np.minimum(units, there), _contentions(module, parameters, tokens, machine, size)
     if low is not None:
-        columns |= _between(estimate(low)[0], estimate(high)[0])
-    columns |= {"operations_per_token": estimates["compute_per_token"]}
-    columns |= {"latency_sd_layers": np.sqrt(prediction.latency_variance), "held_units": prediction.units}
+        estimates |= _between(estimate(low)[0], estimate(high)[0])
+    estimates |= {"operations_per_token": estimates["compute_per_token"], "latency_sd_layers": np.sqrt(prediction.latency_variance)}
+    columns |= {"units": there, "contended": False, "exact": module.Parameters.EXACT}
+    if because is not None:
+        contended = because != ""
+        estimates = {name: np.where(contended, np.nan, value) for name, value in estimates.items()}
+        columns |= {"contended": contended, "no_value_because": np.where(contended, because, None)}
+    columns |= estimates | {"held_units": held.astype(np.float64)}
     return {key: np.broadcast_to(value, size) if isinstance(value, np.ndarray | np.generic) else value
             for key, value in columns.items()}  # fmt: skip
+
+
+def _contentions(module: Any, parameters: Any, tokens: Any, machine: cases.Machine, size: int) -> NDArray[np.object_] | None:
+    """Why something may wait at each of so many points, or an empty text; None where it never does."""
+    if machine == cases.Machine():
+        return None
+    names = [field.name for field in fields(module.Parameters)]
+    # Of the number of tokens it matters only whether there is a second.
+    given = {name: getattr(parameters, name) for name in names} | {"tokens": np.minimum(tokens, 2)}
+    table = pl.DataFrame({name: np.broadcast_to(value, size) for name, value in given.items()})
+    # Each choice of parameters is looked at once.
+    found = []
+    for choice in table.unique().to_dicts():
+        own = module.Parameters(**{name: choice[name] for name in names})
+        because = cases.contention(demand.of(own, UnitCost(own.layers), choice["tokens"]), machine.cluster(own.units))
+        found.append(choice | {"because": because or ""})
+    if not any(choice["because"] for choice in found):
+        return None
+    keys = [*given]
+    joined = table.join(pl.DataFrame(found), on=keys, how="left", nulls_equal=True, maintain_order="left")
+    return joined["because"].to_numpy().astype(object)
 
 
 def _gather(values: Any, index: Any) -> Any:
@@ -214,7 +262,7 @@ def _gather(values: Any, index: Any) -> Any:
 def described(grid: Grid, point: int, case: Case) -> Row:
     """The columns that say what a point is."""
     row: Row = {"point": point, "method": case.method}
-    row |= {name: _cell(getattr(case.parameters, name)) for name in case.parameters.__dataclass_fields__}
+    row |= {field.name: _cell(getattr(case.parameters, field.name)) for field in fields(case.parameters)}
     row["tokens"] = case.settings.tokens
     own = scenario.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
     table = (grid.base.get("outcomes", {}) if own is None else own) | {
@@ -232,15 +280,18 @@ def described(grid: Grid, point: int, case: Case) -> Row:
             row["published_speedup"] = outcome.published_speedup
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
+    said = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
+    row |= {"outcomes_note": "; ".join(said)} if said else {}
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
     row |= {"units": case.cluster.units * case.ways, "contended": case.contended, "exact": case.parameters.EXACT}
+    row |= {"no_value_because": case.contention} if case.contended else {}
     if not case.parameters.EXACT:
         known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)
         row |= {"agreement": None, "agreement_source": "unknown"} if known is None else {
             "agreement": known.agreement, "agreement_source": known.agreement_source
         }  # fmt: skip
     if case.batched and not methods.roles_of(case.parameters):
-        row["occupancy"] = case.outputs / (case.steps * case.parameters.batch)
+        row["occupancy"] = case.outputs * case.full_batch / (case.steps * case.parameters.sequences)
     row |= plain_work_of(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     if case.priced is not None:
@@ -251,15 +302,20 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
     row |= {} if case.fitted_on is None else {"fitted_on": case.fitted_on}
     # An axis that none of these columns shows has its own, under its path.
-    own = {f"cost.{name}" for name in case.parameters.__dataclass_fields__}  # of that name the column is the method's
+    own = {f"cost.{field.name}" for field in fields(case.parameters)}  # of that name the column is the method's
     rest = {path: value for path, value in grid.values(point).items() if path in own or not _shown(row, path, value)}
     row |= {path: _cell(value) for path, value in rest.items()}
     return row
 
 
+def without_value(grid: Grid, point: int, case: Case) -> Row:
+    """The row of a view that cannot see waiting, of a point at which something may wait: it says why it has no estimates."""
+    return described(grid, point, case) | {"held_units": float(case.held * case.ways)}
+
+
 def _cell(value: Any) -> Any:
     """A list is written out: no column of a CSV could hold it."""
-    return json.dumps(value) if isinstance(value, list | tuple) else value
+    return strict_json.dumps(value) if isinstance(value, list | tuple) else value
 
 
 def _shown(row: Row, path: str, value: Any) -> bool:
@@ -285,10 +341,13 @@ def drafts_of(case: Case, block: int, positions: int, name: str = "accept", text
     return iter(case.outcomes[name].law.drafts(luck) if positions else ())
 
 
-def survivors_of(case: Case, block: int, positions: int, name: str = "accept", text: int = 0) -> NDArray[np.int64]:
-    """How many drafted tokens survive if a draft starts at each position; shape (positions, BLOCK)."""
+def survivors_of(
+    case: Case, block: int, positions: int, name: str = "accept", text: int = 0, own: slice = slice(None)
+) -> NDArray[np.int64]:
+    """How many drafted tokens survive if a draft starts at each position; shape (positions, replications of the block's `own`)."""
     law, longest = case.outcomes[name].law, case.parameters.longest
-    return np.asarray(law.survivors(coins.tiles(case.settings.seed, coins.of_text(name, text), block, positions), longest))
+    luck = (tile[:, own] for tile in coins.tiles(case.settings.seed, coins.of_text(name, text), block, positions))
+    return np.asarray(law.survivors(luck, longest))
 
 
 def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
@@ -320,6 +379,7 @@ def paths_row(case: Case, start: int, stop: int) -> Row:
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency)
     if isinstance(found, Tally):
         row |= {name: float(getattr(found, name)[own].sum()) for name in ("rounds", "drafted", "operations")}
+        row |= {f"{name}_square": float((getattr(found, name)[own] ** 2).sum()) for name in ("rounds", "drafted")}
         if stop - start == coins.BLOCK:  # they are counted for a block as a whole
             row["accepted_lengths"] = found.accepted.tolist()
     return row
@@ -365,7 +425,7 @@ def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
     imitates, texts = case.parameters.IMITATES, getattr(case.parameters, "texts", 1)
     survivors = [
-        {role: survivors_of(case, block, tokens, name, text)[:, own].T.tolist() for role, (_, name) in imitates.items()}
+        {role: survivors_of(case, block, tokens, name, text, own).T.tolist() for role, (_, name) in imitates.items()}
         for text in range(texts)
     ]
     doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]
@@ -415,16 +475,40 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     if rounds or counted:
         row["operations"] = counted(case.parameters, case.cost, rounds, account) if counted else float("nan")
     if rounds:
-        row |= {"rounds": float(rounds.total()), "drafted": float(sum(drafted * count for (_, drafted), count in rounds.items()))}
+        each = {"rounds": _each(runs, lambda _: 1), "drafted": _each(runs, lambda drafted: drafted)}
+        row |= {name: float(values.sum()) for name, values in each.items()}
+        row |= {f"{name}_square": float((values**2).sum()) for name, values in each.items()}
         row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:
-            own = slice(start % coins.BLOCK, start % coins.BLOCK + stop - start)
-            twin = [values[own] for values in walk(case, start // coins.BLOCK)[:2]]
+            found = walk(case, start // coins.BLOCK)
         except ParameterError:
             return row  # a form without a vectorised twin
-        row["paths_difference"] = float(max(np.abs(latency - twin[0]).max(), np.abs(busy - twin[1]).max()))
+        own = slice(start % coins.BLOCK, start % coins.BLOCK + stop - start)
+        ours = {"latency_layers": latency, "busy_layers": busy} | (each if rounds else {})
+        theirs = {"latency_layers": found[0], "busy_layers": found[1]} | (found._asdict() if isinstance(found, Tally) else {})
+        row |= _differences(ours, {name: values[own] for name, values in theirs.items() if name in ours}, start)
     return row
+
+
+def _each(runs: Sequence[Any], of: Callable[[int], int]) -> Floats:
+    """A sum over the rounds of each run, by how many tokens they drafted."""
+    return np.array([float(sum(of(drafted) * count for (_, drafted), count in run.rounds.items())) for run in runs])
+
+
+def _differences(ours: dict[str, Floats], theirs: dict[str, Floats], start: int) -> Row:
+    """How far paths are from the same decodings by the events: in layer-times, and the worst of all relative to its own size."""
+    apart = {name: np.abs(ours[name] - theirs[name]) for name in theirs}
+    relative = {name: far / np.maximum(np.abs(theirs[name]), 1.0 if name == "drafted" else 1e-300) for name, far in apart.items()}
+    name = max(relative, key=lambda each: float(relative[each].max()))
+    at = int(relative[name].argmax())
+    worst = {
+        "quantity": name, "replication": start + at, "events": float(ours[name][at]), "paths": float(theirs[name][at]),
+    }  # fmt: skip
+    return {
+        "paths_difference": float(max(apart[each].max() for each in ("latency_layers", "busy_layers"))),
+        "paths_relative": float(relative[name][at]), "paths_worst": strict_json.dumps(worst),
+    }  # fmt: skip
 
 
 def _lengths(rounds: Counter[tuple[int, int]]) -> list[int]:
@@ -446,7 +530,9 @@ def evaluate(grid: Grid, view: str, pieces: list[tuple[int, int, int]]) -> tuple
         try:
             case = grid.case(point)
             for _, start, stop in group:
-                if view == "formula":
+                if view != "events" and case.contended:
+                    row = without_value(grid, point, case) if view == "formula" else {}
+                elif view == "formula":
                     row = described(grid, point, case) | formula_row(case)
                 elif view == "paths":
                     row = paths_row(case, start, stop)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from model import coins
-from model.acceptance import ByPosition, Iid, Law, Markov, Replay
+from model.acceptance import ByPosition, Iid, Law, Markov, Replay, ReplayChances
 from model.checks import ParameterError
 
 FALSE_ALARMS = 1e-6
@@ -49,10 +49,16 @@ def test_the_sampler_has_the_law_exactly(name: str, tiles: tuple[int, ...]) -> N
         assert abs(dealt - due) < 1e-12
 
 
-@pytest.mark.parametrize("name", LAWS)
+REPLAYED = {
+    "records": Replay([[*each, True] for each in RECORDS]),
+    "chances": ReplayChances([[0.9, 0.2, 1.0, 0.5, 0.3], [0.4, 0.0, 0.6, 0.9, 0.7]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*LAWS, *REPLAYED])
 @pytest.mark.parametrize("positions", [0, 1, 2, 5])
 def test_the_moments_are_those_of_the_distribution(name: str, positions: int) -> None:
-    law = LAWS[name]
+    law = (LAWS | REPLAYED)[name]
     mass, count = law.pmf(positions), np.arange(positions + 1)
     assert mass.shape == (positions + 1,)
     assert (mass >= 0).all()

@@ -32,7 +32,7 @@ RATES = {"acceptance_rate": 0.6}
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize(("batch", "lengths"), [(1, None), (4, None), (3, (9, 2, 5, 9, 1)), (1, (9, 4))])
 def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, batch: int, lengths: Any) -> None:
-    table = {"draft_length": 3, "batch": batch} | ({} if lengths is None else {"lengths": lengths})
+    table = {"draft_length": 3, "sequences": batch, "batching": "static"} | ({} if lengths is None else {"lengths": lengths})
     models, own = models_of("speculative", table, kind), wanted("speculative", table, RATES)
     running.check(Plan([own], 9), models)
     found = running.decode(own, models, 9, 1, log=True)
@@ -52,7 +52,7 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, b
 
 def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
     """Of batches alone: what other runs are written as stays as it was."""
-    tables = [{"draft_length": 2, "batch": 3, "lengths": (6, 3, 6, 2)}, {"draft_length": 2}]
+    tables = [{"draft_length": 2, "sequences": 3, "batching": "static", "lengths": (6, 3, 6, 2)}, {"draft_length": 2}]
     plan = Plan([wanted("speculative", table, RATES) for table in tables], 6, repeats=1)
     made = running.measure(tmp_path / "runs.json", plan, models_of("speculative", tables[0]))
     kept = runs.load(tmp_path / "runs.json")
@@ -62,7 +62,7 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
     assert {each.text for each in kept.log.decodings[0].commits} == {0, 1, 2, 3}
     assert {each.text for each in kept.log.decodings[1].commits} == {None}
     assert '"text": null' not in (tmp_path / "runs.reads.json").read_text()
-    assert told(kept.log.decodings[0]) == "draft_length=2, batch=3, lengths=(6, 3, 6, 2)"
+    assert told(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
 
 
 def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path)
         "run": {"model": "family", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
         "method": [
             {"name": "autoregressive", "forced": {}},
-            {"name": "speculative", "draft_length": 2, "batch": 3, "forced": {"acceptance_rate": 0.7}},
+            {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.7}},
         ],
         "profile": {
             "widths": [1, 2, 3], "contexts": [0, 24], "batches": [1, 3], "together": [1, 2, 3], "rounds": 1, "repeats": 2,
@@ -159,7 +159,7 @@ def test_passes_that_are_timed_stand_where_those_of_a_decoding_do(
 
 def test_texts_that_draft_along_have_room_for_it() -> None:
     """The longest may be followed by as many drafted tokens as another can use."""
-    table = {"draft_length": 5, "batch": 2}
+    table = {"draft_length": 5, "sequences": 2, "batching": "static"}
     models, prompt = models_of("speculative", table), 96 - 9 + 1
     own = {"prompt": tuple(range(prompt - 5)), "method": "speculative", "settings": table, "name": "long", "rates": RATES}
     running.check(Plan([running.Wanted(**own)], 9), models)
@@ -168,11 +168,11 @@ def test_texts_that_draft_along_have_room_for_it() -> None:
     for made in (lambda: running.check(Plan([longer], 9), models), lambda: running.decode(longer, models, 9, 0)):
         with pytest.raises(ParameterError, match=r"prompt, tokens and draft_length must fit the 96 positions .* got 84, 9 and 5"):
             made()
-    for alone in ({"draft_length": 5}, {"draft_length": 5, "lengths": (9, 3)}):
+    for alone in ({"draft_length": 5}, {"draft_length": 5, "lengths": (9, 3), "batching": "static"}):
         running.check(Plan([running.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models)
 
 
 def test_models_are_asked_about_one_text_at_a_time() -> None:
-    table = {"draft_length": 2, "batch": 2}
-    with pytest.raises(ParameterError, match="batch must be 1, as one text is decoded at a time, got 2 texts"):
+    table = {"draft_length": 2, "sequences": 2, "batching": "static"}
+    with pytest.raises(ParameterError, match="sequences must be 1, as one is decoded at a time, got 2 sequences"):
         decoding.decode("speculative", models_of("speculative", table), (1, 2), 8, table)

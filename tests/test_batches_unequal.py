@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from calibrate.adapter import Decoder
 from calibrate.interpreter import Luck, Output, Real
-from calibrate.rows import LayerRows, joined
+from calibrate.rows import LayerRows, Rows, joined
 from model.algorithms import speculative
 from model.algorithms.speculative import Parameters
 from model.checks import ParameterError
@@ -41,7 +41,7 @@ def written(decoders: Any, parameters: Parameters, prompts: Sequence[Sequence[in
 
 
 def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:
-    return Parameters(LAYERS, gamma, draft_layers=DRAFT, batch=batch, lengths=LENGTHS, **more)
+    return Parameters(LAYERS, gamma, draft_layers=DRAFT, sequences=batch, batching="static", lengths=LENGTHS, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,7 +60,7 @@ def test_whatever_the_draft_length(gamma: int) -> None:
     target = real_models.decoders("llama")["target"]
     full = real_models.model("llama", LAYERS)
     want = {number: real_models.oracle(full, PROMPTS[number], length) for number, length in enumerate(LENGTHS)}
-    parameters = Parameters(LAYERS, gamma, draft_layers=LAYERS, batch=4, lengths=LENGTHS)
+    parameters = Parameters(LAYERS, gamma, draft_layers=LAYERS, sequences=4, batching="static", lengths=LENGTHS)
     assert written({"target": target, "draft": target}, parameters) == want
 
 
@@ -209,3 +209,48 @@ def test_texts_have_no_more_positions_than_the_model() -> None:
 def test_an_encoder_decoder_has_no_batches() -> None:
     with pytest.raises(ParameterError, match="batch must be 1 with an encoder-decoder"):
         written(real_models.decoders("t5", "draft"), choice(2))
+
+
+# --- shared rows ---
+
+
+def rows_of(values: Sequence[float]) -> LayerRows:
+    """Rows of one sequence, one number each."""
+    rows = LayerRows()
+    kept = torch.tensor(values).reshape(1, 1, -1, 1)
+    rows.write(kept, kept)
+    return rows
+
+
+def held(rows: LayerRows) -> list[float]:
+    assert rows.keys is not None
+    return rows.keys[0, 0, : rows.length, 0].tolist()
+
+
+def test_a_cut_original_does_not_overwrite_what_its_copy_reads() -> None:
+    """The original goes back one row and writes another: the copy, which shares the buffer, keeps what it had."""
+    original = rows_of([1.0, 2.0, 3.0])
+    copy = original.copy()
+    original.length = 2
+    original.write(torch.full((1, 1, 1, 1), 9.0), torch.full((1, 1, 1, 1), 9.0))
+    assert (held(original), held(copy)) == ([1, 2, 9], [1, 2, 3])
+
+
+def test_a_copy_never_writes_in_a_buffer_that_its_original_goes_on_in() -> None:
+    """Original and copy both add a row: there is room in the shared buffer, and only the original may use it."""
+    original = rows_of([1.0, 2.0])
+    copy = original.copy()
+    for rows, value in ((copy, 7.0), (original, 8.0)):
+        rows.write(torch.full((1, 1, 1, 1), value), torch.full((1, 1, 1, 1), value))
+    assert (held(original), held(copy)) == ([1, 2, 8], [1, 2, 7])
+
+
+@pytest.mark.parametrize(("mine", "theirs", "at"), [(2, 4, 3), (3, 3, 3)])
+def test_rows_are_adopted_only_right_after_those_held(mine: int, theirs: int, at: int) -> None:
+    """Refused: rows missing between those held and the one adopted, and a position that the other has no row of."""
+    own, other = Rows(1), Rows(1)
+    for rows, count in ((own, mine), (other, theirs)):
+        kept = torch.arange(float(count)).reshape(1, 1, -1, 1)
+        rows.layers[0].write(kept, kept)
+    with pytest.raises(RuntimeError, match=f"rows at position {at} cannot be taken over: {theirs} there, {mine} here"):
+        own.adopt(other, at, 1)

@@ -144,6 +144,51 @@ def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
     assert sum(pieces) + last == pytest.approx(whole + 2 * TIMES["step"])
 
 
+@pytest.mark.parametrize("step", [
+    Forward("target", (7,), 5, 0, 5, heads=1), Forward("target", (7, 8), 5, 0, 3), Forward("target", (7,), 5, 2, 5, heads=1),
+    Forward("target", (7,), 5, 0, 5, heads=1, gaps=((1, 3),)), Forward("target", (7,), 5, 1, 4, rows_only=True),
+])  # fmt: skip
+def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
+    cost = PassCost({"target": Measured(profile_of("target"))})
+    times = cost.layer_times_of(step)
+    assert len(times) == step.last - step.first
+    assert sum(times) == pytest.approx(cost.parts(step).total, rel=1e-12)
+    assert all(times[layer - step.first] == 0 for start, stop in step.gaps for layer in range(start, stop))
+
+
+def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
+    """Without a measurement: two of the matrices of a layer, whose weights the library counts."""
+    profile = profile_of("target")
+    bare = dataclasses.replace(profile, table=profile.table.filter(pl.col("part") != "rows"))
+    cost = PassCost({"target": Measured(bare)})
+    layer = real_models.model("llama", LAYERS).model.layers[0]
+    weights = sum(each.numel() for each in layer.parameters() if each.ndim > 1)
+    made = layer.self_attn.k_proj.weight.numel() + layer.self_attn.v_proj.weight.numel()
+    whole = cost.parts(Forward("target", (7,), 5, 0, LAYERS)).layers
+    assert cost.parts(Forward("target", (7,), 5, 0, LAYERS, rows_only=True)).layers == pytest.approx(whole * made / weights)
+
+
+def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
+    """A turn of 3 ms after a read counts like a pause of 3 ms between two passes."""
+    whole, spent = Forward("target", (7,), 5, 0, 5), []
+    for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
+        cost = PassCost({"target": Measured(profile_of("target", further=COOLING))}, turn=turn)
+        cost.made(whole)
+        cost.reading(Read("next", whole))
+        cost.elapsed += pause
+        spent.append(cost.made(whole).cooling)
+    assert spent[0] == pytest.approx(spent[1])
+    assert spent[0] > 0
+
+
+def test_passes_hold_layers_embedding_step_and_cooling_and_reads_the_rest() -> None:
+    found = record("llama", "speculative", {"draft_length": 3}, [1, 2, 3], 10, seed=2)
+    cost = PassCost({"target": Measured(profile_of("target", further=COOLING)), "draft": Measured(profile_of("draft"))})
+    predicted = compare.predict(found, cost)
+    assert predicted.parts["target cooling"] > 0
+    assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
+
+
 AGAIN = 5e-5
 CALLS = [{"part": "again", "batch": 1, "time_s": AGAIN}]
 TREES = [{"part": "tree", "width": width, "context": context, "time_s": 1e-4 * width} for width in (1, 4) for context in (8, 32)]
@@ -355,14 +400,14 @@ TIMED = ("seconds", "commit_s", "pass_s", "read_s")
 
 @pytest.mark.parametrize("made", [some_runs, every])
 def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[Runs, dict[str, Profile]]]) -> None:
-    """Scrambled and stretched times leave every predicted number as it was; the errors are others."""
+    """Stretched times, each row by a factor of its own, leave every predicted number as it was; the errors are others."""
     found, profiles = made()
     before = compare.compare(found, profiles)
-    order = np.random.default_rng(3).permutation(found.table.height)
-    scrambled = found.table.with_columns(*[
-        pl.Series(name, [found.table[name][int(place)] for place in order], dtype=found.table[name].dtype) * 3.7 for name in TIMED
-    ])  # fmt: skip
-    spans = [[span | {"start": 0.0, "end": 9.0} for span in each] for each in found.table["spans"].to_list()]
+    factors = np.random.default_rng(3).uniform(2, 9, (4, found.table.height))
+    factors[2:] *= factors[0] / 9  # passes and reads are parts of the whole
+    factors[1] = factors[0]
+    scrambled = found.table.with_columns(pl.col(name) * factor for name, factor in zip(TIMED, factors, strict=True))
+    spans = [[span | {"start": 0.0, "end": 1e-3} for span in each] for each in found.table["spans"].to_list()]
     scrambled = scrambled.with_columns(pl.Series("spans", spans, dtype=found.table["spans"].dtype))
     decodings = tuple(dataclasses.replace(each, seconds=9.0) for each in found.log.decodings)
     log = dataclasses.replace(found.log, decodings=decodings)
@@ -408,6 +453,7 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     ({"facts": FACTS | {"threads": 8}}, "threads of the machine must be 1"),
     ({"facts": FACTS | {"torch": "3"}}, "torch must be 2"),
     ({"dtype": "float64"}, "dtype must be float32"),
+    ({"dtype": "bfloat16"}, "dtype must be float32"),
     ({"shape": dataclasses.asdict(shape_of("medium"))}, "layers of the target must be 5"),
 ])  # fmt: skip
 def test_profiles_of_something_else_are_refused_or_marked(more: dict[str, Any], said: str) -> None:

@@ -465,7 +465,15 @@ def refused(*arguments: str) -> str:
         ("autoregressive", ["--limit", "2"], "--limit is used with --prompts alone"),
         ("autoregressive", ["--template", "wmt"], "--template wmt is used with --prompts alone; take chat, or leave it out"),
         ("autoregressive", ["--template", "chats"], "unknown template 'chats'; did you mean chat?"),
-        ("early_exit", ["--set", "batch=4"], "batch must be 1, as one text is decoded at a time, got 4 texts"),
+        ("early_exit", ["--set", "batch=4"], "unknown key method.batch; it is now sequences"),
+        (
+            "early_exit", ["--set", "sequences=4", "--set", "batching=static"],
+            "sequences must be 1, as one is decoded at a time, got 4 sequences; leave out sequences and lengths",
+        ),
+        (
+            "autoregressive", ["--set", "sequences=4"],
+            "real batches are static, all of whose sequences are decoded, got sequences=4 with batching='continuous'; leave out",
+        ),
         ("early_exit", ["--heads", "nothing.safetensors"], "there are no heads at nothing.safetensors"),
     ],
 )  # fmt: skip

@@ -348,6 +348,28 @@ def test_one_that_is_on_its_way_when_it_is_stopped_never_runs() -> None:
     assert (run.latency, run.busy) == (8, 8)
 
 
+# --- Moves ----------------------------------------------------------------------------------------------------------------
+
+
+def test_moves_are_counted_where_a_process_goes_on_elsewhere() -> None:
+    """From unit 0 to 1, not again to 1, to 2, and not to 9, which there is not; a sub-process begins where its first pass is."""
+
+    def steps() -> Steps:
+        for at, unit in enumerate((1, 1, 2, 9)):
+            yield Forward("target", (at,), at, 0, 2, unit=unit)
+        yield Join((yield Fork((sub(),), (None,))))
+        yield Commit("token", (1,))
+
+    def sub() -> Steps:
+        yield Forward("target", (4,), 4, 0, 2, unit=0)
+
+    run = play(steps(), 3, UnitCost(2, link=5.0))
+    assert run.account.moves == 2
+    made = [(row.unit, row.start) for row in run.intervals if row.what == "forward"]
+    assert made == [(1, 5), (1, 7), (2, 14), (2, 16), (0, 23)]  # the sub-process has come by a link, and goes nowhere then
+    assert [(row.start, row.end) for row in run.intervals if row.what == "link"] == [(0, 5), (9, 14), (18, 23)]
+
+
 # --- What the simulator refuses -------------------------------------------------------------------------------------------
 
 
@@ -361,7 +383,7 @@ def test_an_algorithm_that_halts_early() -> None:
         play(one_token(), 1, UnitCost(4), tokens=2)
 
 
-def follower(occupied: int) -> Steps:
+def follower(occupied: int, by: str = "other") -> Steps:
     """A process asks for its pass, but its unit is taken for a while; the sub that follows it has a unit at once."""
 
     def parent() -> Steps:
@@ -370,7 +392,7 @@ def follower(occupied: int) -> Steps:
         yield Join(subs)
         yield Commit("token", (1,))
 
-    yield Join((yield Fork((Forward("other", (0,), 0, 0, occupied), parent()), (1, 1))))
+    yield Join((yield Fork((Forward(by, (0,), 0, 0, occupied), parent()), (1, 1))))
 
 
 def test_a_sub_that_overtakes_its_parent_is_an_error_layer_by_layer() -> None:
@@ -382,6 +404,12 @@ def test_a_sub_that_overtakes_its_parent_is_an_error_layer_by_layer() -> None:
 def test_a_sub_that_is_through_before_its_parent_begins_is_an_error_too() -> None:
     with pytest.raises(CacheError, match="was followed before it had run"):
         play(follower(6), 3, UnitCost(6), per_layer=True)
+
+
+def test_a_sub_that_overtakes_its_parent_by_half_a_layer_is_an_error() -> None:
+    """At 1 it has finished layer 0, which the parent began at a half and is still in."""
+    with pytest.raises(CacheError, match="layer 0 of position 0 was followed before it had run"):
+        play(follower(1, "draft"), 3, UnitCost(4, cost_ratio=1 / 8), per_layer=True)
 
 
 def test_a_sub_beside_its_parent_is_no_error() -> None:

@@ -90,7 +90,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     assert {len(each.decoding.prompt) for each in found.timed.values()} == {1 if encodes else run.prompt_tokens}
     if encodes:
         assert {profile.load(out.parent / each).facts["source"] for each in about["profiles"].values()} == {run.prompt_tokens}
-    texts = [dict(each.settings).get("batch", 1) for each in written.choices]
+    texts = [dict(each.settings).get("sequences", 1) for each in written.choices]
     assert table["tokens"].to_list() == [2 * each for each in texts]
 
 
@@ -103,10 +103,10 @@ def test_a_plan_fits_a_gpu_and_its_profiles_hold_its_passes(name: str) -> None:
     assert sum(each.parameters for each in shapes) * 2 < 60e9  # bytes; rows and what is in work want room too
     assert len({each.vocabulary for each in shapes}) == 1
     asked: list[Any] = [each.settings for each in written.choices]
-    assert {each.get("batch", 1) for each in asked} <= set(passes.batches)
+    assert {each.get("sequences", 1) for each in asked} <= set(passes.batches)
     widths = {1 + each["draft_length"] for each in asked if "draft_length" in each}
     assert widths <= set(passes.widths)
-    drafted = {1 + each["draft_length"] for each in asked if "draft_length" in each and each.get("batch", 1) > 1}
+    drafted = {1 + each["draft_length"] for each in asked if "draft_length" in each and each.get("sequences", 1) > 1}
     assert {*drafted, *([2] if drafted else [])} <= set(passes.together)  # where a draft was kept two tokens are read
     begins = 1 if shapes[0].encoder_layers else run.prompt_tokens
     assert max(passes.contexts) >= begins + run.tokens
@@ -124,15 +124,15 @@ def test_the_plans_are_what_was_asked_for() -> None:
     rates = {each.rates["acceptance_rate"] for each in drafted if each.rates}
     assert (min(rates), max(rates)) == (0.3, 0.95)
     whole = [each.settings for each in asked["gpu-llama-3.1-8b"] if each.settings.get("min_layers") == 32]
-    assert [each["batch"] for each in whole] == [1, 2, 4, 8, 16, 32, 64]
+    assert [each["sequences"] for each in whole] == [1, 2, 4, 8, 16, 32, 64]
     for name in ("gpu-13b", "gpu-llama-3.1-8b"):  # as graphs: all but what has sub-processes
         assert asked[f"{name}-graphs"] == [each for each in asked[name] if each.method != "ppd"]
     batches = asked["gpu-batches"]
     own = [each for each in batches if each.method == "speculative"]
-    drafting = [(each.settings["batch"], each.settings["draft_length"], each.rates) for each in own]
+    drafting = [(each.settings["sequences"], each.settings["draft_length"], each.rates) for each in own]
     rates = [{"acceptance_rate": rate} for rate in (0.5, 0.7, 0.9)]
     assert drafting == [(batch, gamma, rate) for gamma in (1, 3, 5) for batch in (1, 4, 16, 64) for rate in rates]
-    assert [each.settings["batch"] for each in batches if each.method == "skipdecode"] == [1, 4, 16, 64]
+    assert [each.settings["sequences"] for each in batches if each.method == "skipdecode"] == [1, 4, 16, 64]
 
 
 def test_nothing_left_to_chance_is_forced_with_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The figure of batches that draft: what it draws is what the rows say, and other figures are of batches of one size."""
+"""The figure of batches that draft: what it draws is what the rows say, and other figures tell batches apart."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from figures import of_run, save, speedup_by_batch
+from figures import of_run, save, speedup, speedup_by_batch
 from figures.style import NAMES
 from model.checks import ParameterError
+from tests.test_figures_speculative import xy
 
-KEYS = ("batch", "draft_length", "acceptance_rate", "view")
+KEYS = ("sequences", "draft_length", "acceptance_rate", "view")
 
 
 def rows(views: tuple[str, ...] = ("formula", "paths")) -> pl.DataFrame:
     """Speed-ups that say which row they are of."""
     found = [
         {
-            "batch": batch, "draft_length": length, "acceptance_rate": rate, "view": view,
+            "sequences": batch, "batching": "continuous", "draft_length": length, "acceptance_rate": rate, "view": view,
             "speedup": 1 + batch / 100 + length / 10 + rate, "speedup_low": None if view == "formula" else 1.0,
             "speedup_high": None if view == "formula" else 1.5 + length / 10 + rate,
         }
@@ -54,29 +55,23 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_it_fits_where_nothing_else_tells_rows_apart() -> None:
     assert speedup_by_batch.fits(rows())
-    assert not speedup_by_batch.fits(rows().filter(pl.col("batch") == 8))
-    assert not speedup_by_batch.fits(rows().drop("batch"))
+    assert not speedup_by_batch.fits(rows().filter(pl.col("sequences") == 8))
+    assert not speedup_by_batch.fits(rows().drop("sequences"))
     assert not speedup_by_batch.fits(pl.concat([rows(), rows()]))
     many = pl.concat([rows().with_columns(acceptance_rate=pl.col("acceptance_rate") / each) for each in (1, 2, 3)])
     assert not speedup_by_batch.fits(many)
     with pytest.raises(ParameterError, match="values of acceptance_rate must be between 1 and 4, got 6"):
         speedup_by_batch.draw(many)
-    with pytest.raises(ParameterError, match=r"the figure of batches needs the columns .*, got none called batch"):
-        speedup_by_batch.draw(rows().drop("batch"))
+    with pytest.raises(ParameterError, match=r"the figure of batches needs the columns .*, got none called sequences"):
+        speedup_by_batch.draw(rows().drop("sequences"))
 
 
-def test_other_figures_of_a_run_are_of_batches_of_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from figures import speedup
-
-    seen: list[pl.DataFrame] = []
-    draw = speedup.draw
-
-    def noted(own: pl.DataFrame, x: str) -> object:
-        seen.append(own)
-        return draw(own, x)
-
-    monkeypatch.setattr(speedup, "draw", noted)
+def test_other_figures_of_a_run_tell_batches_apart(tmp_path: Path) -> None:
     table = rows().with_columns(point=pl.struct(KEYS[:3]).rank("dense"), method=pl.lit("speculative"), cost_ratio=0.1, tokens=64)
     paths = of_run(tmp_path, table)
     assert {path.stem for path in paths} >= {"speedup_by_batch", "speedup_acceptance_rate", "speedup_draft_length"}
-    assert all({*own["batch"]} == {1} for own in seen)
+    axes = speedup.draw(table, "draft_length").axes[0]
+    for (batch, rate), own in table.filter(view="formula").group_by("sequences", "acceptance_rate"):
+        name = f"formula α = {rate:.3g}" + (f", batch of {batch}" if batch > 1 else "")
+        [drawn] = [line for line in axes.lines if line.get_label() == name]
+        assert {*zip(*xy(drawn), strict=True)} == {*own.select("draft_length", "speedup").rows()}

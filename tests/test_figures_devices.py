@@ -23,6 +23,7 @@ from tests.test_figures_tradeoff import lines
 
 FEW: dict[str, Any] = {"set": {"scenario.replications": 64, "scenario.event_replications": 4}}
 DEVICE, PROFILE = "cost.device", "cost.profile"
+ALONE = "speedup_over_one_device"
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,8 @@ def test_every_choice_stands_at_its_device(compared: pl.DataFrame) -> None:
     for name, rows in wanted.items():
         at, speeds = xy(drawn[name])
         assert [devices[round(float(each))] for each in at] == rows[DEVICE].to_list()
-        assert speeds == pytest.approx(rows["speedup"].to_numpy())
-        bounds = rows.select("speedup_input_low", "speedup_input_high").rows()
+        assert speeds == pytest.approx(rows[ALONE].to_numpy())
+        bounds = rows.select(f"{ALONE}_input_low", f"{ALONE}_input_high").rows()
         assert np.array(ends[f"inputs {name}"]) == pytest.approx(np.array(bounds))
         assert name in texts(figure)
     said = texts(figure)
@@ -130,8 +131,8 @@ def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame
             rows = rivals.filter(pl.col(PROFILE) == name, pl.col("method") == method, which).sort("held_units")
             at, speeds = xy(drawn[label])
             assert np.round(at).astype(int).tolist() == held == rows["held_units"].to_list()
-            assert speeds == pytest.approx(rows["speedup"].to_numpy())
-            bounds = rows.select("speedup_input_low", "speedup_input_high").rows()
+            assert speeds == pytest.approx(rows[ALONE].to_numpy())
+            bounds = rows.select(f"{ALONE}_input_low", f"{ALONE}_input_high").rows()
             assert np.array(ends[f"inputs {label}"]) == pytest.approx(np.array(bounds))
         across, even = xy(drawn["even"])
         assert across.tolist() == even.tolist()
@@ -143,8 +144,8 @@ def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame
 
 def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     at = rivals.filter(pl.col("held_units") == 4)
-    shares = at.filter(method="autoregressive").sort(PROFILE)["speedup"].to_numpy()
-    replicas = at.filter(pl.col("method") == "ppd", pl.col("ways") == 1).sort(PROFILE)["speedup"].to_numpy()
+    shares = at.filter(method="autoregressive").sort(PROFILE)[ALONE].to_numpy()
+    replicas = at.filter(pl.col("method") == "ppd", pl.col("ways") == 1).sort(PROFILE)[ALONE].to_numpy()
     low, high = (shares / replicas).min(), (shares / replicas).max()
     assert f"On 4 devices, split layers are {low:.2f} to {high:.2f} times as fast as replicas" in texts(devices_held.draw(rivals))
     one = rivals.filter(pl.col(PROFILE) == "h100-llama-2-13b").drop(PROFILE)
@@ -152,10 +153,10 @@ def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     assert len(figure.axes) == 1
     # The best of the rivals is what shares are compared with.
     better = one.filter(pl.col("method") == "ppd", pl.col("ways") == 1, pl.col("held_units") == 4)
-    better = better.with_columns(method=pl.lit("mine"), speedup=pl.lit(2.0), point=pl.lit(999, dtype=pl.Int64))
-    own = one.filter(method="autoregressive", ways=4)["speedup"].item() / 2.0
+    better = better.with_columns(pl.lit(2.0).alias(ALONE), method=pl.lit("mine"), point=pl.lit(999, dtype=pl.Int64))
+    own = one.filter(method="autoregressive", ways=4)[ALONE].item() / 2.0
     assert f"split layers are {own:.2f} times as fast" in texts(devices_held.draw(pl.concat([one, better])))
-    slower = one.with_columns(speedup=pl.when(method="autoregressive").then(0.5).otherwise("speedup"))
+    slower = one.with_columns(pl.when(method="autoregressive").then(0.5).otherwise(ALONE).alias(ALONE))
     assert f"split layers are {0.5 / replicas[1]:.2f} times as fast" in texts(devices_held.draw(slower))
 
 
@@ -169,9 +170,45 @@ def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame)
     both = pl.col("method").eq("autoregressive") | pl.col("ways").gt(1)
     assert not devices_held.fits(rivals.filter(both))  # nothing there runs on replicas alone
     assert not devices_held.fits(rivals.drop("ways"))
+    # Of a model that no device holds, nothing is known over one.
+    assert not devices_held.fits(rivals.with_columns(pl.when(pl.col("ways") == 1).then(ALONE).alias(ALONE)))
     assert not devices_held.fits(pl.concat([rivals, rivals.with_columns(point=pl.col("point") + 1000)]))
     with pytest.raises(ParameterError, match="take those of `sim run ppd-against-tensor-parallel`"):
         devices_held.draw(alone)
+
+
+# --- What speed-ups are over -----------------------------------------------------------------------------------------------
+
+
+TWO = ["a100", "h100"]
+
+
+def few(compared: pl.DataFrame) -> pl.DataFrame:
+    """The rows of two devices, that there be room for the comparison of methods."""
+    return compared.filter(pl.col("cost.device").is_in(TWO))
+
+
+def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) -> None:
+    """Different numbers of devices are compared over one; where the model does not fit one, each over as many as it has."""
+    one, same = (f"speed-up over plain decoding on {devices}" for devices in ("one device", "the same devices"))
+    assert speedup_by_device.draw(compared).axes[0].get_ylabel() == one
+    assert speedup_by_device.draw(compared.filter(ways=1).drop(ALONE)).axes[0].get_ylabel() == one
+    assert devices_held.draw(rivals).axes[0].get_ylabel() == one
+    assert methods.draw(few(compared)).axes[0].get_ylabel() == one
+    large = compared.with_columns(pl.when(pl.col("ways") == 1).then(ALONE).alias(ALONE))
+    figure = speedup_by_device.draw(large)
+    assert figure.axes[0].get_ylabel() == same
+    assert not [name for name in lines(figure.axes[0]) if "tensor parallelism" in name]  # compared with itself
+    figure = methods.draw(few(large))
+    assert figure.axes[0].get_ylabel() == same
+    assert not [name for name in lines(figure.axes[0]) if "tensor parallelism" in name]
+
+
+def test_compute_is_over_one_device_where_speed_ups_are(compared: pl.DataFrame) -> None:
+    figure = methods.draw(few(compared))
+    for ways in (2, 4):
+        cost, speeds = xy(lines(figure.axes[2])[f"tensor parallelism, TP {ways}"])
+        assert np.asarray(cost) * np.asarray(speeds) == pytest.approx(ways)
 
 
 # --- What a run draws ---------------------------------------------------------------------------------------------------
@@ -186,8 +223,8 @@ def test_a_run_over_devices_draws_them(tmp_path: Path) -> None:
     assert {"speedup_by_device", "devices_held", "tradeoff_mean_units"} <= names(of_run(tmp_path / "rivals"))
     sim.run("hardware-compare", out=tmp_path / "compared", views=["formula"])
     drawn = names(of_run(tmp_path / "compared"))
-    assert {"speedup_by_device", "methods"} <= drawn
-    assert "devices_held" not in drawn
+    assert "speedup_by_device" in drawn
+    assert not {"devices_held", "methods"} & drawn  # seven devices are too many settings to compare methods on
     assert "speedup_cost_ratio" not in drawn  # it was given by the devices, not swept
 
 
@@ -209,7 +246,10 @@ def test_other_runs_draw_no_devices(tmp_path: Path) -> None:
 
 
 def test_plain_decoding_on_several_devices_is_a_choice_of_its_own(compared: pl.DataFrame) -> None:
-    figure = methods.draw(compared)
-    rows = compared.filter(view="paths", method="autoregressive")
-    held, speeds = xy(lines(figure.axes[0])["tensor parallelism"])
-    assert {*zip(held, speeds, strict=True)} == {*rows.select("held_units", "speedup").rows()}
+    figure = methods.draw(few(compared))
+    for panel, device in enumerate(TWO):
+        for ways in (2, 4):
+            rows = compared.filter(pl.col("cost.device") == device, view="paths", method="autoregressive", ways=ways)
+            held, speeds = xy(lines(figure.axes[3 * panel])[f"tensor parallelism, TP {ways}"])
+            assert {*zip(held, speeds, strict=True)} == {*rows.select("held_units", ALONE).rows()}
+        assert figure.axes[3 * panel].get_title(loc="left") == device

@@ -307,7 +307,7 @@ def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame
             texts = tuple(index for index, length in enumerate(lengths) if length > place)
             account.add(Forward("target", (0,) * len(texts), place, 0, 24, heads=len(texts), texts=texts))
     expected = account.bill({"target": preset("opt-1.3b")})
-    found = rows.filter(batch=4).row(0, named=True)
+    found = rows.filter(sequences=4).row(0, named=True)
     assert found["plain_flops_per_token"] == pytest.approx(expected.flops / 180)
     assert found["plain_weight_bytes_per_token"] == pytest.approx(expected.weight_bytes / 180)
     assert found["plain_arithmetic_intensity"] == pytest.approx(expected.intensity)

@@ -153,7 +153,7 @@ def test_a_batch_says_how_many_texts_and_which_layers() -> None:
 def test_texts_that_put_out_each_its_own_are_told_together() -> None:
     """A line for each commit, and how many tokens are out behind the last of a time."""
     batch = SCENARIO | {
-        "method": [{"name": "speculative", "layers": 24, "draft_length": 2, "batch": 3}],
+        "method": [{"name": "speculative", "layers": 24, "draft_length": 2, "sequences": 3, "batching": "static"}],
         "outcomes": {"kind": "iid", "acceptance_rate": 0.5},
     }  # fmt: skip
     run = record(batch, tokens=4)

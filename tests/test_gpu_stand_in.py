@@ -130,10 +130,11 @@ def by_graphs(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CUDAGraph, "replay", launched)
 
 
+STATIC: dict[str, Any] = {"batching": "static", "forced": {}}
 METHODS: list[dict[str, Any]] = [
     {"name": "autoregressive", "forced": {}},
-    {"name": "skipdecode", "min_layers": 6, "max_layers": 6, "sweep": {"batch": [1, 2, 4, 16]}, "forced": {}},
-    {"name": "skipdecode", "min_layers": 3, "max_layers": 6, "batch": 4, "forced": {}},
+    {"name": "skipdecode", "min_layers": 6, "max_layers": 6, "sweep": {"sequences": [1, 2, 4, 16]}} | STATIC,
+    {"name": "skipdecode", "min_layers": 3, "max_layers": 6, "sequences": 4} | STATIC,
     {"name": "ppd", "exit_layer": 3, "sweep": {"candidates": [1, 3]}, "forced": {"match_rate": 0.5}},
     {"name": "early_exit", "forced": {"exit_rate": 0.3}},
     {"name": "early_exit", "exit_layer": 3, "forced": {}},

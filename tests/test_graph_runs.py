@@ -57,7 +57,7 @@ def plan_of(folder: Path, **more: Any) -> run_plan.Written:
         "method": [
             {"name": "autoregressive", "forced": {}},
             {"name": "speculative", "draft_length": 2, "forced": {"acceptance_rate": 0.5}},
-            {"name": "skipdecode", "min_layers": 2, "max_layers": 4, "batch": 3, "forced": {}},
+            {"name": "skipdecode", "min_layers": 2, "max_layers": 4, "sequences": 3, "batching": "static", "forced": {}},
         ],
         **more,
     })  # fmt: skip
@@ -140,7 +140,7 @@ def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
 
 
 def test_texts_that_come_apart_are_refused_before_anything_is_timed(cuda: Cuda, tmp_path: Path) -> None:
-    method = {"name": "speculative", "draft_length": 2, "batch": 3, "forced": {"acceptance_rate": 0.5}}
+    method = {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.5}}
     out = tmp_path / "runs.json"
     with pytest.raises(ParameterError, match=r"mode must be eager where texts of a batch stand at unequal positions, .* batch = 1"):
         run_command.measured(plan_of(tmp_path, method=[method]), out, "cpu")
@@ -190,7 +190,7 @@ def test_there_is_room_for_whatever_is_wanted(cuda: Cuda) -> None:
     own = real_models.decoders("llama")
     wanted = [
         Wanted("autoregressive", {}, TEXT, "text", {}),
-        Wanted("skipdecode", {"min_layers": 2, "max_layers": 5, "batch": 3}, TEXT * 10, "text", {}),
+        Wanted("skipdecode", {"min_layers": 2, "max_layers": 5, "sequences": 3, "batching": "static"}, TEXT * 10, "text", {}),
     ]
     for room, texts, expected in ((0, 1, (128, 3)), (200, 7, (256, 7))):
         [made] = running.by_graphs(wanted, own, 5, room, texts).values()

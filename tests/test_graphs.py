@@ -134,11 +134,12 @@ def test_what_cannot_be_captured_is_launched_on_the_same_rows(name: str) -> None
     assert bool(graphs.apart(by.values())) == (name != "ppd")
 
 
+RAGGED: dict[str, Any] = {"lengths": (9, 4, 9, 6), "sequences": 3, "batching": "static"}
 BATCHES: dict[str, tuple[Any, Any]] = {
-    "skipdecode": (skipdecode, skipdecode.Parameters(LAYERS, 2, LAYERS, 5, 60, rounding="half-up", lengths=(9, 4, 9, 6), batch=3)),
-    "exit at a layer": (early_exit, early_exit.Parameters(LAYERS, exit_layer=3, lengths=(9, 4, 9, 6), batch=3)),
-    "exit by confidence": (early_exit, early_exit.Parameters(LAYERS, threshold=0.5, lengths=(9, 4, 9, 6), batch=3)),
-    "backfill": (early_exit, early_exit.Parameters(LAYERS, threshold=0.6, fill="backfill", lengths=(9, 4), batch=1)),
+    "skipdecode": (skipdecode, skipdecode.Parameters(LAYERS, 2, LAYERS, 5, 60, rounding="half-up", **RAGGED)),
+    "exit at a layer": (early_exit, early_exit.Parameters(LAYERS, exit_layer=3, **RAGGED)),
+    "exit by confidence": (early_exit, early_exit.Parameters(LAYERS, threshold=0.5, **RAGGED)),
+    "backfill": (early_exit, early_exit.Parameters(LAYERS, threshold=0.6, fill="backfill", lengths=(9, 4), batching="static")),
 }
 
 

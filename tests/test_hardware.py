@@ -480,11 +480,11 @@ def test_widths_may_be_texts_of_a_batch():
     assert at.cost.target_pass * at.cost.slowdown(8) * at.seconds_per_layer == pytest.approx(wide, rel=1e-9)
 
 
-def test_what_a_pass_takes_once_stands_before_its_first_layer():
+def test_what_a_pass_takes_once_is_its_step_and_embedding_stands_before_its_first_layer():
     cost = Measured(profile(SPLIT))
     at = operating_point(cost, prompt=128, tokens=2)
-    before = float(cost.step().seconds + cost.embedding(1).seconds) / at.seconds_per_layer
-    assert at.cost.layer_times == (1 + before, 1.0)
+    assert at.cost.step == pytest.approx(float(cost.step().seconds) / at.seconds_per_layer)
+    assert at.cost.layer_times == (1 + float(cost.embedding(1).seconds) / at.seconds_per_layer, 1.0)
     assert at.cost.final_head == at.cost.early_head == pytest.approx(float(cost.head(1).seconds) / at.seconds_per_layer)
 
 

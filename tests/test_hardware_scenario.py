@@ -26,6 +26,7 @@ from sim.grid import Grid
 
 ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b"}
 MATCH = {"match": {"kind": "iid", "match_rate": 0.5}}
+PPD = {"name": "ppd", "exit_layer": 20, "candidates": 1}
 ACCEPT = {"accept": {"kind": "iid", "acceptance_rate": 0.7}}
 
 
@@ -50,7 +51,7 @@ def a100(name: str = "llama-2-13b", ways: int = 1) -> Roofline:
 
 
 def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
-    found = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"prompt": 100, "batch": 3}))
+    found = rows_of(scenario({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}))
     step = float(step_time(a100(), 100 + 16, 3).seconds)
     assert [row["view"] for row in found] == ["formula", "paths", "events"]
     for row in found:
@@ -75,8 +76,8 @@ def test_rounds_of_drafting_take_their_passes() -> None:
 
 def test_a_batch_makes_width_dear() -> None:
     method = {"name": "speculative", "draft_length": 7}
-    cost = ROOFLINE | {"draft_shape": "llama-68m"}
-    speeds = [rows_of(scenario(method, cost | {"batch": batch, "prompt": 64}, ACCEPT))[0]["speedup"] for batch in (1, 32, 256)]
+    cost = ROOFLINE | {"draft_shape": "llama-68m", "prompt": 64}
+    speeds = [rows_of(scenario(method | {"sequences": count}, cost, ACCEPT))[0]["speedup"] for count in (1, 32, 256)]
     assert speeds[0] > speeds[1] > speeds[2]
 
 
@@ -86,22 +87,82 @@ def test_units_of_several_devices_are_counted_as_devices() -> None:
     times = [float(step_time(a100(ways=ways), 528).seconds) for ways in (1, 4)]
     for row in split:
         assert row["latency_s"] == pytest.approx(32 * times[1], rel=1e-9)
-        assert row["speedup"] == pytest.approx(times[0] / times[1], rel=1e-9)
+        assert row["speedup"] == pytest.approx(1, rel=1e-9)
+        assert row["speedup_over_one_device"] == pytest.approx(times[0] / times[1], rel=1e-9)
         assert row["mean_units"] == pytest.approx(4)
         assert row["held_units"] == row["units"] == row["ways"] == 4
-        # Unit-time over that of plain decoding on one device.
-        assert row["compute_per_token"] == pytest.approx(4 * times[1] / times[0], rel=1e-9)
-        assert row["speedup_input_low"] < row["speedup"] < row["speedup_input_high"]
+        # Device-time over that of plain decoding on the same devices.
+        assert row["compute_per_token"] == pytest.approx(1, rel=1e-9)
+        assert row["speedup_input_low"] == row["speedup"] == row["speedup_input_high"]
+        low, high = (row[f"speedup_over_one_device_input_{end}"] for end in ("low", "high"))
+        errors = [float(step_time(a100(ways=ways), 528).error) for ways in (1, 4)]
+        one, four = (((1 - error) * time, (1 + error) * time) for error, time in zip(errors, times, strict=True))
+        assert (low, high) == pytest.approx((one[0] / four[1], one[1] / four[0]), rel=1e-9)
     assert plain["ways"] == 1
+    assert "speedup_over_one_device" not in plain
     both = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE | {"ways": 2}, MATCH))
     one = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE, MATCH))
     for row, single in zip(both, one, strict=True):
         assert row["held_units"] == 4
         assert row["mean_units"] == pytest.approx(2 * single["mean_units"], rel=1e-2)
+        assert row["compute_per_token"] == pytest.approx(single["compute_per_token"], rel=1e-2)
+
+
+SEVENTY: Tables = {
+    "kind": "profile", "profile": "h100-llama-2-70b", "draft_profile": "h100-operations", "draft_shape": "llama-68m", "ways": 4,
+}  # fmt: skip
+
+
+def test_speed_ups_are_over_plain_decoding_on_the_same_devices() -> None:
+    """Of one drafted token a round gives two at most. The model does not fit one device: over one there is nothing to say."""
+    for length in (1, 4):
+        accept = {"kind": "iid", "acceptance_rate": 0.7}
+        method = {"name": "speculative", "layers": 80, "draft_length": length}
+        drafting = rows_of(scenario(method, SEVENTY, accept, tokens=256))
+        plain = rows_of(scenario({"name": "autoregressive", "layers": 80}, target_of(SEVENTY), tokens=256))
+        for row, step in zip(drafting, plain, strict=True):
+            assert row["speedup"] == pytest.approx(step["latency_s"] / row["latency_s"], rel=1e-9)
+            assert 1 < row["speedup"] <= row["tokens_per_round"] < 1.05 * (1 - 0.7 ** (length + 1)) / 0.3
+            assert row["compute_per_token"] == pytest.approx(1 / row["speedup"], rel=1e-9)
+            assert row["held_units"] == 4
+            assert row["mean_units"] == pytest.approx(4)
+            assert row["speedup_over_one_device"] is None
+        assert not {"speedup_over_one_device_low", "speedup_over_one_device_input_low"} & {
+            name for name, value in drafting[1].items() if value is not None
+        }
+
+
+def target_of(cost: Tables) -> Tables:
+    return {key: value for key, value in cost.items() if not key.startswith("draft_")}
+
+
+def test_over_one_device_where_the_batch_fits_it() -> None:
+    """13 billion weights fit one A100 of 80 GB, with the cache of eight sequences and not of 160."""
+    method = {"name": "speculative", "draft_length": 3}
+    drafting = ROOFLINE | {"draft_shape": "llama-68m", "ways": 4}
+    for batch, fits in ((8, True), (160, False)):
+        for batching in ("static", "continuous", "lockstep"):
+            own = method | {"sequences": batch, "batching": batching}
+            row = rows_of(scenario(own, drafting, ACCEPT, views=["formula"]))[0]
+            assert row["memory_share"] < 1
+            assert (row["speedup_over_one_device"] is not None) == fits
+            if fits:
+                times = [float(step_time(a100(ways=ways), 528, batch).seconds) for ways in (1, 4)]
+                assert row["speedup_over_one_device"] == pytest.approx(row["speedup"] * times[0] / times[1], rel=1e-6)
+
+
+def test_a_sampled_speed_up_over_one_device_has_the_interval_of_its_sample() -> None:
+    cost = ROOFLINE | {"draft_shape": "llama-68m", "ways": 2}
+    row = rows_of(scenario({"name": "speculative", "draft_length": 3}, cost, ACCEPT, views=["paths"]))[0]
+    for end in ("low", "high"):
+        share = row[f"speedup_{end}"] / row["speedup"]
+        assert row[f"speedup_over_one_device_{end}"] / row["speedup_over_one_device"] == pytest.approx(share)
+    low, high = (row[f"speedup_over_one_device_input_{end}"] for end in ("low", "high"))
+    assert low / row["speedup_input_low"] < row["speedup_over_one_device"] / row["speedup"] < high / row["speedup_input_high"]
 
 
 def test_memory_is_looked_at_before_anything_runs() -> None:
-    row = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"prompt": 1000, "batch": 2}))[0]
+    row = rows_of(scenario({"name": "autoregressive", "sequences": 2}, ROOFLINE | {"prompt": 1000}))[0]
     found = memory(preset("llama-2-13b"), DEVICES["a100"].memory_bytes, context=1032, batch=2)
     assert row["memory_share"] == pytest.approx(found.share)
     beside = rows_of(scenario({"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}, ACCEPT))[0]
@@ -112,8 +173,8 @@ def test_memory_is_looked_at_before_anything_runs() -> None:
 
 
 def test_a_batch_of_texts_is_a_width_of_texts() -> None:
-    method = {"name": "skipdecode", "min_layers": 40, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 32, "batch": 8}
-    found = rows_of(scenario(method, ROOFLINE))
+    method = {"name": "skipdecode", "min_layers": 40, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 32}
+    found = rows_of(scenario(method | {"sequences": 8, "batching": "static"}, ROOFLINE))
     step = float(pass_time(a100(), 1, 528, 8).seconds)
     for row in found:
         assert row["latency_s"] == pytest.approx(32 * step, rel=1e-6)
@@ -231,10 +292,10 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, ROOFLINE | {"device": "v100"}, "cost: dtype must be one of float16, float32"),
     ({}, ROOFLINE | {"ways": 3}, "ways must divide heads=40, got 3"),
     ({}, ROOFLINE | {"ways": 0}, "cost: ways must be between 1 and 1024, got 0"),
-    ({}, ROOFLINE | {"batch": 0}, "cost: batch must be between 1 and 100000, got 0"),
+    ({"sequences": 0}, ROOFLINE, "method: sequences must be between 1 and 100000, got 0"),
     ({}, ROOFLINE | {"prompt": -1}, "cost: prompt must be between 0 and 1000000, got -1"),
-    ({}, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
-    ({}, ROOFLINE | {"dispatch_law": "log"}, "cost: unknown dispatch_law 'log'"),
+    (PPD, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
+    (PPD, ROOFLINE | {"dispatch_law": "log"}, "cost: unknown dispatch_law 'log'"),
     ({}, ROOFLINE | {"memory_efficiency": 0}, "cost: memory must be above 0, got 0"),
     ({}, ROOFLINE | {"final_head": 1}, "cost.final_head is of costs in layer-times, got it with kind 'roofline'; leave it out"),
     ({}, ROOFLINE | {"link": 1}, "cost.link is of costs in layer-times, got it with kind 'roofline'; say link_s instead"),
@@ -242,25 +303,20 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, ROOFLINE | {"devise": 1}, "unknown key cost.devise; did you mean device?"),
     ({}, ROOFLINE | {"draft_shape": "llama-68m"}, "cost.draft_shape is used by no method that it is given for; leave it out"),
     ({"layers": 39}, ROOFLINE, "method.layers must be 40, as cost says, got 39; set it"),
-    ({}, ROOFLINE | {"batch": 4096}, "weights (26.0 GB) and cache ("),
+    ({"sequences": 4096}, ROOFLINE, "weights (26.0 GB) and cache ("),
     ({"name": "speculative", "draft_length": 2}, ROOFLINE, "cost.draft_shape is required by method speculative"),
-    (
-        {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 32},
-        ROOFLINE | {"batch": 2}, "cost.batch is method skipdecode's own parameter batch; leave it out here, got 2",
-    ),
+    ({}, ROOFLINE | {"batch": 2}, "unknown key cost.batch; it is now method.sequences"),
+    ({"batch": 2}, ROOFLINE, "unknown key method.batch; it is now sequences, with batching = 'continuous'"),
 ]  # fmt: skip
 
 
 def test_an_axis_of_costs_has_a_column_beside_a_parameter_of_its_name() -> None:
-    """`batch` is the method's texts, each with luck of its own; `cost.batch` is how many have the luck of one."""
-    method = {"name": "speculative", "draft_length": 2}
-    tables = scenario(method, ROOFLINE | {"draft_shape": "llama-68m", "prompt": 64}, ACCEPT) | {"sweep": {"cost.batch": [1, 8]}}
-    found = sim.run(tables, out=None, views=["formula"])
-    assert found.select("batch", "cost.batch").rows() == [(1, 1), (1, 8)]
+    """`prompt` is where SkipDecode's schedule begins; `cost.prompt` is how many positions are cached."""
+    method = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "prompt": 4, "sequence": 64}
+    found = sim.run(scenario(method, ROOFLINE) | {"sweep": {"cost.prompt": [64, 640]}}, out=None, views=["formula"])
+    assert found.select("prompt", "cost.prompt").rows() == [(4, 64), (4, 640)]
     assert found["tpot_ms"].is_sorted()
-    alone = sim.run({**tables, "sweep": {"method.batch": [1, 8]}}, out=None, views=["formula"])
-    assert "cost.batch" not in alone.columns
-    assert alone["tpot_ms"][1] > found["tpot_ms"][1]  # it waits for its unluckiest text
+    assert "cost.prompt" not in sim.run(scenario(method, ROOFLINE), out=None, views=["formula"]).columns
 
 
 @pytest.mark.parametrize(("method", "cost", "message"), BAD, ids=[message[:60] for *_, message in BAD])
@@ -370,8 +426,8 @@ def test_tensor_parallel_scenario_says_who_wins() -> None:
     for (name,), part in table.group_by("cost.profile" if "cost.profile" in table.columns else "profile"):
         held = {int(units): group for (units,), group in part.group_by("held_units")}
         for units in (2, 4):
-            pipelined = held[units].filter(pl.col("method") == "ppd")["speedup"].max()
-            split = held[units].filter(pl.col("method") == "autoregressive")["speedup"].max()
+            pipelined = held[units].filter(pl.col("method") == "ppd")["speedup_over_one_device"].max()
+            split = held[units].filter(pl.col("method") == "autoregressive")["speedup_over_one_device"].max()
             assert split > pipelined > 1, name
 
 
@@ -383,5 +439,8 @@ def test_what_a_wide_pass_costs_is_asked_of_batched_candidates_alone() -> None:
     with pytest.raises(ParameterError, match="verify_cost must reach width 3, the widest pass of method ppd, got 2"):
         rows_of(scenario(one | {"batched": True}, curve, MATCH))
     wide = {"verify_cost": [[1, 1.0], [3, 1.5]]}
-    slow, quick = (rows_of(scenario(one | {"batched": value}, wide, MATCH))[0]["speedup"] for value in (True, False))
+    found = [rows_of(scenario(one | {"batched": value}, wide if value else {}, MATCH)) for value in (True, False)]
+    slow, quick = (rows[0]["speedup"] for rows in found)
     assert slow < quick
+    swept = sim.run(scenario(one, wide, MATCH), views=["formula"], sweep={"method.batched": [True, False]})
+    assert swept["speedup"].to_list() == [slow, quick]

@@ -6,6 +6,7 @@ The oracle has no cache and decodes one token at a time (`tests.real_models`). I
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 from calibrate.interpreter import Answered, Luck, Real, Sampling, softmax
 from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
 from model.checks import ParameterError
+from model.steps import CacheError, Commit, Forward, Read, Steps
 from model.work import Work
 from tests import real_models
 from tests.real_models import DEPTHS, KINDS
 from tests.tiers import crossed
+from tests.unended import HEIRS, UNENDED
 
 LAYERS = DEPTHS["target"]
 SMALL = {"draft_layers": DEPTHS["draft"]}
@@ -190,10 +193,11 @@ PROMPTS = [[3, 4, 5], [6, 1, 2], [9, 9, 8], [3, 4, 6]]
 @pytest.mark.parametrize("name", ["skipdecode", "early exit"])
 def test_texts_of_a_batch_do_not_see_each_other(kind: str, batch: int, name: str) -> None:
     lengths = (8, 5, 7, 8)
-    parameters: Any = early_exit.Parameters(LAYERS, exit_layer=LAYERS, batch=batch, lengths=lengths)
+    parameters: Any = early_exit.Parameters(LAYERS, exit_layer=LAYERS, sequences=batch, batching="static", lengths=lengths)
     module: Any = early_exit
     if name == "skipdecode":
-        module, parameters = skipdecode, skipdecode.Parameters(LAYERS, 5, 5, 3, 12, batch=batch, lengths=lengths)
+        module = skipdecode
+        parameters = skipdecode.Parameters(LAYERS, 5, 5, 3, 12, sequences=batch, batching="static", lengths=lengths)
     real = Real(real_models.decoders(kind))
     texts: dict[int, list[int]] = {number: [] for number in range(4)}
     steps = module.decode(parameters, PROMPTS[0], 8, prompts=PROMPTS)
@@ -228,7 +232,7 @@ def _follow(real: Real, steps: Any, texts: dict[int, list[int]], tokens: int) ->
 def test_a_batch_of_skipdecode_skips_what_one_text_alone_would() -> None:
     """Positions decide, not texts: each text of a batch is what it would be alone."""
     alone = skipdecode.Parameters(LAYERS, 2, 5, 3, 12)
-    together = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, batch=4, lengths=(8, 8, 8, 8))
+    together = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, sequences=4, batching="static", lengths=(8, 8, 8, 8))
     texts: dict[int, list[int]] = {number: [] for number in range(4)}
     _follow(Real(real_models.decoders("llama")), skipdecode.decode(together, PROMPTS[0], 8, prompts=PROMPTS), texts, 32)
     for number, prompt in enumerate(PROMPTS):
@@ -460,3 +464,45 @@ def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> 
         exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
     assert sum(found.values()) == pytest.approx(1)
     assert {text: chance for text, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)
+
+
+# --- single steps ---
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
+    """Four equal chances: two of them make up one half exactly, and a third is not kept."""
+    assert Sampling(top_p=0.5).law(np.zeros(4)).tolist() == [0.5, 0.5, 0, 0]
+    assert np.count_nonzero(Sampling(top_p=0.51).law(np.zeros(4))) == 3
+
+
+def test_random_draws_differ_by_purpose_position_sequence_and_turn() -> None:
+    draws = [(purpose, position, text) for purpose in ("a", "b") for position in (3, 4) for text in (0, 1)]
+    first, again = Luck(5), Luck(5)
+    found = [first.draw(*each) for each in (*draws, *draws)]
+    assert len({*found}) == len(found)
+    assert [again.draw(*each) for each in (*draws, *draws)] == found
+    assert Luck(5, 1).draw("a", 3) != Luck(5, 0).draw("a", 3) != Luck(6, 0).draw("a", 3)
+
+
+@pytest.mark.parametrize(("after", "said"), [([3.0, 4.0], 1.0), ([-3.0, -4.0], 0.0), ([-4.0, 3.0], 0.0), ([4.0, 3.0], 0.96)])
+def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[float], said: float) -> None:
+    import torch
+
+    decoder = real_models.decoders("llama")["target"]
+    real = Real({"target": decoder})
+    seen: list[Any] = []
+
+    def steps() -> Any:
+        output = yield Forward("target", (3,), 0, 0, LAYERS, None, 1, compared=1)
+        output.before, output.states = torch.tensor([[3.0, 4.0]]), torch.tensor([after])
+        seen.append((yield Read("saturation", output)))
+        yield Commit("token", (1,))
+
+    real.run(steps(), 1)
+    assert seen == pytest.approx([said], abs=1e-7)
+
+
+@pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
+def test_real_models_take_over_no_task_that_has_not_ended(defect: Callable[[], Steps], message: str) -> None:
+    with pytest.raises(CacheError, match=message):
+        Real(real_models.decoders("llama")).run(defect(), 1)

@@ -18,7 +18,7 @@ from calibrate import log as logging
 from calibrate import rate_tables
 from calibrate.cli import app
 from calibrate.interpreter import Luck, Real, Sampling
-from model import position_log
+from model import position_log, speculative_laws
 from model.algorithms import adaptive, autoregressive, ppd, speculative
 from model.checks import ParameterError
 from model.latency import UnitCost
@@ -62,6 +62,22 @@ def test_texts_are_the_targets_own() -> None:
         assert text.tolist() == real_models.oracle(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
 
 
+def raw_last(full: Any, before: Any) -> Any:
+    """States after the last layer, before the final norm that the library applies to what it returns."""
+    import torch
+
+    kept: list[Any] = []
+    with torch.inference_mode():
+        handle = full.model.layers[-1].register_forward_hook(lambda module, given, made: kept.append(made))
+        positions = torch.arange(before.shape[1])[None]
+        rotation = full.model.rotary_emb(before, positions)
+        mask = torch.full((1, 1, before.shape[1], before.shape[1]), -torch.inf, dtype=before.dtype).triu(1)
+        full.model.layers[-1](before, attention_mask=mask, position_ids=positions, position_embeddings=rotation)
+        handle.remove()
+    made = kept[0]
+    return (made[0] if isinstance(made, tuple) else made)[0]
+
+
 def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
     """Ranks, confidences and chances from one pass of the library's own model over prompt and text, without our rows."""
     import torch
@@ -73,6 +89,7 @@ def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
         ids = torch.tensor([PROMPTS[number] + tokens[:-1]])
         with torch.inference_mode():
             passed = full(ids, output_hidden_states=True)
+            raw = passed.hidden_states
             q = torch.softmax(small(ids).logits[0, -TOKENS:], -1)
             behind = [states[0, -TOKENS:] for states in passed.hidden_states[1:]]
             said = [full.lm_head(states if states is behind[-1] else full.model.norm(states)) for states in behind]
@@ -82,12 +99,19 @@ def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
             ranks = (logits > own).sum(-1) + 1
             assert rows["rank_common"].to_numpy()[:, layer - 1].tolist() == ranks.tolist()
             assert rows["confidence"].to_numpy()[:, layer - 1] == pytest.approx(logits.softmax(-1).amax(-1).numpy(), rel=1e-5)
+            before = passed.hidden_states[layer - 1][0, -TOKENS:]
+            after = raw[layer][0] if layer < LAYERS else raw_last(full, passed.hidden_states[LAYERS - 1])
+            alike = torch.cosine_similarity(before, after[-TOKENS:], dim=-1)
+            assert rows["saturation"].to_numpy()[:, layer - 1] == pytest.approx(alike.numpy(), rel=1e-4)
         best = q.argmax(-1)
         assert rows["draft_token"].to_list() == best.tolist()
         assert rows["overlap"].to_numpy() == pytest.approx(torch.minimum(p, q).sum(-1).numpy(), rel=1e-5)
         places = torch.arange(TOKENS)
         assert rows["q_token"].to_numpy() == pytest.approx(q[places, torch.tensor(tokens)].numpy(), rel=1e-5)
         assert rows["p_draft"].to_numpy() == pytest.approx(p[places, best].numpy(), rel=1e-5)
+        assert rows["p_token"].to_numpy() == pytest.approx(p[places, torch.tensor(tokens)].numpy(), rel=1e-5)
+        assert rows["q_draft"].to_numpy() == pytest.approx(q[places, best].numpy(), rel=1e-5)
+        assert rows["draft_confidence"].to_numpy() == pytest.approx(q.amax(-1).numpy(), rel=1e-5)
         assert rows["distance"].to_numpy() == pytest.approx(-p[places, best].log().numpy(), rel=1e-5)
 
 
@@ -363,6 +387,48 @@ def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> N
     assert {path.stem for path in (tmp_path / "theirs").iterdir()} == {"acceptance_by_position", "accepted_lengths"}
 
 
+def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_path: Path) -> None:
+    """Seven answers of ten, one of them long: two of other texts than are beside them, and most rounds of the long one."""
+    lengths = [[2, 1, 3, 2, 1, 1]] * 9 + [[1] * 80]
+    rows = [
+        {"id": f"q{number}", "prompt_token_ids": [1], "generated_token_ids": [3] * (len(each) + (number in (2, 5))),
+         "acc_mine": {"acc_len": each}}
+        for number, each in enumerate(lengths)
+    ]  # fmt: skip
+    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["rates", str(tmp_path / "public.jsonl"), "--drafter", "mine", "--lengths", "1,3"]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    other, means, error = (
+        next(table for table in json.loads(done.stdout) if table["title"].startswith(title))
+        for title in ("Answers whose lengths", "Tokens a round", "Error of independence")
+    )
+    assert other["title"] == "Answers whose lengths belong to another text: 2 of 10 (20%)"
+    assert other["rows"] == [{"id": "q2", "lengths": 6, "output_tokens": 7}, {"id": "q5", "lengths": 6, "output_tokens": 7}]
+    row = means["rows"][1]
+    assert (row["gamma"], row["rounds"], row["half_of_rounds_from"]) == (3, 9 * 3 + 80, 1)
+    assert row["over_rounds"] == pytest.approx((9 * 6 + 80) / (9 * 3 + 80))
+    assert row["over_sequences"] == pytest.approx((9 * 2 + 1) / 10)
+    assert row["low"] < row["over_rounds"] < row["high"]
+    assert means["notes"] == [
+        "gamma=1: half of the rounds come from 1 of 10 sequences: few weigh most, and the mean over rounds is theirs"
+    ]
+    assert [row["error"] for row in error["rows"]] == [speculative_laws.iid_error(lengths, gamma) for gamma in (1, 3)]
+    text = CliRunner().invoke(app, arguments).stdout
+    assert "q2" in text
+    assert means["notes"][0] in text
+
+
+def test_a_long_list_of_answers_is_cut_in_print_alone() -> None:
+    rows = tuple((f"q{number}", 1, 2) for number in range(8))
+    table = rate_tables.Table("Answers", ("id", "lengths", "output_tokens"), rows, most=5)
+    assert [*table.lines()][-1] == "... and 3 more (--json lists all)"
+    assert len([*table.lines()]) == 1 + 1 + 5 + 1
+    assert len(table.document()["rows"]) == 8
+    whole = rate_tables.Table("Answers", ("id", "lengths", "output_tokens"), rows[:5], most=5)
+    assert "more" not in "".join(whole.lines())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -479,3 +545,27 @@ def test_a_log_that_does_not_fit_is_refused(
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_the_greedy_token_ranks_first_where_others_tie_with_it() -> None:
+    """A head of zeros: all logits are equal, and of equals the first counts as the largest, as argmax has it."""
+    import copy
+
+    from calibrate.adapter import decoder_of
+
+    full = copy.deepcopy(real_models.model("llama", LAYERS))
+    full.lm_head.weight.data.zero_()
+    table = logging.logged(decoder_of(full, "ties"), PROMPTS, TOKENS)
+    assert ({*table["token"]}, {*table["rank_common"].to_numpy().flatten().tolist()}) == ({0}, {1})
+
+
+def test_the_end_token_in_a_prompt_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = kin()["target"]
+    texts = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    unused = next(token for token in range(VOCABULARY) if not any(token in text for text in texts))
+    monkeypatch.setattr(target.full.generation_config, "eos_token_id", unused)
+    prompts = {number: [*prompt[:-1], unused, prompt[-1]] for number, prompt in PROMPTS.items()}
+    expected = [real_models.oracle(target.full, prompt, TOKENS, stop=unused) for prompt in prompts.values()]
+    table = logging.logged(target, prompts, TOKENS)
+    assert [part["token"].to_list() for part in table.partition_by("text", maintain_order=True)] == expected
+    assert min(map(len, expected)) > 1

@@ -16,13 +16,15 @@ from tests.test_bad_input import one_line, put, refused
 SCENARIO = '[scenario]\nname = "small"\ntokens = 8\nreplications = 16\n\n'
 BILD = '[[method]]\nname = "bild"\nlayers = 8\nmaximum_draft = 3\n\n'
 THRESHOLDS = BILD.rstrip() + "\nfallback_threshold = 0.5\nrollback_threshold = 2.0\n\n"
-SKIP = '[[method]]\nname = "skipdecode"\nlayers = 8\nmin_layers = 3\nmax_layers = 6\nprompt = 4\nsequence = 20\n\n'
-EXIT = '[[method]]\nname = "early_exit"\nlayers = 4\nmeasure = "state"\n\n'
+SKIP = '[[method]]\nname = "skipdecode"\nbatching = "static"\n'
+SKIP += 'layers = 8\nmin_layers = 3\nmax_layers = 6\nprompt = 4\nsequence = 20\n\n'
+EXIT = '[[method]]\nname = "early_exit"\nbatching = "static"\nlayers = 4\nmeasure = "state"\n\n'
 FIXED = '[[method]]\nname = "early_exit"\nlayers = 4\nexit_layer = 2\n\n'
 PLAIN = '[[method]]\nname = "autoregressive"\nlayers = 8\n\n'
 PPD = '[[method]]\nname = "ppd"\nlayers = 8\nexit_layer = 4\ncandidates = 1\n\n'
 RATES = '[outcomes]\nkind = "rates"\nfallback_rate = 0.2\nrollback_rate = 0.1\n\n'
 HAZARDS = '[outcomes]\nkind = "hazards"\nhazards = [0.2, 0.3, 0.5, 1.0]\n\n'
+MATCH = '[outcomes]\nkind = "iid"\nmatch_rate = 0.5\n\n'
 COST = "[cost]\ncost_ratio = 0.25\n\n"
 
 LITTLE = SCENARIO + BILD + RATES + COST
@@ -102,8 +104,14 @@ SET: list[tuple[str, str, list[str]]] = [
     (LATE, "scenario.tokens=17", ["tokens", "at most sequence-prompt=16", "got 17", "a longer sequence or fewer tokens"]),
     (LATE, "method.rounding=up", ["unknown rounding 'up'", "ceil, floor, half-even, half-up"]),
     (LATE, "method.power=-1", ["power", "at least 0", "got -1"]),
-    (LATE, "method.batch=0", ["batch", "between 1 and 4096", "got 0"]),
-    (LATE, "method.batch=4097", ["batch", "between 1 and 4096", "got 4097"]),
+    (LATE, "method.sequences=0", ["sequences", "between 1 and 100000", "got 0"]),
+    (LATE, "method.sequences=4097", ["sequences", "between 1 and 4096", "got 4097"]),
+    (LATE, "method.batch=4", ["takes no batch", "it is now sequences", "'static'", "'continuous'"]),
+    (LATE, "method.batching=continuos", ["unknown batching 'continuos'", "did you mean continuous?"]),
+    (SCENARIO + PLAIN, "method.lengths=[8]", ["takes no lengths"]),
+    (LATE.replace("static", "lockstep"), "method.lengths=[8, 2]", ["lengths", "left out", "batching='lockstep'", "'static'"]),
+    (LATE.replace("static", "continuous"), "method.sequences=4", ["batching", "'static' or 'lockstep'", "sequences=4", "column"]),
+    (SCENARIO + PPD + MATCH, "method.sequences=4", ["must be 'lockstep'", "sequences=4", "got 'continuous'", "set batching"]),
     (LATE, "method.lengths=[]", ["lengths", "at least one length", "got []"]),
     (LATE, "method.lengths=8", ["lengths", "list", "got 8"]),
     (LATE, "method.lengths=[8, 0]", ["lengths[1]", "between 1 and", "got 0"]),
@@ -160,6 +168,7 @@ def test_a_value_set(base: str, setting: str, fragments: list[str], tmp_path: Pa
     names(told(tmp_path, monkeypatch, base, ["--set", setting]), fragments)
 
 
+NARROW = "cost.verify_cost=[[1, 1.0], [3, 1.2]]"
 TOGETHER: list[tuple[str, list[str], list[str]]] = [
     (LITTLE.replace(COST, ""), ["method.exit_layer=0"], ["exit_layer", "between 1 and layers-1=7", "got 0"]),
     (LITTLE.replace(COST, ""), ["method.exit_layer=8"], ["exit_layer", "between 1 and layers-1=7", "got 8"]),
@@ -171,10 +180,10 @@ TOGETHER: list[tuple[str, list[str], list[str]]] = [
         LITTLE, ["method.draft_layers=6", "cost.draft_shape=t5-small"],
         ["cost.shape is required by method bild beside cost.draft_shape", "or none"],
     ),
-    (LATE, ["method.batch=4", "cost.verify_cost=[[1, 1.0], [3, 1.2]]"], ["reach width 4", "skipdecode", "got 3", "smaller batch"]),
-    (EARLY, ["method.batch=4", "cost.verify_cost=[[1, 1.0], [3, 1.2]]"], ["reach width 4", "early_exit", "got 3", "smaller batch"]),
+    (LATE, ["method.sequences=4", NARROW], ["reach width 4", "skipdecode", "got 3", "fewer sequences"]),
+    (EARLY, ["method.sequences=4", NARROW], ["reach width 4", "early_exit", "got 3", "fewer sequences"]),
     (EARLY, ["method.fill=backfill", "cost.verify_cost=[[1, 1.0], [6, 1.2]]"], ["reach width 7", "got 6", "fewer tokens"]),
-    (EARLY, ["method.fill=backfill", "method.batch=2"], ["batch", "must be 1", "fill='backfill'", "got 2", "'propagate'"]),
+    (EARLY, ["method.fill=backfill", "method.sequences=2"], ["sequences", "must be 1", "fill='backfill'", "got 2", "'propagate'"]),
     (EARLY, ["method.threshold=0.5", "method.decay=paper"], ["temperature is required with decay", "all three, or none"]),
     (
         EARLY, ["method.threshold=0.5", "method.decay=code", "method.temperature=4"],
@@ -201,7 +210,7 @@ SWEEPS: list[tuple[str, str, list[str]]] = [
     (LITTLE, "method.maximum_draft=0:3:4", ["maximum_draft", "between 1 and 250", "got 0"]),
     (LATE, "scenario.tokens=8,17", ["tokens", "at most sequence-prompt=16", "got 17"]),
     (LATE, "method.min_layers=3,7", ["min_layers", "between 1 and max_layers=6", "got 7"]),
-    (LATE, "method.batch=1,0", ["batch", "between 1 and 4096", "got 0"]),
+    (LATE, "method.sequences=1,0", ["sequences", "between 1 and 100000", "got 0"]),
     (LATE, "method.lengths=[[8, 2], [9]]", ["lengths", "at most tokens=8", "got 9"]),
     (EARLY, "outcomes.hazards=[[0.1, 0.2, 0.3, 1], [0.1]]", ["hazards", "layers=4", "got 1"]),
     (EARLY, "outcomes.hazards=0.1,0.2,0.3,1", ["hazards", "a list", "got 0.1"]),

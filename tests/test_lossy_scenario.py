@@ -28,6 +28,7 @@ from tests.test_cli import fits
 TOKENS = 12
 BILD = {"name": "bild", "layers": 8, "maximum_draft": 3}
 SKIP = {"name": "skipdecode", "layers": 8, "min_layers": 3, "max_layers": 6, "prompt": 4, "sequence": 30}
+RAGGED: dict[str, Any] = {"sequences": 3, "batching": "static", "lengths": [12, 4, 7, 2]}
 EXIT = {"name": "early_exit", "layers": 4}
 RATES = {"kind": "rates", "fallback_rate": 0.25, "rollback_rate": 0.125}
 HAZARDS = {"kind": "hazards", "hazards": [0.25, 0.5, 0.0, 1.0]}
@@ -286,7 +287,8 @@ def test_a_text_that_always_agrees_agrees(tmp_path: Path) -> None:
 def test_hazards(first_check: int, measure: str) -> None:
     hazards = [0.25 if first_check == 1 else 0.0, 0.5, 0.0, 1.0]
     method = {**EXIT, "measure": measure, "first_check": first_check}
-    cost = {"early_head": 0.5, "final_head": 0.75, "propagation": 0.125, "state_check": 0.25}
+    cost = {"early_head": 0.5, "final_head": 0.75, "propagation": 0.125}
+    cost |= {"state_check": 0.25} if measure == "state" else {}
     table = sim.run(tables("early_exit", method=[method], outcomes={"kind": "hazards", "hazards": hazards}, cost=cost))
     chance = {1: hazards[0], 2: (1 - hazards[0]) * 0.5, 4: (1 - hazards[0]) * 0.5}
 
@@ -355,7 +357,7 @@ def test_forms_of_decay_differ(tmp_path: Path) -> None:
 def test_of_a_batch_nobody_knows_the_agreement(tmp_path: Path) -> None:
     """A text goes on to where the others are sure, and the record knows nothing of others."""
     (tmp_path / "c.json").write_text(json.dumps({"confidence": SURE, "agrees": RIGHT}))
-    method = {**EXIT, "threshold": 0.875, "batch": 2}
+    method = {**EXIT, "threshold": 0.875, "sequences": 2, "batching": "static"}
     law = {"kind": "confidences", "file": str(tmp_path / "c.json")}
     row = view(sim.run(tables("early_exit", method=[method], outcomes=law), views=["formula"]), "formula")
     assert (row["agreement"], row["agreement_source"]) == (None, "unknown")
@@ -433,14 +435,14 @@ SHAPED: dict[str, dict[str, Any]] = {
     },
     "bild-exit": {"method": [{**BILD, "layers": 24, "exit_layer": 6}], "cost": {"shape": "t5-large"}},
     "skipdecode": {"method": [{**SKIP, "layers": 24}], "cost": {"shape": "opt-1.3b"}},
-    "skipdecode-batch": {"method": [{**SKIP, "layers": 24, "batch": 3, "lengths": [12, 4, 7, 2]}], "cost": {"shape": "opt-1.3b"}},
+    "skipdecode-batch": {"method": [{**SKIP, "layers": 24, **RAGGED}], "cost": {"shape": "opt-1.3b"}},
     "early_exit": {"method": [{**EXIT, "layers": 24}], "outcomes": DEEP, "cost": {"shape": "opt-1.3b"}},
     "early_exit-state": {"method": [{**EXIT, "layers": 24, "measure": "state"}], "outcomes": DEEP, "cost": {"shape": "opt-1.3b"}},
     "early_exit-backfill": {
         "method": [{**EXIT, "layers": 24, "fill": "backfill"}], "outcomes": DEEP, "cost": {"shape": "opt-1.3b"},
     },
     "early_exit-batch": {
-        "method": [{**EXIT, "layers": 24, "batch": 3, "lengths": [12, 4, 7, 2]}], "outcomes": DEEP, "cost": {"shape": "opt-1.3b"},
+        "method": [{**EXIT, "layers": 24, **RAGGED}], "outcomes": DEEP, "cost": {"shape": "opt-1.3b"},
     },
 }  # fmt: skip
 
@@ -485,7 +487,7 @@ def test_without_shapes_there_is_no_work(name: str) -> None:
     ],
 )  # fmt: skip
 def test_occupancy_is_tokens_over_places(name: str, batch: int, lengths: list[int] | None, occupancy: float) -> None:
-    method = {**OWN[name][0], "batch": batch, **({} if lengths is None else {"lengths": lengths})}
+    method = {**OWN[name][0], "sequences": batch, "batching": "static", **({} if lengths is None else {"lengths": lengths})}
     table = sim.run(tables(name, method=[method]), replications=20)
     assert table["occupancy"].to_list() == pytest.approx([occupancy] * 3)
     assert view(table, "events")["paths_difference"] == pytest.approx(0, abs=1e-9)
@@ -494,7 +496,7 @@ def test_occupancy_is_tokens_over_places(name: str, batch: int, lengths: list[in
 @pytest.mark.parametrize("fill", ["propagate", "backfill"])
 def test_texts_one_after_another_have_luck_of_their_own(fill: str) -> None:
     """Of six texts that are decoded alone the events play the depths of all six, not six times those of the first."""
-    method = {**EXIT, "fill": fill, "lengths": [3, 12, 1, 1, 7, 12]}
+    method = {**EXIT, "fill": fill, "batching": "static", "lengths": [3, 12, 1, 1, 7, 12]}
     given = tables("early_exit", method=[method], cost={"propagation": 0.125})
     table = sim.run(given)
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
@@ -504,9 +506,8 @@ def test_texts_one_after_another_have_luck_of_their_own(fill: str) -> None:
 
 
 def test_a_batch_goes_as_far_as_its_deepest_text() -> None:
-    rows = [
-        view(sim.run(tables("early_exit", method=[{**EXIT, "batch": batch}]), views=["formula"]), "formula") for batch in (1, 2, 8)
-    ]
+    methods = [{**EXIT, "sequences": batch, "batching": "static"} for batch in (1, 2, 8)]
+    rows = [view(sim.run(tables("early_exit", method=[each]), views=["formula"]), "formula") for each in methods]
     reached = np.cumsum([0.25, 0.375, 0.0, 0.375])  # the chances to need at most 1, 2, 3, 4 layers
     for batch, row in zip((1, 2, 8), rows, strict=True):
         assert row["latency_layers"] == pytest.approx(TOKENS * (4 - (reached[:3] ** batch).sum()))
@@ -670,11 +671,11 @@ TRACED = {
     "bild-exit": {**BILD, "exit_layer": 2},
     "bild-apart": {**BILD, "placement": "apart"},
     "skipdecode": SKIP,
-    "skipdecode-batch": {**SKIP, "batch": 2, "lengths": [12, 3, 5]},
+    "skipdecode-batch": {**SKIP, "sequences": 2, "batching": "static", "lengths": [12, 3, 5]},
     "early_exit": EXIT,
     "early_exit-state": {**EXIT, "measure": "state"},
     "early_exit-backfill": {**EXIT, "fill": "backfill"},
-    "early_exit-batch": {**EXIT, "batch": 2, "lengths": [5, 12, 7]},
+    "early_exit-batch": {**EXIT, "sequences": 2, "batching": "static", "lengths": [5, 12, 7]},
     "early_exit-fixed": {**EXIT, "exit_layer": 2},
 }
 
@@ -700,7 +701,7 @@ def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None) -> None:
 
 
 def test_the_first_tokens_of_a_trace_are_those_of_the_whole() -> None:
-    given = tables("early_exit", method=[{**EXIT, "batch": 2, "lengths": [5, 12]}])
+    given = tables("early_exit", method=[{**EXIT, "sequences": 2, "batching": "static", "lengths": [5, 12]}])
     whole, some = trace.record(given), trace.record(given, tokens=4)
     assert some.commits == whole.commits[:4]
 

@@ -289,6 +289,23 @@ def test_replicas_share_weights_only_if_these_are_the_same() -> None:
     with pytest.raises(ValueError, match="the replica has other weights"):
         units.share_weights(other, flat)
     assert units.fingerprint(other) != units.fingerprint(one)
+    import torch
+
+    longer = torch.zeros(len(flat) + 64, dtype=flat.dtype)
+    with pytest.raises(ValueError, match="the replica has weights of another size"):
+        units.share_weights(tiny("llama").load(), longer)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_fingerprints_differ_by_the_first_and_the_last_number_of_a_tensor(place: int) -> None:
+    import torch
+
+    decoder = tiny("llama").load()
+    before = units.fingerprint(decoder)
+    assert before == units.fingerprint(tiny("llama").load())
+    with torch.inference_mode():
+        next(iter(decoder.full.parameters())).flatten()[place] += 1
+    assert units.fingerprint(decoder) != before
 
 
 # --- what becomes of processes ---

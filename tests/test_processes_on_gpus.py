@@ -25,11 +25,12 @@ from model import runs
 from model.algorithms import ppd
 from model.checks import ParameterError
 from model.spans import of_main
-from model.steps import Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
 from tests import real_models
 from tests.real_models import SOURCE
 from tests.test_processes import BATCHED, CHOICES, LAYERS, NESTED, as_believed, tiny
 from tests.threads import Cuda, Elsewhere, Stream, standing_in
+from tests.unended import AT_ONCE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TWO = ["cuda:0", "cuda:1"]
@@ -68,6 +69,13 @@ def test_what_is_written_is_what_the_plain_decoder_writes(cuda: Cuda, kind: str)
         expected = real_models.oracle(real_models.model("opt", LAYERS), [3, 4], 8)
         assert Parallel(pool).run(ppd.decode(CHOICES[0], [3, 4], 8), 8).tokens == expected
     assert cuda.races == []
+
+
+@pytest.mark.parametrize(("defect", "message"), AT_ONCE)
+@pytest.mark.usefixtures("cuda")
+def test_who_has_not_ended_is_not_taken_over(defect: Callable[[], Steps], message: str) -> None:
+    with started(on_gpus(), 2, 16, pin=False, devices=TWO) as pool, pytest.raises(CacheError, match=message):
+        Parallel(pool).run(defect(), 8)
 
 
 def test_events_are_recorded_anew_again_and_again(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,22 @@ def test_weights_read_are_those_of_the_layers_that_are_run(tmp_path: Path) -> No
     assert expected / plain < row["flops_over_plain"] < 1  # prompts are wider passes of the same weights
 
 
+def test_work_is_compared_per_token_where_sequences_end_at_unequal_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of three of five per decoded token, whatever the number of tokens; the prompts are read by all layers."""
+    full = real_models.decoders("llama", seed=2)["target"].full
+    plain = [real_models.oracle(full, prompt, TOKENS) for prompt in PROMPTS]
+    monkeypatch.setattr(full.generation_config, "eos_token_id", plain[0][2])
+    (row,) = measured(tmp_path, "early_exit", [{"exit_layer": 3}])
+    ended = [real_models.oracle(full, prompt, TOKENS, stop=plain[0][2]) for prompt in PROMPTS]
+    before = sum(map(len, ended))
+    assert row["tokens"] != before, "both end alike: choose another end token"
+    prompts = sum(LAYERS * (len(prompt) - 1) for prompt in PROMPTS)
+    work, other = prompts + 3 * row["tokens"], prompts + LAYERS * before
+    assert row["layer_passes_over_plain"] == pytest.approx((work / row["tokens"]) / (other / before))
+
+
 def test_a_small_model_that_only_hands_over_costs_its_passes(tmp_path: Path) -> None:
     """It reads the prompt, is asked at each token but the last of a text, and never heard."""
     (row,) = measured(tmp_path, "bild", [{"fallback_threshold": 1.0, "rollback_threshold": 0.0}], "draft")
@@ -199,7 +215,7 @@ def test_a_table_is_the_same_in_both_formats(tmp_path: Path) -> None:
         ("early_exit", {}, (), "threshold or exit_layer is required"),
         ("early_exit", {"treshold": 0.5}, (), "did you mean threshold"),
         ("skipdecode", {"min_layers": 2, "max_layers": 5, "sequence": 12}, (), "tokens must be at most sequence-prompt=7"),
-        ("early_exit", {"threshold": 0.5, "batch": 2}, (), "batch must be 1"),
+        ("early_exit", {"threshold": 0.5, "sequences": 2, "batching": "static"}, (), "sequences must be 1"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_anything_is_decoded(

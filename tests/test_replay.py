@@ -286,9 +286,9 @@ def test_a_log_of_several_texts_keeps_them_apart(tmp_path: Path) -> None:
         ({"rows": 1}, "own.json: columns must be text, order, kind"),
         ({"sha256": "0"}, "own.json: its table own.parquet is not the one that it was written with"),
         ({"seed": -1}, "own.json: seed must be at least 0, got -1"),
-        ({"texts": [3]}, "own.json: it is not as it was written"),
-        ({"texts": []}, "own.json: it is not as it was written"),
-        ({"texts": [{}]}, "own.json: adopted_rows of a text is missing"),
+        ({"texts": [3]}, "own.json: texts[0] must be a table of keys, got 3"),
+        ({"texts": []}, "own.json: a log must have at least one decoding, got none"),
+        ({"texts": [{}]}, "own.json: texts[0].adopted_rows is missing"),
     ],
 )
 def test_damaged_logs_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:

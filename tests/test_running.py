@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -121,7 +123,7 @@ def test_outcomes_that_a_method_cannot_have_are_refused(
 def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
     name: str, table: dict[str, Any], rates: dict[str, float], batch: int
 ) -> None:
-    models, said = models_of(name, table), table | {"batch": batch}
+    models, said = models_of(name, table), table | {"sequences": batch, "batching": "static"}
     running.check(Plan([wanted(name, said, rates)], 9), models)
     found = running.decode(wanted(name, said, rates), models, 9, 1, log=True)
     parameters = methods.algorithm(name).Parameters(**found.settings)
@@ -134,7 +136,7 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
 
 
 def test_models_are_asked_about_one_text_at_a_time() -> None:
-    table = {"min_layers": 2, "max_layers": 4, "batch": 2}
+    table = {"min_layers": 2, "max_layers": 4, "sequences": 2, "batching": "static"}
     models = models_of("skipdecode", table)
     with pytest.raises(ParameterError, match="batch must be 1"):
         running.check(Plan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)
@@ -157,6 +159,31 @@ def test_times_add_up() -> None:
 
 
 # --- plans ---
+
+
+def test_garbage_is_not_collected_while_a_decoding_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, (made, models) = [], plan(1)
+    decode = running.decode
+    monkeypatch.setattr(running, "decode", lambda *given, **more: (seen.append(gc.isenabled()), decode(*given, **more))[1])
+    running.timed(made.wanted[0], models, made.tokens, made.seed)
+    assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_runs_of_another_seed_are_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, models = plan(2)
+    keep, timed = iter([True, True]), running.timed
+
+    def once(*given: Any, **more: Any) -> Any:
+        if next(keep, None) is None:
+            raise KeyboardInterrupt
+        return timed(*given, **more)
+
+    monkeypatch.setattr(running, "timed", once)
+    with pytest.raises(KeyboardInterrupt):
+        running.measure(tmp_path / "runs.json", made, models)
+    monkeypatch.setattr(running, "timed", timed)
+    with pytest.raises(ParameterError, match="seed"):
+        running.measure(tmp_path / "runs.json", dataclasses.replace(made, seed=made.seed + 1), models, resume=True)
 
 
 def plan(repeats: int = 3, **more: Any) -> tuple[Plan, dict[str, Any]]:
@@ -245,7 +272,7 @@ def test_files_are_refused_where_they_are_damaged(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match=said):
             runs.load(path)
     path.write_text(json.dumps(held | {"about": {key: value for key, value in held["about"].items() if key != "dtype"}}))
-    with pytest.raises(ParameterError, match="must say their dtype"):
+    with pytest.raises(ParameterError, match=r"about\.dtype is missing"):
         runs.load(path)
 
 
@@ -315,7 +342,7 @@ def test_files_say_what_units_were_or_they_were_processes(tmp_path: Path) -> Non
     old = {key: value for key, value in found.about.items() if key != "apart"}
     for about, expected in ((old, "processes"), (old | {"apart": ["streams"] * 4}, "streams")):
         assert {each.apart for each in Runs(found.log, found.table, about).timed.values()} == {expected}
-    with pytest.raises(ParameterError, match="apart must name one for each of 4 decodings, got 1"):
+    with pytest.raises(ParameterError, match="apart must have one for each of 4 decodings, got 1"):
         Runs(found.log, found.table, old | {"apart": ["streams"]})
     with pytest.raises(ParameterError, match="unknown apart 'cores'"):
         Runs(found.log, found.table, old | {"apart": ["cores"] * 4})

@@ -222,6 +222,8 @@ def test_of_a_batch_drafts_alone_are_made_at_unequal_positions(decoders: dict[st
 def test_batches_are_of_a_token_each() -> None:
     passes = Passes(widths=(1, 3), contexts=(0,), batches=(1, 4))
     assert [(each.width, each.batch) for each in passes.points] == [(1, 1), (3, 1), (1, 4)]
+    wider = Passes(widths=(1, 3, 5), contexts=(0,), batches=(1, 4), together=(1, 3))
+    assert [(each.width, each.batch) for each in wider.points if each.batch > 1] == [(1, 4), (3, 4)]
     for given in ({"widths": (2, 3), "batches": (1, 4)}, {"widths": (1,), "batches": (2, 4)}):
         with pytest.raises(ParameterError, match="widths and batches must have 1 among them"):
             Passes(contexts=(0,), **given)

@@ -72,39 +72,38 @@ def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
 # --- Batches ---
 
 
-class Batch:
-    def __init__(self, batch: int, lengths: Any = None) -> None:
-        self.batch, self.lengths = batch, lengths
+def static(sequences: int, lengths: Any = None) -> _batches.StaticBatching:
+    return _batches.StaticBatching(sequences=sequences, batching="static", lengths=lengths)
 
 
 def test_batches_are_filled_in_order() -> None:
-    assert _batches.texts(Batch(2), 3) == [{0: 3, 1: 3}]
-    queue = Batch(2, (3, 1, 2, 2, 1))
+    assert _batches.texts(static(2), 3) == [{0: 3, 1: 3}]
+    queue = static(2, (3, 1, 2, 2, 1))
     assert _batches.texts(queue, 3) == [{0: 3, 1: 1}, {2: 2, 3: 2}, {4: 1}]
     assert [*_batches.columns(queue, 3)] == [(0, 2), (1, 1), (2, 1), (0, 2), (1, 2), (0, 1)]
-    assert (_batches.steps_of(queue, 3), _batches.outputs_of(queue, 3)) == (6, 9)
+    assert (queue.steps_of(3), queue.outputs_of(3)) == (6, 9)
     assert _batches.plain_time(queue, 3, WIDE) == 5 * (3 + 3 * 1.25)
 
 
 @pytest.mark.parametrize(
     ("batch", "lengths", "message"),
     [
-        (0, None, "batch must be between 1 and 4096, got 0"), (4097, None, "batch must be between 1 and 4096, got 4097"),
-        (1, (), r"lengths must be a list of at least one length of a text, got \[\]"), (1, 3, "lengths must be a list"),
+        (0, None, "sequences must be between 1 and 100000, got 0"), (4097, None, "sequences must be between 1 and 4096, got 4097"),
+        (1, (), r"lengths must be a list of at least one length of a sequence, got \[\]"), (1, 3, "lengths must be a list"),
         (1, (2, 0), r"lengths\[1\] must be between 1 and"), (1, (2.5,), r"lengths\[0\] must be a whole number"),
     ],
 )  # fmt: skip
 def test_what_no_batch_may_be(batch: int, lengths: Any, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
-        _batches.check(Batch(batch, lengths))
+        static(batch, lengths).check_batching()
 
 
 def test_the_longest_text_has_as_many_tokens_as_are_asked_for() -> None:
-    _batches.check_longest(Batch(1, (2, 5)), 5)
-    _batches.check_longest(Batch(1), 5)
+    static(1, (2, 5)).check_tokens(5)
+    static(1).check_tokens(5)
     for tokens in (4, 6):
         with pytest.raises(ParameterError, match=f"lengths must be at most tokens={tokens}, and one of them that, got 5"):
-            _batches.check_longest(Batch(1, (2, 5)), tokens)
+            static(1, (2, 5)).check_tokens(tokens)
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3])
@@ -163,7 +162,7 @@ def test_batches_of_texts_take_what_their_columns_take(
     lengths: list[int], batch: int, rounding: str, power: float, cost: UnitCost
 ) -> None:
     tokens = max(lengths)
-    parameters = skip(sequence=8, batch=batch, lengths=tuple(lengths), rounding=rounding, power=power)
+    parameters = skip(sequence=8, sequences=batch, batching="static", lengths=tuple(lengths), rounding=rounding, power=power)
     steps = skipdecode.decode(parameters, [0], tokens)
     run = simulate(steps, sum(lengths), Cluster(1), cost, Lossy(1, 4), record=True)
     time, budgets = 0.0, skipping.exit_layers(2, 4, 3, 8, tokens, rounding=rounding, power=power)
@@ -192,10 +191,10 @@ def test_batches_of_texts_take_what_their_columns_take(
 
 def test_each_text_of_a_batch_reads_its_own() -> None:
     """A text is put out in order; the next batch begins again behind the prompt."""
-    parameters = skip(batch=2, lengths=(3, 1, 2))
+    parameters = skip(sequences=2, batching="static", lengths=(3, 1, 2))
     found = count(skipdecode.decode(parameters, [0], 3), Lossy(1, 4), 6)
     assert found.tokens == [1, 1, 2, 3, 1, 2]
-    alone = count(skipdecode.decode(skip(lengths=(3, 1, 2)), [0], 3), Lossy(1, 4), 6)
+    alone = count(skipdecode.decode(skip(lengths=(3, 1, 2), batching="static"), [0], 3), Lossy(1, 4), 6)
     assert alone.tokens == [1, 2, 3, 1, 1, 2]
 
 
@@ -209,7 +208,8 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
         ({"warm_up": -1}, "warm_up must be between 0 and"), ({"prompt": 7}, "prompt must be between 0 and sequence-1=6, got 7"),
         ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence": 0}, "sequence must be between 1 and"),
         ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"),
-        ({"batch": 0}, "^batch"),
+        ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
+        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': its batches go column by"),
     ],
 )  # fmt: skip
 def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
@@ -219,14 +219,15 @@ def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
 
 def test_a_schedule_has_positions_for_all_tokens() -> None:
     with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
-        skip(lengths=(2,)).check_tokens(3)
+        skip(lengths=(2,), batching="static").check_tokens(3)
     message = "tokens must be at most sequence-prompt=4, which the schedule has positions for, got 5"
     for refused in (lambda: skip().check_tokens(5), lambda: next(skipdecode.decode(skip(), [0], 5)),
                     lambda: skipping.predict(skip(), 5, None, COST)):  # fmt: skip
         with pytest.raises(ParameterError, match=message):
             refused()
-    assert (skip().units, skip(batch=3).widest, skip().warm_up, skip().rounding, skip().power) == (1, 3, 1, "half-up", 1.0)
-    assert (skip().batch, skip(batch=3).texts, skip().EXACT) == (1, 3, False)
+    three = skip(sequences=3, batching="static")
+    assert (skip().units, three.widest, skip().warm_up, skip().rounding, skip().power) == (1, 3, 1, "half-up", 1.0)
+    assert (skip().sequences, three.texts, skip().EXACT) == (1, 3, False)
     assert (skip().OUTCOMES, skip().COSTS) == ((), ("verify_cost",))
 
 
@@ -274,10 +275,10 @@ def test_what_fills_in_goes_over_all_that_is_lacking() -> None:
 
 def reference(depths: list[list[int]], parameters: early_exit.Parameters, cost: UnitCost) -> float:
     """Time of all batches, text by text on paper."""
-    lengths = [*parameters.lengths] if parameters.lengths else [len(depths[0])] * parameters.batch
+    lengths = [*parameters.lengths] if parameters.lengths else [len(depths[0])] * parameters.sequences
     layers, total = parameters.layers, 0.0
-    for start in range(0, len(lengths), parameters.batch):
-        members = [*range(start, min(start + parameters.batch, len(lengths)))]
+    for start in range(0, len(lengths), parameters.sequences):
+        members = [*range(start, min(start + parameters.sequences, len(lengths)))]
         lacking = [0] * layers
         for place in range(max(lengths[text] for text in members)):
             live = [text for text in members if lengths[text] > place]
@@ -307,7 +308,8 @@ def exits(draw: st.DrawFn) -> tuple[early_exit.Parameters, list[list[int]]]:
     lengths = draw(st.none() | st.lists(st.integers(1, tokens), max_size=4).map(lambda more: (tokens, *more)))
     batch = 1 if fill == "backfill" else draw(st.integers(1, 3))
     choice = early_exit.Parameters(
-        layers, draw(st.sampled_from(leaving.MEASURES)), draw(st.integers(1, layers)), fill=fill, batch=batch, lengths=lengths
+        layers, draw(st.sampled_from(leaving.MEASURES)), draw(st.integers(1, layers)), fill=fill, sequences=batch,
+        batching="static", lengths=lengths,
     )
     depth = st.integers(1, layers)
     rows = draw(st.lists(st.lists(depth, min_size=tokens, max_size=tokens), min_size=choice.texts, max_size=choice.texts))
@@ -335,14 +337,14 @@ def test_the_clock_takes_what_the_reference_does(drawn: tuple[early_exit.Paramet
     assert run.latency == run.busy == pytest.approx(want, rel=1e-12)
     assert play(choice, depths, cost, per_layer=True).latency == pytest.approx(want, rel=1e-12)
     assert near(decodings(choice, len(depths[0]), tiles(depths), cost, 1), want)
-    lengths = choice.lengths or (len(depths[0]),) * choice.batch
+    lengths = choice.lengths or (len(depths[0]),) * choice.sequences
     assert sorted(run.tokens) == sorted(place + 1 for length in lengths for place in range(length))
 
 
 def test_many_replications_are_each_their_own() -> None:
     luck = np.random.default_rng(3)
     for fill, cost in itertools.product(early_exit.FILLS, (COST, UnitCost(4, propagation=0.25, verify_cost=CURVE))):
-        choice = leave(fill=fill, measure="state", lengths=(6, 2), batch=1)
+        choice = leave(fill=fill, measure="state", lengths=(6, 2), sequences=1, batching="static")
         each = luck.integers(1, 5, size=(5, 2, 6))
         table = np.stack([rows.T.reshape(-1) for rows in each], axis=1).astype(np.uint16)
         times = decodings(choice, 6, iter([table[:5], table[5:]]), cost, 5)
@@ -350,7 +352,7 @@ def test_many_replications_are_each_their_own() -> None:
 
 
 def test_nothing_is_left_to_luck_where_all_leave_at_one_layer() -> None:
-    choice = leave(exit_layer=3, batch=2)
+    choice = leave(exit_layer=3, sequences=2, batching="static")
     want = 5 * 1.25 * (3 + 0.5)
     assert leave(exit_layer=4).asked({"exit_layer": 4}) == ()
     assert leave().asked({}) == ("exit",)
@@ -371,7 +373,7 @@ def test_means_are_those_over_all_luck(
     """Three layers; of batches of two texts at most, of at most three tokens."""
     measure, first, fill = drawn[0].measure, min(drawn[0].first_check, 3), drawn[0].fill
     batch = 1 if fill == "backfill" else 1 + (tokens < 3)
-    choice = early_exit.Parameters(3, measure, first, fill=fill, batch=batch)
+    choice = early_exit.Parameters(3, measure, first, fill=fill, sequences=batch, batching="static")
     law = Depths(np.array([*weights, 5]) / (sum(weights) + 5), batch)
     cost = UnitCost(3, early_head=0.5, final_head=1.0, propagation=0.25, state_check=0.125, verify_cost=((1, 3.0), (4, 4.5)))
     mean = square = 0.0
@@ -407,8 +409,8 @@ def test_work_is_what_the_counter_counts(drawn: tuple[early_exit.Parameters, lis
 def test_work_by_hand() -> None:
     """One token, three layers of four, two texts: a head behind each layer, and a row that nobody ran."""
     law = Depths([0, 0, 1, 0])
-    assert work(leave(batch=2), 1, law).of["target"] == Totals(4, 3, 6, 6, 6, 1, 2, 3, 6)
-    assert work(leave(batch=2, measure="state"), 1, law).of["target"] == Totals(5, 3, 6, 6, 6, 1, 2, 1, 2)
+    assert work(leave(sequences=2, batching="static"), 1, law).of["target"] == Totals(4, 3, 6, 6, 6, 1, 2, 3, 6)
+    assert work(leave(sequences=2, batching="static", measure="state"), 1, law).of["target"] == Totals(5, 3, 6, 6, 6, 1, 2, 1, 2)
     assert work(leave(exit_layer=2), 2, None).of["target"] == Totals(2, 4, 4, 2 * (1 + 2), 2 * (1 + 2), 0, 0, 2, 2)
     assert work(leave(first_check=4), 1, Depths([0, 0, 0, 1])).of["target"] == Totals(1, 4, 4, 4, 4, 0, 0, 1, 1)
 
@@ -478,8 +480,8 @@ def test_places_have_laws_of_their_own_for_all_texts() -> None:
     [
         ({"layers": 0}, "^layers must be between 1 and"), ({"measure": "mood"}, "unknown measure 'mood'"),
         ({"first_check": 0}, "first_check must be between 1 and layers=4, got 0"), ({"first_check": 5}, "first_check"),
-        ({"fill": "never"}, "unknown fill 'never'"), ({"batch": 0}, "^batch must be between 1 and 4096, got 0"),
-        ({"batch": 2, "fill": "backfill"}, "batch must be 1 with fill='backfill', got 2"),
+        ({"fill": "never"}, "unknown fill 'never'"), ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
+        ({"sequences": 2, "batching": "static", "fill": "backfill"}, "must be 1 with fill='backfill' and batching='static', got 2"),
         ({"exit_layer": 5}, "exit_layer must be between 1 and layers=4, got 5"), ({"exit_layer": 0}, "exit_layer"),
         ({"exit_layer": 2, "measure": "state"}, "measure has no bearing with an exit_layer"),
         ({"exit_layer": 2, "first_check": 2}, "first_check has no bearing with an exit_layer"),
@@ -508,16 +510,17 @@ def test_a_threshold_falls_over_all_tokens() -> None:
     with pytest.raises(ParameterError, match="longest must be at least tokens=11, over which thresholds fall, got 10"):
         falling.check_tokens(11)
     with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
-        leave(lengths=(2,)).check_tokens(3)
+        leave(lengths=(2,), batching="static").check_tokens(3)
     for refused in (lambda: leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST),
                     lambda: next(early_exit.decode(falling, [0], 11))):  # fmt: skip
         with pytest.raises(ParameterError, match="longest must be at least tokens=11"):
             refused()
-    assert (leave().units, leave(batch=3).widest, leave(batch=3).texts, leave(lengths=(1, 2)).texts) == (1, 3, 3, 2)
-    assert (leave().measure, leave().first_check, leave().fill, leave().batch) == ("softmax", 1, "propagate", 1)
-    assert leave(batch=2, lengths=(3, 1, 2)).steps_of(3) == 3 + 2
+    three, two = leave(sequences=3, batching="static"), leave(lengths=(1, 2), batching="static")
+    assert (leave().units, three.widest, three.texts, two.texts) == (1, 3, 3, 2)
+    assert (leave().measure, leave().first_check, leave().fill, leave().sequences) == ("softmax", 1, "propagate", 1)
+    assert leave(sequences=2, batching="static", lengths=(3, 1, 2)).steps_of(3) == 3 + 2
     assert not leave().EXACT
-    assert (leave().OUTCOMES, leave().COSTS) == (("exit",), ("verify_cost", "propagation", "state_check"))
+    assert (leave().OUTCOMES, leave().COSTS) == (("exit",), ("early_head", "propagation", "state_check", "verify_cost"))
 
 
 @pytest.mark.parametrize(("sure", "depth"), [(0.5, 1), (0.49, 4)])

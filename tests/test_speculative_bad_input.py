@@ -74,6 +74,17 @@ def test_a_table_that_dips_is_used_and_said_once(tmp_path: Path, monkeypatch: py
     assert line.startswith("warning: verify_cost should not fall with the width, got 1.1 at width 4 after 1.2")
 
 
+def test_passes_of_a_profile_that_dip_are_no_table_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor 16 tokens take less than 12, and a policy asks what each width takes: nobody set verify_cost."""
+    monkeypatch.chdir(tmp_path)
+    method = '[[method]]\nname = "adaptive"\nlayers = 2\nmax_draft_length = 15\npolicy = "optimum"\n\n'
+    cost = '[cost]\nkind = "profile"\nprofile = "cpu-llama-68m"\ndraft_profile = "cpu-llama-68m"\nprompt = 64\n'
+    (tmp_path / "s.toml").write_text(SCENARIO + method + LAW + cost)
+    done = CliRunner().invoke(app, ["run", "s.toml", "--no-figures"])
+    assert done.exit_code == 0, done.stderr
+    assert "warning" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("method", "width"),
     [
@@ -156,8 +167,10 @@ TOML = [
     (law('kind = "rounds"\nfile = "broken.json"'), "broken.json", "not JSON"),
     (law('kind = "rounds"\nfile = "log.jsonl"\ndrafter = "medusa"'), "line 1 of", "no acc_medusa.acc_len", "eagle, ngram"),
     (law('kind = "reported"\nengine = "tgi"\ndraft_length = 3\nrate = 0.5'), "unknown engine 'tgi'", "vllm"),
-    (law('kind = "reported"\nengine = "vllm"\ndraft_length = 3'), "rate", "length", "one of"),
-    (law('kind = "reported"\nengine = "vllm"\ndraft_length = 3\nrate = 0.5\nlength = 2'), "rate", "length"),
+    (law('kind = "reported"\nengine = "vllm"\ndraft_length = 3'), "rate", "length", "or both"),
+    (law('kind = "reported"\nengine = "vllm"\ndraft_length = 3\nrate = 0.5\nlength = 2'), "rate=0.5", "length=2", "2.5", "0.3333"),
+    (law('kind = "reported"\nengine = "vllm"\ndraft_length = 3\nrate = [0.5]'), "rate must be a number"),
+    (law('kind = "reported"\nengine = "sglang"\ndraft_length = 3\nrate = 0.5'), "field", "drafts", "with-bonus", "before-2025-10"),
     (law('kind = "reported"\nengine = "vllm"\ndraft_length = 3\nrate = 50'), "rate", "between 0 and 1", "got 50"),
     (law('kind = "reported"\nengine = "sglang"\ndraft_length = 3\nlength = 5'), "length", "between 1 and", "5"),
     (law('kind = "published"\ntask = "enfr"'), "unknown task 'enfr'", "cnndm, ende"),

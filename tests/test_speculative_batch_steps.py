@@ -61,14 +61,14 @@ CHOICES = st.fixed_dictionaries({
 
 
 def choice(luck: Sequence[Sequence[int]], batch: int, **more: Any) -> Parameters:
-    return Parameters(LAYERS, batch=batch, lengths=tuple(map(len, luck)), **{"draft_length": 2} | more)
+    return Parameters(LAYERS, sequences=batch, batching="static", lengths=tuple(map(len, luck)), **{"draft_length": 2} | more)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9), CHOICES, st.integers(1, 3))
 def test_a_batch_of_one_text_is_that_text(survivors: list[int], more: dict[str, Any], prompt: int) -> None:
     n, single = len(survivors), Parameters(LAYERS, **more)
     want = steps_of(one_at_a_time(single, range(prompt), n), world(survivors, prompt))
-    for one in (single, dataclasses.replace(single, batch=1, lengths=(n,))):
+    for one in (single, dataclasses.replace(single, sequences=1, batching="static", lengths=(n,))):
         assert steps_of(speculative.decode(one, range(prompt), n), world(survivors, prompt)) == want
         assert steps_of(speculative.decode(one, [9] * prompt, n, prompts=[range(prompt)]), world(survivors, prompt)) == want
 
@@ -142,7 +142,7 @@ def test_two_texts_by_hand() -> None:
     places; the second text then ends, and the first goes on alone.
     """
     luck = [[2, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0]]
-    steps = speculative.decode(Parameters(LAYERS, 2, batch=2, lengths=(7, 4)), [0], 7)
+    steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static", lengths=(7, 4)), [0], 7)
     made = steps_of(steps, together([world(own) for own in luck]))
     passes = [(each.role, each.tokens, each.at, each.texts, each.places) for each in made if isinstance(each, Forward)]
     assert passes[:6] == [
@@ -166,7 +166,7 @@ def test_two_texts_by_hand() -> None:
 
 def test_texts_leave_at_a_token_that_ends_them() -> None:
     luck = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
-    steps = speculative.decode(Parameters(LAYERS, 2, batch=2), [0], 6, stop=(2,))
+    steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static"), [0], 6, stop=(2,))
     made = steps_of(steps, together([world(own) for own in luck]))
     commits = [each for each in made if isinstance(each, Commit)]
     assert [(each.text, each.tokens) for each in commits] == [(0, (1, 2)), (1, (1,)), (1, (2,))]
@@ -209,13 +209,14 @@ def test_what_passes_over_unequal_texts_attend_to_and_read() -> None:
 
 
 def test_what_a_choice_of_batches_says_of_itself() -> None:
-    choice = Parameters(LAYERS, 3, batch=4, lengths=(5, 2))
+    choice = Parameters(LAYERS, 3, sequences=4, batching="static", lengths=(5, 2))
     assert (choice.texts, choice.widest, choice.outputs_of(5), choice.steps_of(5)) == (2, 8, 7, 5)
-    assert (Parameters(LAYERS, 3, batch=4).texts, Parameters(LAYERS, 3, batch=4).widest) == (4, 16)
+    four = Parameters(LAYERS, 3, sequences=4, batching="static")
+    assert (four.texts, four.widest) == (4, 16)
     one = Parameters(LAYERS, 3)
     assert (one.texts, one.widest, one.outputs_of(5), one.steps_of(5)) == (1, 4, 5, 5)
-    for wrong in ({"batch": 0}, {"lengths": ()}, {"lengths": (0,)}):
-        with pytest.raises(ParameterError, match=r"batch|lengths"):
+    for wrong in ({"sequences": 0}, {"lengths": ()}, {"lengths": (0,)}):
+        with pytest.raises(ParameterError, match=r"sequences|lengths"):
             Parameters(LAYERS, 3, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="lengths must be at most tokens=4"):
         next(speculative.decode(choice, [0], 4))

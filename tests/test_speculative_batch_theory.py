@@ -68,7 +68,8 @@ LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max
 @given(LUCK, st.integers(0, 5), st.integers(1, 5), st.sampled_from(COSTS), st.booleans())
 def test_events_are_paths_to_the_last_bit(luck: list[list[bool]], gamma: int, batch: int, cost: UnitCost, apart: bool) -> None:
     lengths = tuple(map(len, luck))
-    parameters = Parameters(LAYERS, gamma, batch=batch, lengths=lengths, placement="apart" if apart else "together")
+    placement = "apart" if apart else "together"
+    parameters = Parameters(LAYERS, gamma, sequences=batch, batching="static", lengths=lengths, placement=placement)
     run = played(parameters, [survivors(own) for own in luck], cost)
 
     def outcomes(own: list[bool]) -> Any:
@@ -150,11 +151,11 @@ def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tok
     for of, value in zip(prices, (want.time, want.busy, want.operations), strict=True):
         assert near((rounds * of).sum(), value, 1e-12)
     alone = predict(parameters, tokens, law, cost)
-    lonely = predict(dataclasses.replace(parameters, lengths=(tokens,)), tokens, law, cost)
+    lonely = predict(dataclasses.replace(parameters, batching="static", lengths=(tokens,)), tokens, law, cost)
     for name, value in vars(alone).items():
         assert near(getattr(lonely, name), value, 1e-12) or np.isnan(value), name
     # One text behind the other: sums of what they are alone.
-    behind = predict(dataclasses.replace(parameters, lengths=(tokens, tokens)), tokens, law, cost)
+    behind = predict(dataclasses.replace(parameters, batching="static", lengths=(tokens, tokens)), tokens, law, cost)
     for name in ("latency", "latency_variance", "busy", "plain_latency", "rounds", "drafted", "operations"):
         assert near(getattr(behind, name), 2 * getattr(alone, name), 1e-12, 1e-300), name
 
@@ -169,7 +170,8 @@ def test_the_mean_is_that_over_all_luck(
 ) -> None:
     rate, tokens = twentieths / 20, max(lengths)
     parameters = Parameters(
-        LAYERS, gamma, batch=batch, lengths=tuple(lengths), placement="apart" if apart else "together", draft_layers=2
+        LAYERS, gamma, sequences=batch, batching="static", lengths=tuple(lengths), placement="apart" if apart else "together",
+        draft_layers=2,
     )
     mean = np.zeros(6)
     works: dict[str, Any] = {}
@@ -211,12 +213,14 @@ def _columns(lengths: Sequence[int], batch: int) -> list[int]:
 
 def test_records_have_no_closed_form_in_batches() -> None:
     law = Replay([[True, False, True], [False, True, True]])
-    parameters = Parameters(LAYERS, 2, batch=2)
-    with pytest.raises(ParameterError, match=r"closed form for batches; ask for views = \['paths'\]"):
+    parameters = Parameters(LAYERS, 2, sequences=2, batching="static")
+    with pytest.raises(ParameterError, match=r"closed form for static batches; ask for views = \['paths'\]"):
         predict(parameters, 4, law, COST)
     assert closed_work(parameters, 4, law) is None
     # One text behind the other has one.
-    behind, alone = (predict(Parameters(LAYERS, 2, lengths=lengths), 4, law, COST).latency for lengths in ((4, 4), None))
+    behind, alone = (
+        predict(Parameters(LAYERS, 2, batching="static", lengths=lengths), 4, law, COST).latency for lengths in ((4, 4), None)
+    )
     assert near(behind, 2 * alone)
 
 
@@ -230,7 +234,7 @@ def test_long_texts_come_near_the_speed_up_of_batches(batch: int) -> None:
     limit = float(batched_speedup(rate, gamma, target, draft, batch, 0))
     gaps = []
     for tokens in (50, 200, 800):
-        found = predict(Parameters(LAYERS, gamma, batch=batch), tokens, Iid(rate), cost)
+        found = predict(Parameters(LAYERS, gamma, sequences=batch, batching="static"), tokens, Iid(rate), cost)
         gaps.append(1 - float(found.plain_latency / found.latency) / limit)
     assert gaps[0] > gaps[1] > gaps[2] > -1e-9
     assert gaps[2] < (0.003 if batch == 1 else 0.06)
@@ -240,9 +244,10 @@ def test_long_texts_come_near_the_speed_up_of_batches(batch: int) -> None:
 # --- Scenarios ---
 
 
+RAGGED: dict[str, Any] = {"sequences": 4, "batching": "static", "lengths": [12, 7, 12, 3, 9, 5]}
 BASE: dict[str, Any] = {
     "scenario": {"name": "batches", "tokens": 12, "replications": 4096, "event_replications": 64},
-    "method": [{"name": "speculative", "layers": 8, "draft_length": 3, "batch": 4, "lengths": [12, 7, 12, 3, 9, 5]}],
+    "method": [{"name": "speculative", "layers": 8, "draft_length": 3, **RAGGED}],
     "outcomes": {"kind": "iid", "acceptance_rate": 0.7}, "cost": {"cost_ratio": 0.125, "operations_ratio": 0.125},
 }  # fmt: skip
 
@@ -285,8 +290,8 @@ def test_a_text_has_the_luck_that_it_has_alone() -> None:
             found.append(work.count(steps, answers, case.outputs).committed)
         return found
 
-    alone = rounds(batch=None, lengths=None)
-    two, four = rounds(batch=2, lengths=None), rounds(batch=4, lengths=None)
+    alone = rounds(sequences=None, batching=None, lengths=None)
+    two, four = rounds(sequences=2, batching="static", lengths=None), rounds(sequences=4, batching="static", lengths=None)
     for one, pair, many in zip(alone, two, four, strict=True):
         assert [each._replace(text=0) for each in one] == [each for each in pair if each.text == 0]
         assert [each for each in pair if each.text == 1] == [each for each in many if each.text == 1]
@@ -338,7 +343,7 @@ def test_hardware_prices_texts_and_their_tokens() -> None:
 
 def test_a_scenario_on_hardware_has_its_own_batch() -> None:
     base = BASE | {"cost": {"kind": "roofline", "device": "h100", "shape": "llama-3.1-8b", "draft_shape": "llama-68m"}}
-    base["method"] = [BASE["method"][0] | {"layers": 32, "batch": 9}]  # of six texts
+    base["method"] = [BASE["method"][0] | {"layers": 32, "sequences": 9, "batching": "static"}]  # of six texts
     base["scenario"] = BASE["scenario"] | {"replications": 64, "event_replications": 4}
     rows = sim.run(base)
     assert rows["paths_difference"].drop_nulls().to_list()[0] < 1e-9 * rows["latency_layers"].max()
@@ -347,15 +352,16 @@ def test_a_scenario_on_hardware_has_its_own_batch() -> None:
     found = {role: {row[1:3] for row in case.cost.by_texts if row[0] == role} for role in ("target", "draft")}
     assert found["target"] == {(texts, width) for texts in range(1, 7) for width in range(1, 5)}
     assert found["draft"] == {(texts, 1) for texts in range(1, 7)}
-    with pytest.raises(ParameterError, match=r"cost\.batch is method speculative's own parameter batch"):
+    with pytest.raises(ParameterError, match=r"unknown key cost\.batch; it is now method\.sequences"):
         sim.run(base | {"cost": base["cost"] | {"batch": 2}})
 
 
 def test_a_curve_must_reach_as_far_as_all_texts_together() -> None:
     short = BASE | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [15, 2.0]]}}
-    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less or take a smaller batch"):
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less or take fewer sequences"):
         sim.run(short)
     assert sim.run(short | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [16, 2.0]]}}).height == 3
-    alone = [{key: value for key, value in BASE["method"][0].items() if key not in ("batch", "lengths")} | {"draft_length": 15}]
+    of_batches = ("sequences", "batching", "lengths")
+    alone = [{key: value for key, value in BASE["method"][0].items() if key not in of_batches} | {"draft_length": 15}]
     with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less$"):
         sim.run(short | {"method": alone})

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -450,12 +451,20 @@ def simulated(alpha: float, gamma: int, rounds: int) -> tuple[int, int]:
 def test_all_engines_tell_one_rate_of_one_run(alpha: float, gamma: int) -> None:
     rounds = 200_000
     accepted, tested = simulated(alpha, gamma, rounds)
-    bonus = (accepted + rounds) / rounds
-    found = [
-        *(sd.reported_acceptance(engine, gamma, rate=accepted / (gamma * rounds)) for engine in sd.ENGINES if engine != "alpha"),
-        *(sd.reported_acceptance(engine, gamma, length=bonus) for engine in ("vllm", "sglang", "transformers")),
-        sd.reported_acceptance("trtllm", gamma, length=accepted / rounds),
-    ]
+    share, emitted = accepted / (gamma * rounds), accepted + rounds
+    printed: list[tuple[str, dict[str, Any]]] = [
+        ("vllm", {"rate": share}), ("vllm", {"length": emitted / rounds}),
+        ("vllm", {"rate": emitted / (rounds * (gamma + 1)), "field": "system-efficiency"}),
+        ("sglang", {"rate": share, "field": "drafts"}), ("sglang", {"length": emitted / rounds}),
+        ("sglang", {"rate": emitted / (rounds * (gamma + 1)), "field": "with-bonus"}),
+        ("trtllm", {"rate": share}), ("trtllm", {"length": emitted / rounds}),
+        ("trtllm", {"length": accepted / rounds, "field": "forced"}),
+        ("transformers", {"rate": share}), ("transformers", {"length": emitted / rounds}),
+        ("llama.cpp", {"rate": share}), ("llama.cpp", {"length": emitted / rounds}),
+        ("mlx-lm", {"rate": accepted / emitted}), ("mlx", {"rate": accepted / emitted}),
+    ]  # fmt: skip
+    assert {engine for engine, _ in printed} >= {*sd.ENGINES} - {"alpha"}
+    found = [sd.reported_acceptance(engine, gamma, **figure) for engine, figure in printed]
     assert np.ptp(found) < 1e-13
     error = np.sqrt(alpha * (1 - alpha) / tested)
     assert abs(float(found[0]) - alpha) < 5 * error
@@ -463,6 +472,53 @@ def test_all_engines_tell_one_rate_of_one_run(alpha: float, gamma: int) -> None:
     assert abs(float(sd.reported_acceptance("alpha", gamma, rate=accepted / tested)) - alpha) < 5 * error
     if gamma > 1:
         assert accepted / (gamma * rounds) < alpha - 50 * error
+
+
+PRINTED = [
+    ("vllm", 5, {"rate": 0.827, "length": 5.14}), ("vllm", 3, {"rate": 0.601, "length": 2.80}),
+    ("vllm", 3, {"rate": 0.388, "length": 2.16}), ("vllm", 3, {"rate": 0.7347, "length": 3.20}),
+    ("vllm", 4, {"rate": 0.510, "length": 2.55, "field": "system-efficiency"}),
+    ("sglang", 3, {"rate": 0.49, "length": 1.95, "field": "with-bonus"}),
+    ("sglang", 5, {"rate": 0.2930232558139535, "length": 2.4651162790697674, "field": "drafts"}),
+    ("llama.cpp", 3, {"rate": 0.64479, "length": 2.92}),
+]  # fmt: skip
+"""Rates and lengths of lines that engines printed."""
+
+
+@pytest.mark.parametrize(("engine", "gamma", "figures"), PRINTED)
+def test_printed_rates_and_lengths_agree_and_the_length_counts(engine: str, gamma: int, figures: dict[str, Any]) -> None:
+    alpha = float(sd.reported_acceptance(engine, gamma, **figures))
+    assert near(sum(alpha**j for j in range(gamma + 1)), figures["length"], rtol=1e-9)
+    # A step beyond what both may have been rounded by, either way, and another draft length are refused.
+    for other in ({"length": figures["length"] - 0.3}, {"length": figures["length"] + 0.3}, {"rate": figures["rate"] * 0.8}):
+        if engine == "llama.cpp" and other.get("length", 9) < figures["length"]:
+            continue  # shorter drafts than asked: the length may be smaller
+        if 1 <= other.get("length", 1) <= gamma + 1:
+            with pytest.raises(ParameterError, match=r"do not agree at draft_length=.*means a length of .*a rate of .*rounding"):
+                sd.reported_acceptance(engine, gamma, **{**figures, **other})
+    with pytest.raises(ParameterError, match=r"do not agree at draft_length=|must be between"):
+        sd.reported_acceptance(engine, gamma * 2, **figures)
+
+
+@given(st.integers(1, 400), st.integers(1, 8), st.data())
+def test_what_an_engine_rounds_agrees(rounds: int, gamma: int, data: st.DataObject) -> None:
+    """Any counts, printed to the engine's digits: per cent with one, a length with two."""
+    accepted = data.draw(st.integers(0, gamma * rounds))
+    rate, length = round(accepted / (gamma * rounds), 3), round(1 + accepted / rounds, 2)
+    alpha = float(sd.reported_acceptance("vllm", gamma, rate=rate, length=length))
+    assert near(alpha, float(sd.acceptance_from_length(length, gamma)), rtol=1e-12)
+
+
+def test_llama_cpp_drafts_shorter_than_asked() -> None:
+    """Its rate is over what was really drafted: with a length it says how much that was, and K must be the nearest whole number."""
+    drafted = [2.51, 2.9, 3.0]
+    for each in drafted:
+        sd.reported_acceptance("llama.cpp", 3, rate=0.5, length=round(1 + 0.5 * each, 4))
+    for each in (2.39, 3.06):
+        with pytest.raises(ParameterError, match="do not agree"):
+            sd.reported_acceptance("llama.cpp", 3, rate=0.5, length=1 + 0.5 * each)
+    with pytest.raises(ParameterError, match=r"drafts of 2\.9 tokens on average would print both"):
+        sd.reported_acceptance("vllm", 3, rate=0.5, length=2.45001)
 
 
 # --- Shapes, cost, errors --------------------------------------------------------------------------------------------
@@ -550,13 +606,36 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: sd.acceptance_from_length(0.5, 3), "mean_acceptance_length must be at least 1"),
     (lambda: sd.drafted_from_acceptance(0.5, 0), "draft_length must be at least 1"),
     (lambda: sd.reported_acceptance("vlm", 3, rate=0.5), "unknown engine 'vlm'; did you mean vllm"),
-    (lambda: sd.reported_acceptance("vllm", 3), "exactly one of rate and length must be given, got none"),
-    (lambda: sd.reported_acceptance("vllm", 3, rate=0.5, length=2), "exactly one of rate and length must be given, got both"),
+    (lambda: sd.reported_acceptance("vllm", 3), "rate or length must be given, or both, got none"),
+    (lambda: sd.reported_acceptance("alpha", 3), "rate must be given for engine 'alpha', got none"),
+    (lambda: sd.reported_acceptance("alpha", 3, rate=0.5, field="drafts"), "field must be left out for engine 'alpha'"),
+    (
+        lambda: sd.reported_acceptance("vllm", 3, rate=0.5, length=2),
+        "rate=0.5 and length=2 of vllm .* a length of 2.5, that length a rate of 0.3333",
+    ),
+    (
+        lambda: sd.reported_acceptance("sglang", 3, rate=0.5),
+        "field is required .*'drafts', .*'with-bonus', .*'before-2025-10', .* give the length$",
+    ),
+    (lambda: sd.reported_acceptance("sglang", 3, rate=0.5, length=2.5), "field is required .* give the length alone$"),
+    (lambda: sd.reported_acceptance("sglang", 3, rate=1.2, field="before-2025-10"), "cannot be converted; give the length$"),
+    (lambda: sd.reported_acceptance("sglang", 3, rate=0.2, field="with-bonus"), r"rate must be between 0\.25 and 1, got 0\.2"),
+    (
+        lambda: sd.reported_acceptance("sglang", 3, rate=0.5, field="bonus"),
+        "unknown field of sglang 'bonus'; did you mean with-bonus",
+    ),
+    (
+        lambda: sd.reported_acceptance("trtllm", 3, rate=0.5, field="forced"),
+        "field 'forced' is a length of trtllm; give the length",
+    ),
+    (lambda: sd.reported_acceptance("mlx-lm", 3, length=2), "length must be left out for engine 'mlx-lm'"),
+    (lambda: sd.reported_acceptance("mlx-lm", 3, rate=0.8), r"rate must be between 0 and 0\.75, got 0\.8"),
     (lambda: sd.reported_acceptance("alpha", 3, length=2), "length must be left out for engine 'alpha'"),
     (lambda: sd.acceptance_from_length([3.5, 4.0, 9.0, 10.0], 3), r"^mean_acceptance_length must be between .*=4, got 9; "),
     (lambda: sd.reported_acceptance("alpha", 3, rate=1.5), r"^rate must be between 0 and 1, got 1\.5"),
     (lambda: sd.reported_acceptance("vllm", 3, rate=79), "rate must be between 0 and 1, got 79"),
-    (lambda: sd.reported_acceptance("trtllm", 3, length=3.5), "length must be between 0 and 3"),
+    (lambda: sd.reported_acceptance("trtllm", 3, length=4.5), "length must be between 1 and 4"),
+    (lambda: sd.reported_acceptance("trtllm", 3, length=3.5, field="forced"), "length must be between 0 and 3"),
 ]
 
 
@@ -583,12 +662,12 @@ def test_equal_laws_accept_all_and_no_more_whatever_rounding_says() -> None:
 
 
 def test_what_no_draft_can_print_is_refused_whoever_prints_it() -> None:
-    for engine in ("vllm", "sglang", "trtllm", "transformers"):
+    for engine in ("vllm", "sglang", "trtllm", "transformers", "llama.cpp"):
         with pytest.raises(ParameterError, match=r"draft_length must be at least 1, got 0"):
-            sd.reported_acceptance(engine, 0, rate=0.5)
+            sd.reported_acceptance(engine, 0, rate=0.5, field="drafts" if engine == "sglang" else None)
         with pytest.raises(ParameterError, match=r"draft_length must be at least 1, got 0"):
             sd.reported_acceptance(engine, 0, length=1.0)
-    found = sd.reported_acceptance("trtllm", [3, 5], length=[3.0, 5.0])
+    found = sd.reported_acceptance("trtllm", [3, 5], length=[4.0, 6.0])
     assert found.tolist() == [1.0, 1.0]
-    with pytest.raises(ParameterError, match="length must be between 0 and 5, got 6"):
+    with pytest.raises(ParameterError, match="length must be between 1 and 4, got 6"):
         sd.reported_acceptance("trtllm", [3, 5], length=6.0)

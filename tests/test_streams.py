@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from tests import real_models
 from tests.ordering import Device, Event, Stream
 from tests.real_models import DEPTHS
 from tests.tiers import crossed
+from tests.unended import UNENDED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = DEPTHS["target"]
@@ -385,6 +386,12 @@ def test_who_is_taken_over_late_is_refused() -> None:
 
     with pytest.raises(CacheError, match="a single pass, before its starter starts others"):
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(), 8)
+
+
+@pytest.mark.parametrize(("defect", "message"), UNENDED)
+def test_who_has_not_ended_is_not_taken_over(defect: Callable[[], Steps], message: str) -> None:
+    with pytest.raises(CacheError, match=message):
+        Streams(Lanes(decoder_of("llama"), 2, Device())).run(defect(), 8)
 
 
 def test_who_is_started_before_anything_else_still_comes_behind_its_starter() -> None:

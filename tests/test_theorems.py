@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis.database import InMemoryExampleDatabase
+from typer.testing import CliRunner
 
 from model import acceptance, coins
 from model import ppd as formulas
@@ -22,6 +23,7 @@ from model.latency import UnitCost
 from model.steps import Join, Steps, Stop
 from model.world import World
 from sim import events
+from sim.cli import app
 from sim.paths import ppd as sampler
 from sim.theorems import THEOREMS, check, replay, select
 from sim.theorems.statement import Theorem
@@ -137,6 +139,11 @@ def layers_longer_than_passes(right: Any, engine: Any, *args: Any) -> None:
     engine.layer_times = [time + 1 for time in engine.layer_times]
 
 
+def last_come_first_served(right: Any, engine: Any) -> None:
+    engine.waiting.reverse()
+    right(engine)
+
+
 def coins_of_their_number(right: Any, seed: int, purpose: str, block: int, positions: int) -> Iterator[Any]:
     return right(seed + positions, purpose, block, positions)
 
@@ -225,6 +232,7 @@ FAULTS: dict[str, Fault] = {
     "28j": SLOWER_WITH_UNITS,
     "28k": PASSES_IN_HALF_THE_TIME,
     "28l": SLOWER_WITH_UNITS,
+    "28m": after(last_come_first_served, events._Engine, "flush"),
     "29a": after(slower_with_more_tokens, events._Engine, "__init__"),
     "29b": after(coins_of_their_number, coins, "tiles"),
     "29c": after(a_match_costs_more, sampler, "stages"),
@@ -322,6 +330,47 @@ def test_a_number_that_methods_share_needs_the_method() -> None:
     with pytest.raises(ParameterError, match=r"^theorem 28a is one of ppd and speculative.*; name the method$"):
         replay("28a", example)
     assert replay("28a", example, "speculative").holds
+
+
+# --- The last line ---
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, *numbers: str) -> None:
+    """Leave two statements of no method to check: one that holds whatever is drawn, and one that must fail and does not."""
+    true = replace(OWN[0], number="1a", holds=lambda example: None)
+    monkeypatch.setattr("sim.theorems.THEOREMS", (true, replace(true, number="1b", expect="fails"), replace(OWN[0], number="1c",
+                        holds=lambda example: False))[: len(numbers) or 3])  # fmt: skip
+
+
+def test_what_was_not_refuted_is_named_in_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(monkeypatch, "1a", "1b")
+    found = CliRunner().invoke(app, ["check", "--examples", "12"])
+    *_, last = found.stdout.splitlines()
+    assert "1b" in last
+    assert "ppd 1b (12 tried)" in last
+    assert "no counterexample was found" in last
+    assert "1a" not in last
+    assert found.exit_code == 0  # open is not wrong
+    documents = json.loads(CliRunner().invoke(app, ["check", "--examples", "12", "--json"]).stdout)
+    assert [each["as_expected"] for each in documents] == [True, None]
+
+
+def test_what_must_fail_and_does_not_is_wrong_given_enough_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(monkeypatch, "1a", "1b")
+    found = CliRunner().invoke(app, ["check", "--examples", "200"])
+    assert found.stdout.splitlines()[-1] == "1 statement came out wrong: ppd 1b (no counterexample found)"
+    assert found.exit_code == 1
+
+
+def test_what_came_out_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(monkeypatch)
+    found = CliRunner().invoke(app, ["check", "--examples", "7"])
+    *_, last = found.stdout.splitlines()
+    assert last.startswith("1 statement came out wrong: ppd 1c; open, as they must fail")
+    assert "ppd 1b (7 tried)" in last
+    assert found.exit_code == 1
+    right = CliRunner().invoke(app, ["check", "--theorem", "1a", "--examples", "3"])
+    assert (right.exit_code, right.stdout.splitlines()[-1]) == (0, "every statement came out as the theory says")
 
 
 # --- What a user can get wrong ---

@@ -101,6 +101,16 @@ def keeps_the_first(right: Any, parameters: Any, *args: Any) -> Steps:
     return (yield from right(replace(parameters, rollback_threshold=1.0), *args))
 
 
+def rolls_back_at_the_threshold(right: Any, parameters: Any, *args: Any) -> Steps:
+    lower = replace(parameters, rollback_threshold=max(parameters.rollback_threshold or 1.0, 1e-9) * (1 - 1e-12))
+    return (yield from right(lower, *args))
+
+
+def falls_back_at_the_threshold(right: Any, parameters: Any, *args: Any) -> Steps:
+    higher = replace(parameters, fallback_threshold=min((parameters.fallback_threshold or 0.0) + 1e-12, 1.0))
+    return (yield from right(higher, *args))
+
+
 def read_too_much(steps: Steps) -> Steps:
     """The small model goes on from what it had written, though it was taken back."""
     read = yield from steps
@@ -131,8 +141,12 @@ def head_forgotten(right: Any, parameters: Any, tokens: Any, law: Any, cost: Any
     return right(parameters, tokens, law, replace(cost, final_head=0.0))
 
 
+def without_warm_up(right: Any, parameters: Any, budget: int) -> Any:
+    return right(replace(parameters, warm_up=0), budget)
+
+
 def each_text_alone(right: Any, parameters: Any, tokens: int) -> Any:
-    return right(replace(parameters, batch=1), tokens)
+    return right(replace(parameters, sequences=1), tokens)
 
 
 def code_a_little_lower(right: Any, *args: Any, form: str) -> Any:
@@ -174,6 +188,8 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("bild 18g", "kept by chance", after(keeps_the_first, bild, "_decide")),
     ("bild 18g", "read too much", after(lambda right, *args: read_too_much(right(*args)), bild, "_decide")),
     ("bild 18i", "shorter drafts", after(shorter_drafts, bild, "write")),
+    ("bild 18j", "rolls back at the threshold", after(rolls_back_at_the_threshold, bild, "_decide")),
+    ("bild 18j", "falls back at the threshold", after(falls_back_at_the_threshold, bild, "write")),
     ("bild 19a", "one more", after(one_more, bild_formulas, "rollback_probability")),
     ("bild 19b", "memory knows no rollbacks", after(no_rollbacks, bild_formulas, "memory_factor")),
     ("bild 28a", "unsure is unlikely", after(unsure_is_unlikely, bild_paths, "segments")),
@@ -191,7 +207,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("skipdecode 30c", "rising", after(lambda right, *args: right(*args)[::-1], skipdecode, "schedule")),
     ("skipdecode 30d", "nothing is required", after(lambda right, cache, step: None, Cache, "_require_spans")),
     ("skipdecode 30e", "one layer less", after(one_layer_less, skipdecode, "skipped")),
-    ("skipdecode 28a", "no head", after(head_forgotten, skip_paths, "predict")),
+    ("skipdecode 28a", "no head in the formula", after(head_forgotten, skipping, "predict")),
+    ("skipdecode 28a", "paths without warm-up", after(without_warm_up, skip_paths, "_run")),
+    ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, _batches, "columns")),
     ("skipdecode 28b", "last column forgotten", after(last_column_forgotten, _batches, "columns")),
     ("skipdecode 28c", "each text alone", after(each_text_alone, _batches, "texts")),
     ("early_exit 30h", "rising", after(lambda right, *args, **how: 1 - right(*args, **how), leaving, "decayed_threshold")),

@@ -14,7 +14,7 @@ from sim.theorems import replay, select
 from sim.theorems.statement import Theorem
 from tests import spoiled
 from tests.test_theorems import PASSES_IN_HALF_THE_TIME
-from tests.trying import MANY, Fault, after, comes_out, one_more, verdict_on
+from tests.trying import MANY, Fault, after, comes_out, one_more, plain_decoding_on_one_device, verdict_on
 
 OWN = [theorem for method in ("adaptive", "hierarchical", "beam") for theorem in select(method)]
 EVERY = [pytest.param(theorem, id=f"{theorem.method}-{theorem.number}") for theorem in OWN]
@@ -63,11 +63,13 @@ FAULTS: list[tuple[str, str, str, Fault]] = [
     ("hierarchical", "16f", "a token more", after(one_more, hierarchical, "breakeven_kept")),
     ("hierarchical", "16g", "all kept", ALL_KEPT_BY_THE_LARGE),
     ("hierarchical", "16h", "all kept", ALL_KEPT_BY_THE_LARGE),
+    ("hierarchical", "33", "over one device", plain_decoding_on_one_device),
     ("hierarchical", "17", "a token more", after(one_more, hierarchical, "cascade_speedup")),
     ("adaptive", "1", "half the time", PASSES_IN_HALF_THE_TIME),
     ("adaptive", "4", "all kept", ALL_KEPT),
     ("adaptive", "10a", "half the time", PASSES_IN_HALF_THE_TIME),
     ("adaptive", "10b", "late", after(later, adaptive, "predict")),
+    ("adaptive", "33", "over one device", plain_decoding_on_one_device),
     ("adaptive", "14", "correction from p", after(spoiled.changed(correction="sample"), adaptive_algorithm, "verify")),
     ("beam", "1", "half the time", PASSES_IN_HALF_THE_TIME),
     ("beam", "2", "late", after(later, beam, "predict")),

@@ -362,6 +362,12 @@ def raw(width: int = 1, context: int = 8, batch: int = 1, busy: int = 0, turn: i
     return {"kind": "point", **place, "repeats": 5, "embedding_us": [4, 5, 6], **times} | more
 
 
+def test_what_is_added_up_again_is_a_mean_between_quartiles() -> None:
+    seconds = [1e-6, 2e-6, 3e-6, 10e-6]
+    assert timing.quartiles(seconds) == [1.75, 2.5, 4.75]
+    assert timing.means(seconds) == [1.75, 4.0, 4.75]
+
+
 def test_the_rows_of_a_profile_follow_from_raw_rows() -> None:
     table, notes = layers.part_rows([raw(), raw(width=2, context=4, head_us=[39, 40, 41])], "eager", layers=3)
     by = {(row["part"], row.get("width", row.get("positions", row.get("tokens", row.get("batch"))))): row for row in table}
@@ -721,12 +727,6 @@ def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ParameterError, match=r"nobody/nothing could not be had from the hub: no network; give its config\.json"):
         architecture("nobody/nothing")
     assert asked == [("nobody/nothing", "config.json")]
-
-
-def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(layers.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
-    done = call("layers", "--model", "gpt2", "-o", str(tmp_path), code=2)
-    assert done.stderr == "error: timing real models needs torch, which is not installed: pip install 'decodesim[torch]'\n"
 
 
 @pytest.mark.parametrize("probe", ["import calibrate", "import calibrate.cli", "CliRunner().invoke(calibrate.cli.app, ['--help'])"])

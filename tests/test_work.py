@@ -12,6 +12,7 @@ from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, St
 from model.work import Cache, Interpreter, count
 from model.world import World
 from sim.events import Cluster, simulate
+from tests.unended import HEIRS, UNENDED
 
 MATCHES = [True, True, False, True, False]
 
@@ -203,6 +204,49 @@ def test_a_gap_in_the_cache_is_an_error_in_both_interpreters(defect: Callable[[]
     for per_layer in (False, True):
         with pytest.raises(CacheError, match="target"):
             simulate(finished(defect()), 1, Cluster(3), UnitCost(4), World(1, 4, []), per_layer=per_layer)
+
+
+@pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
+def test_who_has_not_ended_is_not_taken_over_in_either_interpreter(defect: Callable[[], Steps], message: str) -> None:
+    with pytest.raises(CacheError, match=message):
+        count(finished(defect()), World(1, 4, []), 1)
+    for stop, per_layer in itertools.product(("now", "layer", "pass"), (False, True)):
+        with pytest.raises(CacheError, match=message):
+            simulate(finished(defect()), 1, Cluster(3, stop=stop), UnitCost(4), World(1, 4, []), per_layer=per_layer)
+
+
+def test_one_that_is_stopped_after_its_end_is_taken_over() -> None:
+    def steps() -> Steps:
+        yield Forward("target", (0,), 0, 0, 4)
+        subs = yield Fork((Forward("target", (1,), 1, 0, 4),), (1,))
+        yield Join(subs)
+        yield Stop(subs)
+        yield Adopt(subs[0], 1, 4)
+
+    assert count(finished(steps()), World(1, 4, []), 1).adoptions == 1
+    assert simulate(finished(steps()), 1, Cluster(2), UnitCost(4), World(1, 4, [])).account.adoptions == 1
+
+
+def waits_for_the_first(steps: Steps) -> Steps:
+    """The same algorithm, but whoever is waited for is the first that was started last."""
+    answer, subs = None, ()
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = yield Join(subs[:1]) if isinstance(step, Join) else step
+        subs = answer if isinstance(step, Fork) else subs
+
+
+def test_the_eager_form_waits_for_the_one_that_it_takes_over() -> None:
+    """The second of two candidates is right, and half through when the first is stopped."""
+    choice, world = Parameters(5, 4, 2, form="eager"), World(1, 5, [2, 0])
+    assert count(ppd.decode(choice, [0], 2), world, 2).tokens == [1, 2]
+    with pytest.raises(CacheError, match="has not ended"):
+        count(waits_for_the_first(ppd.decode(choice, [0], 2)), world, 2)
+    with pytest.raises(CacheError, match="has not ended"):
+        simulate(waits_for_the_first(ppd.decode(choice, [0], 2)), 2, Cluster(3), UnitCost(5), world)
 
 
 def sound() -> Steps:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sim.cases import Case
 from sim.theorems import Verdict, check, replay
 from sim.theorems.statement import Theorem
 
@@ -23,7 +24,7 @@ def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
 
 def comes_out(theorem: Theorem, *, examples: int, seed: int = 0) -> None:
     verdict = verdict_on(theorem, examples=examples, seed=seed)
-    assert verdict.expected, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
+    assert verdict.expected is not False, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
     # Of many examples there may not be so many.
     assert verdict.tried == examples or examples > FEW or not verdict.holds
 
@@ -77,3 +78,14 @@ def after(fault: Callable[..., Any], what: Any, name: str) -> Fault:
 
 def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
     return right(*args, **kwargs) + 1
+
+
+def plain_decoding_on_one_device(patch: pytest.MonkeyPatch) -> None:
+    """A fault: speed-ups on several devices are over plain decoding on one."""
+    right = Case.plain_time.fget  # type: ignore[attr-defined]
+
+    def fault(case: Case) -> float:
+        alone = case.plain_time_on_one_device
+        return float(right(case)) if alone is None else alone
+
+    patch.setattr(Case, "plain_time", property(fault))

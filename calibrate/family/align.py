@@ -6,7 +6,6 @@ on, the target writes on behind them, greedily, and the draft learns those token
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from calibrate.family import making, store, training
 from calibrate.family.corpus import Corpus
 from calibrate.family.store import Loaded
 from calibrate.family.training import Recipe, Report
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def align(
     """Train `draft` on what `target` writes and save it to a new directory; its log. The loaded draft is changed."""
     written, kept = (folder.with_name(f"{folder.name}.{each}") for each in ("written", "kept"))
     sums = {"target": target.checksum, "draft": draft.checksum, "text": corpus.checksum}
-    said = json.dumps(sums | asdict(settings), sort_keys=True)
+    said = strict_json.dumps(sums | asdict(settings), sort_keys=True)
     if resume and (folder / store.LOG).exists():
         log = store.log_of(folder)
         was = {"target": log["target"]["checksum"], "draft": log["draft"]["checksum"], "text": log["corpus"]["checksum"]}

@@ -20,7 +20,7 @@ from calibrate.family import store, training
 from calibrate.family.corpus import Corpus
 from calibrate.family.store import Loaded
 from calibrate.family.training import Recipe, Report
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def train(
     work = training.Work(
         _Module(heads), [torch.optim.AdamW(heads.values(), lr=0.0, weight_decay=settings.weight_decay)],
         lambda step: _learn(loaded, heads, recipe.windows(tokens, step), settings.labels), seen,
-        lambda step: recipe.rate_at(step, steps), steps, json.dumps(said, sort_keys=True), clip=None,
+        lambda step: recipe.rate_at(step, steps), steps, strict_json.dumps(said, sort_keys=True), clip=None,
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     log = work.done(kept, resume=resume, report=report)
@@ -307,4 +307,4 @@ def _write(path: Path, heads: dict[int, Tensor], said: dict[str, Any]) -> None:
 
     tensors = {f"layer.{layer}": head.cpu().contiguous() for layer, head in heads.items()}
     with store.whole(path) as part:
-        save_file(tensors, part, {"about": json.dumps(said)})
+        save_file(tensors, part, {"about": strict_json.dumps(said)})

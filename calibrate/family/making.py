@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.family import store, training, vocabulary
 from calibrate.family.corpus import Corpus
 from calibrate.family.training import Recipe, Report, Size
+from model import strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, reci
         recipe.steps(vocabulary.encoded(learnt, corpus.training).size)
         training.enough("held-out text", vocabulary.encoded(learnt, corpus.held_out), recipe.length)
     with store.whole(folder / CORPUS) as part:
-        part.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+        part.write_text(strict_json.dumps(now, indent=1) + "\n", encoding="utf-8")
     with store.whole(folder / TOKENIZER) as part:
         learnt.save(str(part))
     return learnt

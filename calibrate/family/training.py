@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model import checks
+from model import checks, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def train(
         model.train()
         return loss
 
-    settings = json.dumps({**asdict(recipe), "tokens": int(tokens.size)}, sort_keys=True)
+    settings = strict_json.dumps({**asdict(recipe), "tokens": int(tokens.size)}, sort_keys=True)
     work = Work(model, optimizers_of(model, recipe), learn, seen, lambda step: recipe.rate_at(step, steps), steps, settings)
     log = work.done(kept, resume=resume, report=report)
     model.eval()
@@ -284,7 +284,7 @@ def _keep(kept: Path, model: Any, optimizers: list[Any], settings: str, step: in
     from safetensors.torch import save_file
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in _state(model, optimizers)}
-    about = {"settings": settings, "step": str(step), "seconds": str(seconds), "log": json.dumps(log)}
+    about = {"settings": settings, "step": str(step), "seconds": str(seconds), "log": strict_json.dumps(log)}
     part = kept.with_name(f"{kept.name}.part")
     save_file(tensors, part, about)
     part.replace(kept)

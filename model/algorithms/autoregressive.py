@@ -7,22 +7,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model import checks
+from model.algorithms._batches import BATCHING, Batching
 from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Steps
 
 
 @dataclass(frozen=True)
-class Parameters:
-    """What the plain decoder needs to know: the depth of the model, and whether tokens are drawn or the likeliest taken."""
+class Parameters(Batching):
+    """What the plain decoder needs to know: the depth of the model, and whether tokens are drawn or the likeliest taken.
+
+    A batch of `sequences` takes the same time in every way of `batching`.
+    """
 
     layers: int
     sampled: bool = False
 
     OUTCOMES = ()
+    COSTS = ()
     EXACT = True
+    BATCHINGS = BATCHING
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.flag("sampled", self.sampled)
+        self.check_batching()
 
     @property
     def units(self) -> int:

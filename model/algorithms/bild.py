@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from model import checks
+from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, look, start
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import Commit, Forward, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
@@ -30,7 +33,7 @@ UNSURE, UNLIKELY = 0.5, 1.0
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A choice of Big Little Decoder: G = `maximum_draft`, the two thresholds, the variant, and where its small model is.
 
     `fallback_threshold` is a probability, `rollback_threshold` a cross-entropy [nats]; where outcomes are given as rates there are
@@ -48,10 +51,11 @@ class Parameters:
 
     OUTCOMES = ("decision",)
     ROLES = ("draft",)
-    COSTS = ("verify_cost",)
+    COSTS = ("verify_cost", "link", "early_head")
     EXACT = False
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.whole("maximum_draft", self.maximum_draft, 1, MAX_DRAFT)
         if self.fallback_threshold is not None:
@@ -74,6 +78,12 @@ class Parameters:
                 )
 
     @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link of models apart, an early head of one model."""
+        unless = {"link": table.get("placement", "together") == "together", "early_head": table.get("exit_layer") is None}
+        return tuple(name for name in cls.COSTS if not unless.get(name))
+
+    @classmethod
     def roles(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """The models beside the target that a choice has."""
         return cls.ROLES if table.get("exit_layer") is None else ()
@@ -92,6 +102,10 @@ class Parameters:
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
 
 class Draft(NamedTuple):

@@ -32,13 +32,13 @@ SURE = 0.5
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(_batches.StaticBatching):
     """A choice of early exit.
 
     `measure`: the largest probability behind a layer (`softmax`), for which the state is projected onto the vocabulary there, or
     how little the state has changed in it (`state`). `threshold` (lambda), `temperature` (tau), `decay` (`paper` or `code`) and
     `longest` (N) say how sure is sure; where outcomes are given as hazards there are none. `fill` is `propagate` or `backfill`.
-    `batch` texts are decoded together; `lengths` are those of all texts, the longest of as many tokens as the scenario says.
+    `sequences` are decoded together; `lengths` are those of all sequences of static batches.
     """
 
     layers: int
@@ -50,11 +50,9 @@ class Parameters:
     longest: int | None = None
     fill: str = "propagate"
     exit_layer: int | None = None
-    batch: int = 1
-    lengths: tuple[int, ...] | None = None
 
     OUTCOMES = ("exit",)
-    COSTS = ("verify_cost", "propagation", "state_check")
+    COSTS = ("early_head", "propagation", "state_check", "verify_cost")
     EXACT = False
 
     def __post_init__(self) -> None:
@@ -62,11 +60,11 @@ class Parameters:
         checks.one_of("measure", self.measure, MEASURES)
         checks.whole("first_check", self.first_check, 1, self.layers, "layers")
         checks.one_of("fill", self.fill, FILLS)
-        _batches.check(self)
-        if self.fill == "backfill" and self.batch > 1:
+        self.check_batching()
+        if self.fill == "backfill" and self.batching == _batches.STATIC and self.sequences > 1:
             raise checks.ParameterError(
-                f"batch must be 1 with fill='backfill', got {self.batch}; texts of a batch would each lack other rows;"
-                " choose 'propagate'"
+                f"sequences must be 1 with fill='backfill' and batching='static', got {self.sequences}; sequences of a batch would"
+                " each lack other rows; choose fill='propagate'"
             )
         if self.exit_layer is not None:
             self._check_fixed()
@@ -102,6 +100,14 @@ class Parameters:
             )
 
     @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: with one exit for all nothing is compared or propagated."""
+        fixed = table.get("exit_layer") is not None
+        alone = table.get("lengths") is None and table.get("fill") != "backfill"
+        unless = {"propagation": fixed, "state_check": fixed or table.get("measure") != "state", "verify_cost": alone}
+        return tuple(name for name in cls.COSTS if not unless.get(name))
+
+    @classmethod
     def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """The outcomes that a choice asks for: none where all tokens leave at one layer."""
         return cls.OUTCOMES if table.get("exit_layer") is None else ()
@@ -114,30 +120,17 @@ class Parameters:
     @property
     def widest(self) -> int:
         """The most tokens of one pass that runs layers."""
-        return self.batch
+        return self.together
 
     def check_tokens(self, tokens: int) -> None:
         """Refuse a threshold that falls over fewer tokens than there are, and lengths that do not go with them."""
         if self.longest is not None and tokens > self.longest:
             raise checks.ParameterError(f"longest must be at least tokens={tokens}, over which thresholds fall, got {self.longest}")
-        _batches.check_longest(self, tokens)
+        super().check_tokens(tokens)
 
     def widest_of(self, tokens: int) -> int:
         """The most tokens of one pass, whatever it runs: `backfill` may have to make the rows of all places before at once."""
         return max(self.widest, tokens - 1) if self.fill == "backfill" else self.widest
-
-    def steps_of(self, tokens: int) -> int:
-        """How many columns all batches take."""
-        return _batches.steps_of(self, tokens)
-
-    @property
-    def texts(self) -> int:
-        """How many texts there are."""
-        return self.batch if self.lengths is None else len(self.lengths)
-
-    def outputs_of(self, tokens: int) -> int:
-        """How many tokens all texts have."""
-        return _batches.outputs_of(self, tokens)
 
     def needed(self, column: int) -> float:
         """The confidence that the token of this place, from 0, needs."""

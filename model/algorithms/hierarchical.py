@@ -20,20 +20,23 @@ false.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from model import checks
+from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, judge, look, start, verify
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import Forward, Step, Steps
 
 READINGS = ("literal", "reuse", "bonus", "recursive")
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Batching):
     """A choice of hierarchical decoding: gamma = `draft_length` at both levels, and how the deck is read (`reading`).
 
     With `recursive`, `draft_length` is how many tokens the medium model offers to the large one, and `inner_draft_length` how many
@@ -52,10 +55,12 @@ class Parameters:
 
     OUTCOMES = ("accept", "medium_accept")
     ROLES = ("draft", "medium")
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"medium": ("target", "accept"), "draft": ("medium", "medium_accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
     def __post_init__(self) -> None:
+        self.check_batching()
         checks.whole("draft_length", self.draft_length, 1, MAX_DRAFT)
         checks.one_of("reading", self.reading, READINGS)
         if self.reading == "recursive":
@@ -72,6 +77,11 @@ class Parameters:
             )
         check_models(self)
         checks.whole("medium_layers", self.medium_layers, 1, checks.MAX_LAYERS)
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
 
     @property
     def EXACT(self) -> bool:  # noqa: N802  the name that every method has
@@ -92,6 +102,10 @@ class Parameters:
     def units(self) -> int:
         """Compute units that it reserves."""
         return 3 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:

@@ -11,8 +11,9 @@ arXiv:2307.02628.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +35,14 @@ ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(_batches.StaticBatching):
     """A choice of SkipDecode: the least and the most layers of a token, and between which positions they fall.
 
     `prompt` and `sequence` are the positions where the schedule begins and ends: the longest prompt, and the longest text with it.
     `warm_up` layers are the first ones of every token. `power` 1 is the linear schedule, `rounding` makes whole layers of it
-    (`half-up`, `half-even`, `floor` or `ceil`). `batch` texts are decoded together; `lengths` are those of all texts, in the order
-    that they come, if not all of one length: the longest of as many tokens as the scenario says, at most sequence - prompt.
+    (`half-up`, `half-even`, `floor` or `ceil`). `sequences` are decoded together; `lengths` are those of all sequences of static
+    batches, in the order that they come, if not all of one length: the longest of as many tokens as the scenario says, at most
+    sequence - prompt.
     """
 
     layers: int
@@ -51,8 +53,6 @@ class Parameters:
     warm_up: int = 1
     rounding: str = "half-up"
     power: float = 1.0
-    batch: int = 1
-    lengths: tuple[int, ...] | None = None
 
     OUTCOMES = ()
     COSTS = ("verify_cost",)
@@ -67,7 +67,12 @@ class Parameters:
         checks.whole("prompt", self.prompt, 0, self.sequence - 1, "sequence-1")
         checks.one_of("rounding", self.rounding, ROUNDINGS)
         checks.number("power", self.power, 0)
-        _batches.check(self)
+        self.check_batching()
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a pass is wide only in a batch."""
+        return () if table.get("sequences", 1) == 1 and table.get("lengths") is None else cls.COSTS
 
     @property
     def units(self) -> int:
@@ -77,7 +82,7 @@ class Parameters:
     @property
     def widest(self) -> int:
         """The most tokens of one pass."""
-        return self.batch
+        return self.together
 
     def check_tokens(self, tokens: int) -> None:
         """Refuse more tokens than the schedule has positions for."""
@@ -87,20 +92,7 @@ class Parameters:
                 f"tokens must be at most sequence-prompt={room}, which the schedule has positions for, got {tokens};"
                 " give a longer sequence or fewer tokens"
             )
-        _batches.check_longest(self, tokens)
-
-    def steps_of(self, tokens: int) -> int:
-        """How many passes all batches take."""
-        return _batches.steps_of(self, tokens)
-
-    @property
-    def texts(self) -> int:
-        """How many texts there are."""
-        return self.batch if self.lengths is None else len(self.lengths)
-
-    def outputs_of(self, tokens: int) -> int:
-        """How many tokens all texts have."""
-        return _batches.outputs_of(self, tokens)
+        super().check_tokens(tokens)
 
 
 def decode(

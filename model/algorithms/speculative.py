@@ -6,7 +6,8 @@ the output has the target's law exactly. A round gives one token more than it ac
 
 Texts of a batch draft together and are verified in one pass; each takes what it accepts, so that they stand at unequal positions. A
 round drafts as many tokens for all as for the text that can use the most, and what is beyond a text's end is not looked at. Texts
-that have ended leave the batch; the next one begins when all have.
+that have ended leave the batch; the next one begins when all have. So a static batch is decoded; of one that is kept full one
+sequence is, whose drafts are never cut (`model/algorithms/_batches.py`).
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -15,13 +16,15 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model import checks
 from model.algorithms import _batches
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, ended
 
 PLACEMENTS = ("together", "apart")
@@ -30,12 +33,12 @@ MAX_DRAFT = 250
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(_batches.StaticBatching):
     """A choice of speculative decoding: gamma = `draft_length`, whether tokens are `sampled`, and whether the draft model is on a
     unit of its own (`placement` apart).
 
-    `draft_layers` is the depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth. `batch` texts are
-    decoded together; `lengths` are those of all texts, the longest of as many tokens as the scenario says.
+    `draft_layers` is the depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth. `sequences` are
+    decoded together, by default in continuous batching; `lengths` are those of all sequences of static batches.
     """
 
     layers: int
@@ -43,19 +46,24 @@ class Parameters:
     sampled: bool = False
     placement: str = "together"
     draft_layers: int = 1
-    batch: int = 1
-    lengths: tuple[int, ...] | None = None
 
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
+    BATCHINGS = _batches.BATCHING
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
         check_models(self)
-        _batches.check(self)
+        self.check_batching()
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
 
     @property
     def longest(self) -> int:
@@ -64,35 +72,29 @@ class Parameters:
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass of the target, of all texts together."""
-        return min(self.batch, self.texts) * (self.longest + 1)
+        """The most tokens of one pass of the target, of all sequences that are played together."""
+        return self.together * (self.longest + 1)
 
     @property
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
 
-    @property
-    def texts(self) -> int:
-        """How many texts there are."""
-        return self.batch if self.lengths is None else len(self.lengths)
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
     @property
     def beyond(self) -> int:
-        """How many positions behind the end of the longest text a pass may reach: texts draft along with others."""
-        return self.longest if min(self.batch, self.texts) > 1 else 0
+        """How many positions after the end of the longest sequence a pass may reach: sequences draft along with others."""
+        return self.longest if self.together > 1 or not self.cut else 0
 
-    def check_tokens(self, tokens: int) -> None:
-        """Refuse lengths that do not go with so many tokens."""
-        _batches.check_longest(self, tokens)
-
-    def steps_of(self, tokens: int) -> int:
-        """How many steps plain decoding of all batches takes."""
-        return _batches.steps_of(self, tokens)
-
-    def outputs_of(self, tokens: int) -> int:
-        """How many tokens all texts have."""
-        return _batches.outputs_of(self, tokens)
+    @property
+    def cut(self) -> bool:
+        """Whether the last drafts of a sequence are cut to what remains to be decoded: an engine that keeps its batch full drafts
+        as many tokens for every sequence in each step.
+        """
+        return self.sequences == 1 or self.batching != _batches.CONTINUOUS
 
 
 def check_models(parameters: Any) -> None:
@@ -133,7 +135,8 @@ def decode(
 ) -> Steps:
     """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
 
-    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each.
+    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each. Of a batch that is kept full
+    it is one sequence, and so of one in lockstep.
     """
     parameters.check_tokens(tokens)
     if parameters.texts > 1:
@@ -143,8 +146,9 @@ def decode(
     text, end = list(prompt), len(prompt) + tokens
     drafter = yield from start(parameters, text)
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
-        guesses = yield from draft(drafter, text, min(parameters.draft_length, end - len(text) - 1))
-        kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)
+        room = end - len(text) - 1
+        guesses = yield from draft(drafter, text, min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
+        kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled, room)
         yield from commit(text, guesses, kept, token, stop)
         drafter.rows = min(drafter.rows, len(text) - 1)
 
@@ -244,11 +248,11 @@ def _over(model: Model, texts: Sequence[Text], words: Sequence[Sequence[int]], p
 
 
 def verify(
-    model: Model, text: Sequence[int], guesses: Sequence[Guess], sampled: bool
+    model: Model, text: Sequence[int], guesses: Sequence[Guess], sampled: bool, room: int | None = None
 ) -> Generator[Step, Any, tuple[int, int]]:
-    """Check the drafted tokens in one pass: how many are kept, and the model's own token that follows them."""
+    """Check the drafted tokens in one pass: how many are kept, of at most `room`, and the model's own token that follows them."""
     out = yield look(model, text, guesses)
-    return (yield from judge(out, guesses, sampled))
+    return (yield from judge(out, guesses[:room], sampled, -len(guesses) - 1))
 
 
 def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: int = 1) -> Forward:

@@ -1,6 +1,6 @@
 """Speculative decoding, path by path: the place of each position in its draft follows from the outcomes before it.
 
-Of several texts a round takes what those take that are left.
+Of a static batch a round takes what those sequences take that are left.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ def walk(
         return decodings(parameters, tokens, cast("Iterable[Iterator[Outcomes]]", outcomes), cost, BLOCK)
     outcomes = cast("Iterator[Outcomes]", outcomes)
     prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
-    return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK)
+    return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK, cut=parameters.cut)

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from model import checks
+from model import checks, strict_json
 from sim.theorems import (
     adaptive,
+    baseline,
     beam,
     bild,
     early_exit,
@@ -51,6 +52,7 @@ THEOREMS = (
     *pearl.THEOREMS,
     *skipdecode.THEOREMS,
     *early_exit.THEOREMS,
+    *baseline.THEOREMS,
 )
 
 
@@ -79,11 +81,9 @@ class Verdict:
         return self.holds and self.theorem.expect == "fails" and self.tried < ENOUGH
 
     @property
-    def expected(self) -> bool:
-        """Whether it came out as the theory says: a statement that must fail is expected to, given enough examples."""
-        if self.undecided:
-            return True
-        return self.holds == (self.theorem.expect == "holds")
+    def expected(self) -> bool | None:
+        """Whether it came out as the theory says; None where it is undecided."""
+        return None if self.undecided else self.holds == (self.theorem.expect == "holds")
 
     @property
     def reproduce(self) -> str:
@@ -91,7 +91,7 @@ class Verdict:
         if self.counterexample is None:
             return ""
         theorem = ["--method", self.theorem.method, "--theorem", self.theorem.number]
-        return shlex.join(["sim", "check", *theorem, "--example", json.dumps(self.counterexample)])
+        return shlex.join(["sim", "check", *theorem, "--example", strict_json.dumps(self.counterexample)])
 
     def document(self) -> dict[str, Any]:
         """All of it, as plain values."""
@@ -105,13 +105,34 @@ class Verdict:
 
     def __str__(self) -> str:
         must = "" if self.theorem.expect == "holds" else " (must not hold)"
-        verdict = ("holds" if self.holds else "fails") + ("" if self.expected else "  <-- WRONG")
+        verdict = ("holds" if self.holds else "fails") + ("  <-- WRONG" if self.expected is False else "")
         verdict = "open" if self.undecided else verdict
         name = f"{self.theorem.method} {self.theorem.number:4}"
         lines = [f"{name} {verdict:6} {self.tried:6} examples  {self.theorem.statement}{must}"]
         if not self.holds:
             lines += [f"      {self.error}", f"      {self.reproduce}"]
         return "\n".join(lines)
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """One line: the statements that came out wrong, and those that must fail and were not refuted, by method and number."""
+    wrong = [verdict for verdict in verdicts if verdict.expected is False]
+    still_open = [verdict for verdict in verdicts if verdict.undecided]
+    if not wrong and not still_open:
+        return "every statement came out as the theory says"
+    found = "no statement came out wrong"
+    if wrong:
+        unrefuted = " (no counterexample found)"
+        names = [_named(verdict) + (unrefuted if verdict.holds else "") for verdict in wrong]
+        found = f"{len(wrong)} {'statement' if len(wrong) == 1 else 'statements'} came out wrong: {', '.join(names)}"
+    if still_open:
+        names = [f"{_named(verdict)} ({verdict.tried} tried)" for verdict in still_open]
+        found += f"; open, as they must fail and no counterexample was found: {', '.join(names)}; try --examples {ENOUGH} or more"
+    return found
+
+
+def _named(verdict: Verdict) -> str:
+    return f"{verdict.theorem.method} {verdict.theorem.number}"
 
 
 def select(method: str | None = None, only: Sequence[str] | None = None) -> tuple[Theorem, ...]:
@@ -215,7 +236,7 @@ def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabas
     except NoSuchExample:
         return _verdict(theorem, tried, None, {}, start)
     if database is not None:
-        database.save(key, json.dumps(example).encode())
+        database.save(key, strict_json.dumps(example).encode())
     return _verdict(theorem, tried, theorem.error(example), example, start)
 
 

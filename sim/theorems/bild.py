@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from model.algorithms import speculative as drafting
 from model.coins import BLOCK
 from model.decisions import Decisions, Independent
 from model.latency import UnitCost
+from model.steps import Read
 from model.world import UNLIKELY, UNSURE, Lossy
 from sim.cluster import Cluster
 from sim.events import Run, simulate
@@ -118,6 +120,19 @@ def nothing_but_the_small_models_own(x: Example) -> None:
     text, _ = _texts(x)
     small = likeliest_text(model(x["draft"]), PROMPT, x["maximum_draft"])
     equal("text of a window", text[:-1], small)
+
+
+def thresholds_decide(x: Example) -> None:
+    """The algorithm on numbers, with its thresholds, is the algorithm on what a record says of them; ties included."""
+    fallback, rollback = x["fallback_threshold"] / 8, x["rollback_threshold"]
+    sure, wrong = [value / 8 for value in x["confidences"]], [False] * len(x["distances"])
+    record, paper = Decisions(sure, x["distances"], wrong, "assumed: an example"), {**x, "variant": "paper"}
+    for threshold in (rollback, float("inf")):
+        parameters = replace(choice(paper), fallback_threshold=fallback, rollback_threshold=threshold)
+        decisions, n = record.decided(fallback, threshold).tolist(), len(x["distances"])
+        steps = bild.decode(parameters, [0], n)
+        run = simulate(steps, n, Cluster(parameters.units), cost(x), _Measured(record.confidence, record.distance))
+        equal(f"commits at {fallback:g} and {threshold:g}", run.commits, play(paper, decisions=decisions).commits)
 
 
 # --- 19: the released code, and intensity ---
@@ -227,6 +242,20 @@ def play(x: Example, **changes: Any) -> Run:
     x = {**x, **changes}
     n, parameters = len(x["decisions"]), choice(x)
     return simulate(bild.decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), _world(x), record=True)
+
+
+class _Measured(Lossy):
+    """Answers with a record's numbers; the small model writes what the large one does, so that thresholds alone decide."""
+
+    def __init__(self, confidence: Sequence[float], distance: Sequence[float]) -> None:
+        super().__init__(1, 4, [0] * len(distance))
+        self.numbers = {"confidence": confidence, "distance": distance}
+
+    def read(self, step: Read) -> Any:
+        if step.kind in self.numbers:
+            assert step.token is not None
+            return float(self.numbers[step.kind][step.token - self.prompt])
+        return super().read(step)
 
 
 def _world(x: Example) -> Lossy:
@@ -388,6 +417,11 @@ THEOREMS = (
     _theorem(
         "18i", "Never unsure and with nothing taken back, a window is the small model's own text.", source="a fixed window",
         given=_models, holds=nothing_but_the_small_models_own,
+    ),
+    _theorem(
+        "18j", "A token is not written where the small model is less sure than its threshold, and taken back above the other one.",
+        source="[Kim2023], Eqs. 2 and 3: both are strict",
+        given=lambda: _records(fallback_threshold=whole(0, 8), rollback_threshold=whole(0, 7)), holds=thresholds_decide,
     ),
     _theorem(
         "19a", "The released code gives as many tokens and large runs a segment more as there are rollbacks.",

@@ -1,10 +1,10 @@
 """What theorems are tried on: search strategies for decodings, and how an example is played.
 
 An example of a decoding has the fields `form`, `layers`, `exit_layer`, `candidates` and `matches` (one for each token, the last of
-which must not matter), and may have `cost` (fields of `UnitCost`) and `cluster` (fields of `Cluster`). One of speculative decoding
-has `draft_length` instead, and luck by position: `accept`, whether the drafted token is the true one, or `survive`, how many are
-if a draft starts there (strategies for these are in `drafts`). Most are small: a defect that shows only in a large decoding is
-rare, and a large one is slow to read.
+which must not matter), and may have `right` (which candidate is the true one, if not the first), `cost` (fields of `UnitCost`) and
+`cluster` (fields of `Cluster`). One of speculative decoding has `draft_length` instead, and luck by position: `accept`, whether
+the drafted token is the true one, or `survive`, how many are if a draft starts there (strategies for these are in `drafts`). Most
+are small: a defect that shows only in a large decoding is rare, and a large one is slow to read.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def world(example: Example) -> World:
     """What models would say in an example's decoding."""
     if "draft_length" in example:
         return World(1, choice(example).layers, drafts={"draft": Draft("target", survivors(example))})
-    return World(1, example["layers"], example["matches"])
+    right = example.get("right", 1)
+    return World(1, example["layers"], [right * match for match in example["matches"]])
 
 
 def steps(example: Example) -> Steps:
@@ -205,6 +206,8 @@ def decodings(
             "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
             "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
         }
+        if example["candidates"] > 1:
+            example["right"] = draw(st.integers(1, example["candidates"]))
         if costs != "plain" and form != "nested":
             example["cost"] = draw(_costs(layers, costs))
         if cluster:

@@ -139,7 +139,7 @@ def choice(x: Example) -> early_exit.Parameters:
     """The parameters of an example's decoding."""
     lengths = x.get("lengths")
     return early_exit.Parameters(
-        x["layers"], x["measure"], min(x["first_check"], x["layers"]), fill=x["fill"], batch=x["batch"],
+        x["layers"], x["measure"], min(x["first_check"], x["layers"]), fill=x["fill"], sequences=x["batch"], batching="static",
         lengths=None if lengths is None else tuple(lengths),
     )  # fmt: skip
 

@@ -1,7 +1,11 @@
-"""The theorems on the engine: that simulator, sampler and counter tell of one and the same decoding, on any cluster."""
+"""The theorems on the engine: that simulator, sampler and counter tell of one and the same decoding, on any cluster.
+
+[Kiefer1955] J. Kiefer and J. Wolfowitz. On the Theory of Queues with Many Servers. Trans. Amer. Math. Soc. 78 (1955) 1-18.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -13,6 +17,8 @@ from numpy.typing import NDArray
 from model import coins
 from model.acceptance import Iid
 from model.algorithms import autoregressive, ppd
+from model.latency import UnitCost
+from model.steps import Commit, Fork, Forward, Join, Steps
 from model.world import World
 from sim.cluster import Cluster
 from sim.events import Interval, Run, simulate
@@ -21,7 +27,7 @@ from sim.theorems.draws import choice, cost, counted, decodings, law, laws, over
 from sim.theorems.statement import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+    from hypothesis.strategies import DrawFn, SearchStrategy
 
 _ROWS = 32  # of a tile, as the coins come
 
@@ -121,6 +127,32 @@ def spare_units(x: Example) -> None:
     equal("compute and most units in use", (more.busy, more.peak_units), (enough.busy, enough.peak_units))
 
 
+def first_come_first_served(x: Example) -> None:
+    """In order of asking, each sub-process starts when the first unit is free: Kiefer and Wolfowitz's recursion."""
+    arrivals = list(itertools.accumulate(x["gaps"]))
+    last = arrivals[-1] + sum(x["services"])
+
+    def main() -> Steps:
+        now, subs = 0, []
+        for arrival, service in zip(arrivals, x["services"], strict=True):
+            if arrival > now:
+                yield Forward("main", (0,), 0, 0, arrival - now)
+            now = arrival
+            subs += yield Fork((Forward(f"sub {len(subs)}", (0,), 0, 0, service),), (None,))
+        yield Forward("main", (0,), 0, 0, last - now + 1)
+        yield Join(tuple(subs))
+        yield Commit("token", (1,))
+
+    run = simulate(main(), 1, Cluster(1 + x["others"]), UnitCost(last + 1), World(1, last + 1, []), record=True)
+    free, want = [0] * x["others"], []
+    for arrival, service in zip(arrivals, x["services"], strict=True):
+        start = max(arrival, min(free))
+        free[free.index(min(free))] = start + service
+        want.append((start, start + service))
+    found = {row.role: (row.start, row.end) for row in run.intervals if row.what == "forward"}
+    equal("starts and ends of sub-processes", [found[f"sub {index}"] for index in range(len(want))], want)
+
+
 # --- 29: luck is indexed by position ---
 
 
@@ -192,6 +224,21 @@ def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more:
     return decodings(forms, costs=costs, cluster=True, tokens=6, many=24, **more)
 
 
+def _queues() -> SearchStrategy[Example]:
+    """Sub-processes that are started one after another, and the units that there are beside the main process's."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def queues(draw: DrawFn) -> Example:
+        count = draw(whole(1, 6))
+        return {
+            "gaps": [draw(whole(0, 4)) for _ in range(count)], "services": [draw(whole(1, 6)) for _ in range(count)],
+            "others": draw(whole(1, 3)),
+        }  # fmt: skip
+
+    return queues()
+
+
 def _luck() -> SearchStrategy[Example]:
     from hypothesis import strategies as st
 
@@ -252,6 +299,10 @@ THEOREMS = (
     _theorem(
         "28l", "Units beyond those a form reserves change nothing.", source="no more processes are alive at once",
         given=lambda: decodings(costs="tenths", spare=whole(1, 3)), holds=spare_units,
+    ),
+    _theorem(
+        "28m", "Sub-processes that wait get units in order of asking: starts are those of a queue with as many servers.",
+        source="first come, first served: [Kiefer1955]", given=_queues, holds=first_come_first_served,
     ),
     _theorem(
         "29a", "A longer run on the same matches begins with the shorter one, token for token and time for time.",

@@ -6,6 +6,8 @@ and the `lengths` of all texts, of which `batch` are decoded together. Costs are
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from model import skipdecode as formulas
 from model import work
 from model.algorithms import _batches, autoregressive, skipdecode
+from model.latency import UnitCost
 from model.steps import CacheError, Forward
 from model.work import Cache
 from model.world import Lossy, World
@@ -96,9 +99,12 @@ def layers_are_time(x: Example) -> None:
 
 def events_are_paths(x: Example) -> None:
     run = play(x)
-    time, busy = sampler.walk(choice(x), _longest(x), in_quarters(x), iter(()))
-    equal("latency", float(time[0]), run.latency)
-    equal("compute", float(busy[0]), run.busy)
+    time, busy = sampler.walk(choice(x), _longest(x), cost(x), iter(()))
+    predicted = formulas.predict(choice(x), _longest(x), None, cost(x))
+    equal("latency of the paths", time.tolist(), [run.latency] * len(time))
+    equal("compute of the paths", busy.tolist(), [run.busy] * len(busy))
+    equal("latency of the formula", float(predicted.latency), run.latency)
+    equal("compute of the formula", float(predicted.busy), run.busy)
 
 
 def work_is_the_closed_form(x: Example) -> None:
@@ -124,7 +130,7 @@ def choice(x: Example) -> skipdecode.Parameters:
     lengths = x.get("lengths")
     return skipdecode.Parameters(
         x["layers"], x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["warm_up"], x.get("rounding", "half-up"),
-        x.get("power", 1.0), x.get("batch", 1), None if lengths is None else tuple(lengths),
+        x.get("power", 1.0), sequences=x.get("batch", 1), batching="static", lengths=None if lengths is None else tuple(lengths),
     )  # fmt: skip
 
 
@@ -132,7 +138,15 @@ def play(x: Example) -> Run:
     """Simulate an example's decoding."""
     n, parameters = _longest(x), choice(x)
     world = Lossy(1, x["layers"])
-    return simulate(skipdecode.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), in_quarters(x), world)
+    return simulate(skipdecode.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), cost(x), world)
+
+
+def cost(x: Example) -> UnitCost:
+    """Times in quarters, so that they add up exactly: of layers that may be uneven, and of passes over several sequences."""
+    if "layer_times" not in x:
+        return in_quarters(x)
+    times, curve = x["layer_times"][: x["layers"]], itertools.accumulate(x["wider"], initial=4)
+    return replace(in_quarters(x), layer_times=tuple(time / 4 for time in times), verify_cost=tuple(enumerate(curve, 1)))
 
 
 def counted(x: Example) -> work.Work:
@@ -191,6 +205,17 @@ def _rising() -> SearchStrategy[Example]:
     return rising()
 
 
+def _uneven() -> SearchStrategy[Example]:
+    """Layers of unequal times, and what each sequence more adds to a pass."""
+    return _skips(layer_times=_several(8, 1, 6), wider=_several(2, 0, 3))
+
+
+def _several(count: int, least: int, most: int) -> SearchStrategy[list[int]]:
+    from hypothesis import strategies as st
+
+    return st.lists(whole(least, most), min_size=count, max_size=count)
+
+
 _theorem = partial(Theorem, method="skipdecode")
 
 THEOREMS = (
@@ -223,7 +248,7 @@ THEOREMS = (
         given=_skips, holds=layers_are_time, expect="fails",
     ),
     _theorem(
-        "28a", "Simulator, paths and formula agree exactly.", source="one algorithm", given=_skips, holds=events_are_paths,
+        "28a", "Simulator, paths and formula agree exactly.", source="one algorithm", given=_uneven, holds=events_are_paths,
     ),
     _theorem(
         "28b", "Passes, layers, rows and heads are the closed form's, by counter and by clock.", source="conservation of work",

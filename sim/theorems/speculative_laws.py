@@ -115,10 +115,16 @@ def found_again(x: Example) -> None:
     share, length = float(formulas.drafted_from_acceptance(alpha, gamma)), float(formulas.expected_tokens(alpha, gamma))
     equal("alpha from accepted of drafted", float(formulas.acceptance_from_drafted(share, gamma)), alpha, 1e-9)
     equal("alpha from tokens of a round", float(formulas.acceptance_from_length(length, gamma)), alpha, 1e-9)
-    for engine in formulas.ENGINES[1:]:
-        printed = length - (engine == "trtllm")
-        equal(f"alpha from the rate of {engine}", _reported(engine, gamma, rate=share), alpha, 1e-9)
-        equal(f"alpha from the length of {engine}", _reported(engine, gamma, length=printed), alpha, 1e-9)
+    emitted = length / (gamma + 1)
+    printed: list[tuple[str, dict[str, Any]]] = [
+        *((engine, figure) for engine in ("vllm", "trtllm", "transformers", "llama.cpp")
+          for figure in ({"rate": share}, {"length": length})),
+        ("vllm", {"rate": emitted, "field": "system-efficiency"}), ("trtllm", {"length": length - 1, "field": "forced"}),
+        ("sglang", {"rate": share, "field": "drafts"}), ("sglang", {"rate": emitted, "field": "with-bonus"}),
+        ("sglang", {"length": length}), ("mlx-lm", {"rate": (length - 1) / length}),
+    ]  # fmt: skip
+    for engine, figure in printed:
+        equal(f"alpha from {figure} of {engine}", _reported(engine, gamma, **figure), alpha, 1e-9)
     equal("alpha from itself", _reported("alpha", gamma, rate=alpha), alpha)
 
 
@@ -153,7 +159,7 @@ def _with_samples(steps: Steps) -> Steps:
         answer = yield step._replace(kind="sample", against=None) if residual else step
 
 
-def _reported(engine: str, gamma: int, **figure: float) -> float:
+def _reported(engine: str, gamma: int, **figure: Any) -> float:
     return float(formulas.reported_acceptance(engine, gamma, **figure))
 
 

@@ -1,0 +1,211 @@
+"""What an engine adds to a step: each pass takes exactly so much more, in every view, and plain decoding pays it too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sim
+from model.checks import ParameterError
+from model.hardware import Served, pass_time, prompt_time, step_time
+from model.latency import UnitCost
+from model.operating_point import operating_point
+from model.roofline import Roofline
+from model.steps import Forward
+from model.transformer import preset
+from sim import hardware, listing
+
+LAYERS, TOKENS = 24, 24
+COST = {"kind": "roofline", "device": "a100", "shape": "opt-1.3b", "prompt": 100}
+DRAFT = {**COST, "draft_shape": "opt-125m"}
+MEDIUM = {**DRAFT, "medium_shape": "opt-125m"}
+ACCEPT, MATCH = {"accept": {"kind": "iid", "acceptance_rate": 1.0}}, {"match": {"kind": "iid", "match_rate": 1.0}}
+RATES = {"decision": {"kind": "rates", "fallback_rate": 0.0, "rollback_rate": 0.0}}
+EXITS = {"exit": {"kind": "hazards", "hazards": [0.0] * 7 + [1.0] + [0.0] * 15 + [1.0]}}
+HIERARCHY = {**ACCEPT, "medium_accept": {"kind": "iid", "acceptance_rate": 1.0}}
+SKIP = {"name": "skipdecode", "min_layers": 8, "max_layers": 8, "prompt": 0, "sequence": TOKENS}
+SURE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int]] = {
+    # Method, outcomes, costs, and by hand: the target's steps and the passes of smaller models, when nothing is left to chance.
+    "plain": ({"name": "autoregressive"}, {}, COST, 24, 0),
+    "speculative": ({"name": "speculative", "draft_length": 3}, ACCEPT, DRAFT, 6, 18),
+    "hierarchical": ({"name": "hierarchical", "draft_length": 3, "reading": "literal"}, HIERARCHY, MEDIUM, 6, 18 + 6),
+    "pipelined": ({"name": "ppd", "exit_layer": 12, "candidates": 2, "form": "literal"}, MATCH, COST, 1 + 2 * 24, 0),
+    "pipelined, batched": ({"name": "ppd", "exit_layer": 12, "candidates": 2, "batched": True}, MATCH, COST, 1 + 24, 0),
+    "two models": ({"name": "bild", "maximum_draft": 3}, RATES, DRAFT, 6, 18),
+    # Three drafted tokens and the last one read, then the rest of the layers over all four.
+    "own layers": ({"name": "bild", "maximum_draft": 3, "exit_layer": 6}, RATES, COST, 6 * (3 + 1 + 1), 0),
+    "early exit": ({"name": "early_exit"}, EXITS, COST, 24, 0),
+    "early exit, a batch": ({"name": "early_exit", "sequences": 4, "batching": "static", "measure": "state"}, EXITS, COST, 24, 0),
+    "rows when needed": ({"name": "early_exit", "fill": "backfill", "measure": "state"}, EXITS, COST, 24, 0),
+    "the lowest layers skipped": (SKIP | {"warm_up": 0}, {}, COST, 24, 0),
+    "layers between skipped": (SKIP | {"warm_up": 2, "sequences": 4, "batching": "static"}, {}, COST, 24, 0),
+    "two batches": (SKIP | {"warm_up": 0, "sequences": 2, "batching": "static", "lengths": [24, 12, 5]}, {}, COST, 24 + 5, 0),
+}  # fmt: skip
+
+
+def tables(method: dict[str, Any], outcomes: dict[str, Any], cost: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    said = {"name": "steps", "tokens": TOKENS, "replications": 1, "views": ["paths", "events"], **settings}
+    own = {"scenario": said, "method": [{"layers": LAYERS, **method}], "cost": cost}
+    return own | ({"outcomes": outcomes} if outcomes else {})
+
+
+@pytest.mark.parametrize("case", SURE)
+def test_a_decoding_takes_so_much_more_as_it_has_steps(case: str) -> None:
+    method, outcomes, cost, steps, drafts = SURE[case]
+    without = sim.run(tables(method, outcomes, cost), out=None).to_dicts()
+    also = {"draft_step_s": 0.0007} if drafts else {}
+    more = sim.run(tables(method, outcomes, cost | {"step_s": 0.002} | also), out=None).to_dicts()
+    for one, other in zip(without, more, strict=True):
+        assert other["busy_s"] - one["busy_s"] == pytest.approx(0.002 * steps + 0.0007 * drafts, rel=1e-6)
+        plain = [row["speedup"] * row["latency_s"] for row in (one, other)]
+        count = 24 + 5 if case == "two batches" else 24
+        assert plain[1] - plain[0] == pytest.approx(0.002 * count, rel=1e-6)
+        assert other["prompt_s"] - one["prompt_s"] == pytest.approx(0.002, rel=1e-6)
+        if one["units"] == 1:
+            assert other["latency_s"] == pytest.approx(other["busy_s"], rel=1e-9)
+
+
+HALF = {"match": {"kind": "iid", "match_rate": 0.5}}
+TENTHS = {"exit": {"kind": "hazards", "hazards": [0.1] * 23 + [1.0]}}
+ANY: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "speculative": (
+        {"name": "speculative", "draft_length": 4, "sequences": 8}, {"accept": {"kind": "iid", "acceptance_rate": 0.7}}, DRAFT
+    ),
+    "pipelined": ({"name": "ppd", "exit_layer": 12, "candidates": 2}, HALF, COST),
+    "eager": ({"name": "ppd", "exit_layer": 14, "candidates": 1, "form": "eager"}, HALF, COST),
+    "batched": (
+        {"name": "ppd", "exit_layer": 14, "candidates": 3, "batched": True}, HALF, COST
+    ),
+    "own layers": (
+        {"name": "bild", "maximum_draft": 4, "exit_layer": 6, "sequences": 16, "batching": "lockstep"},
+        {"decision": {"kind": "rates", "fallback_rate": 0.2, "rollback_rate": 0.1}}, COST,
+    ),
+    "a batch": ({"name": "early_exit", "sequences": 4, "batching": "static", "measure": "state"}, TENTHS, COST),
+    "backfill": (
+        {"name": "early_exit", "fill": "backfill", "measure": "state"},
+        TENTHS, COST,
+    ),
+    "skipped": (SKIP | {"min_layers": 5, "max_layers": 9, "warm_up": 0, "sequences": 4, "batching": "static"}, {}, COST),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANY)
+def test_the_three_views_agree_on_steps(case: str) -> None:
+    method, outcomes, cost = ANY[case]
+    also = {"draft_step_s": 0.002} if "draft_shape" in cost else {}
+    own = tables(method, outcomes, cost | {"step_s": 0.01} | also, views=["formula", "paths", "events"], replications=400, seed=5)
+    own["scenario"]["event_replications"] = 20
+    formula, paths, events = sim.run(own, out=None).to_dicts()
+    assert events["paths_difference"] <= 1e-9 * formula["latency_layers"]
+    # A half-width is 1.96 standard errors: 5 of them have a false-alarm rate below 1e-6 for all cases together.
+    room = 5 / 1.96 * (paths["latency_layers_high"] - paths["latency_layers_low"]) / 2
+    assert abs(paths["latency_layers"] - formula["latency_layers"]) <= room + 1e-9 * formula["latency_layers"]
+    assert formula["speedup"] * formula["latency_s"] == pytest.approx(paths["speedup"] * paths["latency_s"], rel=1e-9)
+
+
+def test_with_slow_steps_a_round_is_its_passes_alone() -> None:
+    """Where a step takes far longer than the kernels, the speed-up is the tokens of a round over 1 + K draft steps."""
+    rate, length, share = 0.8, 4, 0.3
+    method, outcomes = {"name": "speculative", "draft_length": length}, {"accept": {"kind": "iid", "acceptance_rate": rate}}
+    gaps = []
+    for step in (0.01, 0.1, 1.0, 10.0):
+        cost = DRAFT | {"step_s": step, "draft_step_s": share * step}
+        (row,) = sim.run(tables(method, outcomes, cost, views=["formula"], tokens=600), out=None).to_dicts()
+        gaps.append(abs(row["speedup"] / (row["tokens_per_round"] / (1 + length * share)) - 1))
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 3e-3 < gaps[0]
+
+
+def test_a_step_that_is_given_is_one_that_was_measured() -> None:
+    """On top of hardware whose passes have a step of their own, and instead of it, a step makes the same costs."""
+
+    class Stepping(Roofline):
+        def step(self, batch: Any = 1) -> Any:
+            return super().step(batch)._replace(seconds=super().step(batch).seconds + 0.003)
+
+    target, draft = preset("opt-1.3b"), preset("opt-125m")
+    asked: dict[str, Any] = {"prompt": 50, "tokens": 20, "widest": 5}
+    peaks = 2e12, 3e14
+    measured = operating_point(Stepping(target, *peaks), draft=Stepping(draft, *peaks), **asked)
+    stated = operating_point(Served(Roofline(target, *peaks), 0.003), draft=Served(Roofline(draft, *peaks), 0.003), **asked)
+    assert measured.cost == stated.cost
+    assert (measured.seconds_per_layer, measured.drift) == (stated.seconds_per_layer, stated.drift)
+    kernels = Roofline(target, *peaks)
+    tables = [
+        operating_point(of, **asked, together=4).cost.by_texts for of in (Stepping(target, *peaks), Served(kernels, 0.003), kernels)
+    ]
+    assert tables[0] == tables[1] != tables[2]
+
+
+@given(st.integers(1, 8), st.integers(0, 500), st.integers(1, 16), st.floats(0, 10))
+def test_a_pass_on_hardware_takes_so_much_more(width: int, context: int, batch: int, step: float) -> None:
+    kernels = Roofline(preset("opt-125m"), 2e12, 3e14)
+    served = Served(kernels, step)
+    for heads in (None, 0, 1):
+        pair = [float(pass_time(of, width, context, batch, heads=heads).seconds) for of in (served, kernels)]
+        assert pair[0] - pair[1] == pytest.approx(step, abs=1e-12)
+    assert float(step_time(served, context, batch).error) <= float(step_time(kernels, context, batch).error)
+    assert float((prompt_time(served, 5).seconds) - prompt_time(kernels, 5).seconds) == pytest.approx(step, abs=1e-12)
+    for name in ("shape", "ways", "provenance"):
+        assert getattr(served, name) == getattr(kernels, name)
+    for asked in ("embedding", "head", "transfer"):
+        assert getattr(served, asked)(7) == getattr(kernels, asked)(7)
+
+
+@given(
+    st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.booleans(), st.floats(0.1, 50), st.floats(0, 2),
+    st.booleans(),
+)  # fmt: skip
+def test_a_pass_pays_its_step_once_where_it_begins(
+    first: int, more: int, width: int, joins: bool, rows_only: bool, step: float, head: float, curved: bool
+) -> None:
+    last = min(4, first + more)
+    outputs = (Forward("target", (1,), 0, 0, 1),) if joins and first else None
+    asked = Forward("target", (5,) * width, 3, first, last, outputs, 1, rows_only=rows_only)
+    kernels = UnitCost(4, layer_times=(1.0, 2.0, 0.5, 1.0), final_head=head, early_head=0.5 * head, propagation=0.25)
+    # The same layers and heads slow down alike, whatever stands before them.
+    layers, slower = kernels.target_pass, {each: 1.0 + (each - 1) / 4 if curved else 1.0 for each in (1, 2, 3, 4)}
+    cost = replace(kernels, verify_cost=tuple(slower.items())) if curved else kernels
+    given_ = replace(kernels, step=step)
+    if curved:  # the curve of passes as a whole
+        given_ = replace(given_, verify_cost=tuple((each, (step + layers * slower[each]) / (step + layers)) for each in slower))
+    begins = not rows_only and (first == 0 or outputs is not None)
+    assert given_.forward(asked) == pytest.approx(cost.forward(asked) + (step if begins else 0.0), rel=1e-9)
+    assert sum(given_.layer_times_of(asked)) == pytest.approx(given_.forward(asked), rel=1e-9)
+    assert given_.slowdown(width) * given_.target_pass == pytest.approx(step + slower[width] * layers, rel=1e-9)
+    skipping = asked._replace(first=0, last=4, state=None, rows_only=False, gaps=((0, 2),))
+    assert given_.forward(skipping) == pytest.approx(cost.forward(skipping) + step, rel=1e-9)
+    assert given_.layer_times_of(skipping)[0] == pytest.approx(step)
+    alone = asked._replace(first=4, last=4, state=None, rows_only=False)
+    assert given_.forward(alone) == pytest.approx(cost.forward(alone), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        (COST | {"step_s": -1.0}, "step_s must be between 0 and 1e+06, got -1.0"),
+        (COST | {"step_s": float("nan")}, "step_s must be between 0 and 1e+06, got nan"),
+        (COST | {"draft_step_s": 0.1}, "cost.draft_step_s is used by no method that it is given for; leave it out"),
+        ({"step_s": 0.1}, "cost.step_s is of kinds profile and roofline, got it with kind 'unit'; leave it out"),
+        ({"step": 0.1}, "unknown key cost.step; "),
+    ],
+)
+def test_steps_that_are_none_are_refused(cost: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        sim.run(tables({"name": "autoregressive"}, {}, cost), out=None)
+    assert message in str(caught.value)
+
+
+def test_what_no_step_is_said_of_is_missing() -> None:
+    method, outcomes, *_ = ANY["speculative"]
+    own = tables(method, outcomes, DRAFT | {"step_s": 0.0, "draft_step_s": 0.0}, views=["formula"])
+    own["sweep"] = {"cost.step_s": [0.0, 0.1], "cost.draft_step_s": [0.0, 1.0]}
+    assert sim.run(own, out=None)["cost_missing"].to_list() == ["step, draft_step", "step", "draft_step", None]
+    about = listing.lines("costs")
+    assert "plain decoding" in about["step_s"]
+    assert "draft model" in about["draft_step_s"]
+    assert hardware.HardwareCost(**COST).step_s == 0

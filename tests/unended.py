@@ -1,0 +1,67 @@
+"""Algorithms with a defect that every interpreter must refuse: what is taken over has not ended by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from model.steps import Adopt, Fork, Forward, Join, Steps, Stop
+
+EXIT = 2
+"""The layer at which a sub-process is started, and where its pass ends."""
+
+
+def _started() -> Steps:
+    """Begin the pass of a token, and start the next one's; both tasks and output."""
+    out = yield Forward("target", (3,), 0, 0, EXIT)
+    subs = yield Fork((Forward("target", (4,), 1, 0, EXIT),), (1,))
+    return out, subs
+
+
+def adopts_one_that_runs_still() -> Steps:
+    out, subs = yield from _started()
+    yield Forward("target", (3,), 0, EXIT, EXIT + 1, out)  # when this ends the other is half through
+    yield Adopt(subs[0], 1, EXIT)
+
+
+def adopts_one_that_has_not_begun() -> Steps:
+    _, subs = yield from _started()
+    yield Adopt(subs[0], 1, EXIT)
+
+
+def adopts_one_that_was_stopped() -> Steps:
+    out, subs = yield from _started()
+    yield Forward("target", (3,), 0, EXIT, EXIT + 1, out)
+    yield Stop(subs)
+    yield Adopt(subs[0], 1, EXIT)
+
+
+def adopts_one_that_was_stopped_before_it_began() -> Steps:
+    _, subs = yield from _started()
+    yield Stop(subs)
+    yield Join(subs)
+    yield Adopt(subs[0], 1, EXIT)
+
+
+def _one_pass() -> Steps:
+    yield Forward("target", (4,), 1, 0, EXIT)
+
+
+def starts_an_heir_of_one_that_was_stopped() -> Steps:
+    yield Forward("target", (3,), 0, 0, EXIT)
+    subs = yield Fork((_one_pass(),), (1,))
+    yield Stop(subs)
+    yield Join((yield Fork((_one_pass(),), (2,), subs)))
+
+
+AT_ONCE: list[tuple[Callable[[], Steps], str]] = [
+    (adopts_one_that_has_not_begun, "has not ended cannot be taken over; join it first"),
+    (adopts_one_that_was_stopped_before_it_began, "was stopped cannot be taken over"),
+]
+"""Those that do not depend on how long passes take."""
+UNENDED: list[tuple[Callable[[], Steps], str]] = [
+    *AT_ONCE,
+    (adopts_one_that_runs_still, "has not ended cannot be taken over"),
+    (adopts_one_that_was_stopped, "was stopped cannot be taken over"),
+]
+HEIRS: list[tuple[Callable[[], Steps], str]] = [(starts_an_heir_of_one_that_was_stopped, "was stopped cannot be taken over")]
+"""For interpreters that start processes with the caches of ended ones."""
