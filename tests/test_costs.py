@@ -128,7 +128,12 @@ def test_a_shared_cost_counts_where_any_method_or_any_value_of_an_axis_uses_it()
         sim.run(drafts, sweep={"method.placement": ["together"]})
 
 
-@pytest.mark.parametrize("key", ["dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s", "dispatch_law", "draft_step_s"])
+IN_SECONDS = (
+    "dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s", "dispatch_law", "draft_step_s",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", IN_SECONDS)
 def test_costs_in_seconds_are_refused_alike(key: str) -> None:
     cost = {"kind": "roofline", "device": "a100", "shape": "llama-2-7b", key: "tree" if key == "dispatch_law" else 1e-3}
     tables = {
