@@ -38,11 +38,11 @@ def draw(lengths: Sequence[ArrayLike], draft_lengths: Sequence[int], about: str)
         figure, panels = side_by_side(len(draft_lengths), 4.7, 0.22, 0.7, 0.45)
         for axes, gamma in zip(panels, draft_lengths, strict=True):
             _panel(axes, lengths, gamma)
-            axes.set_xlabel("accepted tokens of a round")
+            axes.set_xlabel("drafted tokens accepted in a round")
         panels[0].set_ylabel("share of rounds")
         left = panels[0].get_position().x0
         figure.text(left, 0.945, "How many drafted tokens a round accepts", fontsize=13, weight="bold", va="center")
-        said = f"{about};\nthe target's own token comes on top: a round gives one more"
+        said = f"{about};\na round generates one token more, the target's own"
         figure.text(left, 0.875, said, fontsize=9, color=GREY, va="center", linespacing=1.3)
         handles = [
             Patch(facecolor=COLOURS[5], edgecolor=INK, linewidth=0.4, label="measured, interval of 95 % (Wilson)"),

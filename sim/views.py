@@ -238,14 +238,14 @@ def _contentions(module: Any, parameters: Any, tokens: Any, machine: cases.Machi
     """Why something may wait at each of so many points, or an empty text; None where it never does."""
     if machine == cases.Machine():
         return None
-    fields = module.Parameters.__dataclass_fields__
+    names = [field.name for field in fields(module.Parameters)]
     # Of the number of tokens it matters only whether there is a second.
-    given = {name: getattr(parameters, name) for name in fields} | {"tokens": np.minimum(tokens, 2)}
+    given = {name: getattr(parameters, name) for name in names} | {"tokens": np.minimum(tokens, 2)}
     table = pl.DataFrame({name: np.broadcast_to(value, size) for name, value in given.items()})
     # Each choice of parameters is looked at once.
     found = []
     for choice in table.unique().to_dicts():
-        own = module.Parameters(**{name: choice[name] for name in fields})
+        own = module.Parameters(**{name: choice[name] for name in names})
         because = cases.contention(demand.of(own, UnitCost(own.layers), choice["tokens"]), machine.cluster(own.units))
         found.append(choice | {"because": because or ""})
     if not any(choice["because"] for choice in found):

@@ -162,7 +162,7 @@ def agree(real: Any, run: Any) -> None:
 
 
 @given(number=st.sampled_from([*PROMPTS]), form=st.sampled_from(ppd.FORMS), k=st.integers(1, 3), data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=24, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> None:
     least = {"literal": 3, "eager": 3, "nested": 1 if k < 3 else 2, "flat": 1}[form]
     layer = data.draw(st.integers(least, LAYERS - 1))
