@@ -11,14 +11,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from model import checks, demand, published
+from model import checks, demand, published, transformer
 from model.algorithms import _batches
 from model.checks import ParameterError
 from model.demand import Demand
 from model.latency import OPERATIONS, RATIOS, UnitCost
 from model.published import ppd_table_3
 from model.tables import build, renamed
-from model.transformer import PRESETS, Shape
+from model.transformer import Shape
 from model.width import WidthCurve
 from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
@@ -106,7 +106,8 @@ class Cost:
     allow_slow_medium
         Whether the medium model of a hierarchy may be slower than the large one.
     shape, draft_shape, medium_shape
-        Names of the models (`sim ls shapes`), of all that a method has or of none, so that operations and bytes are counted.
+        The models, by name (`sim ls shapes`) or config.json, all that a method has or none, so that operations and bytes are
+        counted.
     seconds_per_layer
         How long a layer takes, where times are wanted in seconds [s].
     """
@@ -146,7 +147,7 @@ class Cost:
                 _check_time(name, getattr(self, name))
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
-                checks.one_of(name, getattr(self, name), PRESETS)
+                transformer.named(getattr(self, name), key=name)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -414,14 +415,14 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
 
 def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
     """The layers of smaller models that are left out, where a shape or a profile says them."""
-    found = {}
+    found: dict[str, int] = {}
     for role in roles:
         name = f"{role}_layers"
         if name in table or not hasattr(parameters, name):
             continue
         if isinstance(cost, Cost):
             given = getattr(cost, SHAPES_OF[role])
-            shape = None if given is None else PRESETS[given]
+            shape = None if given is None else transformer.named(given)
         else:
             of = cost.of(role)
             shape = None if of is None else of.shape
@@ -465,7 +466,7 @@ def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Sha
         given = getattr(cost, key)
         if given is None:
             continue
-        found[role] = PRESETS[given]
+        found[role] = transformer.named(given)
         layers = "layers" if role == "target" else f"{role}_layers"
         if found[role].layers != depth:
             raise ParameterError(

@@ -140,7 +140,7 @@ def run(
         print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
     else:
         reports.show(report, frame, drawn)
-    if report.failed:
+    if report.failed or report.disagreements:
         raise typer.Exit(1)
 
 
@@ -240,25 +240,28 @@ def trace(
 
     sim trace ppd-overheads --point 4 -o timeline.png
     """
+    from figures import naming
     from sim import trace as traces
 
     picture = out.suffix in (".png", ".svg")
     wanted = tokens if tokens is not None or not picture else _SHOWN
     overrides = _overrides(set_, sweep, None, None, seed)
-    result = traces.record(scenario, point=point, replication=replication, tokens=wanted, per_layer=per_layer, **overrides)
-    name = f"point {point}, decoding {replication}, {len(result.tokens)} tokens"
+    options: dict[str, Any] = {"point": point, "replication": replication, "tokens": wanted, "per_layer": per_layer}
+    result, about, unit = traces.described(scenario, **options, **overrides)
+    choice = ", ".join([naming.method(about), *naming.words(about, naming.COMMON[:-2])])
+    name, where = f"{choice}: {len(result.tokens)} tokens", f"{about['scenario']}, point {point}, decoding {replication}"
     if picture:
         import polars as pl
 
         import figures
-        from figures import timeline
+        from figures import style, timeline
 
         rows = pl.DataFrame([row._asdict() for row in result.intervals], infer_schema_length=None)
         commits = pl.DataFrame(result.commits, schema=["time", "kind", "tokens"], orient="row")
-        figure = timeline.draw(rows, commits, title=name)
+        figure = style.headed(timeline.draw(rows, commits, title=name, time_unit=unit), where)
         figures.save(figure, out.with_suffix(""), formats=(out.suffix.removeprefix("."),))
     else:
-        traces.write(out, result, name=name)
+        traces.write(out, result, name=f"{where}: {name}", time_unit=unit)
     print(out)
 
 
@@ -421,7 +424,8 @@ def list_(
         str, typer.Argument(help="methods, outcomes, costs, shapes, devices, profiles, scenarios or published.")
     ] = "scenarios",
     name: Annotated[
-        str | None, typer.Argument(help="One of them, to be told all about it; of a scenario, its file; a profile's .json too.")
+        str | None,
+        typer.Argument(help="One of them, to be told all about it, or a file: a profile's .json, a config.json, a device's .toml."),
     ] = None,
     methods: Methods = None,
     as_json: Json = False,
@@ -437,6 +441,8 @@ def list_(
     sim ls profiles profiles/cpu-llama-68m.json
 
     sim ls scenarios bild > mine.toml
+
+    sim ls devices h100 > my-gpu.toml
     """
     from sim import listing
 

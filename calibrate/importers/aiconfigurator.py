@@ -83,7 +83,7 @@ def read(
         rows, notes = rows + found, notes + said
         sources.append(tables.source(own, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
     made = Profile(
-        name=name or f"{gpu}-operations", device=gpu, model="", dtype=tables.DTYPE,
+        name=name or f"{device.name}-operations", device=device.name, model="", dtype=tables.DTYPE,
         engine=f"{chosen} (collected by AIConfigurator)",
         mode="cuda-graph", kind="operations", provenance="measured", date="", bandwidth=device.bandwidth,
         rate=device.rate(tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=tuple(sources),
