@@ -302,7 +302,7 @@ def compare(
     if page is not None:
         written = compare_report.put(page, named)
         if check:
-            stale = not page.exists() or page.read_text(encoding="utf-8") != written
+            stale = not page.exists() or files.read_text(page) != written
             print(f"{page.name} is {'out of date; write it again without --check' if stale else 'what the runs say'}")
             if stale:
                 raise typer.Exit(1)
