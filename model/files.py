@@ -52,6 +52,15 @@ def check_regular(path: str | Path, most: int | None = None) -> None:
     _check_kind(Path(path), os.stat(path), most)
 
 
+def stamp(path: str | Path) -> tuple[int, int] | None:
+    """What is another once a file has been written again; None where it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     """The text of a file in UTF-8, with or without a byte-order mark; its lines end in a line feed, whatever ended them."""
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig").read()

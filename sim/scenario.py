@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from model import checks, files
+from model import checks, device, files, transformer
 from model.checks import ParameterError
 from model.tables import instead
 from sim import methods
@@ -64,12 +64,10 @@ def _located(tables: Tables, folder: Path) -> Tables:
     for table in _laws_of(tables):
         if isinstance(table.get("file"), str):
             table["file"] = str(folder / table["file"])
-    for table, key in _profiles(tables):
-        if table[key].endswith(".json"):
-            table[key] = str(folder / table[key])
-    for path in _file_axes(tables):
-        sweep = tables["sweep"]
-        sweep[path] = [str(folder / name) if isinstance(name, str) else name for name in sweep[path]]
+    for table, key in _hardware_files(tables):
+        table[key] = str(folder / table[key])
+    for values, index in _file_axes(tables):
+        values[index] = str(folder / values[index])
     return tables
 
 
@@ -82,7 +80,12 @@ def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
     return [table for table in (*found, *inner) if isinstance(table, dict)]
 
 
-PROFILES = ("profile", "draft_profile", "medium_profile")
+SHAPES = ("shape", "draft_shape", "medium_shape")
+NAMED = {
+    **dict.fromkeys(("profile", "draft_profile", "medium_profile"), lambda name: name.endswith(".json")),
+    **dict.fromkeys(SHAPES, transformer.is_path), "device": device.is_path,
+}  # fmt: skip
+"""Of the costs those that are names or files, and how to tell which."""
 
 
 def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
@@ -92,16 +95,22 @@ def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
     return [table["cost"] for table in above if isinstance(table, Mapping) and isinstance(table.get("cost"), dict)]
 
 
-def _profiles(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
-    """Where a scenario names hardware profiles."""
-    return [(table, key) for table in _costs_of(tables) for key in PROFILES if isinstance(table.get(key), str)]
+def _hardware_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
+    """Where a scenario names files of profiles, models and devices."""
+    given = [(table, key) for table in _costs_of(tables) for key in NAMED if isinstance(table.get(key), str)]
+    return [(table, key) for table, key in given if NAMED[key](table[key])]
 
 
-def _file_axes(tables: Mapping[str, Any]) -> list[str]:
+def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
+    """Where axes of a sweep name files."""
     sweep = tables.get("sweep", {})
-    if not isinstance(sweep, Mapping):
-        return []
-    return [path for path, values in sweep.items() if isinstance(values, list) and "outcomes" in path and path.endswith(".file")]
+    found = []
+    for path, values in sweep.items() if isinstance(sweep, Mapping) else ():
+        last = path.rpartition(".")[2]
+        every = "outcomes" in path and last == "file"
+        if isinstance(values, list) and (every or (last in NAMED and "cost" in path)):
+            found += [(values, at) for at, each in enumerate(values) if isinstance(each, str) and (every or NAMED[last](each))]
+    return found
 
 
 def _plainly(error: ValueError, text: str) -> str:
@@ -281,8 +290,14 @@ def fingerprint(tables: Tables) -> str:
     from sim.version import RESULTS_VERSION
 
     named = [table.get("file") for table in _laws_of(tables)]
-    named += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
-    named += [table[key] for table, key in _profiles(tables) if table[key].endswith(".json") and Path(table[key]).is_file()]
-    contents = {str(name): hashlib.sha256(files.read_bytes(name)).hexdigest() for name in named if name is not None}
+    named += [values[index] for values, index in _file_axes(tables)]
+    named += [table[key] for table, key in _hardware_files(tables)]
+    contents = {str(name): _digest(Path(name)) for name in named if name is not None}
     text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(path: Path) -> str | None:
+    """A hash of a file's content, or of the configuration in a model's folder; None where there is none, as its point will say."""
+    path = path / "config.json" if path.is_dir() else path
+    return hashlib.sha256(files.read_bytes(path)).hexdigest() if path.is_file() else None
