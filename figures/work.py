@@ -134,7 +134,8 @@ def _labels(table: pl.DataFrame) -> list[str]:
     texts = []
     for row in once.iter_rows(named=True):
         own = once.filter(method=row["method"])
-        keys = {key: form for key, form in _MORE.items() if own[key].n_unique() > 1} | _MAIN
+        batches = own.filter(pl.col("sequences") > 1)  # of one sequence every way of batching is the same
+        keys = {key: form for key, form in _MORE.items() if (batches if key == "batching" else own)[key].n_unique() > 1} | _MAIN
         words = [form.format(row[key]) for key, form in keys.items() if row[key] is not None and not _plain(key, row)]
         texts.append(", ".join([METHODS.get(row["method"], row["method"])] * (several or not words) + words))
     return texts
