@@ -437,10 +437,11 @@ def rooflines(measured: Sequence[fits.Layers], sources: str = "") -> Claim:
     cases = []
     by_model, usual = fits.unseen_models(measured), Efficiency()
     few, many = f"to {fits.FEW} tokens", f"beyond {fits.MANY} tokens"
-    kinds = (
+    kinds: tuple[tuple[str, list[fits.LeftOut], float | None, float | None], ...] = (
         ("unseen model", by_model, 0.12, 0.12), ("unseen GPU", fits.unseen_gpus(measured), usual.error * 1.02, usual.compute_error),
         ("unseen GPU, one layer of 1 token measured", fits.one_measured(measured, [1]), fits.ADAPTED["error"], None),
-        ("unseen GPU, layers of 1 and 512 tokens measured", fits.one_measured(measured, [1, 512]), *fits.ADAPTED.values()),
+        ("unseen GPU, layers of 1 and 512 tokens measured", fits.one_measured(measured, [1, 512]), fits.ADAPTED["error"],
+         fits.ADAPTED["compute_error"]),
     )  # fmt: skip
     for kind, found, asked, asked_many in kinds:
         for gpu in dict.fromkeys(each.gpu for each in found):

@@ -11,14 +11,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from model import checks, demand, published
+from model import checks, demand, published, transformer
 from model.algorithms import _batches
 from model.checks import ParameterError
 from model.demand import Demand
 from model.latency import OPERATIONS, RATIOS, UnitCost
 from model.published import ppd_table_3
 from model.tables import build, renamed
-from model.transformer import PRESETS, Shape
+from model.transformer import Shape
 from model.width import WidthCurve
 from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
@@ -35,6 +35,18 @@ SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"
 MAX_REPLICATIONS = 1_000_000_000
 MAX_TIME = 1e9
 """Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
+
+
+MIN_TIME = 1e-12
+"""The least time that is one [layer-times, or seconds]; what is shorter takes none. Ratios of the two bounds can be squared."""
+
+
+def _check_time(name: str, value: Any, *, positive: bool = False) -> None:
+    """Refuse what is no time, or one that arithmetic could not tell from none, or from one without end."""
+    checks.number(name, value, 0, MAX_TIME)
+    if value < MIN_TIME and (value > 0 or positive):
+        nothing = "" if positive else "0 or "
+        raise ParameterError(f"{name} must be {nothing}at least {MIN_TIME:g}, got {checks.shown(value)}")
 
 
 _FITTED = ("layer_times", "early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion")
@@ -94,7 +106,8 @@ class Cost:
     allow_slow_medium
         Whether the medium model of a hierarchy may be slower than the large one.
     shape, draft_shape, medium_shape
-        Names of the models (`sim ls shapes`), of all that a method has or of none, so that operations and bytes are counted.
+        The models, by name (`sim ls shapes`) or config.json, all that a method has or none, so that operations and bytes are
+        counted.
     seconds_per_layer
         How long a layer takes, where times are wanted in seconds [s].
     """
@@ -131,10 +144,10 @@ class Cost:
         self._check_published()
         for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
-                checks.number(name, getattr(self, name), 0, MAX_TIME)
+                _check_time(name, getattr(self, name))
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
-                checks.one_of(name, getattr(self, name), PRESETS)
+                transformer.named(getattr(self, name), key=name)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -142,20 +155,22 @@ class Cost:
                 " if it is meant, say allow_slow_medium = true"
             )
         if self.seconds_per_layer is not None:
-            checks.number("seconds_per_layer", self.seconds_per_layer, 0, MAX_TIME)
+            _check_time("seconds_per_layer", self.seconds_per_layer)
         for name in (field.name for field in fields(self) if field.type == "float"):
-            checks.number(name, getattr(self, name), 0, MAX_TIME)
+            _check_time(name, getattr(self, name))
         if self.layer_times is not None and not isinstance(self.layer_times, tuple):
             raise ParameterError(f"layer_times must be a list with a time for each layer, got {checks.shown(self.layer_times)}")
         if self.layer_times == ():
             raise ParameterError("layer_times must have one time for each layer, got an empty list; leave it out for equal layers")
         for index, time in enumerate(self.layer_times or ()):
-            checks.number(f"layer_times[{index}]", time, 0, MAX_TIME)
+            _check_time(f"layer_times[{index}]", time)
         if self.layer_times and not any(self.layer_times):
             raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
         self.model(1 if self.layer_times is None else len(self.layer_times))
         if self.verify_cost is not None:
-            WidthCurve(self.verify_cost)  # whoever wrote a table that dips is told so; passes of a profile are not said to be one
+            # Whoever wrote a table that dips is told so; passes of a profile are not said to be one.
+            for index, time in enumerate(WidthCurve(self.verify_cost).times.tolist()):
+                _check_time(f"verify_cost[{index}][1]", time, positive=True)
 
     def _check_published(self) -> None:
         given = [name for name in ("task", "data_set") if getattr(self, name) is not None]
@@ -400,14 +415,14 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
 
 def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
     """The layers of smaller models that are left out, where a shape or a profile says them."""
-    found = {}
+    found: dict[str, int] = {}
     for role in roles:
         name = f"{role}_layers"
         if name in table or not hasattr(parameters, name):
             continue
         if isinstance(cost, Cost):
             given = getattr(cost, SHAPES_OF[role])
-            shape = None if given is None else PRESETS[given]
+            shape = None if given is None else transformer.named(given)
         else:
             of = cost.of(role)
             shape = None if of is None else of.shape
@@ -451,7 +466,7 @@ def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Sha
         given = getattr(cost, key)
         if given is None:
             continue
-        found[role] = PRESETS[given]
+        found[role] = transformer.named(given)
         layers = "layers" if role == "target" else f"{role}_layers"
         if found[role].layers != depth:
             raise ParameterError(

@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from model import strict_json
-from sim import metrics, verdict
+from sim import agreement, metrics, verdict
 from sim.files import write_text
 from sim.methods import algorithm
 from sim.outcomes import RATES
@@ -83,6 +83,11 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
         console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {escape(row['error'])}")
     if len(report.failed) > 10:
         console.print(f"... and {len(report.failed) - 10} more in failed.json")
+    for found in report.disagreements[:10]:
+        console.print(f"[red]views disagree[/red]: {escape(agreement.in_words(found))}")
+    if report.disagreements:
+        more = f"; {len(report.disagreements) - 10} more are in disagreements.json" if len(report.disagreements) > 10 else ""
+        console.print(f"what views disagree on is a fault of the program, please report it; everything else is kept{more}")
     csv = ", .csv" if report.out is not None and (report.out / "results.csv").exists() else ""
     console.print(f"results: {report.out}/results.parquet{csv}", soft_wrap=True, markup=False)
     for path in figures:
@@ -219,6 +224,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         # Of the deck as a whole, so only where its table is replayed as a whole.
         if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
             lines += deck_report.sentences(rows)
+    lines += _of_figure_3(table, names)
     lines += _of_schedules(table, names)
     lines += _of_measured(table, names)
     lines.append("intervals: 95 %, from sampling")
@@ -301,6 +307,18 @@ def _of_schedules(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
     return [sentence for found in skipdecode_report.replayed(own.to_dicts()) for sentence in skipdecode_report.sentences_on(*found)]
 
 
+def _of_figure_3(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """The paper's own limits of latency and busy units, where the points of its Figure 3 are among these."""
+    from model.published import ppd_figure_3
+
+    needed = ["method", "outcomes_source", "data_set", "head", "layers", "exit_layer", "candidates", "match_rate", "tokens"]
+    if not {*needed} <= {*names}:
+        return []
+    wanted = [*needed, *(name for name in ("seconds_per_layer",) if name in names)]
+    own = table.filter(pl.col("method") == "ppd").select(wanted).unique(maintain_order=True).head(MOST_ROWS)
+    return ppd_figure_3.sentences(ppd_figure_3.replayed(own.collect().to_dicts()))
+
+
 def _of_measured(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
     """What was measured beside what was simulated, where points replay the measured times of PPD's Table 3."""
     from model.published import ppd_table_3
@@ -322,6 +340,7 @@ def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[s
     return {
         "scenario": report.tables["scenario"]["name"], "out": str(report.out),
         "verdict": verdict.of(report.table(), report.tables).document(), "rows": report.rows, "results": rows,
-        "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(report.table(), report.tables),
+        "truncated": report.rows > len(rows), "failed": report.failed, "disagreements": report.disagreements,
+        "notes": notes(report.table(), report.tables),
         "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
     }  # fmt: skip

@@ -191,8 +191,8 @@ def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Poi
     swept = {last for _, last, _ in axes}
     shared = [key for key in signed[0] if key not in swept and all(key in each for each in signed)]
     varying = [key for key in shared if len({repr(each[key]) for each in signed}) > 1]
-    for key in ("batching", "lengths"):  # what goes with another of these needs no word
-        rest = [other for other in varying if other != key]
+    for spare in ("batching", "lengths"):  # what goes with another of these needs no word
+        rest = [other for other in varying if other != spare]
         if len(_signatures(signed, rest)) == len(_signatures(signed, varying)):
             varying = rest
     signatures = [*_signatures(signed, varying)]

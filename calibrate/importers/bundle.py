@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
-from model import compose, isotonic, profile, transformer
+from model import compose, files, isotonic, profile, transformer
 from model.checks import ParameterError
 from model.compose import LeftOut
 from model.profile import AXES, TIMES, Profile, Source
@@ -181,7 +181,7 @@ def folder_of(data: str | Path) -> Path:
 def origins(root: Path) -> dict[str, Source]:
     """What SOURCES.md says of each file: repository, licence, commit, its path there and the beginning of its checksum."""
     try:
-        lines = (root / "SOURCES.md").read_text(encoding="utf-8").splitlines()
+        lines = files.read_text(root / "SOURCES.md").splitlines()
     except OSError:
         raise ParameterError("SOURCES.md: there is no such file; give the folder that holds it and gpu") from None
     found, repository, licence = {}, "", ""
@@ -324,7 +324,7 @@ def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]
     rows, tables_, _ = networks[gpu]
     sends = [row for row in rows if row["part"] == "send"]
     folder = root / "gpu/vidur/network" / NETWORKS[gpu]
-    digest = hashlib.sha256((folder / "send_recv.csv").read_bytes()).hexdigest()
+    digest = hashlib.sha256(files.read_bytes(folder / "send_recv.csv")).hexdigest()
     source = Source(vidur.REPOSITORY, tables_["send"].shown, sha256=digest, parts=("send",))
     table = profile.table_of([*_rows_of(made), *sends])
     return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
