@@ -24,6 +24,7 @@ from calibrate.layers import NAME
 from calibrate.timing import quartiles
 from model import checks, strict_json
 from model.checks import ParameterError
+from model.parent import end_with_starter
 from model.profile import Profile, Source, save, table_of
 
 SIZES = tuple(4**power for power in range(5, 14))
@@ -170,6 +171,7 @@ def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[
 
 def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, buffer: Any, other: Connection) -> None:
     """One of two processes that hand bytes over through memory that both have: one copies in, the other copies out."""
+    end_with_starter()
     import numpy as np
 
     room = np.frombuffer(buffer, dtype=np.uint8)
@@ -193,6 +195,7 @@ def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, 
 
 def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, backend: str, meeting: str) -> None:
     """One of two processes that send each other messages through torch."""
+    end_with_starter()
     # Both ends are on this host; without this a host whose name cannot be resolved cannot talk to itself.
     if backend == "gloo" and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

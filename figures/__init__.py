@@ -9,9 +9,9 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from model import checks
+from model import checks, files, typed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,11 +64,17 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     from figures import distribution, methods, speedup_by_device, tradeoff
 
     folder = Path(folder)
-    stored = folder / "results.parquet"
-    try:
-        rows = pl.read_parquet(stored, glob=False) if table is None else table
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise checks.ParameterError(f"{stored} cannot be read: {error}; name the directory of a finished run") from None
+    if table is None:
+        stored = folder / "results.parquet"
+        table = _stored(stored, {"point": int, "view": str, "method": str})
+        try:
+            return of_run(folder, table)
+        except (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, checks.ParameterError):
+                raise
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            raise checks.ParameterError(f"{stored} is not as a run has left it ({why}); run the scenario again") from None
+    rows = table
     target, paths = folder / "figures", []
     target.mkdir(exist_ok=True)
     if "no_value_because" in rows.columns:  # what a view has no value of is drawn nowhere
@@ -96,7 +102,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     if lossy.height and few:
         paths += _of_lossy(rows, target)
     if (spread := folder / "distribution.parquet").exists():
-        latencies = pl.read_parquet(spread, glob=False)
+        latencies = _stored(spread, {"point": int, "view": str, "latency_layers": float})
         # The first point whose latency has a distribution at all: none has where every decoding takes as long.
         points = latencies.filter(pl.col("latency_layers").n_unique().over("point") > 1)
         first = points.filter(pl.col("point").eq_missing(points["point"].min()))
@@ -105,8 +111,32 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
         if first.height:
             paths += save(distribution.draw(first), target / f"distribution_point_{first['point'][0]}")
     if (lengths := folder / "accepted.parquet").exists():
-        paths += _of_accepted(pl.read_parquet(lengths, glob=False), drafting, lossy, target)
+        paths += _of_accepted(_stored(lengths, {"point": int, "view": str}), drafting, lossy, target)
     return paths
+
+
+MOST_ROWS = 1_000_000
+"""Rows of a stored table that are looked at."""
+
+
+def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
+    """The first rows of a table that a run has left, which has these columns and no lists."""
+    import polars as pl
+
+    try:
+        files.check_regular(path)
+        found = pl.scan_parquet(path, glob=False)
+        for name, kind in found.collect_schema().items():
+            if kind.is_nested():
+                raise checks.ParameterError(f"column {name} must hold one value in each row, got {kind}")
+        rows = found.head(MOST_ROWS).collect()
+        typed.check_columns(rows, kinds)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException, checks.ParameterError) as error:
+        why = getattr(error, "strerror", None) or (str(error).splitlines() or ["damaged"])[0]
+        raise checks.ParameterError(f"{path} cannot be read: {why}; name the directory of a finished run") from None
+    if not rows.height:
+        raise checks.ParameterError(f"{path} has no rows; name the directory of a finished run")
+    return rows
 
 
 def _of_drafting(drafting: pl.DataFrame, target: Path, *, on_devices: bool) -> list[Path]:

@@ -33,6 +33,7 @@ from model.rounds import (
     mixed,
     operations_of,
     round_prices,
+    slowest_of,
     varying,
 )
 from model.speculative import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
@@ -75,6 +76,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
     rounds = (found.rounds, found.drafted, found.operations) if known else ()
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*values, *rounds)))
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds, whatever is drafted."""
+    return slowest_of(tokens, round_prices(cost, parameters.longest, apart=parameters.placement == "apart"))
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:

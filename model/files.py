@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import stat
 import tomllib
@@ -81,8 +82,10 @@ def _refuse_size(path: Path, size: int, most: int) -> NoReturn:
 # --- JSON and TOML ---
 
 
-def json_of(text: str | bytes) -> Any:
-    """What JSON says, in the strict sense: no NaN, no Infinity, no brackets deeper than anybody writes.
+def json_of(text: str | bytes, *, strict: bool = True) -> Any:
+    """What JSON says, with no brackets deeper than anybody writes; and in the strict sense no NaN and no Infinity.
+
+    Without `strict` these are read as numbers, for callers that refuse them where they stand.
 
     >>> json_of('[1, NaN]')
     Traceback (most recent call last):
@@ -90,10 +93,17 @@ def json_of(text: str | bytes) -> Any:
     model.checks.ParameterError: NaN is not JSON; write null where there is no value
     """
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
+        found = json.loads(text, parse_constant=_refuse_constant, parse_float=_float) if strict else json.loads(text)
     except RecursionError:
         raise ParameterError("brackets are nested too deeply") from None
     _check_depth(found)
+    return found
+
+
+def _float(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ParameterError(f"the number {text[:40]} is beyond every float")
     return found
 
 

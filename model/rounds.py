@@ -298,6 +298,11 @@ def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: in
     return RoundPrices(busy + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
 
 
+def slowest_of(tokens: int, prices: RoundPrices) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds whose rounds put out a token at least."""
+    return tokens * float(prices.time.max()), tokens * float(prices.busy.max())
+
+
 def operations_of(rounds: Mapping[tuple[int, int], int], prices: RoundPrices) -> float:
     """The arithmetic of rounds of which so many had (accepted, drafted) tokens."""
     return float(sum(count * prices.operations[drafted] for (_, drafted), count in rounds.items()))

@@ -25,7 +25,7 @@ from model.algorithms import _batches
 from model.algorithms.speculative import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, starts
+from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, slowest_of, starts
 from model.width import CurveLike, as_curve
 
 Floats = NDArray[np.float64]
@@ -59,6 +59,16 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: a round puts out one token, of a batch one of each text that is left."""
+    apart = parameters.placement == "apart"
+    if parameters.texts == 1:
+        return slowest_of(tokens, round_prices(cost, parameters.draft_length, apart=apart))
+    price = speculative_texts.prices(cost, parameters.draft_length, parameters.together, apart=apart)
+    rounds = parameters.steps_of(tokens)
+    return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:

@@ -1,4 +1,4 @@
-"""Speculative decoding of batches over whole decodings: how many texts are left at each round, and what their rounds take.
+"""Speculative decoding of static batches over whole decodings: how many texts are left at each round, and what their rounds take.
 
 Texts have independent luck, so a text is at its r-th round with the chance that it has alone, and of texts of one length the number
 that are is binomial. A round of a batch takes as long as its texts and the longest of their drafts say; the next batch begins when

@@ -29,8 +29,6 @@ from model.checks import ParameterError
 
 Floats = NDArray[np.float64]
 
-LARGEST = 10**9
-"""More than any size of a model; a larger number is a slip of the keyboard."""
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1, "int8": 1}
 """How many bytes a number takes, by its type."""
 NORMS = {"rms": 1, "layer": 2}
@@ -87,9 +85,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary"):
-            checks.whole(name, getattr(self, name), 1, checks.MAX_LAYERS if name == "layers" else LARGEST)
+            checks.whole(name, getattr(self, name), 1)
         for name in ("encoder_layers", "norms", "positions", "buckets"):
-            checks.whole(name, getattr(self, name), 0, checks.MAX_LAYERS if name == "encoder_layers" else LARGEST)
+            checks.whole(name, getattr(self, name), 0)
         for name in ("gated", "tied_head", "qk_norms"):
             checks.flag(name, getattr(self, name))
         checks.one_of("dtype", self.dtype, BYTES)
@@ -540,6 +538,7 @@ def _of_file(name: str, _: object) -> Shape:
     path = _config_at(name)
     config = _read(path)
     try:
+        check_config(config)
         return from_config(config, None if _says_dtype(config) else "bfloat16")
     except ParameterError as error:
         raise ParameterError(f"{path}: {error}") from None
@@ -547,8 +546,6 @@ def _of_file(name: str, _: object) -> Shape:
 
 # --- Configurations of the transformers library ---
 
-MOST_CONFIG = 2**24
-"""Of a configuration [bytes], a thousand times what one has."""
 _COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _SIZES = {
     "llama": _COMMON,
@@ -589,6 +586,7 @@ def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None
     True
     """
     config = source if isinstance(source, Mapping) else _read(Path(source))
+    check_config(config)
     kind = config.get("model_type")
     checks.one_of("model_type", kind, _SIZES)
     assert isinstance(kind, str)
@@ -653,9 +651,42 @@ def _llama_biases(config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     return (*attention, "ffn") if kind == "llama" and _flag(config, "mlp_bias", False) else attention
 
 
+MOST_LAYERS, MOST_WIDE = 1_000, 2**24
+"""Of a configuration: layers, and any other size. The largest models that are published have 126 and about a million."""
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
+_WIDE = {key for keys in _SIZES.values() for key in keys} - {*_LAYERS} | {"num_key_value_heads", "head_dim", "d_kv", "num_experts"}
+_SMALL = ("eps", "epsilon")
+DEEP = ("text_config", "rope_parameters", "rope_scaling")
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration of the transformers library that no machine could build, before any does; and numbers that are none.
+
+    It need not be of a type that is counted: what is looked at here stands under these keys in all of them.
+
+    >>> check_config({"num_hidden_layers": 10**9})
+    Traceback (most recent call last):
+        ...
+    model.checks.ParameterError: num_hidden_layers must be between 1 and 1000, got 1000000000
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key in DEEP:
+            check_config(value)
+        if value is None or isinstance(value, str | list | Mapping):
+            continue
+        if key in _LAYERS:
+            checks.whole(key, value, 1, MOST_LAYERS)
+        elif key in _WIDE:
+            checks.whole(key, value, 1, MOST_WIDE)
+        elif key == "rope_theta" or key.endswith(_SMALL):
+            checks.number(key, value, 0, 1e-1 if key.endswith(_SMALL) else 1e12)
+            if not value and key == "rope_theta":
+                raise ParameterError("rope_theta must be above 0, got 0")
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = files.json_of(files.read_text(path, MOST_CONFIG))
+        found = files.json_of(files.read_bytes(path, files.MOST_TOML))
     except OSError as error:
         raise ParameterError(f"cannot read the config {path}: {error.strerror}") from None
     except ValueError as error:

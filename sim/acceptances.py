@@ -5,13 +5,12 @@ What serving engines print is not alpha: kind `reported` takes it as it is print
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from model import acceptance, checks, dialects, published, rounds
+from model import acceptance, checks, dialects, files, published, rounds
 from model.intervals import half_width
 from sim import outcomes
 from sim.outcomes import Outcome, check_provenance, independent
@@ -231,9 +230,9 @@ def _lengths_of(file: str, drafter: str | None) -> Any:
     text = outcomes.text_of(file, "accepted lengths")
     try:
         if drafter is None:
-            return json.loads(text)
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
+            return files.json_of(text, strict=False)
+        rows = [files.json_of(line, strict=False) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
         kind = "JSON" if drafter is None else "JSON lines"
         raise checks.ParameterError(f"file {file!r} cannot be read: it is not {kind}: {error}") from None
     key = f"acc_{drafter}"

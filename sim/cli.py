@@ -153,7 +153,7 @@ def run(
         print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
     else:
         reports.show(report, frame, drawn)
-    if report.failed:
+    if report.failed or report.disagreements:
         raise typer.Exit(1)
 
 

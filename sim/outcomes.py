@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from model import acceptance, checks, position_log, published
+from model import acceptance, checks, files, position_log, published
 from model.intervals import half_width, wilson
 from model.position_log import PositionLog
 
@@ -231,18 +231,17 @@ def json_of(file: str, what: str, form: str = "JSON") -> Any:
     """What a JSON file of outcomes holds."""
     text = text_of(file, what, form)
     try:
-        return json.loads(text)
-    except RecursionError:
-        reason = "brackets nested too deeply"
+        return files.json_of(text, strict=False)
     except ValueError as error:  # a number of thousands of digits is one too
-        reason = str(error) if isinstance(error, json.JSONDecodeError) else "a number has too many digits"
+        known = isinstance(error, json.JSONDecodeError | checks.ParameterError)
+        reason = str(error) if known else "a number has too many digits"
     raise checks.ParameterError(f"file {file!r} cannot be read: it is not JSON: {reason}; name a {form} file of {what}")
 
 
 def text_of(file: str, what: str, form: str = "JSON") -> str:
     """What a file of outcomes holds; editors and spreadsheets may put a byte-order mark in front."""
     try:
-        return Path(file).read_text(encoding="utf-8-sig")
+        return files.read_text(file)
     except UnicodeDecodeError:
         reason = "it is no text in UTF-8"
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from model import strict_json
-from sim import metrics, verdict
+from sim import agreement, metrics, verdict
 from sim.files import write_text
 from sim.methods import algorithm
 from sim.outcomes import RATES
@@ -83,6 +83,11 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
         console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {escape(row['error'])}")
     if len(report.failed) > 10:
         console.print(f"... and {len(report.failed) - 10} more in failed.json")
+    for found in report.disagreements[:10]:
+        console.print(f"[red]views disagree[/red]: {escape(agreement.in_words(found))}")
+    if report.disagreements:
+        more = f"; {len(report.disagreements) - 10} more are in disagreements.json" if len(report.disagreements) > 10 else ""
+        console.print(f"what views disagree on is a fault of the program, please report it; everything else is kept{more}")
     csv = ", .csv" if report.out is not None and (report.out / "results.csv").exists() else ""
     console.print(f"results: {report.out}/results.parquet{csv}", soft_wrap=True, markup=False)
     for path in figures:
@@ -322,6 +327,7 @@ def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[s
     return {
         "scenario": report.tables["scenario"]["name"], "out": str(report.out),
         "verdict": verdict.of(report.table(), report.tables).document(), "rows": report.rows, "results": rows,
-        "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(report.table(), report.tables),
+        "truncated": report.rows > len(rows), "failed": report.failed, "disagreements": report.disagreements,
+        "notes": notes(report.table(), report.tables),
         "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
     }  # fmt: skip

@@ -12,14 +12,13 @@ import difflib
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from model import checks, device, transformer
+from model import checks, device, files, transformer
 from model.checks import ParameterError
 from model.tables import instead
 from sim import methods
@@ -47,7 +46,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
         text = resources.files("sim.scenarios").joinpath(f"{label}.toml").read_text(encoding="utf-8")
     else:
         try:
-            text = Path(label).read_text(encoding="utf-8-sig")  # editors may put a byte-order mark in front
+            text = files.read_text(label, files.MOST_TOML)  # editors may put a byte-order mark in front
         except UnicodeDecodeError:
             raise ParameterError(f"scenario {label!r} is no text in UTF-8; name a TOML file, or save it as UTF-8") from None
         except (OSError, ValueError) as error:
@@ -55,9 +54,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
             hint = f"; did you mean the embedded scenario {close[0]}?" if close else "; `sim ls scenarios` lists the embedded ones"
             raise ParameterError(f"scenario {checks.shown(label)} cannot be read: {_reason(error)}{hint}") from None
     try:
-        return _located(tomllib.loads(text), Path(label).parent)
-    except RecursionError:
-        raise ParameterError(f"scenario {label!r} is not TOML: brackets nested too deeply") from None
+        return _located(files.toml_of(text), Path(label).parent)
     except ValueError as error:  # TOMLDecodeError is one; so is a number of thousands of digits
         raise ParameterError(f"scenario {label!r} is not TOML: {_plainly(error, text)}") from None
 
@@ -292,10 +289,10 @@ def fingerprint(tables: Tables) -> str:
     """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
     from sim.version import RESULTS_VERSION
 
-    files = [table.get("file") for table in _laws_of(tables)]
-    files += [values[index] for values, index in _file_axes(tables)]
-    files += [table[key] for table, key in _hardware_files(tables)]
-    contents = {str(name): _digest(Path(name)) for name in files if name is not None}
+    named = [table.get("file") for table in _laws_of(tables)]
+    named += [values[index] for values, index in _file_axes(tables)]
+    named += [table[key] for table, key in _hardware_files(tables)]
+    contents = {str(name): _digest(Path(name)) for name in named if name is not None}
     text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -303,4 +300,4 @@ def fingerprint(tables: Tables) -> str:
 def _digest(path: Path) -> str | None:
     """A hash of a file's content, or of the configuration in a model's folder; None where there is none, as its point will say."""
     path = path / "config.json" if path.is_dir() else path
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return hashlib.sha256(files.read_bytes(path)).hexdigest() if path.is_file() else None

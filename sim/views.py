@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -248,6 +248,8 @@ def _contentions(module: Any, parameters: Any, tokens: Any, machine: cases.Machi
         own = module.Parameters(**{name: choice[name] for name in fields})
         because = cases.contention(demand.of(own, UnitCost(own.layers), choice["tokens"]), machine.cluster(own.units))
         found.append(choice | {"because": because or ""})
+    if not any(choice["because"] for choice in found):
+        return None
     keys = [*given]
     joined = table.join(pl.DataFrame(found), on=keys, how="left", nulls_equal=True, maintain_order="left")
     return joined["because"].to_numpy().astype(object)
@@ -374,6 +376,7 @@ def paths_row(case: Case, start: int, stop: int) -> Row:
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency)
     if isinstance(found, Tally):
         row |= {name: float(getattr(found, name)[own].sum()) for name in ("rounds", "drafted", "operations")}
+        row |= {f"{name}_square": float((getattr(found, name)[own] ** 2).sum()) for name in ("rounds", "drafted")}
         if stop - start == coins.BLOCK:  # they are counted for a block as a whole
             row["accepted_lengths"] = found.accepted.tolist()
     return row
@@ -469,16 +472,40 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     if rounds or counted:
         row["operations"] = counted(case.parameters, case.cost, rounds, account) if counted else float("nan")
     if rounds:
-        row |= {"rounds": float(rounds.total()), "drafted": float(sum(drafted * count for (_, drafted), count in rounds.items()))}
+        each = {"rounds": _each(runs, lambda _: 1), "drafted": _each(runs, lambda drafted: drafted)}
+        row |= {name: float(values.sum()) for name, values in each.items()}
+        row |= {f"{name}_square": float((values**2).sum()) for name, values in each.items()}
         row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:
-            own = slice(start % coins.BLOCK, start % coins.BLOCK + stop - start)
-            twin = [values[own] for values in walk(case, start // coins.BLOCK)[:2]]
+            found = walk(case, start // coins.BLOCK)
         except ParameterError:
             return row  # a form without a vectorised twin
-        row["paths_difference"] = float(max(np.abs(latency - twin[0]).max(), np.abs(busy - twin[1]).max()))
+        own = slice(start % coins.BLOCK, start % coins.BLOCK + stop - start)
+        ours = {"latency_layers": latency, "busy_layers": busy} | (each if rounds else {})
+        theirs = {"latency_layers": found[0], "busy_layers": found[1]} | (found._asdict() if isinstance(found, Tally) else {})
+        row |= _differences(ours, {name: values[own] for name, values in theirs.items() if name in ours}, start)
     return row
+
+
+def _each(runs: Sequence[Any], of: Callable[[int], int]) -> Floats:
+    """A sum over the rounds of each run, by how many tokens they drafted."""
+    return np.array([float(sum(of(drafted) * count for (_, drafted), count in run.rounds.items())) for run in runs])
+
+
+def _differences(ours: dict[str, Floats], theirs: dict[str, Floats], start: int) -> Row:
+    """How far paths are from the same decodings by the events: in layer-times, and the worst of all relative to its own size."""
+    apart = {name: np.abs(ours[name] - theirs[name]) for name in theirs}
+    relative = {name: far / np.maximum(np.abs(theirs[name]), 1.0 if name == "drafted" else 1e-300) for name, far in apart.items()}
+    name = max(relative, key=lambda each: float(relative[each].max()))
+    at = int(relative[name].argmax())
+    worst = {
+        "quantity": name, "replication": start + at, "events": float(ours[name][at]), "paths": float(theirs[name][at]),
+    }  # fmt: skip
+    return {
+        "paths_difference": float(max(apart[each].max() for each in ("latency_layers", "busy_layers"))),
+        "paths_relative": float(relative[name][at]), "paths_worst": strict_json.dumps(worst),
+    }  # fmt: skip
 
 
 def _lengths(rounds: Counter[tuple[int, int]]) -> list[int]:

@@ -52,6 +52,9 @@ def models_of(name: str, table: dict[str, Any], kind: str = "llama") -> dict[str
     return real_models.decoders(kind, *decoding.roles(name, table)[1:])
 
 
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+
+
 # --- forced outcomes ---
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from calibrate.importers import tables
 from model import device as devices
-from model import profile, transformer
+from model import files, profile, transformer
 from model.checks import ParameterError
 from model.profile import Profile
 from model.surface import Floats
@@ -86,8 +86,8 @@ def _facts(path: Path, device: devices.Device) -> dict[str, str]:
         return {}
     wanted = ("vllm_version", "cuda_version", "gpu", "profiled_at")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = files.read_text(path)
+    except (OSError, ValueError) as error:
         raise ParameterError(f"{path.name}: it cannot be read: {error}") from None
     lines = (line.split(":", 1) for line in text.splitlines() if ":" in line)
     found = {key: value.strip().strip("'") for key, value in lines if key in wanted}

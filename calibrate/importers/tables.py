@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 from model.device import Device
 from model.profile import AXES, Source
@@ -102,8 +102,6 @@ class Table:
 
 def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
     """The table of a CSV or Parquet file, which must have rows and these columns."""
-    import polars as pl
-
     try:
         shown = path.relative_to(root).as_posix()
     except ValueError:
@@ -111,12 +109,9 @@ def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
     if not path.is_file():
         raise ParameterError(f"{shown}: there is no such file; give the folder that holds it")
     try:
-        frame = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
-    except pl.exceptions.NoDataError:
-        raise ParameterError(f"{shown}: the file is empty; it must have a header and at least one row") from None
-    except (pl.exceptions.PolarsError, OSError) as error:
-        kind = "CSV" if path.suffix == ".csv" else "Parquet"
-        raise ParameterError(f"{shown}: it cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+        frame = files.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else files.read_parquet(path)
+    except (ParameterError, OSError) as error:
+        raise ParameterError(f"{shown}: {error}") from None
     for name in columns:
         if name not in frame.columns:
             raise ParameterError(f"{shown}: column {name} is missing; {_nearest(name, frame.columns)}")
@@ -240,7 +235,7 @@ def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:
 
 def source(table: Table, root: Path, repository: str, licence: str, commit: str, parts: Iterable[str]) -> Source:
     """Where rows come from, with the file's checksum."""
-    digest = hashlib.sha256(table.path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(files.read_bytes(table.path)).hexdigest()
     return Source(repository, table.shown, commit, licence, digest, tuple(parts))
 
 
