@@ -22,13 +22,14 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
+        from model import warned
         from model.checks import ParameterError
         from model.methods import allowing
 
         own = kwargs.get("method")
         named = [*(kwargs.get("methods") or ()), *([own] if isinstance(own, str) and "." in own else [])]
         try:
-            with allowing(named):
+            with warned.in_words(), allowing(named):
                 command(*args, **kwargs)
         except ParameterError as error:
             print(f"error: {error}", file=sys.stderr)

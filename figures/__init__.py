@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +26,22 @@ FORMATS = ("png", "svg")
 def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write a figure to `path`.png and `path`.svg (or to those of `formats`), and say where.
 
-    Neither file holds a date, a version or a random name, and each appears whole or not at all.
+    The page is the figure's, and larger where a text reaches beyond it: nothing is cut off. Neither file holds a date, a version or
+    a random name, and each appears whole or not at all.
     """
-    from figures.style import house
+    from figures.style import house, page
 
     for name in formats:
         checks.one_of("figure format", name, FORMATS)
     paths = []
+    with house():
+        whole = page(figure)
     for name in formats:
         target = Path(f"{path}.{name}")
         metadata = {"Software": None} if name == "png" else {"Date": None, "Creator": None}
         buffer = io.BytesIO()
         with house():
-            figure.savefig(buffer, format=name, dpi=150, metadata=metadata)
+            figure.savefig(buffer, format=name, dpi=150, metadata=metadata, bbox_inches=whole)
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             partial.write_bytes(buffer.getvalue())
@@ -53,15 +56,20 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
 MOST_POINTS = 2000
 """Beyond so many points the figures with a mark for each are left out."""
 
+Drawn = Iterator[tuple[str, "Figure"]]
+"""Figures by the names of their files."""
+
 
 def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     """Draw the figures of a run into its folder `figures`, from its stored tables (or from these rows of the table of results).
 
-    The trade-off, speed-ups and the comparison are left out beyond 2,000 points, and for methods that have none.
+    The trade-off, speed-ups and the comparison are left out beyond 2,000 points, and for methods that have none. Above each stands
+    the run's scenario, with the models, devices, batch and context that its costs name.
     """
     import polars as pl
 
-    from figures import distribution, methods, speedup_by_device, tradeoff
+    from figures import subject
+    from figures.style import headed
 
     folder = Path(folder)
     if table is None:
@@ -74,17 +82,24 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
                 raise
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             raise checks.ParameterError(f"{stored} is not as a run has left it ({why}); run the scenario again") from None
-    rows = table
-    target, paths = folder / "figures", []
+    target, about = folder / "figures", subject.of_run(folder)
     target.mkdir(exist_ok=True)
+    return [path for name, figure in _of_run(folder, table) for path in save(headed(figure, about), target / name)]
+
+
+def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
+    import polars as pl
+
+    from figures import distribution, methods, speedup_by_device, tradeoff
+
     if "no_value_because" in rows.columns:  # what a view has no value of is drawn nowhere
         rows = rows.filter(pl.col("no_value_because").is_null() | (pl.col("view") == "events"))
     few = rows["point"].n_unique() <= MOST_POINTS
     drafting = rows.filter(pl.col("draft_length").is_not_null()) if "draft_length" in rows.columns else rows.clear()
     # Methods that draft have no place among the curves of one that predicts early: they are compared in a figure of their own.
     # Some of them choose the length on the way, and have no draft_length of their own; an acceptance rate they all have.
-    told = [pl.col(name).is_not_null() for name in ("draft_length", "acceptance_rate") if name in rows.columns]
-    others = rows.filter(~pl.any_horizontal(told).any().over("point")) if told else rows
+    drafts = [pl.col(name).is_not_null() for name in ("draft_length", "acceptance_rate") if name in rows.columns]
+    others = rows.filter(~pl.any_horizontal(drafts).any().over("point")) if drafts else rows
     # Nor have those that write another text than the target, though some of them leave at an exit_layer too.
     lossy = rows.filter(~pl.col("exact")) if "exact" in rows.columns else rows.clear()
     others = others.join(lossy, "point", how="anti", maintain_order="left")
@@ -92,15 +107,16 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     others = others.filter(pl.col("ways").fill_null(1) == 1) if "ways" in others.columns else others
     if "exit_layer" in rows.columns and few and others["exit_layer"].count():
         for x in tradeoff.AXES:
-            paths += save(tradeoff.draw(others, x=x), target / f"tradeoff_{x}")
+            yield f"tradeoff_{x}", tradeoff.draw(others, x=x)
     if few:
-        paths += _of_table_3(rows, target) + _of_devices(rows, target)
+        yield from _of_table_3(rows)
+        yield from _of_devices(rows)
     if (drafting.height or lossy.height) and few:
-        paths += _of_drafting(drafting, target, on_devices=speedup_by_device.device_column(rows) is not None)
-        if rows["method"].n_unique() > 1:
-            paths += save(methods.draw(rows), target / "methods")
+        yield from _of_drafting(drafting, on_devices=speedup_by_device.device_column(rows) is not None)
+        if methods.fits(rows):
+            yield "methods", methods.draw(rows)
     if lossy.height and few:
-        paths += _of_lossy(rows, target)
+        yield from _of_lossy(rows)
     if (spread := folder / "distribution.parquet").exists():
         latencies = _stored(spread, {"point": int, "view": str, "latency_layers": float})
         # The first point whose latency has a distribution at all: none has where every decoding takes as long.
@@ -109,10 +125,9 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them
         if first.height:
-            paths += save(distribution.draw(first), target / f"distribution_point_{first['point'][0]}")
+            yield f"distribution_point_{first['point'][0]}", distribution.draw(distribution.described(first, rows))
     if (lengths := folder / "accepted.parquet").exists():
-        paths += _of_accepted(_stored(lengths, {"point": int, "view": str}), drafting, lossy, target)
-    return paths
+        yield from _of_accepted(_stored(lengths, {"point": int, "view": str}), drafting, rows)
 
 
 MOST_ROWS = 1_000_000
@@ -139,43 +154,37 @@ def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
     return rows
 
 
-def _of_drafting(drafting: pl.DataFrame, target: Path, *, on_devices: bool) -> list[Path]:
+def _of_drafting(drafting: pl.DataFrame, *, on_devices: bool) -> Drawn:
     """Speed-ups over every axis that was swept, and what some rows ask for; a ratio of costs that devices gave is no axis."""
-    import polars as pl
-
     from figures import speedup, speedup_by_batch
 
-    paths = []
     if speedup_by_batch.fits(drafting):
-        paths += save(speedup_by_batch.draw(speedup_by_batch.of_run(drafting)), target / "speedup_by_batch")
-    if "sequences" in drafting.columns:  # over all else batches of one size are compared: of the smallest, as a rule one sequence
-        drafting = drafting.filter(pl.col("sequences").is_null() | (pl.col("sequences") == pl.col("sequences").min()))
+        yield "speedup_by_batch", speedup_by_batch.draw(speedup_by_batch.of_run(drafting))
     known = [name for name in speedup.AXES if name in drafting.columns and drafting[name].drop_nulls().len()]
     if len(known) == len(speedup.AXES):
         for x in [x for x in speedup.swept(drafting) or ["acceptance_rate"] if not (on_devices and x == "cost_ratio")]:
-            paths += save(speedup.draw(drafting, x), target / f"speedup_{x}")
-    return paths + _of_hierarchies(drafting, target) + _of_the_deck(drafting, target)
+            yield f"speedup_{x}", speedup.draw(drafting, x)
+    yield from _of_hierarchies(drafting)
+    yield from _of_the_deck(drafting)
 
 
-def _of_lossy(rows: pl.DataFrame, target: Path) -> list[Path]:
+def _of_lossy(rows: pl.DataFrame) -> Drawn:
     """What each choice gains and works, where there are few; Big Little Decoder's rates and thresholds; SkipDecode's layers."""
     from figures import bild, bild_rates, exit_schedule, layer_map, work
 
-    paths = []
     if rows["point"].n_unique() <= work.MOST_POINTS and rows["speedup"].count():
-        paths += save(work.draw(rows), target / "choices")
+        yield "choices", work.draw(rows)
     if bild_rates.fits(rates := bild_rates.of_run(rows)):
-        paths += save(bild_rates.draw(rates), target / "bild_rates")
+        yield "bild_rates", bild_rates.draw(rates)
     if bild.fits(thresholds := bild.of_run(rows)):
-        paths += save(bild.draw(thresholds), target / "bild_thresholds")
+        yield "bild_thresholds", bild.draw(thresholds)
     if found := exit_schedule.of_run(rows):
         schedules, bounds = found
         draw = layer_map.draw if len(schedules) > 1 else exit_schedule.draw
-        paths += save(draw(schedules, **bounds), target / "skipdecode_layers")
-    return paths
+        yield "skipdecode_layers", draw(schedules, **bounds)
 
 
-def _of_hierarchies(drafting: pl.DataFrame, target: Path) -> list[Path]:
+def _of_hierarchies(drafting: pl.DataFrame) -> Drawn:
     """Where three models pay at the costs of these rows, each a point; `recursive` has no map, nor have costs that were swept."""
     import polars as pl
 
@@ -184,14 +193,14 @@ def _of_hierarchies(drafting: pl.DataFrame, target: Path) -> list[Path]:
     costs = ["cost_ratio", "medium_cost_ratio", "draft_length"]
     wanted = [*costs, "acceptance_rate", "medium_acceptance_rate", "reading"]
     if not all(name in drafting.columns for name in wanted):
-        return []
+        return
     own = drafting.filter(pl.col("method") == "hierarchical", pl.col("reading").is_in(list(hierarchical.READINGS)))
     own = own.drop_nulls(costs).select(wanted).unique(maintain_order=True)
-    few = own.height and own.select(costs).n_unique() <= hierarchical.MOST_COSTS
-    return save(hierarchical.draw(own), target / "hierarchical") if few else []
+    if own.height and own.select(costs).n_unique() <= hierarchical.MOST_COSTS:
+        yield "hierarchical", hierarchical.draw(own)
 
 
-def _of_the_deck(drafting: pl.DataFrame, target: Path) -> list[Path]:
+def _of_the_deck(drafting: pl.DataFrame) -> Drawn:
     """What the deck printed, where its speed-ups are beside what was simulated."""
     import polars as pl
 
@@ -199,24 +208,28 @@ def _of_the_deck(drafting: pl.DataFrame, target: Path) -> list[Path]:
     from model.published import deck_report
 
     if not all(name in drafting.columns for name in ("published_speedup", "outcomes_source")):
-        return []
+        return
     printed = drafting.drop_nulls("published_speedup").filter(pl.col("outcomes_source").str.starts_with("published: Deck"))
-    return save(deck.draw(deck_report.rows()), target / "deck") if printed.height else []
+    if printed.height:
+        yield "deck", deck.draw(deck_report.rows())
 
 
-def _of_table_3(rows: pl.DataFrame, target: Path) -> list[Path]:
+def _of_table_3(rows: pl.DataFrame) -> Drawn:
     """Measured times of pipelined decoding, where points of the run replay them."""
     from figures import table_3
 
-    return save(table_3.draw(rows), target / "table_3") if table_3.fits(rows) else []
+    if table_3.fits(rows):
+        yield "table_3", table_3.draw(rows)
 
 
-def _of_devices(rows: pl.DataFrame, target: Path) -> list[Path]:
+def _of_devices(rows: pl.DataFrame) -> Drawn:
     """Speed-ups by device where several were swept; by how many are held, where layers are split over as many as replicas take."""
     from figures import devices_held, speedup_by_device
 
-    paths = save(speedup_by_device.draw(rows), target / "speedup_by_device") if speedup_by_device.fits(rows) else []
-    return paths + (save(devices_held.draw(rows), target / "devices_held") if devices_held.fits(rows) else [])
+    if speedup_by_device.fits(rows):
+        yield "speedup_by_device", speedup_by_device.draw(rows)
+    if devices_held.fits(rows):
+        yield "devices_held", devices_held.draw(rows)
 
 
 def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
@@ -289,12 +302,12 @@ def _folder(folder: str | Path) -> Path:
     return target
 
 
-def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFrame, target: Path) -> list[Path]:
-    """The first points' accepted lengths; the law is that of independent acceptances of fixed drafts."""
+def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFrame) -> Drawn:
+    """The first points' accepted lengths; the law is that of independent acceptances of fixed drafts, of one sequence each."""
     import numpy as np
     import polars as pl
 
-    from figures import accepted
+    from figures import accepted, naming
     from model import speculative
 
     wanted = ["tokens", "acceptance_rate", "draft_length"]
@@ -304,12 +317,13 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, lossy: pl.DataFr
         runs = speculative.target_runs(*(plain[name].to_numpy() for name in wanted))
         plain = plain.filter(np.isclose(plain["tokens_per_round"].to_numpy(), plain["tokens"].to_numpy() / runs, rtol=1e-6))
         lengths = lengths.join(plain.select("point", *wanted), on="point", how="left", maintain_order="left")
-    telling = [name for name in accepted.LOSSY if name in lossy.columns and lossy[name].n_unique() > 1]
-    if "fallback_threshold" in telling or "rollback_threshold" in telling:  # which the rates follow from
-        telling = [name for name in telling if not name.endswith("_rate")]
-    lengths = lengths.join(lossy.unique("point").select("point", *telling), on="point", how="left", maintain_order="left")
     first = lengths["point"].unique().sort().head(accepted.MOST_POINTS)
-    return save(accepted.draw(lengths.filter(pl.col("point").is_in(first.implode()))), target / "accepted") if len(first) else []
+    shown = lengths.filter(pl.col("point").is_in(first.implode()))
+    if shown.height:
+        named = naming.names(rows.join(shown.select("point").unique(), "point", how="semi", maintain_order="left"))
+        said = pl.col("point").replace_strict(named, return_dtype=pl.String)
+        same = ", ".join(naming.common(rows.filter(pl.col("point").is_in(first.implode()))))
+        yield "accepted", accepted.draw(shown.with_columns(name=said), about=same)
 
 
 def of_comparison(

@@ -46,11 +46,11 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
         middles = np.array([(low + 1 + high) / 2 for low, high in pairwise(edges)])
         _panel(left, middles, along, alpha, ends)
         left.set_xlabel("output position")
-        left.set_ylabel("accepted of tested tokens")
+        left.set_ylabel("acceptance rate  [accepted of tested tokens]")
         left.set_xlim(0.5, longest + 0.5)
-        left.set_title("Along the text", fontsize=10.5)
+        left.set_title("Along the sequence", fontsize=10.5)
         _panel(right, np.arange(1, draft_length + 1), rates.by_place(played), alpha, ends)
-        right.set_xlabel("place in the draft")
+        right.set_xlabel("position in the draft")
         right.set_yticklabels([])
         right.set_xticks(range(1, draft_length + 1, 1 + draft_length // 16))
         right.set_xlim(0.5, draft_length + 0.5)
@@ -63,7 +63,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
             Line2D([], [], color=_THEORY, linestyle=LINES[1], label=f"independent coins: α = {alpha:.3f} everywhere"),
         ]
         if np.isfinite(ends[0]):
-            handles.append(Patch(facecolor=_THEORY, alpha=0.18, label="its interval of 95 % between texts"))  # type: ignore[arg-type]
+            handles.append(Patch(facecolor=_THEORY, alpha=0.18, label="its interval of 95 % between sequences"))  # type: ignore[arg-type]
         figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(start, 0.005), ncols=3, borderaxespad=0, columnspacing=1.5,
                       handlelength=1.8, fontsize=8.5)  # fmt: skip
     return figure

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from figures import naming
 from figures.style import COLOURS, GREY, INK, NAMES, canvas, demand, house
 from model import checks, speculative
 from model.checks import ParameterError
@@ -20,22 +21,16 @@ Floats = NDArray[np.float64]
 
 MOST_POINTS = 12
 _TOP = 1.5  # for the heading and the legend [inches]
-_KEYS = {
-    "acceptance_rate": "α = {:.3g}", "draft_length": "γ = {}", "tokens": "{} tokens", "variant": "{}", "exit_layer": "exit {}",
-    "fallback_threshold": "fallback below {:g}", "rollback_threshold": "rollback above {:g}", "fallback_rate": "f = {:.3g}",
-    "rollback_rate": "r = {:.3g}",
-}  # fmt: skip
-LOSSY = tuple(_KEYS)[3:]
-"""What tells points apart whose large model lets stand what it would not have written itself."""
-_EQ_1, _CUT = "law behind Eq. 1: whole drafts", "exact: the last drafts are cut short"
+_KEYS = ("acceptance_rate", "draft_length", "tokens", "name")
+_EQ_1, _CUT = "distribution behind Eq. 1: whole drafts", "exact distribution: the last drafts are cut short"
 
 
-def draw(rows: pl.DataFrame) -> Figure:
+def draw(rows: pl.DataFrame, about: str = "") -> Figure:
     """Share of rounds that accepted 0, 1, 2, ... tokens (`paths` as bars, `events` as crosses on them) and the law (circles).
 
     `rows` has point, view, accepted and rounds: how many rounds of a point and view accepted so many tokens. Each point has its own
-    panel. The law is drawn where they also have acceptance_rate and draft_length; with tokens also that of decodings of so many,
-    whose last drafts are shorter.
+    panel, called by `name` if there is one. The law is drawn where they also have acceptance_rate and draft_length; with tokens
+    also that of decodings of so many, whose last drafts are shorter. `about` is what all points have in common.
     """
     table = demand(rows, "the figure of accepted tokens", ("point", "view", "accepted", "rounds"), (*_KEYS,))
     for view in table["view"].unique().sort():
@@ -52,21 +47,20 @@ def draw(rows: pl.DataFrame) -> Figure:
         if len(shown) > 1:
             only.remove()
             figure.subplots_adjust(
-                left=0.75 / width, right=0.98, bottom=0.6 / height, top=1 - _TOP / height, wspace=0.22, hspace=0.65 / 3.0
+                left=0.75 / width, right=0.98, bottom=0.6 / height, top=1 - _TOP / height, wspace=0.3, hspace=0.65 / 3.0
             )
             panels = [figure.add_subplot(down, across, index + 1) for index in range(len(shown))]
         for index, (axes, point) in enumerate(zip(panels, shown, strict=True)):
             part = table.filter(pl.col("point").eq_missing(point))
             _panel(axes, part)
             axes.set_title(_name(part), fontsize=10)
-            if index % across == 0:
-                axes.set_ylabel("share of rounds")
+            axes.set_ylabel("share of rounds")
             if index >= len(shown) - across:
-                axes.set_xlabel("accepted tokens of a round")
+                axes.set_xlabel("drafted tokens accepted in a round")
         left = panels[0].get_position().x0
         figure.text(left, 1 - 0.28 / height, "How many drafted tokens a round accepts", fontsize=13, weight="bold", va="center")
-        told = "the target's own token comes on top: a round gives one more"
-        figure.text(left, 1 - 0.54 / height, told, fontsize=9.5, color=GREY, va="center")
+        told = [about] * bool(about) + ["a round generates one token more, the target's own"]
+        figure.text(left, 1 - 0.54 / height, "; ".join(told), fontsize=9.5, color=GREY, va="center")
         found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         every = {label: found[label] for label in (NAMES["paths"], NAMES["events"], _EQ_1, _CUT) if label in found}
         corner = (left, 1 - 0.7 / height)
@@ -132,5 +126,6 @@ def _shares(rows: pl.DataFrame) -> tuple[Floats, Floats] | None:
 
 def _name(rows: pl.DataFrame) -> str:
     first = rows.row(0, named=True)
-    words = [text.format(first[key]) for key, text in _KEYS.items() if first[key] is not None]
-    return ", ".join(words) or f"point {first['point']}"
+    if first["name"] is not None:
+        return str(first["name"])
+    return ", ".join(naming.words(first, ("acceptance_rate", "draft_length", "tokens"))) or f"point {first['point']}"

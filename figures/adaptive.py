@@ -258,7 +258,7 @@ def _speeds(axes: Axes, text: pl.DataFrame) -> None:
     axes.set_yticks(range(len(names)), names)
     for tick, name in zip(axes.get_yticklabels(), names, strict=True):
         tick.set_color(_LOOKS[name].colour)
-    axes.set_xlabel("speed over plain decoding")
+    axes.set_xlabel("speed-up over plain decoding")
 
 
 def _fixed(text: pl.DataFrame) -> str:
@@ -275,10 +275,10 @@ def _legend(figure: Figure, height: float) -> None:
     tested, biased = _LOOKS["optimum"], _LOOKS["optimum, biased"]
     handles: list[Any] = [
         Line2D([], [], color=INK, linewidth=1.6, linestyle=(0, (1.2, 1.2)), label="best γ for the rate at this position"),
-        Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (5, 2)), label="best fixed γ for the whole text"),
+        Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (5, 2)), label="best fixed γ for the whole sequence"),
         Line2D([], [], color=tested.colour, linestyle=tested.line, linewidth=1.6, label="α taken for accepted / tested"),
         Line2D([], [], color=biased.colour, linestyle=biased.line, linewidth=1.6, label="biased: accepted / drafted"),
-        Patch(facecolor=GREY, alpha=0.22, label="middle half of the decodings"),
+        Patch(facecolor=GREY, alpha=0.22, label="middle half of the decodings (quartiles)"),
     ]
     figure.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.042, 1 - 0.7 / height), ncols=5, borderaxespad=0, borderpad=0,

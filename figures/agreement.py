@@ -134,7 +134,7 @@ def _told(table: pl.DataFrame, quality: str) -> str:
     name = f"{first['target_name']}: " if first["target_name"] else ""
     under = "" if quality == "agreement" else " under the target"
     known = quality == "agreement" and table["agreement_low"].cast(pl.Float64).drop_nulls().drop_nans().len()
-    bars = "; bars: 95 % between texts" if known else ""
+    bars = "; bars: 95 % between sequences" if known else ""
     return f"{name}{first['texts']} texts for each point (measured{under}); dotted: the target's own text{bars}"
 
 

@@ -227,7 +227,7 @@ def _thresholds(axes: Axes, record: pl.DataFrame) -> None:
     _alone(axes, record)
     low, high = _ends(own["fallback_threshold"])
     axes.set_title(f"Marks grow with the fallback threshold, {low:g} to {high:g}", fontsize=10)
-    axes.set_ylabel("tokens as the large model writes them")
+    axes.set_ylabel("tokens that agree with the large model")
     title = "rollback\nthreshold\n[nats]"
     axes.legend(handles=handles, title=title, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left")
 
@@ -276,7 +276,7 @@ def _frame(axes: Axes, table: pl.DataFrame) -> None:
     axes.set_ylim(least - up, most + up)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if most - least > 0.05 else 1))
     axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=(0, (1.2, 1.2)), zorder=1.5, label="as fast")
-    axes.set_xlabel("time for a token over that of the large model alone")
+    axes.set_xlabel("time per token, relative to the large model alone")
 
 
 def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:

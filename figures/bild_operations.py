@@ -120,7 +120,7 @@ def draw(rows: pl.DataFrame, *, source: str, stated: Mapping[str, float] | None 
             _bars(axes, table, rates, name, (stated or {}).get(name))
             axes.set_title(words, fontsize=10.5)
             if not index:
-                axes.set_ylabel("over that of the large model alone")
+                axes.set_ylabel("relative to the large model alone")
         title = "What does Big Little Decoder save: arithmetic, or memory?"
         figure.text(0.02, 0.94, title, fontsize=13, weight="bold", va="center")
         setting = settings.row(0, named=True)

@@ -67,14 +67,15 @@ def draw(rows: pl.DataFrame) -> Figure:
             first: Axes | None = None
             for index, part in enumerate(parts):
                 left, bottom = _SIDE + _WIDE * column, _FOOT + _HIGH * (len(parts) - 1 - index) + 0.3
-                box = (left / width, bottom / height, (_WIDE - 0.6) / width, (_HIGH - 0.8) / height)
+                box = (left / width, bottom / height, (_WIDE - 0.75) / width, (_HIGH - 0.8) / height)
                 axes = figure.add_axes(box, sharey=first)
                 first = first or axes
                 _panel(axes, part, name, styles)
                 if not index:
                     axes.set_title(WORDS[name], fontsize=10.5, pad=22)
                 if index == len(parts) - 1:
-                    axes.set_xlabel("fallback rate  [%]")
+                    axes.set_xlabel("fallback rate  [% of drafted tokens]")
+                axes.set_ylabel("relative to plain decoding", fontsize=8.5)
                 if not column:
                     axes.text(0, 1.04, _told(part), transform=axes.transAxes, fontsize=9, color=GREY)
             assert first is not None
@@ -123,13 +124,13 @@ def _panel(axes: Axes, part: pl.DataFrame, name: str, styles: dict[float, Look])
 
 
 def _heading(figure: Figure, table: pl.DataFrame, styles: dict[float, Look], height: float) -> None:
-    title = "Big Little Decoder: what do its rates come to?"
+    title = "Big Little Decoder: speed-up and work by fallback and rollback rate"
     left = _SIDE / figure.get_figwidth()
     figure.text(left, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
     sources = "; ".join(dict.fromkeys(str(source) for source in table["outcomes_source"].drop_nulls()))
     tokens = " or ".join(str(count) for count in table["tokens"].drop_nulls().unique().sort())
     parts = [f"rates {sources}" if sources else "", "times and shapes as [cost] says", f"{tokens} tokens" if tokens else ""]
-    parts.append("all over plain decoding; lines join points")
+    parts.append("all relative to plain decoding; lines join points")
     figure.text(left, 1 - 0.52 / height, "; ".join(part for part in parts if part), fontsize=9.5, color=GREY, va="center")
     handles = [
         Line2D(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+from typing import Any
+
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.style import COLOURS, INK, NAMES, VIEWS, canvas, demand, house
+from figures import naming
+from figures.style import COLOURS, GREY, INK, NAMES, VIEWS, canvas, demand, house
 from model import checks
 from model.checks import ParameterError
 
@@ -17,13 +21,33 @@ MOST_BARS = 80
 _NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller the axis ends
 
 
+def described(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+    """The rows with a `name` for each point, and where a layer's seconds are known its latencies in milliseconds, `latency_ms`."""
+    points = results.join(rows.select("point").unique(), "point", how="semi", maintain_order="left")
+    common = {row["point"]: ", ".join(_words(row)) for row in naming.once(points).iter_rows(named=True)}
+    found = rows.with_columns(name=pl.col("point").replace_strict(common, default="", return_dtype=pl.String))
+    if "seconds_per_layer" in points.columns and points["seconds_per_layer"].null_count() == 0:
+        seconds = dict(naming.once(points).select("point", "seconds_per_layer").iter_rows())
+        factor = 1e3 * pl.col("point").replace_strict(seconds, return_dtype=pl.Float64)
+        found = found.with_columns(latency_ms=pl.col("latency_layers") * factor)
+    return found
+
+
+def _words(row: dict[str, Any]) -> list[str]:
+    wanted = [name for name in naming.WORDS if name in naming.SETTINGS or name in naming.MAIN or name in ("sequences", "batching")]
+    return [naming.method(row), *naming.words(row, [*wanted, *(name for name in row if "." in name and name not in naming.WORDS)])]
+
+
 def draw(rows: pl.DataFrame) -> Figure:
     """Relative frequencies of simulated latencies (`paths` as bars, `events` as crosses) and the pmf (`formula`, hollow circles).
 
     `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has its own panel. Where
-    there are more than `MOST_BARS` latencies, none of them of a formula, each bar is that of a range.
+    there are more than `MOST_BARS` latencies, none of them of a formula, each bar is that of a range. With `latency_ms` the axis is
+    in milliseconds; with `name` a point is called by it (see `described`).
     """
-    table = demand(rows, "the distribution", ("point", "view", "latency_layers", "probability"))
+    table = demand(rows, "the distribution", ("point", "view", "latency_layers", "probability"), ("name",))
+    unit = "ms" if "latency_ms" in table.columns else "layer-times"
+    table = table.with_columns(latency_layers="latency_ms") if unit == "ms" else table
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     points = table["point"].unique(maintain_order=True).to_list()
@@ -33,22 +57,21 @@ def draw(rows: pl.DataFrame) -> Figure:
     down = -(-len(points) // across)
     with house():
         width, height = max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.8)
-        figure, only = canvas(width, height, (0.12, 0.14, 0.84, 0.68))
+        figure, only = canvas(width, height, (0.12, 0.14, 0.84, 0.62))
         panels = [only]
         if len(points) > 1:
             only.remove()
-            figure.subplots_adjust(left=0.08, right=0.98, bottom=0.6 / height, top=1 - 1.05 / height, wspace=0.28, hspace=0.5)
+            figure.subplots_adjust(left=0.08, right=0.98, bottom=0.6 / height, top=1 - 1.05 / height, wspace=0.28, hspace=0.75)
             panels = [figure.add_subplot(down, across, index + 1) for index in range(len(points))]
         for index, (axes, point) in enumerate(zip(panels, points, strict=True)):
             _panel(axes, table.filter(pl.col("point").eq_missing(point)))
-            if len(points) > 1:
-                axes.set_title(f"point {point}", fontsize=10)
-            if index % across == 0:
-                axes.set_ylabel("probability")
+            name = table.filter(pl.col("point").eq_missing(point))["name"][0] or f"point {point}"
+            axes.set_title(textwrap.fill(name, round(15 * width * axes.get_position().width)), fontsize=9, color=GREY)
+            axes.set_ylabel("probability")
             if index >= len(points) - across:
-                axes.set_xlabel("latency  [layer-times]")
+                axes.set_xlabel(f"latency  [{unit}]")
         left = panels[0].get_position().x0
-        figure.text(left, 1 - 0.28 / height, "Distribution of the latency", fontsize=13, weight="bold", va="center")
+        figure.text(left, 1 - 0.28 / height, "Distribution of the latency of a decoding", fontsize=13, weight="bold", va="center")
         every = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         corner = (left, 1 - 0.42 / height)
         figure.legend(every.values(), every.keys(), loc="upper left", bbox_to_anchor=corner, ncols=3, borderaxespad=0)
@@ -80,10 +103,15 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
     axes.set_ylim(0, 1.08 * top if top > 0 else 1)
 
 
+def _ranges(rows: pl.DataFrame) -> bool:
+    """Whether bars are of ranges of latencies."""
+    return rows["latency_layers"].n_unique() > MOST_BARS and "formula" not in rows["view"]
+
+
 def _in_ranges(rows: pl.DataFrame) -> pl.DataFrame:
     """The same probabilities at the middles of ranges of one width, where single latencies are too many to be seen."""
     values = rows["latency_layers"]
-    if values.n_unique() <= MOST_BARS or "formula" in rows["view"]:
+    if not _ranges(rows):
         return rows
     low, high = (float(end) for end in (values.min(), values.max()))  # type: ignore[arg-type]
     width = (high - low) / MOST_BARS

@@ -51,7 +51,7 @@ def draw(rows: pl.DataFrame | None = None) -> Figure:
         if marked is not None:
             _points(axes, marked)
         figure.text(0.09, 0.955, "The best draft length, and the speed-up that it reaches", fontsize=13, weight="bold", va="center")
-        told = "colours and γ: best number of drafted tokens; lines: speed over plain decoding (Theorem 3.8, many tokens)"
+        told = "colours and γ: best number of drafted tokens; lines: speed-up over plain decoding (Theorem 3.8, many tokens)"
         figure.text(0.09, 0.905, told, fontsize=9.5, color=GREY, va="center")
     return figure
 

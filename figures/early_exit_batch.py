@@ -86,8 +86,8 @@ def draw(
             _frame(axes, sizes)
         at_right(left, [*depths, (float(layers), f"all {layers} layers", INK)])
         at_right(right, [*times, (layers + head, f"whole model: {layers + head:.1f}", INK)])
-        left.set_ylabel("layers for a token, in the mean")
-        right.set_ylabel("time for a token  [layer-times]")
+        left.set_ylabel("layers per token, mean")
+        right.set_ylabel("time per token  [layer-times]")
         left.set_title("The batch goes on until its last token leaves", fontsize=10.5)
         right.set_title("Checks and projection included", fontsize=10.5)
         title = "What does a batch leave of early exit?"

@@ -26,11 +26,11 @@ Floats = NDArray[np.float64]
 READINGS = {
     "literal": "literal: the medium model repeats a token",
     "reuse": "reuse: its checking pass gives a token",
-    "bonus": "bonus: also one behind a whole draft",
+    "bonus": "bonus: also one after a whole draft",
 }
 """What is drawn, a column each; `recursive` has one choice more."""
 REGIONS = {
-    "nothing": ("nothing pays: plain decoding is the fastest", "#e3e3e3", "nothing pays"),
+    "nothing": ("plain decoding is the fastest", "#e3e3e3", "plain decoding\nis fastest"),
     "neither": ("three models are slower than either pair", "#f6d9c4", "both pairs\nare faster"),
     "medium": ("three beat large + medium, lose to large + small", "#b9d9ee", "large +\nsmall\nis faster"),
     "small": ("three beat large + small, lose to large + medium", "#d9c6e6", "large +\nmedium\nis faster"),
@@ -114,7 +114,7 @@ def draw(rows: pl.DataFrame) -> Figure:
                 axes.set_title(words, fontsize=9.5)
                 axes.tick_params(labelleft=not column)
                 if not column:
-                    axes.set_ylabel("large accepts the medium model's tokens")
+                    axes.set_ylabel("P(large accepts the medium model's token)")
         title = "When does a third, medium model between the large and the small one pay?"
         figure.text(0.065, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
         told = (
@@ -146,7 +146,7 @@ def _map(axes: Axes, part: pl.DataFrame, reading: str) -> None:
             axes.contour(rates, rates, found == index, levels=[0.5], colors="white", linewidths=0.8)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    axes.set_xlabel("medium accepts the small model's tokens")
+    axes.set_xlabel("P(medium accepts the small model's token)")
     own = part.filter(pl.col("reading").is_null() | (pl.col("reading") == reading))
     own = own.drop_nulls(["acceptance_rate", "medium_acceptance_rate"])
     if own.height:

@@ -67,7 +67,7 @@ def _map(axes: Axes, schedule: Schedule, found: Whole) -> None:
     mean = float((found != SKIPPED).sum(axis=0).mean())
     idle = int((found == SKIPPED).all(axis=1).sum())
     never = f"; {idle} of {layers} never used" if idle else ""
-    axes.set_title(f"{schedule.label}: {mean:.2f} layers in the mean{never}", fontsize=10)
+    axes.set_title(f"{schedule.label}: {mean:.2f} layers on average{never}", fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("generated token")

@@ -84,8 +84,8 @@ def draw(profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longe
         panels[0].set_ylabel("time of one layer [µs]")
         title = "What one layer takes, and its attention's part of that"
         figure.text(0.1 / width, 0.95, title, fontsize=13, weight="bold", va="center")
-        split = "" if ways == 1 else f", layers split {ways} ways (products include their reductions)"
-        figure.text(0.1 / width, 0.9, f"one new token of each text{split}", fontsize=9.5, color=GREY, va="center")
+        split = "" if ways == 1 else f", layers split {ways} ways (GEMMs include their reductions)"
+        figure.text(0.1 / width, 0.9, f"one new token of each sequence{split}", fontsize=9.5, color=GREY, va="center")
         _legend(figure, width)
     return figure
 
@@ -139,7 +139,7 @@ def _legend(figure: Figure, width: float) -> None:
     dot = {"linestyle": "none", "marker": "o", "markersize": 5.5, "markeredgecolor": GREY, "markeredgewidth": 1.2}
     handles = [
         Line2D([], [], color=GREY, linewidth=1.6, label="whole layer"),
-        Line2D([], [], color=GREY, linewidth=1.2, linestyle=(0, (4, 1.6)), label="products"),
+        Line2D([], [], color=GREY, linewidth=1.2, linestyle=(0, (4, 1.6)), label="GEMMs"),
         Patch(facecolor=GREY, alpha=0.2, label="attention"),
         Line2D([], [], markerfacecolor=GREY, label="row of the table: measured", **dot),  # type: ignore[arg-type]
         Line2D([], [], markerfacecolor="white", label="row of the table: composed", **dot),  # type: ignore[arg-type]

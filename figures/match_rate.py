@@ -98,14 +98,14 @@ def draw_rows(rows: pl.DataFrame, about: str) -> Figure:
         for index, count in enumerate(counts):
             for head in heads:
                 _line(axes, table.filter(k=count, head=head), "layer", _look(index, head), f"k={count} {HEADS[head]}", head)
-        axes.set_xlabel("read behind layer")
+        axes.set_xlabel("early prediction after layer")
         last = int(table["layer"].max())  # type: ignore[arg-type]
         axes.set_xticks(range(1, last + 1, 1 + last // 20))
         _frame(axes)
-        axes.set_ylabel("share of positions")
+        axes.set_ylabel("match rate  [share of positions]")
         title = "How often is the target's token among k early candidates?"
         figure.text(0.085, 0.95, title, fontsize=13, weight="bold", va="center")
-        told = "bands: 95 % (Wilson), as if positions were independent; those of a text are not"
+        told = "bands: 95 % (Wilson), as if positions were independent; those of a sequence are not"
         figure.text(0.085, 0.905, f"{about};\n{told}", fontsize=9, color=GREY, va="top", linespacing=1.3)
         handles = [
             Line2D([], [], color=COLOURS[index], linewidth=1.8, marker=MARKERS[index], label=f"k = {count}")
@@ -171,7 +171,7 @@ def draw_by_position(
             _frame(axes)
             axes.set_title(f"k = {count}", fontsize=10.5)
             axes.set_xlabel("output position")
-        panels[0].set_ylabel("share of positions")
+        panels[0].set_ylabel("match rate  [share of positions]")
         for axes in panels[1:]:
             axes.set_yticklabels([])
         wide = figure.get_figwidth()
@@ -180,13 +180,13 @@ def draw_by_position(
             box = axes.get_position()
             axes.set_position((box.x0 * wide / (wide + 1.2), box.y0, box.width * wide / (wide + 1.2), box.height))
         left = panels[0].get_position().x0
-        figure.text(left, 0.945, "Does the match rate hold throughout the text?", fontsize=13, weight="bold", va="center")
+        figure.text(left, 0.945, "Does the match rate hold throughout the sequence?", fontsize=13, weight="bold", va="center")
         figure.text(left, 0.885, f"{told(log)};\n{_WORDS[chosen]}; bands: 95 % (Wilson)", fontsize=9, color=GREY, va="center")
         handles = [
             Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5.5, label=f"{layer}")
             for layer, look in reversed([*zip(picked, looks(len(picked)), strict=True)])
         ]
         right = panels[-1].get_position().x1 + 0.15 / figure.get_figwidth()
-        figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(right, 0.78), borderaxespad=0, title="behind layer",
+        figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(right, 0.78), borderaxespad=0, title="after layer",
                       alignment="left")  # fmt: skip
     return figure

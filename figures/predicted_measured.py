@@ -1,4 +1,4 @@
-"""Does the simulator foretell real wall time? Each measured decoding against what was predicted of it from profiles alone."""
+"""Does the simulator predict real wall time? Each measured decoding against what was predicted of it from profiles alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDED = ("method", "settings", "predicted_s", "measured_s", "error", "noise")
 
 
 def draw(table: pl.DataFrame) -> Figure:
-    """A point for each row of `sim compare`: above, predicted over measured time behind the first commit [ms]; below, the error.
+    """A point for each row of `sim compare`: above, predicted over measured time after the first commit [ms]; below, the error.
 
     The line is where they are equal; the band is 5 % about it, and dotted is how far off a prediction may be for the noise of the
     measurements alone, 1.5 times its median. Hollow points are of runs that others on the machine have disturbed.
@@ -49,7 +49,7 @@ def draw(table: pl.DataFrame) -> Figure:
             _points(axes, own["measured_s"], 1e3 * own["predicted_s"], str(method), look, hollow=bool(hollow))
             _points(below, own["measured_s"], 100 * own["error"], str(method), look, hollow=bool(hollow))
         _frame(axes, below, ends)
-        figure.text(0.095, 0.96, "Does the simulator foretell real wall time?", fontsize=13, weight="bold", va="center")
+        figure.text(0.095, 0.96, "Does the simulator predict real wall time?", fontsize=13, weight="bold", va="center")
         figure.text(0.095, 0.92, told(rows), fontsize=9.5, color=GREY, va="center")
         _legend(figure, rows, styles, allowed)
     return figure
@@ -106,7 +106,7 @@ def _frame(axes: Axes, below: Axes, ends: Floats) -> None:
         axis.set_minor_locator(NullLocator())
     axes.tick_params(labelbottom=False)
     below.set_ylabel("error [%]")
-    below.set_xlabel("measured: median of the repeats, behind the first commit [ms]")
+    below.set_xlabel("measured after the first commit: median of the repeats [ms]")
     axes.set_ylabel("predicted, from profiles alone [ms]")
 
 

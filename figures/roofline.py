@@ -120,11 +120,11 @@ def draw(profiles: Sequence[Profile], *, ways: int = 1) -> Figure:
         axes.set_xlabel("operations per byte [FLOP/byte]")
         axes.set_ylabel("operations per second of a device [FLOP/s]")
         place(axes, texts, drawn(axes), size=8)
-        figure.text(0.02, 0.945, "What a layer reaches of its device", fontsize=13, weight="bold", va="center")
+        figure.text(0.02, 0.945, "Throughput that a decoder layer reaches on its device", fontsize=13, weight="bold", va="center")
         apart = all("dense" in each.parts for each in profiles)
         without = "attention left out" if apart else "attention left out where it is told apart"
         split = "" if ways == 1 else f" split {ways} ways"
-        told = f"a decoder layer{split} by its width (numbers: tokens of a pass), {without}"
+        told = f"a decoder layer{split} (numbers: tokens in the pass), {without}"
         figure.text(0.02, 0.89, told, fontsize=9.5, color=GREY, va="center")
         figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.675, 0.835), borderaxespad=0, labelspacing=0.7)
     return figure

@@ -20,9 +20,11 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
+from figures import naming
 from figures.labels import at_right
 from figures.style import GREY, INK, NAMES, VIEWS, Look, canvas, demand, house, looks, points
 from model import checks, speculative
@@ -35,14 +37,7 @@ AXES = {
     "draft_length": "draft length γ  [tokens]",
     "tokens": "tokens decoded",
 }
-_WORDS = {
-    "method": "{}",
-    "placement": "draft {}",
-    "acceptance_rate": "α = {:.3g}",
-    "cost_ratio": "c = {:.3g}",
-    "draft_length": "γ = {}",
-    "tokens": "{} tokens",
-}
+_KEYS = ("method", "placement", "acceptance_rate", "cost_ratio", "draft_length", "tokens", "sequences", "batching")
 _TITLES = {
     "acceptance_rate": "Speculative decoding: speed-up against acceptance rate",
     "cost_ratio": "Speculative decoding: speed-up against the cost of a draft",
@@ -51,6 +46,8 @@ _TITLES = {
 }
 _BOUNDS = ("speedup_low", "speedup_high")
 _MOST_PANELS = 6
+MOST_MARKS = 24
+"""Of more points of a series so many are marked, at most; the line goes through all."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +73,14 @@ def grid(**values: Sequence[float]) -> pl.DataFrame:
 def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
     """Speed-up over `x`, one of `AXES`; a panel for each cost ratio (each acceptance rate, if x is the cost ratio).
 
+    Batches of several sizes are series of their own, or panels where the cost ratio goes with them.
+
     `rows` is a results table, or rows of parameters alone (`grid`): acceptance_rate, draft_length, cost_ratio and, for curves that
     are exact for so many, tokens. The column of x may lack if nothing was simulated.
     """
     checks.one_of("x", x, AXES)
     needed = [name for name in AXES if name not in (x, "tokens")]
-    table = demand(rows, "the speed-up figure", needed, (*AXES, "method", "placement", "outcomes", "view", "speedup", *_BOUNDS))
+    table = demand(rows, "the speed-up figure", needed, (*AXES, *_KEYS, "outcomes", "view", "speedup", *_BOUNDS))
     for view in table["view"].drop_nulls().unique().sort():
         checks.one_of("view", view, VIEWS)
     panel_key = "acceptance_rate" if x == "cost_ratio" else "cost_ratio"
@@ -105,12 +104,12 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
                 _draw(one, each, x)
             left_out += at_right(one, [(_end(each, x), each.name, each.look.colour) for each in series if each.name])
             if len(shown) > 1:
-                one.set_title(_WORDS[panel_key].format(shown[index][panel_key][0]), fontsize=10.5)
+                one.set_title(_panel_name(shown[index], table, panel_key, x), fontsize=10)
             if index % 3 == 0:
-                one.set_ylabel("speed over plain decoding")
+                one.set_ylabel("speed-up over plain decoding")
             one.tick_params(labelleft=index % 3 == 0)
         told += [f"{len(shown)} of {len(panels)} panels"] * (len(shown) < len(panels))
-        told += [f"{left_out} names left out"] * (left_out > 0)
+        told += [f"{left_out} labels omitted"] * (left_out > 0)
         left, height = axes[0].get_position().x0, figure.get_figheight()
         figure.text(left, 1 - 0.3 / height, _TITLES[x], fontsize=13, weight="bold", va="center")
         figure.text(left, 1 - 0.57 / height, ";  ".join(told), fontsize=9.5, color=GREY, va="center")
@@ -123,7 +122,7 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
 
 def _series(part: pl.DataFrame, table: pl.DataFrame, x: str, panel_key: str, where: Floats) -> list[_Series]:
     keys = [key for key in _keys(table) if key not in (x, panel_key)]
-    varying = [key for key in keys if table[key].drop_nulls().n_unique() > 1] or (["draft_length"] if x != "draft_length" else [])
+    varying = [key for key in keys if part[key].drop_nulls().n_unique() > 1] or (["draft_length"] if x != "draft_length" else [])
     order = table.select(keys).unique(maintain_order=True).rows()
     order.sort(key=lambda row: [(value is None, value) for value in row])
     styles = dict(zip(order, looks(len(order)), strict=True))
@@ -132,8 +131,10 @@ def _series(part: pl.DataFrame, table: pl.DataFrame, x: str, panel_key: str, whe
     result = []
     for group in groups:
         choice = group.row(0, named=True)
-        named = {key: _WORDS.get(key, f"{key.rpartition('.')[2]} = {{}}") for key in varying}
-        words = [text.format(choice[key]) for key, text in named.items() if choice[key] is not None]
+        words = [naming.method(choice)] * ("method" in varying and choice["method"] is not None)
+        words += naming.words(choice, [key for key in varying if key != "method"])
+        if not words and any(key in varying for key in ("sequences", "batching")):
+            words = ["batch of 1"]
         curve = (where, _theory(choice, x, where)) if _holds(group, x) else None
         result.append(_Series(", ".join(words), group, curve, choice, styles[group.select(keys).row(0)]))
     return result
@@ -141,7 +142,7 @@ def _series(part: pl.DataFrame, table: pl.DataFrame, x: str, panel_key: str, whe
 
 def _keys(table: pl.DataFrame) -> list[str]:
     """What tells rows apart. An axis that no other column shows has a dot in its name; one that the others settle is left out."""
-    keys = list(_WORDS)
+    keys = list(_KEYS)
     for name in (name for name in table.columns if "." in name):
         if table.select(*keys, name).unique().height > table.select(keys).unique().height:
             keys.append(name)
@@ -150,7 +151,7 @@ def _keys(table: pl.DataFrame) -> list[str]:
 
 def swept(table: pl.DataFrame) -> list[str]:
     """The axes along which some rows differ while all else is the same."""
-    table = demand(table, "the speed-up figure", list(AXES), list(_WORDS))
+    table = demand(table, "the speed-up figure", list(AXES), _KEYS)
     keys, found = _keys(table), []
     for x in AXES:
         counts = table.group_by([key for key in keys if key != x]).agg(pl.col(x).drop_nulls().n_unique())
@@ -187,7 +188,7 @@ def _range(table: pl.DataFrame, x: str) -> Floats:
         even: Any = table["acceptance_rate"].max()
         return np.linspace(0, max(1.1 * (most or 0.0), 1.1 * even, 0.5), 401)
     if x == "draft_length":
-        return np.arange(0.0, max(most or 0, 12) + 1)
+        return np.arange(0.0, max(most or 12, 3) + 3)
     last = max(most or 0, 512)
     # Every length as long as a cut round shows, then ever fewer.
     return np.unique(np.concatenate([np.arange(1.0, 129), np.geomspace(128, last, 80).round()]))
@@ -209,6 +210,13 @@ def _end(series: _Series, x: str) -> float:
         return float(series.curve[1][-1])
     last = series.rows.drop_nulls([x, "speedup"]).sort(x)
     return float(last["speedup"][-1]) if last.height else 1.0
+
+
+def _panel_name(part: pl.DataFrame, table: pl.DataFrame, panel_key: str, x: str) -> str:
+    """What a panel's rows have in common and other panels have not."""
+    keys = [key for key in _keys(table) if key not in (x, panel_key, "method")]
+    keys = [key for key in keys if part[key].n_unique() == 1 < table[key].n_unique()]
+    return ", ".join(naming.words(part.row(0, named=True), [panel_key, *keys]))
 
 
 # --- The picture ----------------------------------------------------------------------------------------------------
@@ -242,6 +250,8 @@ def _frame(axes: Axes, x: str, where: Floats, heights: tuple[float, float]) -> N
     axes.set_xlim(where[0], where[-1])
     if high / low > 4:
         axes.set_yscale("log", base=2)
+        ticks = [step * 2.0**power for power in range(-10, 10) for step in (1, 1.5)]
+        axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 1.1 <= tick <= high * 1.2]))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_ylim(low / 1.1, high * 1.2)
     else:
@@ -261,7 +271,7 @@ def _limits(axes: Axes, x: str, series: Sequence[_Series], heights: tuple[float,
         axes.plot(where, bound, color=GREY, linewidth=2.2, linestyle=(0, (1.2, 1.2)), zorder=1.9, label="oracle bound")
         span = (0.0, other) if x == "acceptance_rate" else (other, axes.get_xlim()[1])
         if span[1] > span[0]:
-            axes.axvspan(*span, facecolor="#ececec", zorder=0.5, label="nothing pays")
+            axes.axvspan(*span, facecolor="#ececec", zorder=0.5, label="plain decoding is fastest")
         axes.axvline(other, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="break-even")
         _name_limits(axes, x, other, where, bound)
     for each in series:
@@ -290,10 +300,11 @@ def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats)
     else:
         place = max(int(np.argmax(bound <= level)), len(where) // 12)
     sign = -1 if x == "acceptance_rate" else 1
-    axes.annotate(
+    text = axes.annotate(
         "bound on any\ndraft length", (where[place], min(bound[place], high)), (11 * sign, 4), textcoords="offset points",
-        fontsize=8.5, color=GREY, ha="right" if sign < 0 else "left", va="bottom", linespacing=1.05,
+        fontsize=8.5, color=GREY, ha="right" if sign < 0 else "left", va="bottom", linespacing=1.05, zorder=4,
     )  # fmt: skip
+    text.set_path_effects([withStroke(linewidth=3, foreground="#ffffff")])  # where a curve crosses it
     if not left <= other <= right:
         return
     side = axes.get_xaxis_transform()
@@ -305,7 +316,7 @@ def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats)
     inside = other - left if x == "acceptance_rate" else right - other
     if inside > 0.28 * (right - left):
         centre = (left + other) / 2 if x == "acceptance_rate" else (other + right) / 2
-        axes.text(centre, 0.94, "nothing pays", transform=side, fontsize=8.5, color=GREY, ha="center", va="center")
+        axes.text(centre, 0.94, "plain decoding\nis fastest", transform=side, fontsize=8.5, color=GREY, ha="center", va="center")
 
 
 def _draw(axes: Axes, series: _Series, x: str) -> None:
@@ -318,19 +329,25 @@ def _draw(axes: Axes, series: _Series, x: str) -> None:
     whole = whole.filter(pl.all_horizontal(pl.col(_BOUNDS).is_finite()))
     if whole.height:
         axes.vlines(whole[x], whole[_BOUNDS[0]], whole[_BOUNDS[1]], colors=colour, linewidth=1.3, zorder=2.5, label="interval")
+    first = next((view for view in VIEWS if view in set(rows["view"])), None)
+    if series.curve is None and first is not None and rows[x].n_unique() > 1:
+        joined = rows.filter(pl.col("view") == first).sort(x)
+        axes.plot(joined[x], joined["speedup"], color=colour, linestyle=line, linewidth=1.0, zorder=2, label=f"join {series.name}")
     for view, (size, face, edge) in points(colour).items():
-        part = rows.filter(pl.col("view") == view)
+        part = rows.filter(pl.col("view") == view).sort(x)
         if part.height:
             axes.plot(
                 part[x], part["speedup"], linestyle="none", marker=marker, markersize=size, markerfacecolor=face,
                 markeredgecolor=edge, markeredgewidth=1.3 if view == "formula" else 0.0, zorder=3, label=f"{view} {series.name}",
+                markevery=-(-part.height // MOST_MARKS),
             )  # fmt: skip
 
 
 def _told(table: pl.DataFrame, x: str, panel_key: str, parts: Sequence[Sequence[_Series]]) -> list[str]:
     """What is the same for all points, and what the curves are."""
     same = [key for key in AXES if key != x and table[key].drop_nulls().n_unique() == 1]
-    words = [_WORDS[key].format(table[key].drop_nulls()[0]) for key in same if key != panel_key or len(parts) == 1]
+    same += [key for key in ("sequences", "batching") if table[key].n_unique() == 1]
+    words = naming.words(table.row(0, named=True), [key for key in same if key != panel_key or len(parts) == 1])
     told = [", ".join(words)] if words else []
     if any(each.curve is not None for each in itertools.chain.from_iterable(parts)):
         exact = x == "tokens" or table["tokens"].count()

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from model.checks import ParameterError
 
@@ -85,6 +86,23 @@ def side_by_side(count: int, height: float, bottom: float, top: float, gap: floa
     FigureCanvasAgg(figure)
     boxes = [((left + index * (panel + gap)) / width, bottom, panel / width, top - bottom) for index in range(count)]
     return figure, [figure.add_axes(box) for box in boxes]
+
+
+def page(figure: Figure) -> Bbox:
+    """The page that a figure needs [inches]: its own, and as much more as texts reach beyond it."""
+    extent = figure.get_tightbbox()
+    return Bbox.union([Bbox.from_bounds(0, 0, *figure.get_size_inches()), extent])
+
+
+def headed(figure: Figure, about: str) -> Figure:
+    """The same figure with a small line at its top that says what it is of; without one where there is nothing to say."""
+    if about:
+        width, height = figure.get_size_inches()
+        texts = [text for text in figure.texts if text.get_fontsize() >= 12]  # the title, whose edge the line shares
+        left = texts[0].get_position()[0] if texts else 0.1 / width
+        size = min(8.0, 8.0 * (1 - left) * width / (0.065 * len(about)))
+        figure.text(left, 1 - 0.09 / height, about, fontsize=size, color=GREY, va="center", gid="subject")
+    return figure
 
 
 def looks(count: int) -> list[Look]:

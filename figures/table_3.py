@@ -106,7 +106,7 @@ def _times(axes: Axes, found: Sequence[Mapping[str, Any]]) -> None:
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_yticks([])
     axes.margins(x=0.05)
-    axes.set_xlabel("time of a token [ms]")
+    axes.set_xlabel("time per token [ms]")
     axes.set_title("Measured and simulated, each row's error at its right", fontsize=10.5)
 
 
@@ -130,7 +130,7 @@ def _missing(axes: Axes) -> None:
     axes.set_ylim(-1.5, axes.get_ylim()[1])
     axes.set_xticks(range(1, measured.SEPARATING + 1))
     axes.set_xlabel("candidates k")
-    axes.set_ylabel("beyond the theorem [ms a token]")
+    axes.set_ylabel("beyond the theorem [ms per token]")
     axes.set_title("What the theorem leaves out", fontsize=10.5)
 
 

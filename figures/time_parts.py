@@ -16,7 +16,7 @@ from model.comparison import PARTS
 
 _NAMES = {
     "target": "target\npasses", "draft": "draft\npasses", "medium": "medium\npasses", "reads": "heads\nand reads",
-    "transfers": "starting\nothers", "waiting": "waiting", "rest": "the\nrest",
+    "transfers": "starting\nprocesses", "waiting": "waiting", "rest": "the\nrest",
 }  # fmt: skip
 _MORE, _LESS, _WHOLE = COLOURS[1], COLOURS[0], GREY
 _WHOSE = ("predicted", "measured")
@@ -106,7 +106,7 @@ def _bars(axes: Axes, row: Mapping[str, Any]) -> None:
     axes.set_xticks(places, ["predicted\nwhole", *(_NAMES[each.part] for each in found), "measured\nwhole"])
     axes.tick_params(axis="x", length=0)
     axes.grid(True, axis="y")
-    axes.set_ylabel("time [ms]" + (f", cut: from {bottom:.0f} on" if bottom > 0 else ""))
+    axes.set_ylabel("time [ms]" + (f"  (axis cut at {bottom:.0f})" if bottom > 0 else ""))
 
 
 def _word(axes: Axes, x: float, y: float, text: str, *, bold: bool = False) -> None:

@@ -24,14 +24,14 @@ _COLUMNS = ("unit", "start", "end", "what", "process", "position", "first", "las
 _KINDS: dict[str, tuple[str, str, str]] = {
     "kept": ("#0072b2", "", "pass, kept"),
     "draft": ("#56b4e9", "", "pass of a draft model"),
-    "unsure": ("#cfe8f7", "..", "pass of a draft model,\nunsure: hands over"),
-    "taken back": ("#f0b48a", "\\\\", "pass of a draft model,\nits token taken back"),
-    "again": ("#cc79a7", "||", "pass once more,\nbehind a rollback"),
+    "unsure": ("#cfe8f7", "..", "pass of a draft model,\nunsure: falls back"),
+    "taken back": ("#f0b48a", "\\\\", "pass of a draft model,\nits token rolled back"),
+    "again": ("#cc79a7", "||", "pass once more,\nafter a rollback"),
     "rows": ("#009e73", "--", "keys and values of\nskipped layers"),
     "discarded": ("#f3d9a4", "//", "pass, ended and not used"),
     "cancelled": ("#ffffff", "xx", "pass, stopped"),
     "dispatch": ("#3a3a3a", "", "dispatch of sub-processes"),
-    "link": ("#8f8f8f", "", "on a link: work on its way"),
+    "link": ("#8f8f8f", "", "on a link: transfer"),
     "promotion": ("#d8d8d8", "..", "on a link: state taken over"),
     "head": ("#e69f00", "", "projection, looking for a token"),
     "wait": ("#ffffff", "", "waiting for another process"),
@@ -68,7 +68,7 @@ def draw(
         present = panel(axes, rows, names)
         if commits is not None:
             _commits(axes, commits)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=time_unit == "layer-times"))
         axes.set_xlabel(f"time  [{time_unit}]")
         figure.text(left / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
         put_out = bool(commits is not None and commits.height)
@@ -288,8 +288,9 @@ def legend(figure: Figure, present: Sequence[str], commits: bool, top: float, *,
     for kind in present:
         face, hatch, words = _KINDS[kind]
         handles.append(Patch(facecolor=face, edgecolor=INK, linewidth=0.6, hatch=2 * hatch, label=words))
-    title = "in a bar: its token's position,\nthe layers run" + ("\n×: so many tokens, of texts or hypotheses" if several else "")
+    title = "in a bar: its token's position,\nthe layers run"
+    title += "\n×: number of tokens, of\nsequences or hypotheses" if several else ""
     if commits:
-        title += "\nlines: tokens put out so far\n(dashed: after a miss" + (", a rollback)" if "taken back" in present else ")")
+        title += "\nlines: tokens generated so far\n(dashed: after a miss" + (", a rollback)" if "taken back" in present else ")")
     place: dict[str, Any] = {"loc": "upper left", "alignment": "left", "borderaxespad": 0}
     figure.legend(handles=handles, title=title, bbox_to_anchor=(0.735, top + 0.01), **place)

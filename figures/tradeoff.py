@@ -7,7 +7,7 @@ the last token's match shortens nothing.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ from model.published.ppd import TOKENS
 Floats = NDArray[np.float64]
 
 AXES = {
-    "mean_units": "average number of busy compute units",
-    "compute_per_token": "unit-time per token  [passes through the whole model]",
+    "mean_units": "mean busy units",
+    "compute_per_token": "unit-time per token, relative to plain decoding",
 }
 _Y = "normalized_latency"
 _KEYS = {
@@ -73,7 +73,8 @@ def draw(rows: pl.DataFrame, x: str = "mean_units") -> Figure:
         figure, axes = canvas(9.6, 5.8, (0.075, 0.11, 0.62, 0.75))
         axes.grid(True)
         axes.set_xlabel(AXES[x])
-        figure.text(0.075, 0.945, "Latency against compute", fontsize=13, weight="bold")
+        title = "Latency against busy units" if x == "mean_units" else "Latency against unit-time"
+        figure.text(0.075, 0.935, title, fontsize=13, weight="bold")
         figure.text(0.075, 0.9, _constants(table), fontsize=9.5, color=GREY)
         axes.plot([1], [1], linestyle="none", marker="*", markersize=11, color=INK, label="plain decoding", zorder=4)
         for one in series:
@@ -84,11 +85,11 @@ def draw(rows: pl.DataFrame, x: str = "mean_units") -> Figure:
         lines = drawn(axes)
         if len(series) <= _MOST_ENTRIES:
             lines += ends(axes, [one.curve for one in series if one.curve is not None])
-        left_out = place(axes, _labels(table, x), lines)
+        left_out = place(axes, _labels(table, x, axes), lines)
         _legends(figure, series, table, x)
         notes = [_caption_note(table)] if x == "mean_units" else []
         if left_out:
-            notes.append(f"Labels left out for want of room: {left_out}.")
+            notes.append(f"{left_out} labels omitted.")
         text = "\n\n".join(textwrap.fill(note, 42) for note in notes if note)
         figure.text(0.715, 0.11, text, fontsize=8, color=GREY, va="bottom", linespacing=1.25)
     return figure
@@ -160,8 +161,8 @@ def _extend(axes: Axes) -> None:
     axes.set_ylim(axes.get_ylim())
 
 
-def _labels(table: pl.DataFrame, x: str) -> list[tuple[float, float, str]]:
-    """One text a point: its data set and head, or whatever else tells it from the others."""
+def _labels(table: pl.DataFrame, x: str, axes: Axes) -> list[tuple[float, float, str]]:
+    """One text a point: its data set and head, or whatever else tells it from the others; points that coincide share one."""
     # A label stands at what happens: at the last view of a point, which knows of waiting.
     once = table.unique("point", keep="last", maintain_order=True) if table["point"].null_count() == 0 else table
     named = once["data_set"].null_count() < once.height
@@ -170,16 +171,35 @@ def _labels(table: pl.DataFrame, x: str) -> list[tuple[float, float, str]]:
     # Units tell points apart only where there are not as many as the method wants.
     if "units" in sweeps and not ("contended" in once.columns and once["contended"].any()):
         sweeps.remove("units")
+    devices = [name for name in ("cost.device", "cost.profile") if name in once.columns and once[name].n_unique() > 1]
     named = named and (once["data_set"].n_unique() > 1 or once["head"].n_unique() > 1 or not sweeps)
     texts = []
     for row in once.iter_rows(named=True):
         if named:
-            text = f"{row['data_set'] or ''} {'tr' if row['head'] == 'trained' else ''}".strip()
+            text = f"{row['data_set'] or ''} {'trained' if row['head'] == 'trained' else ''}".strip()
         else:
             text = ", ".join(words[key].format(row[key]) for key in sweeps if row[key] is not None)
-        if text:
-            texts.append((row[x], row[_Y], text))
-    return texts if len(texts) <= _MOST_LABELS else []
+        texts.append((row[x], row[_Y], text, next((str(row[name]) for name in devices if row[name] is not None), "")))
+    shared = _shared(axes, texts)
+    return shared if len(shared) <= _MOST_LABELS else []
+
+
+def _shared(axes: Axes, texts: Sequence[tuple[float, float, str, str]]) -> list[tuple[float, float, str]]:
+    """One text for points of the same words that lie within a marker's width, with the devices that they are of."""
+    groups: list[tuple[float, float, str, list[str]]] = []
+    for x, y, text, device in texts:
+        at = axes.transData.transform((x, y))
+        near = (group for group in groups if group[2] == text and np.hypot(*(axes.transData.transform(group[:2]) - at)) < 12)
+        if (group := next(near, None)) is None:
+            groups.append((x, y, text, [device]))
+        else:
+            group[3].append(device)
+    found = []
+    for x, y, text, names in groups:
+        known = [name for name in dict.fromkeys(names) if name]
+        device = ", ".join(known) if len(known) < 3 else f"{len(known)} devices alike"
+        found.append((x, y, ", ".join(word for word in (text, device) if word)))
+    return [each for each in found if each[2]]
 
 
 def _legends(figure: Figure, series: list[_Series], table: pl.DataFrame, x: str) -> None:
@@ -191,7 +211,7 @@ def _legends(figure: Figure, series: list[_Series], table: pl.DataFrame, x: str)
                linestyle=one.look.line if one.curve is not None else "none")
         for one in shown
     ]  # fmt: skip
-    title = "points"
+    title = "series"
     if any(one.curve is not None for one in series):
         title = "k candidates; closed form for match\nrates p from 0 to 1, no overheads"
     if len(shown) < len(series):
@@ -210,8 +230,7 @@ def _legends(figure: Figure, series: list[_Series], table: pl.DataFrame, x: str)
         handles.append(Line2D([], [], color=PALE, linewidth=4.5, label="interval from the inputs"))
     figure.canvas.draw()
     below = upper.get_window_extent().y0 / figure.bbox.height
-    title = "points  (tr: trained head)" if "trained" in table["head"] else "points"
-    figure.legend(handles=handles, title=title, bbox_to_anchor=(0.71, below), **place)
+    figure.legend(handles=handles, title="points", bbox_to_anchor=(0.71, below), **place)
 
 
 def _constants(table: pl.DataFrame) -> str:
@@ -225,6 +244,9 @@ def _caption_note(table: pl.DataFrame) -> str:
     """What the caption of the paper's Figure 3 puts together, taken apart; its numbers are computed."""
     kind = (pl.col("data_set") == "squad") & (pl.col("head") == "trained") & (pl.col("candidates") == 3)
     half = (pl.col("layers") == 2 * pl.col("exit_layer")) & pl.col("tokens").is_not_null() & pl.col("match_rate").is_not_null()
+    # Of the paper's own figure, that is: of all its data sets, in layer-times.
+    if table["data_set"].n_unique() < 2 or ("seconds_per_layer" in table.columns and table["seconds_per_layer"].count()):
+        return ""
     found = table.filter(kind & half & (pl.col("method").fill_null("ppd") == "ppd"))
     if not found.height:
         return ""
@@ -233,7 +255,7 @@ def _caption_note(table: pl.DataFrame) -> str:
     n = TOKENS["squad"]
     latency, compute = float(ppd.expected_latency(d, exit_at, n, p)), float(ppd.expected_compute(d, exit_at, n, p, k))
     return (
-        f"squad tr, k = {k}, p = {p:g}: for many tokens Eq. 3 gives {100 - 100 * float(ppd.normalized_latency(p)):.1f} % less"
+        f"squad trained, k = {k}, p = {p:g}: for many tokens Eq. 3 gives {100 - 100 * float(ppd.normalized_latency(p)):.1f} % less"
         f" latency and Eq. 5 gives {float(ppd.mean_units(p, k)):.3f} busy units; for the {n} tokens that the rate was measured on"
         f" Theorem 4.1 gives {100 - 100 * latency / (d * n):.1f} % and E[C]/E[T] = {compute / latency:.4f}. The paper's caption"
         " (34 %, 3.2 times) takes one number from each."

@@ -81,7 +81,7 @@ def _lengths(axes: Axes, rate: float, target: PassTimes, draft: PassTimes, conte
     axes.set_ylim(axes.get_ylim())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("draft length γ  [tokens]")
-    axes.set_ylabel("speed over plain decoding of the same batch")
+    axes.set_ylabel("speed-up over plain decoding of the same batch")
     axes.set_title(f"α = {rate:g}   (star: best draft length)", fontsize=10.5)
     at_right(axes, ends)
 
@@ -115,7 +115,7 @@ def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassT
     axes.set_xlim(found[0].batches[0] / 1.3, found[0].batches[-1] * 1.3)
     axes.set_ylim(bottom=0)
     axes.set_ylim(top=1.1 * axes.get_ylim()[1])
-    axes.set_xlabel("sequences in a batch")
-    axes.set_ylabel("speed at the best draft length")
+    axes.set_xlabel("sequences per batch")
+    axes.set_ylabel("speed-up at the best draft length")
     axes.set_title(f"ring: the largest batch that gains;  numbers: best γ at α = {rates[-1]:g}", fontsize=10.5)
     at_right(axes, ends)

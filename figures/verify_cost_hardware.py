@@ -71,11 +71,11 @@ def draw(
             axes.tick_params(labelleft=axes is panels[0])
             past = of_hardware_beyond(hardware, width=widest, context=context, batch=max(batches))
             under_title(axes, name, of_hardware(hardware), past)
-        panels[0].set_ylabel("pass time over that of one token")
-        figure.text(0.1 / width, 0.945, "What a wide pass costs", fontsize=13, weight="bold", va="center")
-        told = f"context {context:,}; shaded: what the estimate may be off by (a median error)"
+        panels[0].set_ylabel("pass time, relative to a pass over one token")
+        figure.text(0.1 / width, 0.945, "Cost of a forward pass over several tokens", fontsize=13, weight="bold", va="center")
+        told = f"context {context:,}; shaded: median error of the estimate"
         figure.text(0.1 / width, 0.89, told, fontsize=9.5, color=GREY, va="center")
-        handle = Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="as long as one token after another")
+        handle = Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="tokens one at a time, in as many passes")
         figure.legend(handles=[handle], loc="center left", bbox_to_anchor=(0.1 / width, 0.842), borderaxespad=0, borderpad=0)
     return figure
 
@@ -99,5 +99,5 @@ def _panel(axes: Axes, curves: Sequence[Curve], batches: Sequence[int], widest: 
     for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "×")):
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _, unit=unit: f"{value:g}{unit}"))
-    axes.set_xlabel("width of the pass [tokens of each text]")
+    axes.set_xlabel("tokens per sequence in the pass")
     at_right(axes, ends)

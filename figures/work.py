@@ -17,11 +17,12 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from figures.naming import METHODS
 from figures.style import GREY, INK, NAMES, VIEWS, canvas, demand, house, looks
 from model import checks
 
 WORDS = {
-    "speedup": "speed",
+    "speedup": "speed-up",
     "flops": "FLOPs per token",
     "weights": "weights read (MOPs)",
     "intensity": "arithmetic intensity",
@@ -29,15 +30,11 @@ WORDS = {
 """What is drawn, all over plain decoding's, and what it is called."""
 _OF = {"flops": "flops_per_token", "weights": "weight_bytes_per_token", "intensity": "arithmetic_intensity"}
 MOST_POINTS = 16
-NAMED = {
-    "ppd": "Predictive Pipelined Decoding", "speculative": "speculative decoding", "bild": "Big Little Decoder",
-    "skipdecode": "SkipDecode", "early_exit": "early exit", "autoregressive": "plain decoding",
-}  # fmt: skip
 _PLAIN = "autoregressive"
 _MAIN = {
     "candidates": "k = {}", "match_rate": "p = {:.3g}", "draft_length": "γ = {}", "acceptance_rate": "α = {:.3g}",
     "fallback_rate": "f = {:.3g}", "rollback_rate": "r = {:.3g}", "max_layers": "{} layers at first", "min_layers": "{} at last",
-    "exit_layer": "exit layer {}", "mean_exit_layer": "{:.3g} layers in the mean",
+    "exit_layer": "exit layer {}", "mean_exit_layer": "{:.3g} layers on average",
 }  # fmt: skip
 """What a choice is named by; the others only where choices of a method differ in them."""
 _MORE = {
@@ -47,7 +44,7 @@ _MORE = {
     "maximum_draft": "drafts to {}", "warm_up": "{} to warm up", "power": "power {:g}", "cost_ratio": "c = {:.3g}",
     "data_set": "{}", "units": "{} units", "tokens": "{} tokens",
 }  # fmt: skip
-_SIDE, _WIDE, _BAR, _HEAD, _FOOT = 4.1, 2.45, 0.34, 1.25, 0.55  # inches
+_SIDE, _WIDE, _BAR, _HEAD, _FOOT = 4.1, 2.45, 0.34, 1.45, 0.55  # inches
 
 
 def relative(rows: pl.DataFrame) -> pl.DataFrame:
@@ -127,7 +124,7 @@ def _bars(axes: Axes, table: pl.DataFrame, name: str, colours: dict[str, str]) -
     axes.set_xlim(0, 1.25 * top)
     axes.set_ylim(len(places) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    axes.set_xlabel("over plain decoding's")
+    axes.set_xlabel("relative to plain decoding")
     axes.tick_params(axis="y", length=0)
 
 
@@ -139,7 +136,7 @@ def _labels(table: pl.DataFrame) -> list[str]:
         own = once.filter(method=row["method"])
         keys = {key: form for key, form in _MORE.items() if own[key].n_unique() > 1} | _MAIN
         words = [form.format(row[key]) for key, form in keys.items() if row[key] is not None and not _plain(key, row)]
-        texts.append(", ".join([NAMED.get(row["method"], row["method"])] * (several or not words) + words))
+        texts.append(", ".join([METHODS.get(row["method"], row["method"])] * (several or not words) + words))
     return texts
 
 
@@ -151,9 +148,9 @@ def _plain(key: str, row: dict[str, Any]) -> bool:
 
 def _heading(figure: Figure, table: pl.DataFrame, width: float, height: float) -> None:
     left = 0.2 / width
-    title = "What does each choice gain, and what does it work?"
+    title = "Speed-up of each choice, and its compute and memory traffic"
     figure.text(left, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
-    method = [NAMED.get(name, name) for name in table["method"].unique(maintain_order=True)]
+    method = [METHODS.get(name, name) for name in table["method"].unique(maintain_order=True)]
     sources = "; ".join(dict.fromkeys(str(source) for source in table["outcomes_source"].drop_nulls()))
     told = [method[0] if len(method) == 1 else "", f"rates {sources}" if sources else "", "times and shapes as [cost] says"]
     tokens = table["tokens"].drop_nulls().unique().to_list()
@@ -163,14 +160,15 @@ def _heading(figure: Figure, table: pl.DataFrame, width: float, height: float) -
     exact, lossy = _kinds(table)
     handles: list[Patch | Line2D] = []
     if lossy:
-        handles += [Patch(facecolor=GREY, label="the target's own text")] if exact else []
-        handles.append(Patch(facecolor=GREY, hatch="////", edgecolor="white", linewidth=0, label="another text than the target's"))
+        handles += [Patch(facecolor=GREY, label="the target's own text (exact)")] if exact else []
+        told = "another text than the target's (lossy)"
+        handles.append(Patch(facecolor=GREY, hatch="////", edgecolor="white", linewidth=0, label=told))
     handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=(0, (1.2, 1.2)), label="plain decoding"))
     if views[-1] != "formula":
         shown = f"bars: {NAMES[views[0]]}; crosses: {NAMES[views[-1]]}, 95 %" if len(views) > 1 else NAMES[views[-1]]
         handles.append(Line2D([], [], linestyle="none", marker="x", markersize=5, color=INK, label=shown))
     figure.legend(
-        handles=handles, loc="center left", bbox_to_anchor=(left, 1 - 0.8 / height), ncols=len(handles), borderaxespad=0,
+        handles=handles, loc="upper left", bbox_to_anchor=(left, 1 - 0.68 / height), ncols=2, borderaxespad=0,
         borderpad=0,
     )  # fmt: skip
 

@@ -29,6 +29,7 @@ from model.rounds import (
     ReplayRounds,
     RoundPrices,
     Rounds,
+    each_record,
     mean_of,
     mixed,
     operations_of,
@@ -156,9 +157,8 @@ def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
 
 
 def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
-    count = len(law.records)
-    choice = np.tile((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), 1))  # each record once
-    return mean_of(varying(Heuristic(first, longest, count), tokens, law.drafts(iter([choice])), prices))
+    choice = each_record(law, tokens)
+    return mean_of(varying(Heuristic(first, longest, choice.shape[1]), tokens, law.drafts(iter([choice])), prices))
 
 
 def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: RoundPrices) -> Moments:

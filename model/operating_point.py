@@ -146,8 +146,8 @@ def operating_point(
         for name, error in wrong:
             ratio = known[name]
             slow, fast = replace(slow, **{name: ratio * (1 + error)}), replace(fast, **{name: ratio * max(1 - error, 0.0)})
-    many = max(batch, together, widest if texts else 1)  # sequences of the batch that is run
-    first, middle, last = pass_time(target, 1, np.asarray([prompt, context, prompt + tokens]), many, busy=busy).seconds
+    run = max(batch, together, widest if texts else 1)  # sequences of the batch
+    first, middle, last = pass_time(target, 1, np.asarray([prompt, context, prompt + tokens]), run, busy=busy).seconds
     drift = float((last - first) / middle)
     return OperatingPoint(cost, layer, float(step.error), slow, fast, drift)
 

@@ -37,6 +37,18 @@ MAX_TIME = 1e9
 """Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
 
 
+MIN_TIME = 1e-12
+"""The least time that is one [layer-times, or seconds]; what is shorter takes none. Ratios of the two bounds can be squared."""
+
+
+def _check_time(name: str, value: Any, *, positive: bool = False) -> None:
+    """Refuse what is no time, or one that arithmetic could not tell from none, or from one without end."""
+    checks.number(name, value, 0, MAX_TIME)
+    if value < MIN_TIME and (value > 0 or positive):
+        nothing = "" if positive else "0 or "
+        raise ParameterError(f"{name} must be {nothing}at least {MIN_TIME:g}, got {checks.shown(value)}")
+
+
 _FITTED = ("layer_times", "early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion")
 """What a fitted cost stands for."""
 
@@ -132,7 +144,7 @@ class Cost:
         self._check_published()
         for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
-                checks.number(name, getattr(self, name), 0, MAX_TIME)
+                _check_time(name, getattr(self, name))
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
                 transformer.named(getattr(self, name), key=name)
@@ -143,20 +155,22 @@ class Cost:
                 " if it is meant, say allow_slow_medium = true"
             )
         if self.seconds_per_layer is not None:
-            checks.number("seconds_per_layer", self.seconds_per_layer, 0, MAX_TIME)
+            _check_time("seconds_per_layer", self.seconds_per_layer)
         for name in (field.name for field in fields(self) if field.type == "float"):
-            checks.number(name, getattr(self, name), 0, MAX_TIME)
+            _check_time(name, getattr(self, name))
         if self.layer_times is not None and not isinstance(self.layer_times, tuple):
             raise ParameterError(f"layer_times must be a list with a time for each layer, got {checks.shown(self.layer_times)}")
         if self.layer_times == ():
             raise ParameterError("layer_times must have one time for each layer, got an empty list; leave it out for equal layers")
         for index, time in enumerate(self.layer_times or ()):
-            checks.number(f"layer_times[{index}]", time, 0, MAX_TIME)
+            _check_time(f"layer_times[{index}]", time)
         if self.layer_times and not any(self.layer_times):
             raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
         self.model(1 if self.layer_times is None else len(self.layer_times))
         if self.verify_cost is not None:
-            WidthCurve(self.verify_cost)  # whoever wrote a table that dips is told so; passes of a profile are not said to be one
+            # Whoever wrote a table that dips is told so; passes of a profile are not said to be one.
+            for index, time in enumerate(WidthCurve(self.verify_cost).times.tolist()):
+                _check_time(f"verify_cost[{index}][1]", time, positive=True)
 
     def _check_published(self) -> None:
         given = [name for name in ("task", "data_set") if getattr(self, name) is not None]
@@ -401,7 +415,7 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
 
 def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
     """The layers of smaller models that are left out, where a shape or a profile says them."""
-    found = {}
+    found: dict[str, int] = {}
     for role in roles:
         name = f"{role}_layers"
         if name in table or not hasattr(parameters, name):

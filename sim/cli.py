@@ -59,11 +59,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
+        from model import warned
         from model.checks import ParameterError
         from model.methods import allowing
 
         try:
-            with _warnings_in_words(), allowing(kwargs.get("methods") or ()):
+            with warned.in_words(), allowing(kwargs.get("methods") or ()):
                 command(*args, **kwargs)
         except ParameterError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -72,26 +73,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             # Whoever read our output has had enough of it.
             sys.stderr.close()
             raise typer.Exit(0) from None
+        except OSError as error:  # a name that is too long, a folder that may not be read, a disk that is full
+            where = f" ({str(error.filename)[:200]})" if error.filename is not None else ""
+            print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+            raise typer.Exit(2) from None
 
     return inner
-
-
-@contextlib.contextmanager
-def _warnings_in_words() -> Iterator[None]:
-    """A warning is one line, without a place in our sources, and said once."""
-    import warnings
-
-    said: set[str] = set()
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        if str(message) not in said:
-            said.add(str(message))
-            print(f"warning: {message}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        yield
 
 
 @app.command()
@@ -253,25 +240,28 @@ def trace(
 
     sim trace ppd-overheads --point 4 -o timeline.png
     """
+    from figures import naming
     from sim import trace as traces
 
     picture = out.suffix in (".png", ".svg")
     wanted = tokens if tokens is not None or not picture else _SHOWN
     overrides = _overrides(set_, sweep, None, None, seed)
-    result = traces.record(scenario, point=point, replication=replication, tokens=wanted, per_layer=per_layer, **overrides)
-    name = f"point {point}, decoding {replication}, {len(result.tokens)} tokens"
+    options: dict[str, Any] = {"point": point, "replication": replication, "tokens": wanted, "per_layer": per_layer}
+    result, about, unit = traces.described(scenario, **options, **overrides)
+    choice = ", ".join([naming.method(about), *naming.words(about, naming.COMMON[:-2])])
+    name, where = f"{choice}: {len(result.tokens)} tokens", f"{about['scenario']}, point {point}, decoding {replication}"
     if picture:
         import polars as pl
 
         import figures
-        from figures import timeline
+        from figures import style, timeline
 
         rows = pl.DataFrame([row._asdict() for row in result.intervals], infer_schema_length=None)
         commits = pl.DataFrame(result.commits, schema=["time", "kind", "tokens"], orient="row")
-        figure = timeline.draw(rows, commits, title=name)
+        figure = style.headed(timeline.draw(rows, commits, title=name, time_unit=unit), where)
         figures.save(figure, out.with_suffix(""), formats=(out.suffix.removeprefix("."),))
     else:
-        traces.write(out, result, name=name)
+        traces.write(out, result, name=f"{where}: {name}", time_unit=unit)
     print(out)
 
 

@@ -224,6 +224,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         # Of the deck as a whole, so only where its table is replayed as a whole.
         if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
             lines += deck_report.sentences(rows)
+    lines += _of_figure_3(table, names)
     lines += _of_schedules(table, names)
     lines += _of_measured(table, names)
     lines.append("intervals: 95 %, from sampling")
@@ -304,6 +305,18 @@ def _of_schedules(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
         return []
     own = table.filter(pl.col("method") == "skipdecode").select(keys).unique().collect(engine="streaming")
     return [sentence for found in skipdecode_report.replayed(own.to_dicts()) for sentence in skipdecode_report.sentences_on(*found)]
+
+
+def _of_figure_3(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """The paper's own limits of latency and busy units, where the points of its Figure 3 are among these."""
+    from model.published import ppd_figure_3
+
+    needed = ["method", "outcomes_source", "data_set", "head", "layers", "exit_layer", "candidates", "match_rate", "tokens"]
+    if not {*needed} <= {*names}:
+        return []
+    wanted = [*needed, *(name for name in ("seconds_per_layer",) if name in names)]
+    own = table.filter(pl.col("method") == "ppd").select(wanted).unique(maintain_order=True).head(MOST_ROWS)
+    return ppd_figure_3.sentences(ppd_figure_3.replayed(own.collect().to_dicts()))
 
 
 def _of_measured(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:

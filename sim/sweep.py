@@ -22,7 +22,7 @@ from model.checks import ParameterError
 from model.parent import end_with
 from model.tables import parse_value
 from sim import methods, results, scenario, views
-from sim.files import TEMPORARY, alone, intact, write_hashed, write_text, write_whole
+from sim.files import TEMPORARY, alone, intact, parquet, write_hashed, write_text, write_whole
 from sim.grid import Grid, parse_axis
 from sim.plan import Plan, Shard
 from sim.scenario import Tables
@@ -51,7 +51,7 @@ def compute(tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = (
         if frame is None:
             rows, failures = views.evaluate(grid, shard.view, plan.work(shard))
             frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
-        return shard, write_hashed(path, frame.write_parquet)
+        return shard, write_hashed(path, parquet(frame))
 
 
 def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
@@ -233,7 +233,7 @@ def _run(plan: Plan, folder: Path, jobs: int | None, progress: Callable[[int, in
 
 def _reason(error: Exception, folder: Path) -> str:
     if not isinstance(error, OSError):
-        return str(error).partition("\n")[0]
+        return f"a table in {folder} cannot be written or read again, as on a disk that is full: {str(error).partition(chr(10))[0]}"
     return f"{error.strerror or error} ({error.filename or folder})"
 
 
@@ -359,10 +359,10 @@ def _merge(plan: Plan, paths: list[Path], folder: Path) -> tuple[list[dict[str, 
         write_whole(target, lambda path: table.sink_parquet(path, row_group_size=ROW_GROUP, maintain_order=True))
     else:
         frame, more, disagreements = results.finish(grid, partial.collect())
-        write_whole(target, frame.write_parquet)
+        write_whole(target, parquet(frame))
         for name, rows in more.items():
             if rows.height:
-                write_whole(folder / f"{name}.parquet", rows.write_parquet)
+                write_whole(folder / f"{name}.parquet", parquet(rows))
     sheet.unlink(missing_ok=True)
     table = pl.scan_parquet(target, glob=False)
     if table.select(pl.len()).collect().item() <= NO_CSV_BEYOND:

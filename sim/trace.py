@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from model import checks, strict_json
 from model.checks import ParameterError
@@ -21,6 +21,14 @@ from sim.sweep import resolve
 _PROCESS = 1
 _MILLISECOND = 1_000_000  # [ns]; what one layer-time is shown as
 _SUFFIXES = (".json", ".json.gz", ".png", ".svg")
+
+
+class Recorded(NamedTuple):
+    """A recorded decoding, in milliseconds where a layer's seconds are known, and the columns that its point has in results."""
+
+    run: Run
+    about: dict[str, Any]
+    time_unit: str
 
 
 def record(
@@ -37,6 +45,28 @@ def record(
 
     `methods` are modules from outside that it may name, `overrides` those of `sim.sweep.resolve`.
     """
+    given: dict[str, Any] = {"point": point, "replication": replication, "tokens": tokens, "per_layer": per_layer}
+    return _recorded(scenario, methods=methods, **given, **overrides)[0]
+
+
+def described(
+    scenario: str | Path | Mapping[str, Any] | None = None, *, point: int = 0, replication: int = 0, **options: Any
+) -> Recorded:
+    """The same with what it is of; `options` are the others of `record`."""
+    run, case, about = _recorded(scenario, point=point, replication=replication, **options)
+    if case.seconds_per_layer is None:
+        return Recorded(run, about, "layer-times")
+    factor = 1e3 * case.seconds_per_layer
+    intervals = [row._replace(start=factor * row.start, end=factor * row.end) for row in run.intervals]
+    commits = [(factor * time, kind, count) for time, kind, count in run.commits]
+    scaled = replace(run, latency=factor * run.latency, busy=factor * run.busy, intervals=intervals, commits=commits)
+    return Recorded(scaled, about, "ms")
+
+
+def _recorded(
+    scenario: str | Path | Mapping[str, Any] | None, *, point: int, replication: int, tokens: int | None = None,
+    per_layer: bool = False, methods: Sequence[str] = (), **overrides: Any,
+) -> tuple[Run, Case, dict[str, Any]]:  # fmt: skip
     with allowing(methods):
         grid = Grid(resolve(scenario, **overrides))
         checks.whole("point", point, 0, grid.points - 1)
@@ -47,7 +77,7 @@ def record(
             case = _shortened(case, min(tokens, case.settings.tokens))
         [world] = views.worlds(case, replication, replication + 1)
         run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
-        return run
+        return run, case, views.described(grid, point, case) | {"scenario": grid.tables["scenario"].get("name", "")}
 
 
 def _shortened(case: Case, tokens: int) -> Case:
@@ -58,11 +88,13 @@ def _shortened(case: Case, tokens: int) -> Case:
     return replace(case, parameters=parameters, settings=replace(case.settings, tokens=tokens))
 
 
-def chrome_trace(intervals: Sequence[Interval], commits: Sequence[tuple[float, str, int]], name: str) -> dict[str, Any]:
+def chrome_trace(
+    intervals: Sequence[Interval], commits: Sequence[tuple[float, str, int]], name: str, time_unit: str = "layer-times"
+) -> dict[str, Any]:
     """The trace of `Run.intervals` and `Run.commits`: a track for every unit, tracks for links, commits, and busy units.
 
-    One layer-time is shown as 1 ms; stamps are rounded to the nanosecond, at which viewers compare them, so that what meets in the
-    simulation meets in the trace. The exact times are in each event's `args`.
+    Times are in `time_unit`, of which one is shown as 1 ms; stamps are rounded to the nanosecond, at which viewers compare them, so
+    that what meets in the simulation meets in the trace. The exact times are in each event's `args`.
     """
     on_units = [row for row in intervals if row.unit >= 0]
     # Viewers take thread 0 for the idle task, so units count from 1 there.
@@ -84,21 +116,22 @@ def chrome_trace(intervals: Sequence[Interval], commits: Sequence[tuple[float, s
     events.extend(_complete(track, row) for track, row in sorted(tracks, key=lambda pair: (pair[1].start, pair[0], pair[1].end)))
     events.extend(_commits(commits))
     events.extend(_busy(on_units))
+    shown = "simulated" if time_unit == "ms" else "simulated; one layer-time is shown as 1 ms"
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"name": name, "time": "simulated; one layer-time is shown as 1 ms", "made_by": "decodesim"},
+        "otherData": {"name": name, "time": shown, "made_by": "decodesim"},
     }
 
 
-def write(path: str | Path, run: Run, name: str) -> Path:
+def write(path: str | Path, run: Run, name: str, time_unit: str = "layer-times") -> Path:
     """Write the trace of a run that was simulated with `record`, to .json or .json.gz; the file appears whole or not at all."""
     target = Path(path)
     if not target.name.endswith((".json", ".json.gz")):
         raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {target.name!r}")
     if not run.intervals:
         raise ParameterError("the run has no intervals to trace; simulate it with record=True")
-    text = strict_json.dumps(chrome_trace(run.intervals, run.commits, name), separators=(",", ":"))
+    text = strict_json.dumps(chrome_trace(run.intervals, run.commits, name, time_unit), separators=(",", ":"))
     content = text.encode()
     if target.name.endswith(".gz"):
         content = gzip.compress(content, mtime=0)

@@ -238,14 +238,14 @@ def _contentions(module: Any, parameters: Any, tokens: Any, machine: cases.Machi
     """Why something may wait at each of so many points, or an empty text; None where it never does."""
     if machine == cases.Machine():
         return None
-    fields = module.Parameters.__dataclass_fields__
+    names = [field.name for field in fields(module.Parameters)]
     # Of the number of tokens it matters only whether there is a second.
-    given = {name: getattr(parameters, name) for name in fields} | {"tokens": np.minimum(tokens, 2)}
+    given = {name: getattr(parameters, name) for name in names} | {"tokens": np.minimum(tokens, 2)}
     table = pl.DataFrame({name: np.broadcast_to(value, size) for name, value in given.items()})
     # Each choice of parameters is looked at once.
     found = []
     for choice in table.unique().to_dicts():
-        own = module.Parameters(**{name: choice[name] for name in fields})
+        own = module.Parameters(**{name: choice[name] for name in names})
         because = cases.contention(demand.of(own, UnitCost(own.layers), choice["tokens"]), machine.cluster(own.units))
         found.append(choice | {"because": because or ""})
     if not any(choice["because"] for choice in found):
@@ -341,10 +341,13 @@ def drafts_of(case: Case, block: int, positions: int, name: str = "accept", text
     return iter(case.outcomes[name].law.drafts(luck) if positions else ())
 
 
-def survivors_of(case: Case, block: int, positions: int, name: str = "accept", text: int = 0) -> NDArray[np.int64]:
-    """How many drafted tokens survive if a draft starts at each position; shape (positions, BLOCK)."""
+def survivors_of(
+    case: Case, block: int, positions: int, name: str = "accept", text: int = 0, own: slice = slice(None)
+) -> NDArray[np.int64]:
+    """How many drafted tokens survive if a draft starts at each position; shape (positions, replications of the block's `own`)."""
     law, longest = case.outcomes[name].law, case.parameters.longest
-    return np.asarray(law.survivors(coins.tiles(case.settings.seed, coins.of_text(name, text), block, positions), longest))
+    luck = (tile[:, own] for tile in coins.tiles(case.settings.seed, coins.of_text(name, text), block, positions))
+    return np.asarray(law.survivors(luck, longest))
 
 
 def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
@@ -422,7 +425,7 @@ def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
     imitates, texts = case.parameters.IMITATES, getattr(case.parameters, "texts", 1)
     survivors = [
-        {role: survivors_of(case, block, tokens, name, text)[:, own].T.tolist() for role, (_, name) in imitates.items()}
+        {role: survivors_of(case, block, tokens, name, text, own).T.tolist() for role, (_, name) in imitates.items()}
         for text in range(texts)
     ]
     doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]

@@ -170,7 +170,8 @@ def test_the_bound_falls_with_the_sample_as_a_standard_error_does() -> None:
 SLOWEST: list[tuple[str, Tables, Tables, Tables]] = [
     ("ppd", {"exit_layer": 6, "candidates": 2, "form": "flat"}, {"link": 1.0, "promotion": 2.0}, {"match": {"match_rate": 0.1}}),
     ("speculative", {"draft_length": 3}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
-    ("speculative", {"draft_length": 3, "batch": 3}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
+    ("speculative", {"draft_length": 3, "sequences": 3, "batching": "static"}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
+    ("speculative", {"draft_length": 3, "sequences": 3}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
     ("adaptive", {"policy": "heuristic"}, RATIO, {"accept": {"acceptance_rate": 0.3}}),
     ("hierarchical", {"draft_length": 2, "reading": "literal", "placement": "apart"},
      {"cost_ratio": 0.1, "medium_cost_ratio": 0.5, "link": 1.0},

@@ -102,7 +102,8 @@ def test_contended_is_what_may_wait_of_methods_that_draft(method: str) -> None:
     seen = set()
     for place in places.get(method, [{"placement": "together"}, {"placement": "apart"}]):
         for link, units, links in itertools.product((0.0, 0.5), (1, 3), LINKS):
-            cost = dict.fromkeys(ratios.get(method, ["cost_ratio"]), 0.25) | {"link": link}
+            apart = place.get("placement") == "apart" or place.get("arrangement") == "parallel"
+            cost = dict.fromkeys(ratios.get(method, ["cost_ratio"]), 0.25) | ({"link": link} if apart else {})
             cluster = {"units": units, "links": links, "stop": "pass"}
             case = case_of({"layers": 2, **OTHERS[method], **place}, cost, cluster, tokens=8)
             ample = replace(case, cluster=Cluster(5))

@@ -1,4 +1,4 @@
-"""The figure of batches that draft: what it draws is what the rows say, and other figures are of batches of one size."""
+"""The figure of batches that draft: what it draws is what the rows say, and other figures tell batches apart."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from figures import of_run, save, speedup_by_batch
+from figures import of_run, save, speedup, speedup_by_batch
 from figures.style import NAMES
 from model.checks import ParameterError
+from tests.test_figures_speculative import xy
 
 KEYS = ("sequences", "draft_length", "acceptance_rate", "view")
 
@@ -65,18 +66,12 @@ def test_it_fits_where_nothing_else_tells_rows_apart() -> None:
         speedup_by_batch.draw(rows().drop("sequences"))
 
 
-def test_other_figures_of_a_run_are_of_batches_of_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from figures import speedup
-
-    seen: list[pl.DataFrame] = []
-    draw = speedup.draw
-
-    def noted(own: pl.DataFrame, x: str) -> object:
-        seen.append(own)
-        return draw(own, x)
-
-    monkeypatch.setattr(speedup, "draw", noted)
+def test_other_figures_of_a_run_tell_batches_apart(tmp_path: Path) -> None:
     table = rows().with_columns(point=pl.struct(KEYS[:3]).rank("dense"), method=pl.lit("speculative"), cost_ratio=0.1, tokens=64)
     paths = of_run(tmp_path, table)
     assert {path.stem for path in paths} >= {"speedup_by_batch", "speedup_acceptance_rate", "speedup_draft_length"}
-    assert all({*own["sequences"]} == {1} for own in seen)
+    axes = speedup.draw(table, "draft_length").axes[0]
+    for (batch, rate), own in table.filter(view="formula").group_by("sequences", "acceptance_rate"):
+        name = f"formula α = {rate:.3g}" + (f", batch of {batch}" if batch > 1 else "")
+        [drawn] = [line for line in axes.lines if line.get_label() == name]
+        assert {*zip(*xy(drawn), strict=True)} == {*own.select("draft_length", "speedup").rows()}

@@ -181,7 +181,7 @@ def test_small_differences_are_seen_on_an_axis_that_says_that_it_is_cut() -> Non
     figure = time_parts.draw(times({"target": 0.200}, {"target": 0.204}))
     low, high = figure.axes[0].get_ylim()
     assert high - low < 10
-    assert f"cut: from {low:.0f} on" in figure.axes[0].get_ylabel()
+    assert f"(axis cut at {low:.0f})" in figure.axes[0].get_ylabel()
     assert time_parts.draw(times({"target": 0.1}, {"target": 0.3})).axes[0].get_ylim()[0] == 0
     assert time_parts.draw(times({"target": 0.1}, {"target": 0.1})).axes[0].get_ylim()[0] == 0
 

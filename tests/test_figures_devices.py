@@ -180,27 +180,35 @@ def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame)
 # --- What speed-ups are over -----------------------------------------------------------------------------------------------
 
 
+TWO = ["a100", "h100"]
+
+
+def few(compared: pl.DataFrame) -> pl.DataFrame:
+    """The rows of two devices, that there be room for the comparison of methods."""
+    return compared.filter(pl.col("cost.device").is_in(TWO))
+
+
 def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) -> None:
     """Different numbers of devices are compared over one; where the model does not fit one, each over as many as it has."""
     one, same = (f"speed-up over plain decoding on {devices}" for devices in ("one device", "the same devices"))
     assert speedup_by_device.draw(compared).axes[0].get_ylabel() == one
     assert speedup_by_device.draw(compared.filter(ways=1).drop(ALONE)).axes[0].get_ylabel() == one
     assert devices_held.draw(rivals).axes[0].get_ylabel() == one
-    assert methods.draw(compared).axes[0].get_ylabel() == one
+    assert methods.draw(few(compared)).axes[0].get_ylabel() == one
     large = compared.with_columns(pl.when(pl.col("ways") == 1).then(ALONE).alias(ALONE))
     figure = speedup_by_device.draw(large)
     assert figure.axes[0].get_ylabel() == same
     assert not [name for name in lines(figure.axes[0]) if "tensor parallelism" in name]  # compared with itself
-    figure = methods.draw(large)
+    figure = methods.draw(few(large))
     assert figure.axes[0].get_ylabel() == same
-    assert "tensor parallelism" not in lines(figure.axes[0])
+    assert not [name for name in lines(figure.axes[0]) if "tensor parallelism" in name]
 
 
 def test_compute_is_over_one_device_where_speed_ups_are(compared: pl.DataFrame) -> None:
-    figure = methods.draw(compared)
-    rows = compared.filter(view="paths", method="autoregressive").filter(pl.col("ways") > 1)
-    cost, speeds = xy(lines(figure.axes[2])["tensor parallelism"])
-    assert np.asarray(cost) * np.asarray(speeds) == pytest.approx(rows["ways"].to_numpy())
+    figure = methods.draw(few(compared))
+    for ways in (2, 4):
+        cost, speeds = xy(lines(figure.axes[2])[f"tensor parallelism, TP {ways}"])
+        assert np.asarray(cost) * np.asarray(speeds) == pytest.approx(ways)
 
 
 # --- What a run draws ---------------------------------------------------------------------------------------------------
@@ -215,8 +223,8 @@ def test_a_run_over_devices_draws_them(tmp_path: Path) -> None:
     assert {"speedup_by_device", "devices_held", "tradeoff_mean_units"} <= names(of_run(tmp_path / "rivals"))
     sim.run("hardware-compare", out=tmp_path / "compared", views=["formula"])
     drawn = names(of_run(tmp_path / "compared"))
-    assert {"speedup_by_device", "methods"} <= drawn
-    assert "devices_held" not in drawn
+    assert "speedup_by_device" in drawn
+    assert not {"devices_held", "methods"} & drawn  # seven devices are too many settings to compare methods on
     assert "speedup_cost_ratio" not in drawn  # it was given by the devices, not swept
 
 
@@ -238,7 +246,10 @@ def test_other_runs_draw_no_devices(tmp_path: Path) -> None:
 
 
 def test_plain_decoding_on_several_devices_is_a_choice_of_its_own(compared: pl.DataFrame) -> None:
-    figure = methods.draw(compared)
-    rows = compared.filter(view="paths", method="autoregressive")
-    held, speeds = xy(lines(figure.axes[0])["tensor parallelism"])
-    assert {*zip(held, speeds, strict=True)} == {*rows.select("held_units", ALONE).rows()}
+    figure = methods.draw(few(compared))
+    for panel, device in enumerate(TWO):
+        for ways in (2, 4):
+            rows = compared.filter(pl.col("cost.device") == device, view="paths", method="autoregressive", ways=ways)
+            held, speeds = xy(lines(figure.axes[3 * panel])[f"tensor parallelism, TP {ways}"])
+            assert {*zip(held, speeds, strict=True)} == {*rows.select("held_units", ALONE).rows()}
+        assert figure.axes[3 * panel].get_title(loc="left") == device

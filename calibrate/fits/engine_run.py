@@ -92,7 +92,7 @@ def read(folder: str | Path) -> Run:
     table = tables.read(root / "timeseries.csv", names, root=root)
     second, prompts, written, running, waiting, full = (table.column(name, least=0) for name in names)
     try:
-        meta = files.json_of(files.read_text(root / "meta.json"))
+        meta = files.json_of(files.read_bytes(root / "meta.json"))
         room = (meta.get("kv_cache") or {}).get("num_kv_tokens")
         requests = [files.json_of(line) for line in files.read_text(root / "requests.jsonl").splitlines()]
         stamps = ("queued_ts", "scheduled_ts", "last_token_ts", *(() if room is not None else LENGTHS))

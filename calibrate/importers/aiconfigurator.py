@@ -23,7 +23,7 @@ import numpy as np
 
 from calibrate.importers import tables
 from calibrate.importers.tables import Table
-from model import compose, profile
+from model import compose, physical, profile
 from model import device as devices
 from model.checks import ParameterError
 from model.profile import Profile, Source
@@ -192,7 +192,8 @@ def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[
     axes = {axis: table.whole(name, least=1) for axis, name in names.items()} | {"context": table.whole("step", least=0)}
     seconds = table.seconds("latency", unit)
     moved = 2 * axes["batch"] * (axes["context"] + 1) * axes["kv_heads"] * axes["head_dim"] * tables.BYTES_EACH
-    tables.check_reached(table, "latency", seconds, device, moved=moved)
+    most = physical.tiled(axes, tables.BYTES_EACH)
+    tables.check_reached(table, "latency", seconds, device, moved=moved, launches=physical.LAUNCHES["decode"], most=most)
     return table, tables.rows("decode", axes, {"time_s": seconds}), notes
 
 

@@ -23,6 +23,7 @@ from calibrate.importers import tables
 from model import device as devices
 from model import files, profile, transformer
 from model.checks import ParameterError
+from model.physical import LAUNCHES
 from model.profile import Profile
 from model.surface import Floats
 from model.transformer import Shape
@@ -178,6 +179,6 @@ def _attention(root: Path, shape: Shape, device: devices.Device, ways: int) -> t
     each = max(1, shape.kv_heads // ways) * shape.head_dim
     moved = 2 * batch * (context + width) * each * tables.BYTES_EACH
     work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
-    tables.check_reached(alone, column, times, device, moved=moved, operations=work)
+    tables.check_reached(alone, column, times, device, moved=moved, operations=work, launches=LAUNCHES["attention"])
     rows = tables.rows("attention", {"width": width, "context": context, "batch": batch}, {"time_s": times}, ways=ways)
     return table, rows, [f"attention: {mixed.sum()} passes that mix a prompt and new tokens left out"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks, files
+from model import checks, files, physical
 from model.checks import ParameterError
 from model.device import Device
 from model.profile import AXES, Source
@@ -31,6 +31,8 @@ DTYPE = "bfloat16"
 BYTES_EACH = 2
 CLOCKS = 1.1
 """Peak rates are at a rated clock, and cards run above it: an RTX 4090 by up to a tenth. Memory does not. Assumed."""
+MOST_S, MOST_COUNTED = 1e3, 10**12
+"""No operation of a model takes as many seconds, or is about as many tokens, sequences or bytes."""
 DIP = 0.05
 """A time that falls by more than this as its pass gets wider is reported."""
 
@@ -71,16 +73,20 @@ class Table:
     def whole(self, name: str, *, least: int) -> Floats:
         """A column of counts: whole numbers of at least so much; shape (rows,)."""
         values = self.column(name, least=least)
-        bad = values != np.floor(values)
-        if bad.any():
-            where = int(np.argmax(bad))
-            raise self.refuse(where, name, f"must be a whole number, got {checks.shown(float(values[where]))}")
+        for bad, bound in ((values > MOST_COUNTED, f"at most {MOST_COUNTED:,}"), (values != np.floor(values), "a whole number")):
+            if bad.any():
+                where = int(np.argmax(bad))
+                raise self.refuse(where, name, f"must be {bound}, got {checks.shown(float(values[where]))}")
         return values
 
     def seconds(self, name: str, unit: str) -> Floats:
         """A column of times, in seconds; one operation may have been rounded to nothing, but none takes less; shape (rows,)."""
         checks.one_of("unit", unit, UNITS)
-        return self.column(name, least=0) * UNITS[unit]
+        found = self.column(name, least=0)
+        if (found > MOST_S / UNITS[unit]).any():
+            where = int(np.argmax(found))
+            raise self.refuse(where, name, f"must be at most {MOST_S:g} s, got {found[where]:g} {unit}; check the unit")
+        return found * UNITS[unit]
 
     def words(self, name: str, known: Iterable[str]) -> NDArray[np.str_]:
         """A column of words in small letters, each one of the known ones; shape (rows,)."""
@@ -143,9 +149,9 @@ def time_column(table: Table, stem: str) -> tuple[str, str]:
 
 def check_reached(
     table: Table, column: str, seconds: Floats, device: Device, *, moved: Floats | None = None, operations: Floats | None = None,
-    rounding: float = 0.0,
+    rounding: float = 0.0, launches: float = 1, most: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
-    """Refuse a time that the device cannot reach.
+    """Refuse a time that the device cannot reach, and one that is far too long for it (`model.physical.longest`).
 
     What does not fit its last cache must come from memory, whatever was left there by an earlier run; and no arithmetic is
     faster than its peak.
@@ -158,7 +164,14 @@ def check_reached(
         What is read [bytes], and the arithmetic [operations], shape (rows,).
     rounding
         How much more than written a time may have been [s].
+    launches
+        Kernels that a row is of, at most.
+    most
+        What is read, and the arithmetic, at most: where kernels do more than is needed.
     """
+    bytes_, work = (0.0 if moved is None else moved, 0.0 if operations is None else operations) if most is None else most
+    slowest = physical.longest(bytes_, work, device.bandwidth, device.rate(DTYPE), launches)
+    _refuse_slower(table, column, seconds, np.broadcast_to(slowest, seconds.shape), device)
     longest = seconds + rounding
     if moved is not None:
         least = np.maximum(moved - device.cache_bytes, 0) / device.bandwidth
@@ -166,6 +179,16 @@ def check_reached(
     if operations is not None:
         peak = device.rate(DTYPE) * CLOCKS
         _refuse_faster(table, column, seconds, longest < operations / peak, operations, "operations/s", peak, device, "arithmetic")
+
+
+def _refuse_slower(table: Table, column: str, seconds: Floats, slowest: Floats, device: Device) -> None:
+    bad = seconds > slowest
+    if bad.any():
+        where = int(np.argmax(bad))
+        also = f" ({bad.sum()} rows like it)" if bad.sum() > 1 else ""
+        most = f"{device.name} at a hundredth of its peaks takes at most {slowest[where]:.3g} s"
+        message = f"{seconds[where]:.4g} s is too long{also}: {most}"
+        raise table.refuse(where, column, f"{message}; check the unit and the device, or leave this file out")
 
 
 def _refuse_faster(

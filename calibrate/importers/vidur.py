@@ -25,6 +25,7 @@ from calibrate.importers.tables import Table
 from model import device as devices
 from model import profile, transformer
 from model.checks import ParameterError
+from model.physical import LAUNCHES
 from model.profile import Profile, Source
 from model.surface import Floats
 from model.transformer import Shape
@@ -199,7 +200,8 @@ def _attention(
         each = shape.kv_heads * shape.head_dim / ways
         moved = 2 * batch * (context + width) * each * tables.BYTES_EACH
         work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
-        tables.check_reached(table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING)
+        seconds, often = table.seconds(column, unit), LAUNCHES["attention"]
+        tables.check_reached(table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often)
         times = _times(table, [*around, operation], unit)
         tables.check_total(table, column, times["time_s"])
         single = batch == 1 if wide else np.ones(table.height, dtype=bool)

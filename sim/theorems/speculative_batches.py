@@ -120,9 +120,9 @@ def mean_of_a_full_batch_over_all_luck(x: Example) -> None:
     heads, layers = (sum(getattr(each, name) for each in closed.of.values()) for name in ("heads", "layer_passes"))
     second = found.latency_variance + found.latency**2
     names = ("latency", "square of the latency", "compute", "rounds", "drafted tokens", "heads", "layers of tokens")
-    values = found.latency, second, found.busy, found.rounds, found.drafted, heads, layers
-    for name, got, want in zip(names, values, moments, strict=True):
-        equal(f"mean {name}", float(got if got is not None else math.nan), float(want), CLOSE)
+    known = found.latency, second, found.busy, found.rounds, found.drafted, heads, layers
+    for name, got, want in zip(names, known, moments, strict=True):
+        equal(f"mean {name}", float(math.nan if got is None else got), float(want), CLOSE)
 
 
 def long_sequences_of_a_full_batch(x: Example) -> None:

@@ -1,0 +1,118 @@
+"""Names of the points of a table of results: by the columns that tell them apart, in the words of every figure.
+
+A column that several figures name is worded here once. An axis that was swept and that no other column shows has a dot in its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+METHODS = {
+    "autoregressive": "plain decoding", "ppd": "Predictive Pipelined Decoding", "speculative": "speculative decoding",
+    "adaptive": "adaptive drafts", "hierarchical": "three models", "beam": "beam search", "bild": "Big Little Decoder",
+    "skipdecode": "SkipDecode", "early_exit": "early exit", "pearl": "PEARL",
+}  # fmt: skip
+SPLIT = "tensor parallelism"
+"""Plain decoding with each layer split over several devices."""
+
+CHOICES = {
+    "policy": "{}", "estimator": "by {} tokens", "reading": "{}", "rule": "{}", "arrangement": "{}", "form": "{} form",
+    "variant": "variant {}", "measure": "{}", "fill": "{}", "placement": "draft {}", "sampled": "sampled", "beams": "{} beams",
+    "candidates": "k = {}", "batched": "candidates batched", "draft_length": "γ = {}", "max_draft_length": "γ up to {}",
+    "maximum_draft": "drafts up to {}", "max_layers": "{} layers at first", "min_layers": "{} at last", "warm_up": "{} to warm up",
+    "power": "power {:g}", "rounding": "rounded {}", "exit_layer": "exit layer {}", "layers": "{} layers",
+    "draft_layers": "draft of {} layers", "ways": "TP {}", "tensor_parallel": "TP {}", "units": "{} units",
+    "sequences": "batch of {}", "batching": "{}", "batch": "batch of {}",
+}  # fmt: skip
+"""What a method's parameters are called, in the order in which they tell points apart."""
+SETTINGS = {
+    "cost.device": "{}", "cost.profile": "{}", "cost.shape": "{}", "data_set": "{}", "head": "{} head", "tokens": "{} tokens",
+    "match_rate": "p = {:.3g}", "acceptance_rate": "α = {:.3g}", "medium_acceptance_rate": "medium α = {:.3g}",
+    "fallback_threshold": "fallback below {:g}", "rollback_threshold": "rollback above {:g}", "fallback_rate": "f = {:.3g}",
+    "rollback_rate": "r = {:.3g}", "mean_exit_layer": "{:.3g} layers on average", "cost_ratio": "c = {:.3g}",
+    "medium_cost_ratio": "medium c = {:.3g}", "fitted_on": "fitted on {}",
+}  # fmt: skip
+"""The same of what a method is run on: devices, data, rates, costs."""
+WORDS = CHOICES | SETTINGS
+MAIN = (
+    "policy", "candidates", "match_rate", "draft_length", "acceptance_rate", "fallback_rate", "rollback_rate", "max_layers",
+    "min_layers", "exit_layer",
+)  # fmt: skip
+"""What a choice of a method is named by, even if less would tell it from the others."""
+
+
+COMMON = (*MAIN, "variant", "sequences", "batching", "tokens", "cost_ratio")
+"""What is said of all points of a figure at once."""
+_USUAL: dict[str, Any] = {
+    "sequences": 1, "batch": 1, "ways": 1, "tensor_parallel": 1, "units": 1, "placement": "together", "power": 1.0,
+    "estimator": "unbiased",
+}  # fmt: skip
+
+
+def once(rows: pl.DataFrame) -> pl.DataFrame:
+    """One row a point, the last that there is."""
+    return rows.unique("point", keep="last", maintain_order=True)
+
+
+def telling(rows: pl.DataFrame, names: Collection[str] | None = None) -> list[str]:
+    """The fewest columns, taken in their order, that tell points apart as far as columns can; `names` restricts them.
+
+    >>> telling(pl.DataFrame({"draft_length": [3, 3, 5], "acceptance_rate": [0.6, 0.7, 0.7], "match_rate": [0.1, 0.2, 0.2]}))
+    ['draft_length', 'match_rate']
+    """
+    known = [name for name in [*CHOICES, *_axes(rows), *SETTINGS] if name in rows.columns and (names is None or name in names)]
+    base = ["method"] if "method" in rows.columns else []
+    found: list[str] = []
+    count = rows.select(base).n_unique() if base else 1
+    for name in dict.fromkeys(known):
+        more = rows.select(*base, *found, name).n_unique()
+        if more > count:
+            found, count = [*found, name], more
+        if count == rows.height:
+            break
+    return found
+
+
+def _axes(rows: pl.DataFrame) -> list[str]:
+    return [name for name in rows.columns if "." in name]
+
+
+def words(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """What a row has in these columns, in words; what it lacks, what is false, and what goes without saying are not said."""
+    found = []
+    for name in names:
+        value = row.get(name)
+        if value is None or value is False or value == _USUAL.get(name) or (name == "batching" and row.get("sequences") == 1):
+            continue
+        found.append(WORDS.get(name, f"{name.rpartition('.')[2]} = {{}}").format(value))
+    return found
+
+
+def method(row: Mapping[str, Any]) -> str:
+    """The name of a row's method; of plain decoding on several devices that it is split."""
+    split = row["method"] == "autoregressive" and (row.get("ways") or row.get("tensor_parallel") or 1) > 1
+    return SPLIT if split else METHODS.get(row["method"], str(row["method"]))
+
+
+def names(rows: pl.DataFrame) -> dict[Any, str]:
+    """A name for each point, by number: its method where there are several, and what tells it from the others."""
+    table = once(rows)
+    several = table["method"].n_unique() > 1 if "method" in table.columns else False
+    keys = telling(table)
+    found = {}
+    for row in table.iter_rows(named=True):
+        said = words(row, keys)
+        head = [method(row)] if "method" in row and (several or not said) else []
+        found[row["point"]] = ", ".join([*head, *said]) or f"point {row['point']}"
+    return found
+
+
+def common(rows: pl.DataFrame, wanted: Collection[str] = COMMON) -> list[str]:
+    """What all points have in common of the columns wanted, in words, with the method first where it is one."""
+    table = once(rows) if "point" in rows.columns else rows
+    said = [method(table.row(0, named=True))] if "method" in table.columns and table["method"].n_unique() == 1 else []
+    same = [name for name in WORDS if name in table.columns and name in wanted and table[name].n_unique() == 1]
+    return said + (words(table.row(0, named=True), same) if table.height else [])
