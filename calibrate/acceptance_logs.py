@@ -7,12 +7,11 @@ them, the outcomes of kind `rounds` replay them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 
 FORM = "JSON lines with prompt_token_ids, generated_token_ids and, for each drafter, acc_DRAFTER with a list acc_len"
@@ -126,7 +125,7 @@ def _rows(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     if not Path(path).is_file():
         raise ParameterError(f"{path}: there is no such file; give one of {FORM}")
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = files.read_text(path)
     except UnicodeDecodeError as error:
         raise ParameterError(f"{path}: it is no text in UTF-8 (byte {error.start + 1}); it must be {FORM}") from None
     rows: list[tuple[int, dict[str, Any]]] = []
@@ -134,8 +133,8 @@ def _rows(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = files.json_of(line)
+        except ValueError as error:
             raise ParameterError(f"{path}: row {number}: it is not JSON: {error}; the file must be {FORM}") from None
         if not isinstance(row, dict):
             raise ParameterError(f"{path}: row {number}: it must be an object, got {checks.shown(row)}; the file must be {FORM}")

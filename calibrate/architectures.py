@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model import checks, transformer
+from model import checks, files, transformer
 from model.checks import ParameterError
 
 LLAMA = {"vicuna": "llama", "codellama": "llama", "pythia": "gpt_neox", "qwen2.5": "qwen2"}
@@ -68,7 +67,7 @@ def architecture(model: str) -> Architecture:
 
 def _from_file(path: Path, name: str) -> Architecture:
     try:
-        said = json.loads(path.read_bytes())
+        said = files.json_of(files.read_bytes(path, files.MOST_TOML))
     except FileNotFoundError:
         raise ParameterError(f"model must be a preset, a config.json or OWNER/NAME, and there is no file {path}") from None
     except (OSError, ValueError) as error:

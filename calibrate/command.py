@@ -22,13 +22,14 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
+        from model import warned
         from model.checks import ParameterError
         from model.methods import allowing
 
         own = kwargs.get("method")
         named = [*(kwargs.get("methods") or ()), *([own] if isinstance(own, str) and "." in own else [])]
         try:
-            with allowing(named):
+            with warned.in_words(), allowing(named):
                 command(*args, **kwargs)
         except ParameterError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -38,10 +39,29 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             sys.stderr.close()
             raise typer.Exit(0) from None
         except OSError as error:
-            print(f"error: {error.strerror or error} ({error.filename})", file=sys.stderr)
+            where = f" ({error.filename})" if error.filename is not None else ""
+            print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except ImportError as error:
+            library = (error.name or "").partition(".")[0]
+            if library not in LIBRARIES:
+                raise
+            print(f"error: {_lacking(library, error)}", file=sys.stderr)
             raise typer.Exit(2) from None
 
     return inner
+
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "accelerate")
+"""What the extra `torch` brings; only commands on real models and real hardware import it, when they run."""
+
+
+def _lacking(library: str, error: ImportError) -> str:
+    remedy = "pip install 'decodesim[torch]'"
+    if isinstance(error, ModuleNotFoundError):
+        return f"this command works with real models and needs {library}, which is not installed: {remedy}"
+    first = (str(error).splitlines() or ["it cannot be imported"])[0]
+    return f"this command works with real models and needs {library}, which cannot be used: {first}; {remedy}"
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
@@ -78,6 +98,7 @@ def placed(device: str | None, threads: int | None) -> str:
     from calibrate import machine
     from model import checks
 
+    machine.needed()
     if threads is not None:
         checks.whole("threads", threads, 1, 4096)
     where = machine.chosen(device)

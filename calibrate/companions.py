@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from model.parent import end_with_starter
+
 _PATIENCE = 300.0  # seconds in which a companion must have built its model, or filled its cache
 
 
@@ -85,6 +87,7 @@ class Companions:
 def _work(connection: Connection, spec: Spec) -> None:
     """A companion: build the model, then run whatever pass it is told to, until it is told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    end_with_starter()
     import torch
 
     from calibrate import passes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.timing import MODES, Effort, Point, measure
-from model import checks, strict_json
+from model import checks, files, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -105,13 +104,13 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine and the rows of a raw file; a last line that was cut off is left out."""
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = files.read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise ParameterError(f"{path.name} cannot be read: {error}") from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = files.json_of(line)
             row["kind"]
         except (ValueError, KeyError, TypeError):
             if number == len(lines) and number > 1:
@@ -145,8 +144,11 @@ def go_over(
     effort: Effort,
     minutes: float,
     progress: Callable[[int, int, str], None] | None = None,
+    between: Callable[[], None] | None = None,
 ) -> Outcome:
     """Time what has not been timed yet, sharing the minutes out; whatever fails is kept account of and the rest goes on.
+
+    `between` is called after each point that was timed.
 
     A device that is lost ends it: every later point would fail with it, one by one.
     """
@@ -175,6 +177,8 @@ def go_over(
                 release(model.device)
             else:
                 rows.add(row)
+                if between is not None:
+                    between()
                 continue
             rows.add({"kind": "failed", **asdict(point), "error": failed[-1][1]})
     if progress is not None:

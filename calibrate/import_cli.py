@@ -21,8 +21,8 @@ importing = typer.Typer(
 )  # fmt: skip
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the tables.")]
-Model = Annotated[str, typer.Option("--model", help="The model that was measured: `sim ls shapes` names those known.")]
-Gpu = Annotated[str, typer.Option("--gpu", help="The device that it was measured on: `sim ls devices` names those known.")]
+Model = Annotated[str, typer.Option("--model", help="The model that was measured: a name of `sim ls shapes`, or its config.json.")]
+Gpu = Annotated[str, typer.Option("--gpu", help="The device that it was measured on: a name of `sim ls devices`, or its .toml.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="Folder to write NAME.json and NAME.parquet to.")]
 Name = Annotated[str, typer.Option("--name", help="What the profile is called. Default: GPU-MODEL.")]
 Unit = Annotated[str, typer.Option("--unit", help="Unit of the times in the files: s, ms or us.")]
@@ -74,7 +74,7 @@ def aiconfigurator(
         str, typer.Option("--attention", help="ENGINE/VERSION of the attention, where it is another; none leaves it out.")
     ] = "",
     model: Annotated[
-        str, typer.Option("--model", help="Compose the layers of this model. Default: the operations as they are.")
+        str, typer.Option("--model", help="Compose this model's layers: a name or a config.json. Default: operations as they are.")
     ] = "",
     ways: Annotated[str, typer.Option("--ways", help="With --model: over how many devices layers are split, as 1,2,4.")] = "1",
     name: Annotated[str, typer.Option("--name", help="What the profile is called. Default: GPU-operations, or GPU-MODEL.")] = "",
@@ -89,12 +89,13 @@ def aiconfigurator(
     profiles
     """
     from calibrate.importers import aiconfigurator as source
+    from calibrate.importers import tables
     from model import compose, transformer
 
     splits = _whole_numbers("ways", ways)
-    shape = transformer.preset(model) if model else None
+    shape = transformer.named(model, tables.DTYPE, key="model") if model else None
     made = source.read(folder, gpu=gpu, engine=engine, attention=attention, name="" if model else name, unit=unit, commit=commit)
-    _save(made if shape is None else compose.layer(made, shape, splits, model=model, name=name), out)
+    _save(made if shape is None else compose.layer(made, shape, splits, model=transformer.label(model), name=name), out)
 
 
 @importing.command("llmservingsim")

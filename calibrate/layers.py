@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from calibrate import machine
 from calibrate.grid import Grid, Outcome, Rows, go_over, shares
 from calibrate.timing import Effort
 from model import checks, physical, transformer
@@ -20,12 +20,13 @@ from model.profile import AXES, TIMES, Profile, Source, save, table_of
 from model.surface import Surface
 
 if TYPE_CHECKING:
-    from calibrate import passes
+    from calibrate import machine, passes
     from calibrate.adapter import Decoder
     from calibrate.companions import Spec
 
 TOLERANCE = 0.1
-"""How much faster than the measured ceilings a pass may be before it is refused [-]: they are measured, to a few percent."""
+"""How much faster than the measured ceilings a pass may be before somebody is told [-]: they are measured, to a few percent."""
+CEILINGS = ("copy_bytes_per_s", "read_bytes_per_s", "flop_per_s")
 _APART = ("head_us", "embedding_us", "whole_us")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -37,14 +38,9 @@ class Timed:
     profiles: dict[str, Path]
     outcome: Outcome
     refused: dict[str, str]
-    """Modes whose profile beats the physical limit and was not written, with why."""
-
-
-def needed() -> None:
-    """Refuse where torch or transformers is missing, before anything is loaded."""
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            raise ParameterError(f"timing real models needs {name}, which is not installed: pip install 'decodesim[torch]'")
+    """Modes whose profile beats the published peaks and was not written, with why."""
+    ceilings: dict[str, float]
+    """The best rates that the device was measured to reach (`machine.Ceilings`)."""
 
 
 def time_layers(
@@ -68,7 +64,7 @@ def time_layers(
     `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
     `quick` measures the ceilings roughly.
     """
-    needed()
+    machine.needed()
     checks.number("minutes", minutes, 0)
     if threads is not None:
         import torch
@@ -79,21 +75,26 @@ def time_layers(
     cpu = not begun.spec.device.startswith("cuda")
     if effort is None:
         effort = Effort(warmups=5 if cpu else 20)
-    outcome = go_over(begun.built, grid, begun.rows, begun.spec, effort=effort, minutes=minutes, progress=progress)
+    outcome = go_over(
+        begun.built, grid, begun.rows, begun.spec, effort=effort, minutes=minutes, progress=progress, between=begun.ceilings.between
+    )
     if "interpreter" in grid.modes:
         for turn in range(grid.rounds):
             time_rest(begun, turn)
     written, refused = write(begun, grid.modes, out)
-    return Timed(written, outcome, refused)
+    return Timed(written, outcome, refused, ceilings_of(begun.rows.header, begun.rows.rows))
 
 
 class Open(NamedTuple):
-    """A model that is being timed: the model, its raw rows, what companions build, and what its profiles are called."""
+    """A model that is being timed: the model, its raw rows, what companions build, what its profiles are called, and the device's
+    ceilings.
+    """
 
     built: passes.Model
     rows: Rows
     spec: Spec
     stem: str
+    ceilings: machine.Ceilings
 
 
 def open_model(
@@ -101,11 +102,11 @@ def open_model(
     quick: bool = False, resume: bool = False, name: str | None = None, decoder: Decoder | None = None,
 ) -> Open:
     """Begin to time a model, or go on with it; `decoder` is the one that passes are made by, where one is there already."""
-    needed()
+    machine.needed()
     checks.whole("source", source, 1, 1_000_000)
     import torch
 
-    from calibrate import machine, passes
+    from calibrate import passes
     from calibrate.architectures import architecture
     from calibrate.companions import Spec
     from calibrate.graphs import mode_of
@@ -138,12 +139,12 @@ def open_model(
     raw = Path(out) / f"{stem}.jsonl"
     raw.parent.mkdir(parents=True, exist_ok=True)
     begun = Rows(raw, header, resume) if raw.exists() else None  # before anything takes time
-    if begun is None:
-        header |= machine.ceilings(chosen, dtype, quick)
+    ceilings = machine.Ceilings(chosen, dtype, quick)
+    header |= ceilings.best
     built = passes.Model(known, chosen, dtype, source, decoder)
     rows = Rows(raw, header, resume) if begun is None else begun  # a model that does not fit leaves no file behind
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
-    return Open(built, rows, spec, stem)
+    return Open(built, rows, spec, stem, ceilings)
 
 
 def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:
@@ -162,12 +163,14 @@ def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str,
     """Write the profiles of what was timed, one for each mode, with why one was refused."""
     written, refused = {}, {}
     rows = begun.rows
+    rows.add({"kind": "ceilings"} | begun.ceilings.best)
     for mode in modes:
         if not any(row["kind"] == "point" and row["mode"] == mode for row in rows.rows):
             continue
         try:
             profile = profile_of(rows.header, rows.rows, mode, called_name(begun.stem, mode), rows.path)
-            check(profile)
+            if warnings := check(profile):
+                profile = replace(profile, facts={**profile.facts, "warnings": warnings})
         except ParameterError as error:
             refused[mode] = str(error)
         else:
@@ -177,7 +180,6 @@ def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str,
 
 def stem_of(model: str, device: str, passes: str = "eager") -> str:
     """What the profiles of a model on a device are called, but for their mode; `passes` is how decoding makes its passes."""
-    from calibrate import machine
     from calibrate.architectures import architecture
 
     known = None
@@ -194,10 +196,16 @@ def called_name(stem: str, mode: str) -> str:
     return stem + {"eager": "", "cuda-graph": "-graph"}.get(mode, f"-{mode}")
 
 
-def check(profile: Profile) -> None:
-    """Refuse a profile that beats what its device can do."""
+def check(profile: Profile) -> list[str]:
+    """Refuse a profile that beats the published peaks of its device; what of it beats measured ones, a line each."""
     tolerance = TOLERANCE if profile.facts["peaks"] == "measured" else 0.0
-    physical.check(profile, shape_of(profile), source=source_of(profile), tolerance=tolerance)
+    return [*physical.check(profile, shape_of(profile), source=source_of(profile), tolerance=tolerance)]
+
+
+def ceilings_of(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The best rates of all tries that a raw file holds."""
+    tries = [header, *(row for row in rows if row["kind"] == "ceilings")]
+    return {name: max(each[name] for each in tries) for name in CEILINGS}
 
 
 def shape_of(profile: Profile) -> transformer.Shape:
@@ -222,7 +230,6 @@ def profile_of(
 
     `folder` is where the repository keeps the raw file, for those that are bundled.
     """
-    from calibrate import machine
 
     shape = made_shape(header["shape"])
     table, notes = part_rows(rows, mode, shape.layers)
@@ -230,9 +237,10 @@ def profile_of(
     known = machine.known(header["name"], header["memory_bytes"])
     dtype = header["dtype"]
     vendor = known is not None and dtype in known.rates
-    bandwidth = known.bandwidth if known is not None and vendor else max(header["copy_bytes_per_s"], header["read_bytes_per_s"])
-    rate = known.rates[dtype] if known is not None and vendor else header["flop_per_s"]
-    facts = {key: value for key, value in header.items() if key not in ("kind", "shape", "model", "dtype")}
+    best = ceilings_of(header, rows)
+    bandwidth = known.bandwidth if known is not None and vendor else max(best["copy_bytes_per_s"], best["read_bytes_per_s"])
+    rate = known.rates[dtype] if known is not None and vendor else best["flop_per_s"]
+    facts = {key: value for key, value in header.items() if key not in ("kind", "shape", "model", "dtype")} | best
     facts["peaks"] = "published" if vendor else "measured"
     frame = table_of(table)
     device = known.name if known is not None else header["device"].partition(":")[0]

@@ -73,6 +73,9 @@ def layers(
         print("\n".join(_lines(result)))
     for point, reason in result.outcome.failed:
         print(f"failed: {point}: {reason}", file=sys.stderr)
+    for which, found in _warnings(result).items():
+        for line in found:
+            print(f"warning: mode {which}: {line}", file=sys.stderr)
     for which, reason in result.refused.items():
         print(f"error: no profile of mode {which} was written: {reason}", file=sys.stderr)
     if result.outcome.failed or result.refused or not result.profiles:
@@ -102,9 +105,10 @@ def _lines(result: Timed) -> Iterator[str]:
     header = result.outcome.header
     libraries = f"torch {header['torch']}, transformers {header['transformers']}"
     yield f"{header['model']} in {header['dtype']} on {header['name']}, {libraries}"
+    best = result.ceilings
     yield (
-        f"measured ceilings: {header['read_bytes_per_s'] / 1e9:.1f} GB/s read, {header['copy_bytes_per_s'] / 1e9:.1f} GB/s copied,"
-        f" {header['flop_per_s'] / 1e12:.3f} TFLOP/s"
+        f"measured ceilings: {best['read_bytes_per_s'] / 1e9:.1f} GB/s read, {best['copy_bytes_per_s'] / 1e9:.1f} GB/s copied,"
+        f" {best['flop_per_s'] / 1e12:.3f} TFLOP/s"
     )
     from calibrate import layers as timed
 
@@ -136,9 +140,17 @@ def _others(profile: Any) -> Iterator[str]:
                 yield f"{f'{part} at {axis} {row[axis]}{among}':44}{row['time_s'] * 1e6:9.1f} us"
 
 
+def _warnings(result: Timed) -> dict[str, list[str]]:
+    """What of each mode's profile beats the ceilings that were measured."""
+    from model.profile import load
+
+    return {mode: load(path).facts.get("warnings", []) for mode, path in result.profiles.items()}
+
+
 def _document(result: Timed) -> dict[str, Any]:
     return {
         "profiles": {mode: str(path) for mode, path in result.profiles.items()}, "rows": str(result.outcome.path),
         "machine": result.outcome.header, "points": sum(row["kind"] == "point" for row in result.outcome.rows),
         "failed": [{"point": str(point), "error": error} for point, error in result.outcome.failed], "refused": result.refused,
+        "ceilings": result.ceilings, "warnings": _warnings(result),
     }  # fmt: skip

@@ -18,11 +18,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from calibrate import machine
 from calibrate.clocks import clock_of
-from calibrate.layers import NAME, needed
+from calibrate.layers import NAME
 from calibrate.timing import quartiles
 from model import checks, strict_json
 from model.checks import ParameterError
+from model.parent import end_with_starter
 from model.profile import Profile, Source, save, table_of
 
 SIZES = tuple(4**power for power in range(5, 14))
@@ -63,7 +65,7 @@ def time_links(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Linked:
     """Time links by size of message [bytes] and write a profile for each, and its raw rows; all that are there if none is named."""
-    needed()
+    machine.needed()
     checks.whole("repeats", repeats, 1, 1_000_000)
     if not sizes:
         raise ParameterError("sizes must be at least one number, got none")
@@ -169,6 +171,7 @@ def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[
 
 def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, buffer: Any, other: Connection) -> None:
     """One of two processes that hand bytes over through memory that both have: one copies in, the other copies out."""
+    end_with_starter()
     import numpy as np
 
     room = np.frombuffer(buffer, dtype=np.uint8)
@@ -192,6 +195,7 @@ def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, 
 
 def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, backend: str, meeting: str) -> None:
     """One of two processes that send each other messages through torch."""
+    end_with_starter()
     # Both ends are on this host; without this a host whose name cannot be resolved cannot talk to itself.
     if backend == "gloo" and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -244,7 +248,6 @@ def _reported(report: Connection) -> Iterator[None]:
 
 def _written(link: str, rows: list[dict[str, Any]], out: Path, name: str) -> Path:
     """Write a link's raw rows and its profile; the path of the profile."""
-    from calibrate import machine
 
     facts = machine.facts("cuda" if "device" in link or link == "nccl" else "cpu")
     raw = out / f"{name}.jsonl"

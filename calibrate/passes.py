@@ -65,10 +65,12 @@ class Model:
         architecture, device = self.architecture, self.device
         kind: Any = AutoModelForSeq2SeqLM if architecture.crossing else AutoModelForCausalLM
         build = {"dtype": self.dtype, "attn_implementation": "sdpa"}
-        with torch.device("meta"):
-            size = sum(each.numel() for each in kind.from_config(architecture.config, **build).parameters())
-        size *= self.dtype.itemsize
         there = machine.free(device)
+        size = architecture.shape.parameters * self.dtype.itemsize  # before anything is built, also without memory
+        if not there or size <= there:
+            with torch.device("meta"):
+                empty = kind.from_config(architecture.config, **build)
+            size = sum(each.numel() for each in empty.parameters()) * self.dtype.itemsize
         if there and size > there:
             dtype = str(self.dtype).removeprefix("torch.")
             needs = f"{architecture.name} in {dtype} needs {size / 1e9:.1f} GB for its weights"

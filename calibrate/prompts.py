@@ -17,7 +17,6 @@ LLM Decoding. TMLR 2024, arXiv:2307.05908.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.family.corpus import Corpus, standard_library
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 
 TEMPLATES = {
@@ -180,7 +179,7 @@ def _of_file(path: Path, shown: str, template: str | None) -> Iterator[Prompt]:
     if suffix not in known:
         raise ParameterError(f"{shown}: its form is not known by its suffix {suffix!r}; known: {', '.join(known)}")
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # read_text would turn a carriage return in a text into a line's end
+        text = files.read_bytes(path).decode("utf-8-sig")  # read_text would turn a carriage return in a text into a line's end
     except UnicodeDecodeError as error:
         raise ParameterError(f"{shown}: it is no text in UTF-8 (byte {error.start + 1}); write it in UTF-8") from None
     if not text.strip():
@@ -194,8 +193,8 @@ def _of_file(path: Path, shown: str, template: str | None) -> Iterator[Prompt]:
 
 def _parsed(text: str, what: str, kind: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return files.json_of(text)
+    except ValueError as error:
         raise ParameterError(f"{what}: it is not {kind}: {error}; known forms: {FORMS}") from None
 
 

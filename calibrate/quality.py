@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from calibrate import decoding
 from calibrate.adapter import Decoder
 from calibrate.family import store
-from model import methods, rates, strict_json, transformer
+from model import files, methods, rates, strict_json, transformer
 from model.account import Account
 from model.checks import ParameterError
 from model.decision_log import plain
@@ -314,7 +314,7 @@ def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any]) -> Any:
     told = json.loads(strict_json.dumps(asked))
     if path.exists():
         try:
-            before = json.loads(path.read_bytes())
+            before = files.json_of(files.read_bytes(path))
             was, found = before["asked"], before["found"]
         except (ValueError, KeyError, TypeError):
             raise ParameterError(f"{path.parent.name} holds {path.name}, which cannot be read; remove it and go on") from None

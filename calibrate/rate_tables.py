@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +17,14 @@ from model import checks, position_log, rates
 from model.checks import ParameterError
 from model.position_log import PositionLog
 
+if TYPE_CHECKING:
+    from calibrate.acceptance_logs import AcceptanceLog
+
 BINS = 4
 """Ranges of output positions, as in Tables 6 to 8 of [Yang2024]."""
 NONE = float("nan")
+FEW = 5
+"""Rows that are printed of a list of answers."""
 DRAWS = 400
 """Of requests, for the interval of an error."""
 
@@ -31,19 +36,27 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
+    notes: tuple[str, ...] = ()
+    """Sentences on what the rows say."""
+    most: int | None = None
+    """How many rows are printed; machines get all."""
 
     def document(self) -> dict[str, Any]:
         """The table for machines: what is no number is null."""
         clean = [[None if isinstance(value, float) and not np.isfinite(value) else value for value in row] for row in self.rows]
-        return {"title": self.title, "rows": [dict(zip(self.columns, row, strict=True)) for row in clean]}
+        found = {"title": self.title, "rows": [dict(zip(self.columns, row, strict=True)) for row in clean]}
+        return found | ({"notes": [*self.notes]} if self.notes else {})
 
     def lines(self) -> Iterator[str]:
         """The table as text, columns under their names."""
-        cells = [self.columns, *[tuple(map(_shown, row)) for row in self.rows]]
+        cells = [self.columns, *[tuple(map(_shown, row)) for row in self.rows[: self.most]]]
         widths = [max(len(row[place]) for row in cells) for place in range(len(self.columns))]
         yield self.title
-        for row in cells:
+        for row in cells if self.rows else ():
             yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        if len(self.rows) >= len(cells):
+            yield f"... and {len(self.rows) - len(cells) + 1} more (--json lists all)"
+        yield from self.notes
 
 
 def _shown(value: Any) -> str:
@@ -64,8 +77,8 @@ def of(
 
         if drafter is None:
             raise ParameterError(f"drafter is required: one of {', '.join(acceptance_logs.drafters(where))}")
-        held, about = public(where, drafter)
-        return [*acceptance(held, draft_lengths, cost_ratio, about)]
+        log = acceptance_logs.read(where, drafter)
+        return [other_texts(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is of public logs; a log of ours has one draft, leave it out")
     return [*tables(position_log.load(where), candidates, draft_lengths, cost_ratio)]
@@ -76,7 +89,23 @@ def public(where: str, drafter: str) -> tuple[Sequence[Any], str]:
     from calibrate import acceptance_logs
 
     log = acceptance_logs.read(where, drafter)
-    return log.lengths, f"{drafter}, {len(log.lengths)} requests"
+    return log.lengths, _about(log)
+
+
+def _about(log: AcceptanceLog) -> str:
+    return f"{log.drafter}, {len(log.requests)} requests"
+
+
+def other_texts(log: AcceptanceLog) -> Table:
+    """The answers whose lengths belong to another text than the one that is logged beside them."""
+    other = {*log.of_other_texts}
+    rows = tuple((each.id, len(each.lengths), each.output_tokens) for each in log.requests if each.id in other)
+    columns, count = ("id", "lengths", "output_tokens"), len(log.requests)
+    if not rows:
+        return Table(f"Answers whose lengths belong to another text: none of {count}", columns, ())
+    title = f"Answers whose lengths belong to another text: {len(rows)} of {count} ({len(rows) / count:.0%})"
+    note = "lengths of an answer itself are as many as its output tokens; the rates below count those of other texts too"
+    return Table(title, columns, rows, (note,), most=FEW)
 
 
 def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float) -> Iterator[Table]:
@@ -163,6 +192,7 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
     columns = ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high")
     title = f"Acceptance (measured; {about}): alpha is accepted over tested; text_low and text_high know that texts differ"
     yield Table(title, columns, tuple(rows))
+    yield _means(lengths, draft_lengths)
     played = rates.play(lengths, max(draft_lengths))
     found = rates.by_place(played)
     places = tuple(
@@ -173,6 +203,21 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
     yield _acceptance_by_position(lengths, played)
     yield _independence(lengths, draft_lengths)
     yield _dependence(lengths, draft_lengths, cost_ratio)
+
+
+def _means(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> Table:
+    found = [rates.means(rates.play(lengths, gamma)) for gamma in draft_lengths]
+    columns = (
+        "gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds", "half_of_rounds_from",
+    )  # fmt: skip
+    rows = tuple((*each[:8], each.half) for each in found)
+    notes = [
+        f"gamma={each.draft_length}: half of the rounds come from {each.half} of {each.sequences} sequences"
+        + (": few weigh most, and the mean over rounds is theirs" if each.few else "")
+        for each in (min(found, key=lambda each: each.half),)
+    ]
+    title = "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does"
+    return Table(title, columns, rows, tuple(notes))
 
 
 def _acceptance_by_position(lengths: Sequence[Any], played: rates.Played) -> Table:
@@ -201,8 +246,8 @@ def _independence(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> Table
 
 def _dependence(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float) -> Table:
     found = rates.dependence(lengths, draft_lengths, cost_ratio, DRAWS, np.random.default_rng(0))
-    title = f"What it does to a forecast from alpha alone, at cost_ratio={cost_ratio:g} (assumed)"
-    columns = ("gamma", "alpha", "tokens foretold", "tokens seen", "error", "low", "high", "speed-up foretold", "speed-up seen")
+    title = f"Error of independence: a prediction from the alpha of positions alone, at cost_ratio={cost_ratio:g} (assumed)"
+    columns = ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen")
     return Table(title, columns, tuple(tuple(row) for row in found))
 
 

@@ -96,18 +96,21 @@ def run(
         written = replace(written, run=replace(written.run, **changed))
     else:
         written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, apart)]})
+    warnings: list[str] = []
     try:
         with progress(quiet, "runs") as bar:
-            found = measured(written, out, placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar)
+            found = measured(
+                written, out, placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar, warn=warnings.append
+            )
     except KeyboardInterrupt:
         print(f"interrupted; what was timed is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        said = {"runs": _rows(found), "file": str(out), "warnings": found.warnings, "about": dict(found.about)}
+        said = {"runs": _rows(found), "file": str(out), "warnings": [*found.warnings, *warnings], "about": dict(found.about)}
         print(strict_json.dumps(said, indent=2))
         return
     print("\n".join(_lines(found)))
-    for warning in found.warnings:
+    for warning in (*found.warnings, *warnings):
         print(f"warning: {warning}", file=sys.stderr)
     print(out)
 
@@ -129,9 +132,9 @@ def _listed(gpus: str | None) -> list[str]:
 
 def measured(
     written: Written, out: Path, device: str, *, gpus: Sequence[str] = (), resume: bool = False,
-    report: Callable[[int, int, str], None] | None = None,
+    report: Callable[[int, int, str], None] | None = None, warn: Callable[[str], None] | None = None,
 ) -> Runs:  # fmt: skip
-    """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`.
+    """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`, and `warn` hears what is odd of them.
 
     `gpus` are those of the units of runs over processes (`calibrate.gpus.of_units`).
     """
@@ -177,6 +180,10 @@ def measured(
             processes=pool is not None, lanes=lanes,
         )  # fmt: skip
     found = running.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool, lanes=lanes)
+    if beside is not None and warn is not None:
+        for role, lines in beside.warnings.items():
+            for line in lines:
+                warn(f"profile of the {role}: {line}")
     for role, reason in {} if beside is None else beside.refused.items():
         raise ParameterError(f"{out.name} is written, but the profile of the {role} could not be made: {reason}; raw rows are kept")
     return found

@@ -26,7 +26,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from typing import Any
 
 from calibrate.running import choices
 from calibrate.sitting import Passes
-from model import checks, tables
+from model import checks, files, tables
 from model.checks import ParameterError
 from model.runs import APART, MODES
 
@@ -88,7 +87,7 @@ class Written:
 def read(path: Path) -> Written:
     """A plan from a file."""
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
+        said = files.toml_of(files.read_text(path, files.MOST_TOML))
     except FileNotFoundError:
         raise ParameterError(f"plan must be a TOML file, and there is no {path.name}") from None
     except (OSError, ValueError) as error:

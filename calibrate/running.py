@@ -22,7 +22,7 @@ import numpy as np
 from calibrate import decoding, graphs, machine
 from calibrate.adapter import Decoder
 from calibrate.interpreter import Luck, Times
-from model import checks, forced, methods, runs, strict_json, transformer
+from model import checks, files, forced, methods, runs, strict_json, transformer
 from model.checks import ParameterError
 from model.decision_log import DecisionLog, plain
 from model.decoding import Decoding
@@ -192,11 +192,11 @@ def timed(
     }  # fmt: skip
 
 
-def _load() -> float:
+def _load() -> float | None:
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
-        return float("nan")
+        return None  # JSON knows no other word for it
 
 
 def measure(
@@ -306,9 +306,9 @@ class _Kept:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def _read(self, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        lines = self.path.read_text(encoding="utf-8").splitlines()
         try:
-            was = json.loads(lines[0])["asked"]
+            lines = files.read_text(self.path).splitlines()
+            was = files.json_of(lines[0])["asked"]
         except (IndexError, ValueError, KeyError, TypeError):
             raise ParameterError(f"{self.path.name} holds no runs that were broken off; remove it") from None
         if was != told:
@@ -317,7 +317,7 @@ class _Kept:
             raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
         for number, line in enumerate(lines[1:], 2):
             try:
-                yield json.loads(line)
+                yield files.json_of(line)
             except ValueError:
                 if number < len(lines):
                     raise ParameterError(f"{self.path.name}, line {number}: it cannot be read; remove the file") from None
@@ -396,7 +396,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     texts, times = ("what", "fate", "role"), ("start", "end")
     kinds = {name: pl.String if name in texts else pl.Float32 if name in times else whole for name in KEPT}
     schema["spans"] = pl.List(pl.Struct(kinds))
-    return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema).sort("decoding", "repeat")
+    known = pl.col("load").fill_null(float("nan"))  # not every system says it
+    found = pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+    return found.with_columns(known).sort("decoding", "repeat")
 
 
 def by_graphs(

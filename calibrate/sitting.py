@@ -20,6 +20,7 @@ from calibrate.grid import Grid, go_over, release, told
 from calibrate.timing import Effort, Point, measure
 from model import checks
 from model.checks import ParameterError
+from model.profile import load
 
 if TYPE_CHECKING:
     from calibrate.adapter import Decoder
@@ -142,6 +143,8 @@ class Sitting:
         """Over processes or streams, of this repeat of the runs."""
         self.refused: dict[str, str] = {}
         """Roles whose profile could not be made when it was last tried, and why."""
+        self.warnings: dict[str, list[str]] = {}
+        """What of a role's profile beats the ceilings that were measured."""
 
     def begin(self, turn: int) -> None:
         """Time what needs processes of its own, before those of the runs are there."""
@@ -187,6 +190,7 @@ class Sitting:
             layers.time_rest(begun, piece.round, (piece.what,))
         elif piece.what not in begun.rows.done():
             begun.rows.add(self._point(begun, piece.what))
+            begun.ceilings.between()
 
     def _point(self, begun: layers.Open, point: Point) -> dict[str, Any]:
         """The raw row of a point. One that does not fit the memory is left out: the runs, and all other points, go on."""
@@ -201,10 +205,11 @@ class Sitting:
 
     def end(self) -> None:
         """Write the profiles of what there is. One that is refused does not end the runs, which may not be had again."""
-        self.refused = {}
+        self.refused, self.warnings = {}, {}
         if self.texts:
             target = self.of["target"]
             target.rows.add({"kind": "processes", "round": self.turn} | parts.apart(self.texts, target.built.decoder.layers))
         for role, begun in self.of.items():
-            _, refused = layers.write(begun, (MODE,), self.folder)
+            written, refused = layers.write(begun, (MODE,), self.folder)
+            self.warnings[role] = [line for path in written.values() for line in load(path).facts.get("warnings", [])]
             self.refused |= dict.fromkeys([role] * len(refused), "; ".join(refused.values()))

@@ -9,9 +9,9 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from model import checks
+from model import checks, files, typed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -72,14 +72,19 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     from figures.style import headed
 
     folder = Path(folder)
-    stored = folder / "results.parquet"
-    try:
-        rows = pl.read_parquet(stored, glob=False) if table is None else table
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise checks.ParameterError(f"{stored} cannot be read: {error}; name the directory of a finished run") from None
+    if table is None:
+        stored = folder / "results.parquet"
+        table = _stored(stored, {"point": int, "view": str, "method": str})
+        try:
+            return of_run(folder, table)
+        except (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, checks.ParameterError):
+                raise
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            raise checks.ParameterError(f"{stored} is not as a run has left it ({why}); run the scenario again") from None
     target, about = folder / "figures", subject.of_run(folder)
     target.mkdir(exist_ok=True)
-    return [path for name, figure in _of_run(folder, rows) for path in save(headed(figure, about), target / name)]
+    return [path for name, figure in _of_run(folder, table) for path in save(headed(figure, about), target / name)]
 
 
 def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
@@ -87,6 +92,8 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
 
     from figures import distribution, methods, speedup_by_device, tradeoff
 
+    if "no_value_because" in rows.columns:  # what a view has no value of is drawn nowhere
+        rows = rows.filter(pl.col("no_value_because").is_null() | (pl.col("view") == "events"))
     few = rows["point"].n_unique() <= MOST_POINTS
     drafting = rows.filter(pl.col("draft_length").is_not_null()) if "draft_length" in rows.columns else rows.clear()
     # Methods that draft have no place among the curves of one that predicts early: they are compared in a figure of their own.
@@ -111,7 +118,7 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
     if lossy.height and few:
         yield from _of_lossy(rows)
     if (spread := folder / "distribution.parquet").exists():
-        latencies = pl.read_parquet(spread, glob=False)
+        latencies = _stored(spread, {"point": int, "view": str, "latency_layers": float})
         # The first point whose latency has a distribution at all: none has where every decoding takes as long.
         points = latencies.filter(pl.col("latency_layers").n_unique().over("point") > 1)
         first = points.filter(pl.col("point").eq_missing(points["point"].min()))
@@ -120,7 +127,31 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
         if first.height:
             yield f"distribution_point_{first['point'][0]}", distribution.draw(distribution.described(first, rows))
     if (lengths := folder / "accepted.parquet").exists():
-        yield from _of_accepted(pl.read_parquet(lengths, glob=False), drafting, rows)
+        yield from _of_accepted(_stored(lengths, {"point": int, "view": str}), drafting, rows)
+
+
+MOST_ROWS = 1_000_000
+"""Rows of a stored table that are looked at."""
+
+
+def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
+    """The first rows of a table that a run has left, which has these columns and no lists."""
+    import polars as pl
+
+    try:
+        files.check_regular(path)
+        found = pl.scan_parquet(path, glob=False)
+        for name, kind in found.collect_schema().items():
+            if kind.is_nested():
+                raise checks.ParameterError(f"column {name} must hold one value in each row, got {kind}")
+        rows = found.head(MOST_ROWS).collect()
+        typed.check_columns(rows, kinds)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException, checks.ParameterError) as error:
+        why = getattr(error, "strerror", None) or (str(error).splitlines() or ["damaged"])[0]
+        raise checks.ParameterError(f"{path} cannot be read: {why}; name the directory of a finished run") from None
+    if not rows.height:
+        raise checks.ParameterError(f"{path} has no rows; name the directory of a finished run")
+    return rows
 
 
 def _of_drafting(drafting: pl.DataFrame, *, on_devices: bool) -> Drawn:

@@ -35,7 +35,7 @@ def draw(lengths: Sequence[ArrayLike], draft_lengths: Sequence[int], about: str)
     if not 1 <= len(draft_lengths) <= MOST_LENGTHS:
         raise checks.ParameterError(f"draft_lengths must be 1 to {MOST_LENGTHS}, got {len(draft_lengths)}")
     with house():
-        figure, panels = side_by_side(len(draft_lengths), 4.7, 0.22, 0.74, 0.45)
+        figure, panels = side_by_side(len(draft_lengths), 4.7, 0.22, 0.7, 0.45)
         for axes, gamma in zip(panels, draft_lengths, strict=True):
             _panel(axes, lengths, gamma)
             axes.set_xlabel("drafted tokens accepted in a round")
@@ -72,7 +72,9 @@ def _panel(axes: Axes, lengths: Sequence[ArrayLike], gamma: int) -> None:
     axes.plot(places + 0.2, law, linestyle="none", marker="D", markersize=6, color=_LAW, markerfacecolor="white",
               markeredgewidth=1.5, label="law", zorder=3)  # fmt: skip
     mean, expected = float(whole.mean()) + 1, float((law * (places + 1)).sum())
-    said = f"γ = {gamma}, α = {alpha:.3f}: {whole.size} rounds\ntokens a round: {mean:.2f} measured, {expected:.2f} by the law"
+    (error,) = rates.dependence(lengths, [gamma], 0.0, 1, np.random.default_rng(0))
+    said = f"γ = {gamma}, α = {alpha:.3f}: {whole.size} rounds\ntokens a round: {mean:.2f} measured, {expected:.2f} by the law\n"
+    said += f"by the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}"
     axes.set_title(said, fontsize=9.5)
     axes.set_xticks(range(0, gamma + 1, 1 + gamma // 10))
     axes.set_ylim(bottom=0)

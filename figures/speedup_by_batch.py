@@ -1,4 +1,4 @@
-"""Does drafting still pay in a batch? Speed-up over plain decoding of the same batch, over how many texts it has."""
+"""Does drafting still pay in a batch? Speed-up over plain decoding of the same batch, over how many sequences it has."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from model import checks
 
 MOST_PANELS = 4
 MOST_LENGTHS = 6
-_NEEDED = ("sequences", "draft_length", "acceptance_rate", "view", "speedup")
+_NEEDED = ("sequences", "batching", "draft_length", "acceptance_rate", "view", "speedup")
 _APART = ("sequences", "draft_length", "acceptance_rate", "view")
 """What a point is told by."""
+SAID = {
+    "continuous": "the batch is kept full: a sequence that has ended is replaced at once",
+    "static": "all sequences begin together, and the batch waits for its slowest one",
+    "lockstep": "all sequences share one set of random outcomes",
+}
 
 
 def fits(rows: pl.DataFrame) -> bool:
@@ -28,7 +33,8 @@ def fits(rows: pl.DataFrame) -> bool:
         return False
     own = of_run(rows)
     few = own["acceptance_rate"].n_unique() <= MOST_PANELS and own["draft_length"].n_unique() <= MOST_LENGTHS
-    return own["sequences"].n_unique() > 1 and few and own.select(_APART).n_unique() == own.height
+    one_way = own["batching"].n_unique() == 1
+    return own["sequences"].n_unique() > 1 and few and one_way and own.select(_APART).n_unique() == own.height
 
 
 def of_run(rows: pl.DataFrame) -> pl.DataFrame:
@@ -39,13 +45,17 @@ def of_run(rows: pl.DataFrame) -> pl.DataFrame:
 def draw(rows: pl.DataFrame) -> Figure:
     """A panel for each acceptance rate, a line for each draft length: through the formula's points, or those of the first view.
 
-    `rows` is a results table: batch, draft_length, acceptance_rate, view, speedup and, where it was sampled, its interval.
+    `rows` is a results table: sequences, batching (one for all), draft_length, acceptance_rate, view, speedup and, where it was
+    sampled, its interval.
     """
     table = demand(rows, "the figure of batches", _NEEDED, ("speedup_low", "speedup_high"))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     for name, most in (("acceptance_rate", MOST_PANELS), ("draft_length", MOST_LENGTHS)):
         checks.whole(f"values of {name}", table[name].n_unique(), 1, most)
+    for batching in table["batching"].unique().sort():
+        checks.one_of("batching", batching, SAID)
+    checks.whole("values of batching", table["batching"].n_unique(), 1, 1)
     rates, lengths = (sorted(table[name].unique()) for name in ("acceptance_rate", "draft_length"))
     styles = dict(zip(lengths, looks(len(lengths)), strict=True))
     views = [view for view in VIEWS if view in table["view"]]
@@ -62,11 +72,10 @@ def draw(rows: pl.DataFrame) -> Figure:
             at_right(one, ends)
             one.set_title(f"acceptance rate α = {rate:g}", fontsize=10.5)
             one.tick_params(labelleft=one is axes[0])
-        axes[0].set_ylabel("speed over plain decoding of the batch")
+        axes[0].set_ylabel("speed-up over plain decoding of the same batch")
         left = axes[0].get_position().x0
         figure.text(left, 1 - 0.3 / height, "Does drafting still pay in a batch?", fontsize=13, weight="bold", va="center")
-        said = "texts draft and are verified together, and the batch goes on until its last text has ended"
-        figure.text(left, 1 - 0.57 / height, said, fontsize=9.5, color=GREY, va="center")
+        figure.text(left, 1 - 0.57 / height, SAID[table["batching"][0]], fontsize=9.5, color=GREY, va="center")
         handles = [Line2D([], [], label=NAMES[view], marker="o", **_mark(view, GREY)) for view in views]
         figure.legend(
             handles=handles, loc="center left", bbox_to_anchor=(left, 1 - 0.83 / height), ncols=3, borderaxespad=0, borderpad=0
@@ -109,4 +118,4 @@ def _frame(axes: Axes, batches: list[int], heights: tuple[float, float]) -> None
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(*heights)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-    axes.set_xlabel("texts in a batch")
+    axes.set_xlabel("sequences in a batch")

@@ -23,7 +23,7 @@ from model import checks
 
 WORDS = {
     "speedup": "speed-up",
-    "flops": "arithmetic (FLOPs)",
+    "flops": "FLOPs per token",
     "weights": "weights read (MOPs)",
     "intensity": "arithmetic intensity",
 }

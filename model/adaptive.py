@@ -29,10 +29,12 @@ from model.rounds import (
     ReplayRounds,
     RoundPrices,
     Rounds,
+    each_record,
     mean_of,
     mixed,
     operations_of,
     round_prices,
+    slowest_of,
     varying,
 )
 from model.speculative import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
@@ -75,6 +77,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
     rounds = (found.rounds, found.drafted, found.operations) if known else ()
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*values, *rounds)))
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds, whatever is drafted."""
+    return slowest_of(tokens, round_prices(cost, parameters.longest, apart=parameters.placement == "apart"))
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
@@ -150,9 +157,8 @@ def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
 
 
 def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
-    count = len(law.records)
-    choice = np.tile((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), 1))  # each record once
-    return mean_of(varying(Heuristic(first, longest, count), tokens, law.drafts(iter([choice])), prices))
+    choice = each_record(law, tokens)
+    return mean_of(varying(Heuristic(first, longest, choice.shape[1]), tokens, law.drafts(iter([choice])), prices))
 
 
 def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: RoundPrices) -> Moments:

@@ -26,6 +26,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: Un
     return Prediction(latency, 0 * one, latency, one, one, latency)
 
 
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: of every one."""
+    return tokens * cost.target_pass, tokens * cost.target_pass
+
+
 def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:
     """What the passes of a decoding come to; `law` is not looked at.
 

@@ -37,7 +37,7 @@ from model.account import Account, Work, of_passes
 from model.algorithms.beam import ARRANGEMENTS, Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, RoundPrices, moments, operations_of
+from model.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of
 from model.speculative import expected_tokens
 from model.width import CurveLike, as_curve
 
@@ -66,6 +66,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds."""
+    return slowest_of(tokens, beam_round_prices(parameters, cost))
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:

@@ -63,6 +63,13 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
     return large + (small * cost.operations("draft") if small else 0.0)
 
 
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: a segment puts out one token, and one taken back takes a pass more."""
+    price = prices(parameters, cost)
+    again = float(np.nanmax(price.again[0], initial=0.0))
+    return tokens * (float(price.segment[0].max()) + again), tokens * (float(price.segment[1].max()) + again)
+
+
 def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
     """What the passes of both models come to, in the mean; None for records."""
     return bild_lengths.work(parameters, tokens, law)

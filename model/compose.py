@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model import checks, profile
+from model import checks, isotonic, profile
 from model.checks import ParameterError
 from model.profile import Profile
 from model.surface import Floats, Surface, parallelograms, residuals
@@ -30,6 +30,16 @@ M_NEAR = (1, -1, 2, -2)
 OFF = 0.05
 """Relative error of a composed layer: layers of three models that Vidur measured on two GPUs are off by less in the median, up to
 64 tokens, composed of products that others measured."""
+TILE = 64
+"""Rows that kernels of products take at a time: beyond one tile, a product of rows between those measured costs what a whole number
+of tiles does. The least biased of 1, 16, 32, 64, 128 and 256 on layers of the A40 that were thinned to coarse rows (-0.5 % where
+interpolation is off by -6.6 %, at 257 to 512 tokens); those of the H100 and the A100 had no say, and gain as much."""
+SMALL_SHARE, SMALL_LANE = 0.66, 15.6e9
+"""Share of the bandwidth that norms, rotations and activations reach over many tokens [-], and what one of their blocks, which has
+a token to itself, moves [bytes/s]. Fitted to layers of Llama-2-7B and phi-2 on three GPUs (`calibrate.fits.small`); no other model
+had a say."""
+LAYER_ERRORS = "layer_errors"
+"""In `facts`: how far layers composed of a table were off from measured ones, as rows of ways, most tokens and relative error."""
 SHORTEST = "shortest_gemm_s"
 """In `facts`: the shortest product of a table that was thinned since."""
 ROPE = "rope"
@@ -89,8 +99,22 @@ class Products:
         return np.asarray(np.maximum(moved, 2 * m_ * n_ * k_ / self._operations.rate) + self.launch)
 
     def __call__(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
-        """Time of a product [s]; a measured one is what was measured."""
-        return self._efficiency(m, n, k).seconds * self._least(m, n, k)
+        """Time of a product [s]; a measured one is what was measured, rows between those measured fill their last tile."""
+        rows = self._filled(m)
+        return self._efficiency(rows, n, k).seconds * self._least(rows, n, k)
+
+    def _filled(self, m: ArrayLike) -> Floats:
+        """Rows that a kernel computes: whole tiles beyond the first, and no more than the next that were measured."""
+        rows = np.asarray(m, dtype=np.float64)
+        after = np.append(self.tokens, np.inf)[np.searchsorted(self.tokens, rows)]
+        return np.where(rows <= TILE, rows, np.minimum(np.ceil(rows / TILE) * TILE, after))
+
+    def steps(self, most: float) -> Floats:
+        """Rows up to so many between which times are smooth: those measured, and each tile's last and the next one's first."""
+        last = min(most, float(self.tokens[-1]))
+        tiles = np.arange(2 * TILE, last + 1, TILE)
+        every = np.unique(np.concatenate([self.tokens, tiles, tiles + 1, [TILE + 1.0]]))
+        return every[every <= last]
 
     def left_out(self) -> list[Floats]:
         """Relative errors of each measured efficiency, predicted from its neighbours along m, n and k: arrays over (m, n, k)."""
@@ -258,11 +282,13 @@ class Attention:
 # --- a layer ---
 
 
-def between(operations: Profile, part: Shape, tokens: ArrayLike, launch: float) -> Floats:
+def between(
+    operations: Profile, part: Shape, tokens: ArrayLike, launch: float, *, share: float = SMALL_SHARE, lane: float = SMALL_LANE
+) -> Floats:
     """What a layer runs besides its products and its attention, over so many tokens [s].
 
-    Norms, the rotation of positions and the activation read and write states at the bandwidth of the device, and each takes a
-    launch: assumed, not measured. A norm is fused with the sum before it; it reads two states and writes two.
+    Norms, the rotation of positions and the activation read and write states, each behind a launch. A norm is fused with the sum
+    before it; it reads two states and writes two.
     """
     states = part.norms * 4 * part.hidden + (3 if part.gated else 2) * part.ffn
     kernels = part.norms + 1
@@ -270,13 +296,19 @@ def between(operations: Profile, part: Shape, tokens: ArrayLike, launch: float) 
     if rotated and ROPE not in operations.facts.get("decode_includes", ()):
         kernels += 1
         states += 2 * (part.heads + part.kv_heads) * part.head_dim
-    return passed_over(operations, tokens, states, kernels * launch)
+    return passed_over(operations, tokens, states, kernels * launch, share=share, lane=lane)
 
 
-def passed_over(operations: Profile, tokens: ArrayLike, states: float, launch: float) -> Floats:
-    """Reading and writing so many numbers for each token at the bandwidth of the device, behind a launch: assumed [s]."""
-    moved = np.asarray(tokens, dtype=np.float64) * states * BYTES[operations.dtype]
-    return np.asarray(moved / operations.bandwidth + launch)
+def passed_over(
+    operations: Profile, tokens: ArrayLike, states: float, launch: float, *, share: float = SMALL_SHARE, lane: float = SMALL_LANE
+) -> Floats:
+    """Reading and writing so many numbers for each token, behind launches [s].
+
+    A block has a token to itself, and all at once no more than a share of the device's bandwidth: few tokens take what one does.
+    """
+    row = states * BYTES[operations.dtype]
+    together = np.asarray(tokens, dtype=np.float64) * row / (share * operations.bandwidth)
+    return np.asarray(np.maximum(together, row / lane) + launch)
 
 
 def layer_products(products: Products, part: Shape, tokens: ArrayLike) -> Floats:
@@ -299,9 +331,28 @@ def head_rows(operations: Profile, products: Products, part: Shape, tokens: Floa
     ]
 
 
-def spread(rows: list[dict[str, Any]], error: float) -> list[dict[str, Any]]:
-    """The same rows with an error for their quartiles: a composed time is none that was measured."""
-    return [row | {"low_s": row["time_s"] * (1 - error), "high_s": row["time_s"] * (1 + error)} for row in rows]
+def spread(rows: list[dict[str, Any]], error: ArrayLike) -> list[dict[str, Any]]:
+    """The same rows with an error for their quartiles, one for all or one for each: a composed time is none that was measured."""
+    each = np.broadcast_to(np.asarray(error, dtype=np.float64), (len(rows),))
+    return [
+        row | {"low_s": row["time_s"] * (1 - float(share)), "high_s": row["time_s"] * (1 + float(share))}
+        for row, share in zip(rows, each, strict=True)
+    ]
+
+
+def layer_error(operations: Profile, tokens: ArrayLike, ways: int, off: float | None = None) -> Floats:
+    """Relative error of a composed layer over so many tokens, split so many ways: `off`, or what the table's facts say [-].
+
+    Beyond the tokens and ways that facts have, the last of them.
+    """
+    at = np.asarray(tokens, dtype=np.float64)
+    known = [] if off is not None else operations.facts.get(LAYER_ERRORS, [])
+    if not known:
+        return np.full(at.shape, OFF if off is None else off)
+    near = min({row[0] for row in known}, key=lambda each: (abs(each - ways), -each))
+    own = sorted((most, error) for split, most, error in known if split == near)
+    bounds, errors = (np.asarray(each, dtype=np.float64) for each in zip(*own, strict=True))
+    return np.asarray(errors[np.minimum(np.searchsorted(bounds, at), bounds.size - 1)])
 
 
 def layer(
@@ -312,7 +363,7 @@ def layer(
     model: str = "",
     name: str = "",
     most: int = 4096,
-    off: float = OFF,
+    off: float | None = None,
 ) -> Profile:
     """A profile of a model, composed of times measured for its operations.
 
@@ -331,7 +382,8 @@ def layer(
     most
         Most tokens of a pass.
     off
-        Relative error of a composed layer, at least that of its products [-].
+        Relative error of a composed layer, at least that of its products [-]. Where left out it is by ways and tokens, as layers of
+        other models on the same GPU were off (`LAYER_ERRORS` in `facts`), or else `OFF`.
 
     >>> from model.transformer import preset
     >>> made = layer(profile.load("h100-operations"), preset("llama-2-13b"), [1, 2])
@@ -339,15 +391,17 @@ def layer(
     {1: 245, 2: 134}
     """
     _of_operations(operations)
-    checks.number("off", off, 0, 1)
+    if off is not None:
+        checks.number("off", off, 0, 1)
     if shape.encoder_layers:
         raise ParameterError(f"encoder_layers must be 0, got {shape.encoder_layers}; attention to an encoder is in no table")
     splits = tuple(dict.fromkeys([ways] if isinstance(ways, int) else ways))
     products = Products(operations)
-    tokens = products.tokens[products.tokens <= most]
-    wanted = {"head": "gemm", "attention": "decode"}
+    tokens = products.steps(most)
+    wanted = {"head": "gemm", "attention": "decode", "all_reduce": "all_reduce"}
     errors = {part: operations.errors[source] for part, source in wanted.items() if source in operations.errors}
-    errors["dense"] = max(off, errors.get("head", 0.0))
+    least = errors.get("head", 0.0)
+    errors["dense"] = float(max(least, layer_error(operations, 1, splits[0], off)))
     rows: list[dict[str, Any]] = []
     stood_in = []
     for many in splits:
@@ -357,8 +411,8 @@ def layer(
         for what, seconds in (("dense", dense), ("embedding", embedding)):
             points = zip(tokens, seconds, strict=True)
             found = [{"part": what, "tokens": int(at), "ways": many, "time_s": float(each)} for at, each in points]
-            rows += spread(found, errors["dense"])
-        rows += spread(head_rows(operations, products, part, tokens, many), errors.get("head", 0.0))
+            rows += spread(found, np.maximum(layer_error(operations, tokens, many, off), least))
+        rows += spread(head_rows(operations, products, part, tokens, many), layer_error(operations, tokens, many, least))
         if "decode" in operations.parts:
             attention = Attention(operations, part.heads, part.kv_heads, part.head_dim)
             if not attention.measured:
@@ -368,8 +422,8 @@ def layer(
     rows += reductions(operations, splits)
     notes = [
         f"composed: products measured by {operations.engine}",
-        "assumed: norms, rotation, activation and embedding take their bytes at the device's bandwidth, and "
-        f"{products.launch * 1e6:.1f} us each",
+        f"assumed: norms, rotation, activation and embedding take their bytes at {SMALL_SHARE:.0%} of the device's bandwidth, and"
+        f" {products.launch * 1e6:.1f} us each",
         "what a repeated measurement found in the device's cache is held to its bandwidth: in a pass it comes from memory",
     ]
     if stood_in:
@@ -377,10 +431,10 @@ def layer(
         notes.append(
             f"attention split {split} ways: these heads were not measured; the nearest groups that read as many bytes stand in"
         )
-    return replace(
+    return isotonic.profile(replace(
         operations, name=name or f"{operations.device}-{model}", model=model, kind="model", provenance="composed",
         shape=asdict(shape), table=profile.table_of(rows), notes=(*notes, *operations.notes), errors=errors,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def reductions(operations: Profile, splits: Iterable[int]) -> list[dict[str, Any]]:

@@ -30,9 +30,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_args, get_type_hints
 
-from model import checks, pairs, strict_json
+from model import checks, pairs, strict_json, typed
 from model.account import Account
 from model.checks import ParameterError
 from model.decoding import Answered, Decoding
@@ -53,8 +53,70 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "tokens": "tokens", "follows": "1", "scores": "nats", "tail": "tokens", "hypotheses": "1, nats",
     }
 )  # fmt: skip
+class _Commit(TypedDict):
+    kind: str
+    tokens: list[int]
+    drafted: int | None
+    back: int
+    text: NotRequired[int | None]
+
+
+class _Passes(TypedDict):
+    role: str
+    width: int
+    first: int
+    last: int
+    heads: int
+    gaps: list[list[int]]
+    rows_only: bool
+    compared: int
+    passes: int
+    attended: int
+    read: int
+
+
+class _Text(TypedDict):
+    name: str
+    method: str
+    settings: dict[str, Any]
+    prompt: list[int]
+    asked: int
+    stop: list[int] | int | None
+    seconds: float | None
+    commits: list[_Commit]
+    passes: list[_Passes]
+    adoptions: int
+    adopted_rows: int
+
+
+class _Model(TypedDict):
+    name: str
+    checksum: str
+    layers: int
+
+
+class _Said(TypedDict):
+    """What the JSON file of a log says."""
+
+    part: str
+    source: str
+    models: dict[str, _Model]
+    sampling: dict[str, Any] | None
+    seed: int
+    date: str
+    versions: dict[str, str]
+    texts: list[_Text]
+    columns: dict[str, str]
+    rows: int
+
+
+_COLUMNS: dict[str, Any] = {
+    **{name: int for name, unit in UNITS.items() if unit in ("1", "token")}, "kind": str, "role": str, "number": float,
+    **dict.fromkeys(("tokens", "follows", "tail"), list[int]), "scores": list[float], "hypotheses": list[dict],
+}  # fmt: skip
+_NOT_ALWAYS = frozenset(("token", "number", "tokens", "follows", "scores", "hypotheses"))
+"""Columns that not every kind of read has."""
 _KEYS = ("part", "source", "models", "sampling", "seed", "date", "versions", "texts", "columns", "rows")
-_TEXT = ("name", "method", "settings", "prompt", "asked", "stop", "seconds", "commits", "passes", "adoptions", "adopted_rows")
 _PASSES = ("role", "width", "first", "last", "heads", "gaps", "rows_only", "compared")
 
 
@@ -122,15 +184,12 @@ _CONTINUATION = (("tokens", "token"), ("follows", "follows"), ("scores", "score"
 
 def _answered(row: Mapping[str, Any]) -> Answered:
     kind = row["kind"]
-    checks.one_of("kind", kind, KINDS)
     if kind in NUMBERS:
         answer: Any = row["number"]
     elif kind == "beams":
         answer = [Continuation(*each) for each in zip(row["tokens"], row["follows"], row["scores"], strict=True)]
     else:
         answer = row["tokens"] if kind == "top" else row["tokens"][0]
-    if answer is None:
-        raise ParameterError(f"text {row['text']}, order {row['order']}: a read of kind {kind} has no answer")
     hypotheses = tuple((each["token"], each["score"]) for each in row["hypotheses"] or ())
     return Answered(
         kind, row["role"], row["layer"], row["position"], row["row"], row["token"], row["at"], tuple(row["tail"]), row["offset"],
@@ -214,17 +273,46 @@ def load(where: str | Path) -> DecisionLog:
     path = json_of(where)
     try:
         said, table = pairs.load(path, _KEYS, "a log of decisions", SCHEMA_VERSION, "decode it again")
+        typed.check(said, _Said, "")
         checks.one_of("part", said["part"], PARTS)
         if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
             raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; decode it again")
+        if said["texts"]:
+            _check_table(table, len(said["texts"]))
         texts = [*_texts(said["texts"], table)]
-        names = tuple(str(each["name"]) for each in said["texts"])
+        names = tuple(each["name"] for each in said["texts"])
         more = {key: said[key] for key in ("models", "sampling", "seed", "date", "versions", "source")}
         return DecisionLog(tuple(texts), names, **more)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
-    except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:  # whatever somebody has made of the JSON
-        raise ParameterError(f"{path.name}: it is not as it was written ({type(error).__name__}: {error}); restore it") from None
+
+
+def _check_table(table: pl.DataFrame, texts: int) -> None:
+    """Refuse rows that are of no text, or whose answer is not of their kind; rows count from 1."""
+    import polars as pl
+
+    typed.check_columns(table, _COLUMNS, _NOT_ALWAYS)
+    held = table["hypotheses"].explode().drop_nulls()
+    if held.len():
+        typed.check_columns(held.struct.unnest(), {"token": int, "score": float})
+    col = pl.col
+    answer = pl.when(col("kind").is_in([*NUMBERS])).then(col("number").is_not_null()).otherwise(col("tokens").list.len() > 0)
+    same = (col("tokens").list.len() == col("follows").list.len()) & (col("tokens").list.len() == col("scores").list.len())
+    whole = table.select(
+        text=(col("text") >= 0) & (col("text") < texts),
+        kind=col("kind").is_in([*KINDS]),
+        number=answer.fill_null(False),
+        follows=((col("kind") != "beams") | same).fill_null(False),
+    )
+    bounds = {
+        "text": f"between 0 and {texts - 1}", "kind": f"one of {', '.join(KINDS)}", "number": "an answer, here or in tokens",
+        "follows": "as many as tokens and scores",
+    }  # fmt: skip
+    for name, bound in bounds.items():
+        good = whole[name].to_numpy()
+        if not good.all():
+            row = int((~good).argmax())
+            raise ParameterError(f"row {row + 1}, column {name}: must be {bound}, got {checks.shown(table[name].to_list()[row])}")
 
 
 def _of_today(settings: dict[str, Any]) -> dict[str, Any]:
@@ -237,15 +325,23 @@ def _of_today(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding]:
+    if not said:
+        return
     reads: list[list[Answered]] = [[] for _ in said]
     for row in table.sort("text", "order").iter_rows(named=True):
         reads[row["text"]].append(_answered(row))
     for each, own in zip(said, reads, strict=True):
-        for key in sorted({*_TEXT} ^ {*each}):
-            raise ParameterError(f"{key} of a text is missing" if key in _TEXT else f"unknown key {key} of a text")
+        for key in sorted({*each} - {*_Text.__annotations__}):
+            raise ParameterError(f"unknown key {key} of a text; {checks.nearest(key, _Text.__annotations__)}")
         commits = tuple(_commit(one) for one in each["commits"])
         account = Account(adoptions=each["adoptions"], adopted_rows=each["adopted_rows"])
+        for name in ("adoptions", "adopted_rows"):
+            checks.whole(name, each[name], 0)
         for one in each["passes"]:
+            for name in ("width", "passes", "attended", "read", "first", "last", "heads", "compared"):
+                checks.whole(f"{name} of passes", one[name], 0)
+            if any(len(gap) != 2 for gap in one["gaps"]):
+                raise ParameterError(f"gaps of passes must be pairs of layers, got {checks.shown(one['gaps'])}")
             role, width, first, last, heads, gaps, rows_only, compared = (one[key] for key in _PASSES)
             kind = role, width, first, last, heads, tuple((low, high) for low, high in gaps), rows_only, compared
             account.passes_by_kind[kind] = [one["passes"], one["attended"], one["read"]]

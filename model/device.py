@@ -7,12 +7,22 @@ bits. A GB of memory capacity is 2^30 bytes, as memory chips are made; of a rate
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 from model.transformer import BYTES
+
+BETWEEN = {
+    "memory_bytes": (1e6, 1e16), "bandwidth": (1e8, 1e17), "link": (1e5, 1e17), "host_link": (1e5, 1e17),
+    "cache_bytes": (1e2, 1e13), "rates": (1e8, 1e20),
+}  # fmt: skip
+"""Between what a device's numbers lie, in bytes, bytes/s and operations/s: far beyond these they are in another unit."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +55,25 @@ class Device:
     source: str
 
     def __post_init__(self) -> None:
+        for name in ("name", "source"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable() or len(value) > 1000:
+                raise ParameterError(f"{name} must be a line of text, got {checks.shown(value)}")
+        if not self.name or len(self.name) > 100 or self.name.startswith(".") or {*self.name} & {*"/\\:"}:
+            raise ParameterError(f"name must be usable in the name of a file (no slash), got {checks.shown(self.name)}")
         for name in ("memory_bytes", "bandwidth", "link", "host_link", "cache_bytes"):
-            _positive(name, getattr(self, name))
-        if not self.rates:
-            raise ParameterError(f"rates must have one for some of {', '.join(BYTES)}, got none")
+            checks.number(name, getattr(self, name), *BETWEEN[name])
+        rates: Any = self.rates
+        if not isinstance(rates, Mapping) or not rates:
+            raise ParameterError(f"rates must be a table with one for some of {', '.join(BYTES)}, got {checks.shown(self.rates)}")
         for dtype, rate in self.rates.items():
             checks.one_of("dtype", dtype, BYTES)
-            _positive(f"rates[{dtype}]", rate)
+            checks.number(f"rates[{dtype}]", rate, *BETWEEN["rates"])
+
+    @property
+    def published(self) -> bool:
+        """Whether it is one of the known devices, not one that a file gives."""
+        return DEVICES.get(self.name) == self
 
     def rate(self, dtype: str) -> float:
         """Dense arithmetic on numbers of this type [operations/s].
@@ -75,12 +97,6 @@ class Device:
         (153, 295)
         """
         return self.rate(dtype) / self.bandwidth
-
-
-def _positive(name: str, value: float) -> None:
-    checks.number(name, value, 0)
-    if value == 0:
-        raise ParameterError(f"{name} must be above 0, got 0")
 
 
 _MB, _GB = 2**20, 2**30
@@ -124,10 +140,66 @@ DEVICES = {
 
 
 def device(name: str) -> Device:
-    """The device of this name.
+    """The device of this name, or that of a file in TOML (`write` makes one).
 
     >>> device("h100").bandwidth / 1e12
     3.35
     """
-    checks.one_of("device", name, DEVICES)
-    return DEVICES[name]
+    if name in DEVICES:
+        return DEVICES[name]
+    if not is_path(name):
+        raise ParameterError(f"{checks.unknown('device', name, DEVICES)}; or give the path of a device's .toml")
+    return _of_file(name, files.stamp(name))
+
+
+def is_path(name: str) -> bool:
+    """Whether a name of a device is that of a file, whether or not that is there."""
+    return name not in DEVICES and (name.endswith(".toml") or "/" in name or os.sep in name)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_file(name: str, _: object) -> Device:
+    """A device from its file, checked: without a name it is called after the file."""
+    path = Path(name)
+    try:
+        said = files.toml_of(files.read_text(path, files.MOST_TOML))
+    except OSError as error:
+        raise ParameterError(f"cannot read the device {path}: {error.strerror}; `sim ls devices h100` prints such a file") from None
+    except ValueError as error:
+        raise ParameterError(f"the device {path} must be TOML: {str(error).splitlines()[0]}") from None
+    known = [each.name for each in fields(Device)]
+    for key in said:
+        if key not in known:
+            raise ParameterError(f"{path}: {checks.unknown('key', key, known)}")
+    given: dict[str, Any] = {"name": path.stem, "source": f"given in {path.name}"} | said
+    missing = [key for key in known if key not in given]
+    if missing:
+        raise ParameterError(f"{path}: {missing[0]} is missing; a device has {', '.join(known)} (`sim ls devices h100` prints one)")
+    try:
+        return Device(**given)
+    except ParameterError as error:
+        raise ParameterError(f"{path}: {error}") from None
+
+
+def written(of: Device) -> str:
+    """A device as the TOML of its file, units as comments.
+
+    >>> print(written(device("titan-xp")).splitlines()[2])
+    bandwidth = 5.477e+11  # bytes/s
+    """
+    units = {"memory_bytes": "bytes", "bandwidth": "bytes/s", "link": "bytes/s in one direction, to another such device",
+             "host_link": "bytes/s in one direction, to the host", "cache_bytes": "bytes, of the last cache"}  # fmt: skip
+    lines = [f'name = "{of.name}"', *(f"{key} = {_number(getattr(of, key))}  # {unit}" for key, unit in units.items())]
+    lines += [f"source = {_quoted(of.source)}", "", "[rates]  # dense operations/s"]
+    lines += [f"{dtype} = {_number(rate)}  # ridge {of.ridge(dtype):.1f} operations/byte" for dtype, rate in of.rates.items()]
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    short = f"{float(value):.12g}"
+    return short if "." in short or "e" in short else f"{short}.0"
+
+
+def _quoted(text: str) -> str:
+    inner = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{inner}"'

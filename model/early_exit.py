@@ -118,6 +118,17 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
 
 
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: the deepest column at every step, and every row filled in alone."""
+    widths = {width for _, width in _batches.columns(parameters, tokens)}
+    deepest = max(float(np.nanmax(early_exit_lengths.column_times(parameters, cost, width))) for width in widths)
+    last = tokens if cost.curve is None else min(tokens, int(cost.curve.last))
+    widest = max(cost.slowdown(width) for width in range(1, last + 1))
+    rows = parameters.outputs_of(tokens) * parameters.layers * (parameters.fill == "backfill")
+    time = parameters.steps_of(tokens) * deepest + rows * cost.propagation * widest
+    return time, time
+
+
 def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
     """The arithmetic of the layers run, in that of a token in the whole model; heads, and rows filled in, left out."""
     return account.layer_passes / parameters.layers

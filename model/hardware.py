@@ -231,7 +231,7 @@ class Memory:
 
 
 def memory(shape: Shape, available: float, *, context: int, batch: int = 1, ways: int = 1, also: tuple[Shape, ...] = ()) -> Memory:
-    """Memory of one device that holds a replica of the model, or one of `ways` parts, and of others beside it (a draft).
+    """Memory of one device that holds a replica of the model, or one of `ways` parts, and others as a whole (a draft).
 
     A method that runs on several units keeps a replica on each: their number does not change what each of them holds.
 
@@ -240,7 +240,7 @@ def memory(shape: Shape, available: float, *, context: int, batch: int = 1, ways
     >>> round(found.weights / 1e9, 1), round(found.cache / 1e9, 1), found.share < 1
     (26.0, 26.8, True)
     """
-    parts = [each.shard(ways) for each in (shape, *also)]
+    parts = [shape.shard(ways), *also]
     weights = float(sum(each.parameters * each.bytes_each for each in parts))
     cache = float(sum(each.cache_bytes() * context * batch for each in parts))
     return Memory(weights, cache, available)

@@ -64,6 +64,15 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     return Prediction(*values)
 
 
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: more passes of the smaller models, and moves, than any round has."""
+    price = hierarchical_lengths.prices(parameters, cost)
+    mediums = parameters.longest + 2
+    drafts = mediums * max(parameters.draft_length, parameters.inner_draft_length or 0)
+    busy = drafts * price.draft + mediums * price.medium + float(price.verify.max())
+    return tokens * (busy + 2 * (drafts + mediums + 1) * price.link), tokens * busy
+
+
 def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
     """What the passes of the three models come to, in the mean; nan where it matters where they stand, and how wide they are.
 

@@ -105,6 +105,30 @@ def roles(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
     return found
 
 
+COSTS = (
+    "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "propagation", "state_check",
+    "verify_cost", "fitted_on",
+)  # fmt: skip
+"""Costs that only some methods look at, in layer-times or as NAME_s in seconds. Which ones a method's COSTS say."""
+COSTS_OF = {
+    "draft": ("cost_ratio", "operations_ratio", "task", "draft_shape", "draft_profile", "draft_step"),
+    "medium": (
+        "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "medium_shape", "medium_profile", "draft_step",
+    ),
+}
+"""Costs that methods with a model of a role look at."""
+
+
+def costs(kind: Any, table: Mapping[str, Any]) -> frozenset[str]:
+    """The costs, of those that not every method has, that a method of this kind looks at with these parameters.
+
+    Those of its roles, and its COSTS, or what its `costs` picks of them. A method that declares no COSTS is taken to look at all.
+    """
+    own = kind.costs(table) if hasattr(kind, "costs") else getattr(kind, "COSTS", COSTS)
+    batch = () if table.get("sequences", 1) == 1 else ("verify_cost",)  # a pass is as wide as all sequences together
+    return frozenset((*own, *batch)).union(*(COSTS_OF[role] for role in roles(kind, table)))
+
+
 def roles_of(parameters: Any) -> tuple[str, ...]:
     """The models beside the target that a choice has."""
     return roles(type(parameters), vars(parameters))

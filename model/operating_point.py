@@ -31,13 +31,14 @@ class OperatingPoint:
     cost
         As methods and the engine take them.
     seconds_per_layer
-        Of a layer over one token of each text [s].
+        The unit of the costs: a layer over one token of each of `batch` sequences; of a static batch over one token of one [s].
     error
         Relative error of a step of plain decoding [-].
     slow, fast
         The costs where everything but the target's single step takes as much longer, or shorter, as it may.
     drift
-        By how much a step's time grows from the first token to the last, over its mean: what one context leaves out [-].
+        By how much a step of the batch takes longer at the last token than at the first, over its time at mid-context: what one
+        context leaves out; below zero where it takes less [-].
     """
 
     cost: UnitCost
@@ -70,11 +71,11 @@ def operating_point(
     target, draft, medium
         The models on their hardware.
     prompt, tokens, batch
-        Cached positions at the start, new ones, and texts that are decoded together.
+        Cached positions at the start, new ones, and sequences over which every pass is priced: those of a full batch.
     widest, texts
-        The widest pass of the method, and whether width means texts (one token of each) or tokens of one text.
+        The widest pass of the method, and whether width means sequences of a static batch (one token of each) or tokens of one.
     together
-        Texts whose passes may each be over several tokens, up to `widest` of each; `batch` is then 1.
+        Sequences of a static batch whose passes may each be over several tokens, up to `widest` of each; `batch` is then 1.
     handed_over
         Layers whose keys and values a process hands over when it is taken over.
     busy
@@ -145,8 +146,9 @@ def operating_point(
         for name, error in wrong:
             ratio = known[name]
             slow, fast = replace(slow, **{name: ratio * (1 + error)}), replace(fast, **{name: ratio * max(1 - error, 0.0)})
-    ends = pass_time(target, 1, np.asarray([prompt, prompt + tokens]), batch, busy=busy).seconds
-    drift = float((ends[1] - ends[0]) / step.seconds)
+    run = max(batch, together, widest if texts else 1)  # sequences of the batch
+    first, middle, last = pass_time(target, 1, np.asarray([prompt, context, prompt + tokens]), run, busy=busy).seconds
+    drift = float((last - first) / middle)
     return OperatingPoint(cost, layer, float(step.error), slow, fast, drift)
 
 

@@ -7,14 +7,13 @@ is there is whole.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model import checks, strict_json
+from model import checks, files, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -45,13 +44,11 @@ def load(
 
     `what` is what messages call it, `again` what to do with one of another version; `part` what it must say that it is part of.
     """
-    import polars as pl
-
     try:
-        said = json.loads(path.read_bytes())
+        said = files.json_of(files.read_bytes(path))
     except FileNotFoundError:
         raise ParameterError("there is no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ParameterError(f"it cannot be read as JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(said, dict) or "schema_version" not in said:
         raise ParameterError(f"it is not {what}: schema_version is missing")
@@ -64,12 +61,12 @@ def load(
         raise ParameterError(f"{key} is missing" if key in known else f"unknown key {key}; {checks.nearest(key, known)}")
     data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
     try:
-        content = data.read_bytes()
+        content = files.read_bytes(data)
     except OSError:
         raise ParameterError(f"its table {data.name} is not beside it") from None
     if hashlib.sha256(content).hexdigest() != said["sha256"]:
         raise ParameterError(f"its table {data.name} is not the one that it was written with (sha256); restore both")
     try:
-        return said, pl.read_parquet(content)
-    except pl.exceptions.PolarsError as error:  # whatever somebody has made of it, with a checksum that fits
-        raise ParameterError(f"its table {data.name} cannot be read as Parquet: {str(error).splitlines()[0]}; {again}") from None
+        return said, files.read_parquet(content)
+    except ParameterError as error:  # whatever somebody has made of it, with a checksum that fits
+        raise ParameterError(f"its table {data.name}: {error}; {again}") from None

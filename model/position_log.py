@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks, pairs
+from model import checks, pairs, typed
 from model.checks import ParameterError
 from model.decisions import Decisions
 from model.early_exit import MEASURES
@@ -32,6 +32,31 @@ Bools = NDArray[np.bool_]
 VERSION, PART = 1, "positions"
 _SAID = ("target", "draft", "heads", "prompts", "asked", "sampling", "seed", "dtype", "versions", "date")
 _KEYS = ("part", *_SAID, "columns", "rows")
+
+
+class _Model(TypedDict):
+    name: str
+    checksum: str
+    layers: int
+
+
+class _Said(TypedDict):
+    """What the JSON file of a log says of it."""
+
+    target: _Model
+    draft: _Model | None
+    heads: dict[str, Any] | None
+    prompts: list[dict[str, Any]]
+    asked: Any
+    sampling: dict[str, Any] | None
+    seed: int | None
+    dtype: str
+    versions: dict[str, str]
+    date: str
+    columns: dict[str, str]
+    rows: int
+
+
 HEADS = ("common", "trained")
 """The head that reads behind a layer: the model's own, or one that was trained for that layer (Table 2 of [Yang2024]: N and Y)."""
 TARGET: Mapping[str, str] = {
@@ -223,6 +248,8 @@ def load(where: str | Path) -> PositionLog:
         raise ParameterError(f"{checks.unknown('log', str(where), names())}; or give the path of a log's .json")
     try:
         said, table = pairs.load(path, _KEYS, "a decision log", VERSION, "log it again", PART)
+        typed.check(said, _Said, "")
+        checks.whole("target.layers", said["target"]["layers"], 1, checks.MAX_LAYERS)
         return PositionLog(table, {name: said[name] for name in _SAID})
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None

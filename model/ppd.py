@@ -464,6 +464,16 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     return Prediction(*(np.asarray(value) for value in values))
 
 
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: all tokens in the stage that takes most.
+
+    >>> slowest(Parameters(40, 20, 3), 10, UnitCost(40))
+    (400.0, 1000.0)
+    """
+    steps = stages(parameters, cost)
+    return tokens * max(step.time for step in steps), tokens * max(step.busy for step in steps)
+
+
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     """What the passes of a decoding come to, in the mean; None in the forms that stop processes, or start some behind others.
 

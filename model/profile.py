@@ -337,6 +337,8 @@ def load(where: str | Path) -> Profile:
 
 
 def _read(path: Path) -> Profile:
+    from model import physical  # which is about profiles
+
     said, table = pairs.load(path, _KEYS, "a profile", SCHEMA_VERSION, "import or measure it again")
     _check_said(said)
     for name, unit in said["columns"].items():
@@ -356,7 +358,9 @@ def _read(path: Path) -> Profile:
     same |= {name: said[name] for name in ("errors", "facts")}
     same["shape"] = {name: tuple(each) if isinstance(each, list) else each for name, each in said["shape"].items()}
     peaks = {"bandwidth": said["bandwidth_bytes_per_s"], "rate": said["rate_flop_per_s"]}
-    return Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
+    found = Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
+    physical.refuse_slow(found)
+    return found
 
 
 _TABLES = ("shape", "errors", "facts", "columns")

@@ -148,6 +148,51 @@ def accepted_of_drafted(played: Played) -> Rates:
     return rates(played.accepted.sum(), played.drafted.sum())
 
 
+class Means(NamedTuple):
+    """Tokens a round in the mean over rounds and in that over sequences, each with its interval of 95 % between sequences."""
+
+    draft_length: int
+    over_rounds: float
+    """Every round weighs alike: the tokens of all sequences over all their rounds."""
+    rounds_low: float
+    rounds_high: float
+    over_sequences: float
+    """Every sequence weighs alike, whatever its length: the mean of each one's tokens over its rounds."""
+    sequences_low: float
+    sequences_high: float
+    rounds: int
+    sequences: int
+    half: int
+    """The fewest sequences that have half of the rounds between them."""
+
+    @property
+    def few(self) -> bool:
+        """Whether few sequences weigh most: a quarter of them, or less, has half of the rounds."""
+        return self.half <= self.sequences / 4
+
+
+def means(played: Played) -> Means:
+    """Mean acceptance lengths of played rounds, the target's own token counted.
+
+    Of equal sequences both means are one. The interval over rounds is that of a ratio, as in `ratio_interval`.
+
+    >>> found = means(play([[4, 3, 2, 1] * 9, [1, 1]], 3))  # 9 rounds of four tokens, and two of one
+    >>> round(found.over_rounds, 3), found.over_sequences, found.half
+    (3.455, 2.5, 1)
+    """
+    rounds = np.bincount(played.request)
+    tokens = np.bincount(played.request, weights=played.accepted + 1).astype(np.int64)
+    least, most = ratio_interval(rounds, tokens)
+    each = tokens / rounds
+    half = float(half_width(each.std(ddof=1), each.size)) if each.size > 1 else float("nan")
+    mean = float(each.mean())
+    largest = np.cumsum(np.sort(rounds)[::-1])
+    return Means(
+        played.draft_length, float(tokens.sum() / rounds.sum()), 1 / most, 1 / least if least > 0 else float("nan"),
+        mean, mean - half, mean + half, int(rounds.sum()), rounds.size, int(np.searchsorted(largest, largest[-1] / 2)) + 1,
+    )  # fmt: skip
+
+
 def accepted_of_positions(logs: Sequence[ArrayLike]) -> Rates:
     """The share of positions whose own draft's first token is accepted: the mean of the `coins`, each once, whoever tests it.
 
@@ -324,7 +369,7 @@ class Dependence(NamedTuple):
     """A round, if acceptances are independent coins of this rate."""
     observed_tokens: float
     error: float
-    """expected / observed - 1: 0.1 is 10 % too many. With its interval of 95 %."""
+    """The error of independence, expected / observed - 1: 0.1 is 10 % too many. With its interval of 95 %."""
     low: float
     high: float
     expected_speedup: float

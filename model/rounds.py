@@ -9,6 +9,7 @@ starts behind it. What a round costs depends on how many tokens it drafts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -106,6 +107,11 @@ class ReplayRounds:
             raise checks.ParameterError("records must be lists of accepted lengths, all of one length of at least 1")
         self.records = values.astype(np.int64)
 
+    @property
+    def count(self) -> int:
+        """How many records there are, each as likely."""
+        return len(self.records)
+
     def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
         """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
         return np.asarray(np.minimum(np.array(list(self._rows(coins))), longest))
@@ -137,6 +143,45 @@ def _by_rounds(lengths: Iterable[NDArray[np.int64]]) -> Iterator[Outcomes]:
             return np.asarray(phase < current)
 
         yield outcome
+
+
+class ReplayLog(ReplayRounds):
+    """A log as it was played: its sequences one after another in a circle, each round cut where its sequence ends.
+
+    A replication begins with one of the sequences, drawn with equal chances by its first coin. Over as many positions as the log
+    has, any of them takes exactly the rounds of the log.
+
+    >>> law = ReplayLog([[2, 0], [1, 9, 0]])  # accepted lengths are cut: no draft goes beyond its sequence
+    >>> law.survivors(iter([np.array([[0.2, 0.7]] * 5)]), longest=3).tolist()
+    [[1, 1], [0, 1], [1, 0], [1, 1], [0, 0]]
+    """
+
+    def __init__(self, sequences: Sequence[ArrayLike]) -> None:
+        held = [checks.whole_array(f"sequences[{index}]", each, 0) for index, each in enumerate(sequences)]
+        if not held or not all(each.ndim == 1 and each.size for each in held):
+            raise checks.ParameterError("sequences must be lists of accepted lengths, each of at least one")
+        remaining = [np.arange(each.size - 1, -1, -1) for each in held]
+        self.line = np.concatenate([np.minimum(each, most) for each, most in zip(held, remaining, strict=True)]).astype(np.int64)
+        self.begins = np.cumsum([0, *(each.size for each in held[:-1])])
+
+    @property
+    def count(self) -> int:
+        """How many sequences it may begin with, each as likely."""
+        return len(self.begins)
+
+    @cached_property
+    def records(self) -> NDArray[np.int64]:  # type: ignore[override]
+        """The whole circle from each sequence on; shape (sequences, positions of the log)."""
+        return np.stack([np.roll(self.line, -begin) for begin in self.begins])
+
+    def _rows(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
+        at: NDArray[np.intp] | None = None
+        for tile in coins:
+            if at is None:
+                at = self.begins[(tile[0] * self.count).astype(np.intp)]
+            for _ in tile:
+                yield self.line[at]
+                at = (at + 1) % self.line.size
 
 
 RoundLaw = Rounds | ReplayRounds
@@ -298,6 +343,11 @@ def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: in
     return RoundPrices(busy + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
 
 
+def slowest_of(tokens: int, prices: RoundPrices) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds whose rounds put out a token at least."""
+    return tokens * float(prices.time.max()), tokens * float(prices.busy.max())
+
+
 def operations_of(rounds: Mapping[tuple[int, int], int], prices: RoundPrices) -> float:
     """The arithmetic of rounds of which so many had (accepted, drafted) tokens."""
     return float(sum(count * prices.operations[drafted] for (_, drafted), count in rounds.items()))
@@ -392,10 +442,14 @@ def _forward(
 
 
 def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices, cut: bool) -> Moments:
-    count = len(law.records)
-    choice = np.tile((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), 1))  # each record once
-    tally = fixed(draft_length, tokens, law.drafts(iter([choice])), prices, count, cut=cut)
-    return mean_of(tally)
+    choice = each_record(law, tokens)
+    return mean_of(fixed(draft_length, tokens, law.drafts(iter([choice])), prices, choice.shape[1], cut=cut))
+
+
+def each_record(law: Replay | ReplayRounds, tokens: int) -> Floats:
+    """Coins with which each record of a law is played once; shape (tokens - 1 or 1, records)."""
+    count = law.count if isinstance(law, ReplayRounds) else len(law.records)
+    return np.broadcast_to((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), count))
 
 
 def mixed(parts: Sequence[Moments]) -> Moments:

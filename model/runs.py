@@ -23,21 +23,22 @@ spans       what happened when, of runs over several units (`model.spans`), in s
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks, decision_log, pairs, spans
+from model import checks, decision_log, files, pairs, replay, spans, typed
 from model.checks import ParameterError
 from model.decision_log import DecisionLog
 from model.decoding import Decoding
-from model.spans import Span
+from model.spans import KEPT, Span
 
 if TYPE_CHECKING:
     import polars as pl
@@ -50,14 +51,48 @@ UNITS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("seconds", "commit_s", "pass_s", "read_s"), "s"), "waited": "-", "load": "1", "spans": "s",
     }
 )  # fmt: skip
-ABOUT = (
-    "device", "dtype", "threads", "machine", "shapes", "prompts", "warm_ups", "forced", "roles", "profiles", "date", "versions",
-)  # fmt: skip
 APART = ("processes", "streams")
 """What units are: processes of the system with replicas of the model, or streams of the GPU that has the model."""
 MODES = ("eager", "cuda-graph")
 """How passes were made: kernels launched one by one, or as one graph. Runs that do not say so are of the first."""
 _KEYS = ("about", "columns", "rows", "reads_sha256")
+LATE_S, LATE = 1e-3, 0.01
+"""How far a part of a run may lie beyond its end [s], and relative to it [-]: two clocks that are read one after the other. Of runs
+over processes, whose answers come in a queue, 0.14 ms were seen."""
+
+
+class About(TypedDict):
+    """What a file of measured runs says of all of them."""
+
+    device: str
+    dtype: str
+    threads: int | None
+    machine: dict[str, Any]
+    shapes: dict[str, dict[str, Any]]
+    prompts: str
+    warm_ups: int
+    forced: list[dict[str, float] | None] | None
+    roles: list[str]
+    profiles: dict[str, str]
+    date: str
+    versions: dict[str, str]
+    apart: NotRequired[list[str]]
+    mode: NotRequired[str]
+    devices: NotRequired[list[str]]
+
+
+class _Said(TypedDict):
+    about: dict[str, Any]
+    columns: dict[str, str]
+    rows: int
+    reads_sha256: str
+_COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(("decoding", "repeat", "turn", "units"), int), "seconds": float, "commit_s": list[float],
+    "pass_s": list[float], "read_s": float, "waited": float, "load": float, "spans": list[dict],
+}  # fmt: skip
+_SPAN: dict[str, Any] = {
+    **dict.fromkeys(KEPT, int), **dict.fromkeys(("start", "end"), float), **dict.fromkeys(("what", "fate", "role"), str),
+}  # fmt: skip
 FEWEST = 3
 """Repeats below which nobody can say how far off a median is."""
 BUSY = 0.1
@@ -84,25 +119,19 @@ class Runs:
     about: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        for key in ABOUT:
-            if key not in self.about:
-                raise ParameterError(f"measured runs must say their {key}")
-        for name in UNITS:
-            if name not in self.table.columns:
-                raise ParameterError(f"measured runs must have column {name}, got {', '.join(self.table.columns)}")
+        typed.check(dict(self.about), About, "about")
+        if [*self.about["roles"]] != [*ROLES]:
+            raise ParameterError(f"about.roles must be {checks.shown(ROLES)}, got {checks.shown(self.about['roles'])}")
+        checks.whole("warm_ups", self.about["warm_ups"], 0)
+        for name, each in (("apart", self._apart), ("forced", self.about["forced"])):
+            if each is not None and len(each) != len(self.log.decodings):
+                raise ParameterError(f"{name} must have one for each of {len(self.log.decodings)} decodings, got {len(each)}")
+        for apart in self._apart:
+            checks.one_of("apart", apart, APART)
+        checks.one_of("mode", self.mode, MODES)
         if not self.table.height:
             raise ParameterError("measured runs must have at least one row, got none")
-        which = self.table["decoding"].to_numpy()
-        if which.min() < 0 or which.max() >= len(self.log.decodings):
-            raise ParameterError(f"decoding must be between 0 and {len(self.log.decodings) - 1}, got {which.max()}")
-        seconds = self.table["seconds"].to_numpy()
-        if not (np.isfinite(seconds).all() and (seconds > 0).all()):
-            raise ParameterError(f"seconds must be above 0, got {seconds[~(seconds > 0)][:1]}")
-        if len(self._apart) != len(self.log.decodings):
-            raise ParameterError(f"apart must name one for each of {len(self.log.decodings)} decodings, got {len(self._apart)}")
-        for each in self._apart:
-            checks.one_of("apart", each, APART)
-        checks.one_of("mode", self.mode, MODES)
+        _check_rows(self.table, self.log)
 
     @property
     def mode(self) -> str:
@@ -213,6 +242,98 @@ class Timed:
         return float(np.median(np.array(values)[self.kept]))
 
 
+def _check_rows(table: pl.DataFrame, log: DecisionLog) -> None:
+    """Refuse measurements that cannot be, by their row, counted from 1, and their column."""
+    typed.check_columns(table, _COLUMNS)
+    every = np.arange(table.height)
+    whole = {name: table[name].to_numpy() for name in ("decoding", "repeat", "turn", "units")}
+    seconds = table["seconds"].to_numpy().astype(np.float64)
+
+    def refuse(name: str, bad: NDArray[np.bool_], values: NDArray[Any], bound: str, rows: NDArray[np.int64] = every) -> None:
+        if bad.any():
+            first = int(np.argmax(bad))
+            raise ParameterError(f"row {rows[first] + 1}, column {name}: must be {bound}, got {checks.shown(values[first])}")
+
+    decodings = len(log.decodings)
+    refuse("decoding", (whole["decoding"] < 0) | (whole["decoding"] >= decodings), whole["decoding"], f"0 to {decodings - 1}")
+    for name, least in (("repeat", 0), ("turn", 0), ("units", 1)):
+        refuse(name, whole[name] < least, whole[name], f"at least {least}")
+    refuse("seconds", ~(np.isfinite(seconds) & (seconds > 0)), seconds, "above 0")
+    for name, high in (("read_s", math.inf), ("waited", 1.0), ("load", math.inf)):
+        values = table[name].to_numpy().astype(np.float64)
+        unknown = np.isnan(values) & (name == "load")  # not every system says it
+        bad = ~((np.isfinite(values) & (values >= 0) & (values <= high)) | unknown)
+        refuse(name, bad, values, "at least 0" if high == math.inf else f"between 0 and {high:g}")
+    _refuse_doubled(whole)
+
+    def flat(name: str) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+        """All elements of a column of lists, the row of each, and how many each row has."""
+        sizes = table[name].list.len().to_numpy().astype(np.int64)
+        values = np.array([each for row in table[name].to_list() for each in row], dtype=np.float64)
+        return values, np.repeat(every, sizes), sizes
+
+    late = seconds + np.maximum(LATE_S, LATE * seconds)
+    passes, rows, sizes = flat("pass_s")
+    refuse("pass_s", sizes != len(ROLES), sizes, f"{len(ROLES)} numbers, one for each of {', '.join(ROLES)}")
+    refuse("pass_s", ~(np.isfinite(passes) & (passes >= 0)), passes, "at least 0", rows)
+    parts = passes.reshape(-1, len(ROLES)).sum(axis=1) + table["read_s"].to_numpy()
+    over = (whole["units"] == 1) & (parts > late)  # several units make passes at once
+    refuse("pass_s", over, parts, "with read_s at most the run's seconds")
+    commits, rows, sizes = flat("commit_s")
+    made = np.array([len(log.decodings[number].commits) for number in whole["decoding"]])
+    refuse("decoding", made == 0, whole["decoding"], "one that has put something out")
+    refuse("commit_s", sizes != made, sizes, "as many times as the decoding has commits")
+    refuse("commit_s", ~(np.isfinite(commits) & (commits >= 0)), commits, "at least 0", rows)
+    fell = np.append(False, (np.diff(commits) < 0) & (np.diff(rows) == 0))
+    refuse("commit_s", fell, commits, "no earlier than the commit before it", rows)
+    refuse("seconds", late < _last(commits, sizes), seconds, "no less than its last commit in commit_s")
+    first = commits[np.cumsum(sizes) - sizes]
+    refuse("seconds", (sizes > 1) & (seconds <= first), seconds, "more than its first commit in commit_s")
+    _check_spans(table, late, whole["units"])
+
+
+def _last(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The last element of each list of these sizes, none of which is empty."""
+    return np.asarray(values[np.cumsum(sizes) - 1])
+
+
+def _refuse_doubled(whole: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse a repeat that is there twice, and a decoding over several numbers of units."""
+    seen: dict[tuple[int, int], int] = {}
+    units: dict[int, tuple[int, int]] = {}
+    for row, (decoding, repeat, held) in enumerate(zip(whole["decoding"], whole["repeat"], whole["units"], strict=True), 1):
+        before = seen.setdefault((int(decoding), int(repeat)), row)
+        if before != row:
+            what = f"decoding {decoding} was timed for repeat {repeat} in row {before} already"
+            raise ParameterError(f"row {row}, column repeat: {what}; remove the rows that are there twice")
+        there, where = units.setdefault(int(decoding), (int(held), row))
+        if there != held:
+            raise ParameterError(f"row {row}, column units: must be {there}, as decoding {decoding} had in row {where}, got {held}")
+
+
+def _check_spans(table: pl.DataFrame, late: NDArray[np.float64], units: NDArray[Any]) -> None:
+    """Refuse what is said to have happened before a run, after it, backwards, or on a unit that it did not have."""
+    held = table["spans"].list.len().to_numpy()
+    if not held.any():
+        return
+    spans = table["spans"].explode().drop_nulls().struct.unnest()
+    try:
+        typed.check_columns(spans, _SPAN)
+    except ParameterError as error:
+        raise ParameterError(f"spans: {error}") from None
+    rows = np.repeat(np.arange(table.height), held)
+    start, end, unit = (spans[name].to_numpy() for name in ("start", "end", "unit"))
+    good = np.isfinite(start) & np.isfinite(end) & (start >= 0) & (end >= start) & (end <= late[rows])
+    for bad, what in (
+        (~good, "spans must begin at 0 or later, end no earlier than that, and within the run's seconds"),
+        ((unit < -1) | (unit >= units[rows]), "spans must be on units that the run has (units)"),
+    ):
+        if bad.any():
+            at = int(np.argmax(bad))
+            said = f"unit {unit[at]} from {start[at]:g} to {end[at]:g} s"
+            raise ParameterError(f"row {rows[at] + 1}, column spans: {what}, got {said}")
+
+
 def save(runs: Runs, where: str | Path) -> Path:
     """Write the four files; the path of NAME.json, which is written last."""
     path = json_of(where)
@@ -226,22 +347,29 @@ def save(runs: Runs, where: str | Path) -> Path:
 
 
 def load(where: str | Path) -> Runs:
-    """Measured runs by their NAME.json. Nothing of them is run: methods are only named."""
+    """Measured runs by their NAME.json. They import nothing: methods are only named, and must be known or allowed here."""
     path = json_of(where)
     try:
         said, table = pairs.load(path, _KEYS, "a file of measured runs", VERSION, "measure them again with `calibrate run`")
+        typed.check(said, _Said, "")
         if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
             raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; measure them again")
         reads = _reads_of(path)
-        if not reads.is_file():
-            raise ParameterError(f"its log of decisions {reads.name} is not beside it")
-        if hashlib.sha256(reads.read_bytes()).hexdigest() != said["reads_sha256"]:
+        try:
+            content = files.read_bytes(reads)
+        except OSError:
+            raise ParameterError(f"its log of decisions {reads.name} is not beside it") from None
+        if hashlib.sha256(content).hexdigest() != said["reads_sha256"]:
             raise ParameterError(f"its log of decisions {reads.name} is not the one that it was written with; restore both")
-        return Runs(decision_log.load(reads), table, said["about"])
+        found = Runs(decision_log.load(reads), table, said["about"])
+        for number, each in enumerate(found.log.decodings):
+            try:
+                replay.parameters_of(each)
+            except ParameterError as error:
+                raise ParameterError(f"decoding {number}: {error}") from None
+        return found
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
-    except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:  # whatever somebody has made of the JSON
-        raise ParameterError(f"{path.name}: it is not as it was written ({type(error).__name__}: {error}); restore it") from None
 
 
 def json_of(where: str | Path) -> Path:

@@ -120,6 +120,12 @@ def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, 
     return latency, 0.0, latency, 1.0, parameters.units, _batches.plain_time(parameters, tokens, cost)
 
 
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: of every one."""
+    latency, _, busy, *_ = _times(parameters, tokens, cost)
+    return latency, busy
+
+
 def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
     """The arithmetic of the passes, in that of a token in the whole model; heads left out."""
     return account.layer_passes / parameters.layers

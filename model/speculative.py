@@ -25,7 +25,7 @@ from model.algorithms import _batches
 from model.algorithms.speculative import Parameters
 from model.latency import UnitCost
 from model.prediction import Prediction
-from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, starts
+from model.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, slowest_of, starts
 from model.width import CurveLike, as_curve
 
 Floats = NDArray[np.float64]
@@ -61,6 +61,16 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     return Prediction(*values)
 
 
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: a round puts out one token, of a batch one of each text that is left."""
+    apart = parameters.placement == "apart"
+    if parameters.texts == 1:
+        return slowest_of(tokens, round_prices(cost, parameters.draft_length, apart=apart))
+    price = speculative_texts.prices(cost, parameters.draft_length, parameters.together, apart=apart)
+    rounds = parameters.steps_of(tokens)
+    return rounds * float(price.time.max()), rounds * float(price.busy.max())
+
+
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target.
 
@@ -70,6 +80,11 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
         return operations_of(rounds, round_prices(cost, parameters.draft_length))
     drafted = account.of("draft").heads
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
+
+
+def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float | None:
+    """Share of the time of static batches that is lost by waiting (`model.speculative_texts`); None of other batches."""
+    return None if parameters.together == 1 else speculative_texts.straggler_loss(parameters, cost, rounds, time)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:

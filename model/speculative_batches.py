@@ -2,8 +2,8 @@
 
 A pass over one token of each sequence is bound by memory and leaves arithmetic units idle, which a verification of more tokens puts
 to use. A large batch uses them already, so there the verification's own time decides. Times are those of a measured table
-(`model.width.PassTimes`); no sequence queues. It is the limit of long texts: shorter ones wait for the last of their batch
-(`model.speculative_texts`).
+(`model.width.PassTimes`), at each batch its own. The batch is kept full, and sequences are long: of a given number of tokens it is
+a little less (`model.speculative.predict`), and a static batch waits for its slowest sequence (`model.speculative_texts`).
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -33,8 +33,7 @@ def batched_speedup(
 ) -> Floats:
     """Speed over plain decoding of `batch` sequences at once: E[N] t(B, 1) / (gamma t_draft(B, 1) + t(B, gamma + 1)).
 
-    Theorem 3.8 of [Leviathan2023] with measured times of a pass by batch, width and context. All sequences verify together and no
-    one queues; many tokens.
+    Theorem 3.8 of [Leviathan2023] with measured times of a pass by batch, width and context: continuous batching of long sequences.
 
     >>> target = PassTimes([1, 32], [1, 4], [1024], [[[10.0], [10.5]], [[12.0], [30.0]]])
     >>> draft = PassTimes([1, 32], [1], [1024], [[[1.0]], [[1.2]]])

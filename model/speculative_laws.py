@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from model import checks
 from model.acceptance import Markov
-from model.speculative import sum_of_powers, target_runs
+from model.rates import dependence
+from model.speculative import sum_of_powers
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -147,22 +148,18 @@ def tokens_of_rounds(lengths: ArrayLike, draft_length: int, tokens: int | None =
 
 
 def iid_error(lengths: ArrayLike | Sequence[ArrayLike], draft_length: int) -> float:
-    """Relative error of the tokens per round if one takes the acceptances for independent coins by position; 0.1 is 10 % too many.
+    """The error of independence: predicted over observed tokens a round, less 1, where acceptances are taken for independent.
 
-    One log as in `tokens_of_rounds`, or a list of them. The coin of a position says whether the draft of its token is right if a
-    round starts there. Rounds are walked over these coins, alpha is what they accept of what they test, and `target_runs` gives the
-    rounds that each log then takes. A draft that reads the target's features is right less often further from its start, which such
-    coins cannot say, so the error is positive; alpha fitted to real rounds of the same draft length hides it.
+    0.1 is 10 % too many. One log as in `tokens_of_rounds`, or a list of them. It is the `error` of `model.rates.dependence`, where
+    its interval is: alpha is the share of positions whose own draft's first token is accepted, and `target_runs` gives the rounds
+    that each log then takes. A draft that reads the target's features is right less often further from its start, so the error is
+    positive; alpha fitted to real rounds of the same draft length hides it.
 
     >>> iid_error([2] * 1000, 3)  # the first draft is always right, the second never
     1.0
     """
-    checks.whole("draft_length", draft_length, 1)
-    logs = _logs(lengths)
-    counts = np.sum([_accepted_and_tested(_coins(log), draft_length) for log in logs], axis=0)
-    alpha = counts[0] / max(counts[1], 1)
-    rounds = sum(_starts(log, draft_length).size for log in logs)
-    return rounds / float(target_runs([log.size for log in logs], alpha, draft_length).sum()) - 1
+    (found,) = dependence(_logs(lengths), [draft_length], 0.0, 1, np.random.default_rng(0))
+    return found.error
 
 
 def _logs(lengths: ArrayLike | Sequence[ArrayLike]) -> list[Whole]:
@@ -185,17 +182,3 @@ def _starts(log: Whole, draft_length: int) -> Whole:
         starts.append(at)
         at += step[at]
     return np.array(starts, dtype=np.int64)
-
-
-def _coins(log: Whole) -> Whole:
-    """The log that coins by position would give: a round goes on to the first position whose own first draft is wrong."""
-    place = np.arange(log.size)
-    wrong = np.where(log > 1, log.size, place)
-    return np.asarray(np.minimum.accumulate(wrong[::-1])[::-1] - place + 1)
-
-
-def _accepted_and_tested(log: Whole, draft_length: int) -> tuple[int, int]:
-    """Of the drafts of all rounds; the last one drafts no more than the log can still use."""
-    starts = _starts(log, draft_length)
-    drafted = np.minimum(draft_length, log.size - starts - 1)
-    return int(np.minimum(log[starts] - 1, drafted).sum()), int(np.minimum(log[starts], drafted).sum())

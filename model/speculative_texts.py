@@ -1,4 +1,4 @@
-"""Speculative decoding of batches over whole decodings: how many texts are left at each round, and what their rounds take.
+"""Speculative decoding of static batches over whole decodings: how many texts are left at each round, and what their rounds take.
 
 Texts have independent luck, so a text is at its r-th round with the chance that it has alone, and of texts of one length the number
 that are is binomial. A round of a batch takes as long as its texts and the longest of their drafts say; the next batch begins when
@@ -142,6 +142,24 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Unit
             so_far + float((rounds * of[: len(rounds)]).sum()) for so_far, of in zip((time, busy, operations), price, strict=True)
         )
     return Moments(time, float("nan"), busy, operations, sum(one.rounds for one in each), sum(one.drafted for one in each))
+
+
+def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float:
+    """Share of a static batch's time that is lost by waiting for its slowest sequence, given the rounds of all and its time.
+
+    What is compared with is a batch of as many sequences that is kept full, in which each round takes what one of the full batch
+    does: of equal lengths the speed-up is that of continuous batching, less this share. Below zero where cutting the last drafts
+    short saves more than waiting costs.
+
+    >>> from model.acceptance import Iid
+    >>> cost, static = UnitCost(40, cost_ratio=0.1), Parameters(40, 3, sequences=8, batching="static")
+    >>> found = expected(static, 128, Iid(0.79), cost)
+    >>> round(straggler_loss(static, cost, found.rounds, found.time), 3)
+    0.081
+    """
+    count, most = parameters.together, parameters.draft_length
+    full = round_prices(cost, most, apart=parameters.placement == "apart", texts=count).time[most]
+    return 1 - rounds * float(full) / (count * time)
 
 
 def _lengths(parameters: Parameters, tokens: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ NOTHING = 1e-9
 """What stands in a logarithm for a time that was rounded to nothing [s]."""
 PIECE = 1 << 15
 """Points that are looked up at a time."""
-UNKNOWN = 0.1
-"""Relative error added for each factor e beyond the grid: assumed."""
+UNKNOWN = 0.2
+"""Relative error added for each factor e beyond the grid: about what tables miss that are cut at 64 or 512 tokens
+(`calibrate report`)."""
 
 
 class Estimate(NamedTuple):
@@ -126,13 +128,33 @@ class Surface:
                 lines = np.moveaxis(rest, axis, 0)[::step]
                 for before, line in pairwise(lines):
                     np.copyto(line, before, where=np.isnan(line))
-        return rest + bounds
+        return self._ordered(rest + bounds)
+
+    def _ordered(self, logs: Floats) -> Floats:
+        """The same, where no measured time falls along an axis none between them either: held between those on both sides."""
+        measured = np.where(self.known, logs, np.nan)
+        least, most = measured, measured
+        for axis in range(logs.ndim):
+            least, most = _running(np.fmax, least, axis), np.flip(_running(np.fmin, np.flip(most, axis), axis), axis)
+        if (least[self.known] > logs[self.known]).any():
+            return logs
+        found = np.fmin(np.fmax(logs, least), most)
+        for axis in range(logs.ndim):
+            found = _running(np.maximum, found, axis)
+        return found
 
     def _bounds(self, *point: Floats) -> Floats:
         """The bound, on top of the shortest time that was seen: what launching takes, however little there is to do."""
         if self._bound is None:
             return np.ones(np.broadcast_shapes(*(np.shape(each) for each in point)))
         return np.asarray(self._bound(*point) + max(self._floor, NOTHING))
+
+    @cached_property
+    def _slowness(self) -> float:
+        """Time over its bound where that is largest among what was measured, the last such point [-]."""
+        bounds = np.broadcast_to(self._bounds(*np.meshgrid(*self.axes, indexing="ij")), self.times.shape)
+        most = bounds.size - 1 - np.argmax(np.where(self.known, bounds, -np.inf).ravel()[::-1])
+        return float(self._times[most] / bounds.ravel()[most])
 
     def __call__(self, *point: ArrayLike) -> Estimate:
         """Time at a point, coordinates in the order of the axes; they may be arrays of any shapes that go together."""
@@ -176,7 +198,12 @@ class Surface:
                 np.abs(_scaled(name, value) - _scaled(name, within))
                 for name, value, within in zip(self.names, asked, inside, strict=True)
             )
-            seconds = seconds * (self._bounds(*asked) / self._bounds(*inside))
+            # Beyond the first points by the efficiency there; beyond the last ones what is added takes that of the most work that
+            # was measured: a short pass is all launch, and says nothing of how fast more is done.
+            within_last = [np.minimum(value, points[-1]) for value, points in zip(asked, self.axes, strict=True)]
+            reached = self._bounds(*within_last)
+            added = self._bounds(*asked) - reached
+            seconds = seconds * (reached / self._bounds(*inside)) + self._slowness * added
             error = error + UNKNOWN * far
         return np.asarray(seconds), np.asarray(error)
 
@@ -226,6 +253,11 @@ class Surface:
             where = tuple(float(points[each]) for points, each in zip(self.axes, coordinates, strict=True))
             found.append((where, float(fall[tuple(place)])))
         return found
+
+
+def _running(larger: np.ufunc, values: Floats, axis: int) -> Floats:
+    """The largest, or smallest, value so far along an axis."""
+    return np.asarray(larger.accumulate(values, axis=axis))
 
 
 def _scaled(name: str, values: Floats) -> Floats:

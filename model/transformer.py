@@ -14,7 +14,8 @@ arXiv:1909.08053.
 
 from __future__ import annotations
 
-import json
+import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 
 Floats = NDArray[np.float64]
 
+LARGEST = 10**9
+"""More than any size of a model; a larger number is a slip of the keyboard."""
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1, "int8": 1}
 """How many bytes a number takes, by its type."""
 NORMS = {"rms": 1, "layer": 2}
@@ -84,9 +87,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary"):
-            checks.whole(name, getattr(self, name), 1)
+            checks.whole(name, getattr(self, name), 1, checks.MAX_LAYERS if name == "layers" else LARGEST)
         for name in ("encoder_layers", "norms", "positions", "buckets"):
-            checks.whole(name, getattr(self, name), 0)
+            checks.whole(name, getattr(self, name), 0, checks.MAX_LAYERS if name == "encoder_layers" else LARGEST)
         for name in ("gated", "tied_head", "qk_norms"):
             checks.flag(name, getattr(self, name))
         checks.one_of("dtype", self.dtype, BYTES)
@@ -496,8 +499,56 @@ def preset(name: str) -> Shape:
     return PRESETS[name]
 
 
+def named(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
+    """The model of this name, or that of a file: a `config.json` of the transformers library, or the folder that one lies in.
+
+    `key` is what messages call the name. The type of the numbers is `dtype`, or what the file says, or bfloat16.
+
+    >>> named("llama-2-13b", "float16").bytes_each, named("llama-2-13b") == preset("llama-2-13b")
+    (2, True)
+    """
+    if not isinstance(name, str) or (name not in PRESETS and not is_path(name)):
+        raise ParameterError(f"{checks.unknown(key, name, PRESETS)}; or give the path of a config.json")
+    made = PRESETS[name] if name in PRESETS else _of_file(name, files.stamp(_config_at(name)))
+    return made if dtype is None else replace(made, dtype=dtype)
+
+
+def is_path(name: str) -> bool:
+    """Whether a name of a model is that of a file or a folder, whether or not that is there."""
+    return name not in PRESETS and (name.endswith(".json") or "/" in name or os.sep in name)
+
+
+def label(name: str) -> str:
+    """What to call a model that is given by its name or by its file: of a config.json, its folder.
+
+    >>> label("llama-2-13b"), label("models/mine/config.json"), label("mine.json")
+    ('llama-2-13b', 'mine', 'mine')
+    """
+    path = _config_at(name)
+    if name in PRESETS or not is_path(name):
+        return name
+    return path.absolute().parent.name or "model" if path.name == "config.json" else path.stem
+
+
+def _config_at(name: str) -> Path:
+    path = Path(name)
+    return path if path.suffix == ".json" else path / "config.json"
+
+
+@functools.lru_cache(maxsize=64)
+def _of_file(name: str, _: object) -> Shape:
+    path = _config_at(name)
+    config = _read(path)
+    try:
+        return from_config(config, None if _says_dtype(config) else "bfloat16")
+    except ParameterError as error:
+        raise ParameterError(f"{path}: {error}") from None
+
+
 # --- Configurations of the transformers library ---
 
+MOST_CONFIG = 2**24
+"""Of a configuration [bytes], a thousand times what one has."""
 _COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _SIZES = {
     "llama": _COMMON,
@@ -538,6 +589,7 @@ def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None
     True
     """
     config = source if isinstance(source, Mapping) else _read(Path(source))
+    check_config(config)
     kind = config.get("model_type")
     checks.one_of("model_type", kind, _SIZES)
     assert isinstance(kind, str)
@@ -602,9 +654,42 @@ def _llama_biases(config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     return (*attention, "ffn") if kind == "llama" and _flag(config, "mlp_bias", False) else attention
 
 
+MOST_LAYERS, MOST_WIDE = 1_000, 2**24
+"""Of a configuration: layers, and any other size. The largest models that are published have 126 and about a million."""
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
+_WIDE = {key for keys in _SIZES.values() for key in keys} - {*_LAYERS} | {"num_key_value_heads", "head_dim", "d_kv", "num_experts"}
+_SMALL = ("eps", "epsilon")
+DEEP = ("text_config", "rope_parameters", "rope_scaling")
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration of the transformers library that no machine could build, before any does; and numbers that are none.
+
+    It need not be of a type that is counted: what is looked at here stands under these keys in all of them.
+
+    >>> check_config({"num_hidden_layers": 10**9})
+    Traceback (most recent call last):
+        ...
+    model.checks.ParameterError: num_hidden_layers must be between 1 and 1000, got 1000000000
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key in DEEP:
+            check_config(value)
+        if value is None or isinstance(value, str | list | Mapping):
+            continue
+        if key in _LAYERS:
+            checks.whole(key, value, 1, MOST_LAYERS)
+        elif key in _WIDE:
+            checks.whole(key, value, 1, MOST_WIDE)
+        elif key == "rope_theta" or key.endswith(_SMALL):
+            checks.number(key, value, 0, 1e-1 if key.endswith(_SMALL) else 1e12)
+            if not value and key == "rope_theta":
+                raise ParameterError("rope_theta must be above 0, got 0")
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = files.json_of(files.read_bytes(path, MOST_CONFIG))
     except OSError as error:
         raise ParameterError(f"cannot read the config {path}: {error.strerror}") from None
     except ValueError as error:
@@ -637,8 +722,12 @@ def _flag(config: Mapping[str, Any], key: str, default: bool | None) -> bool:
     return bool(value)
 
 
+def _says_dtype(config: Mapping[str, Any]) -> Any:
+    return config.get("dtype") or config.get("torch_dtype")
+
+
 def _dtype(config: Mapping[str, Any]) -> str:
-    value = config.get("dtype") or config.get("torch_dtype")
+    value = _says_dtype(config)
     if value is None:
         raise ParameterError(f"dtype is missing in the config; give one of {', '.join(BYTES)}: from_config(source, dtype=...)")
     name = str(value).removeprefix("torch.")

@@ -21,14 +21,15 @@ Floats = NDArray[np.float64]
 class WidthCurve:
     """Time of a pass by its width, from pairs (width, time) or a mapping; the first width is 1.
 
-    Measured points are returned exactly. A table that dips is used as it is, with a warning: real tables do dip.
+    Measured points are returned exactly. A table that dips is used as it is, with a warning: real tables do dip. `quiet` leaves the
+    warning out, where the table is not one that a user wrote down.
 
     >>> curve = WidthCurve([(1, 1.0), (2, 1.02), (8, 1.3)])
     >>> float(curve(2)), round(float(curve(5)), 12), curve.last, curve.monotone
     (1.02, 1.16, 8, True)
     """
 
-    def __init__(self, pairs: Iterable[tuple[int, float]] | Mapping[int, float]) -> None:
+    def __init__(self, pairs: Iterable[tuple[int, float]] | Mapping[int, float], *, quiet: bool = False) -> None:
         rows: object = pairs
         try:
             rows = list(pairs.items() if isinstance(pairs, Mapping) else pairs)
@@ -45,7 +46,7 @@ class WidthCurve:
         self.times = _times("verify_cost", table[:, 1])
         self.last = int(self.widths[-1])
         self.monotone = bool(np.all(np.diff(self.times) >= 0))
-        if not self.monotone:
+        if not self.monotone and not quiet:
             where = int(np.argmax(np.diff(self.times) < 0)) + 1
             warnings.warn(
                 f"verify_cost should not fall with the width, got {self.times[where]:g} at width {self.widths[where]:g} after"
@@ -73,8 +74,8 @@ CurveLike = WidthCurve | Iterable[tuple[int, float]] | Mapping[int, float]
 
 
 def as_curve(verify_cost: CurveLike) -> WidthCurve:
-    """The curve itself, or the curve of its pairs."""
-    return verify_cost if isinstance(verify_cost, WidthCurve) else WidthCurve(verify_cost)
+    """The curve itself, or the curve of its pairs; whoever wrote these was warned of dips where they were read."""
+    return verify_cost if isinstance(verify_cost, WidthCurve) else WidthCurve(verify_cost, quiet=True)
 
 
 class PassTimes:

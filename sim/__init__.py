@@ -47,6 +47,11 @@ def run(
         As of the command: the directory to keep, worker processes, going on with a run, and consent to a very large grid. Without
         `out` nothing is kept.
 
+    Warns
+    -----
+    UserWarning
+        Where views differ that must agree, a fault of the program (`sim.agreement`); the command ends with exit code 1 then.
+
     Raises
     ------
     model.checks.ParameterError
@@ -64,6 +69,21 @@ def run(
 
             report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, **overrides)
             reports.summarise(report, report.frame(reports.MOST_LISTED), [])
+            _warn_of(report.disagreements)
             return report.frame()
         with tempfile.TemporaryDirectory() as folder:
-            return sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides).frame()
+            report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
+            _warn_of(report.disagreements)
+            return report.frame()
+
+
+def _warn_of(disagreements: list[dict[str, Any]]) -> None:
+    """Where the command would end with an error, warn: the table is there all the same."""
+    if disagreements:
+        import warnings
+
+        from sim import agreement
+
+        more = f"; and {len(disagreements) - 1} more" if len(disagreements) > 1 else ""
+        told = f"views disagree, which is a fault of the program: {agreement.in_words(disagreements[0])}{more}"
+        warnings.warn(told, stacklevel=3)

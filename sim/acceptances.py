@@ -5,14 +5,14 @@ What serving engines print is not alpha: kind `reported` takes it as it is print
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 
-from model import acceptance, checks, dialects, published, rounds
-from model.intervals import half_width
+from model import acceptance, checks, dialects, files, published, rates, rounds
 from sim import outcomes
 from sim.outcomes import Outcome, check_provenance, independent
 
@@ -167,12 +167,15 @@ class Rounds:
     """Recorded rounds: how many tokens a round gives if a draft starts at each output position, the target's own included.
 
     From `lengths`, or from a `file`: a JSON list of such lists, or JSON lines in which `acc_DRAFTER` holds one as `acc_len`.
-    Records that are shorter than the decoding are left out.
+    `play` "sequences": each decoding is the beginning of one sequence, all of at least its tokens as likely; the mean is over their
+    rounds, each sequence weighing by the tokens that it gives, which are alike. `play` "log": the sequences one after another, each
+    to its own end, where what a draft goes on is lost; with tokens = all that the log has, tokens per round are the log's own.
     """
 
     lengths: tuple[tuple[int, ...], ...] | None = None
     file: str | None = None
     drafter: str | None = None
+    play: str = "sequences"
     source: str = "measured"
 
     def __post_init__(self) -> None:
@@ -183,27 +186,40 @@ class Rounds:
                 raise checks.ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
         if self.drafter is not None and self.file is None:
             raise checks.ParameterError("outcomes.drafter names a column of a file of JSON lines; leave it out without a file")
+        checks.one_of("play", self.play, PLAYS)
         check_provenance(None, self.source)
         self._lengths()
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point. Its rate is accepted over tested in drafts of the method's length, one behind the other."""
+        """The law for one point. Its rate is accepted over tested tokens of all rounds, in drafts of the method's length."""
         records = self._lengths()
+        if self.play == "log":
+            return self._log(records, parameters.longest, tokens)
         survivors = [[length - 1 for length in record[:tokens]] for record in records if len(record) >= tokens]
         if not survivors:
             longest = max(len(record) for record in records)
-            raise checks.ParameterError(f"no record covers {tokens} output positions, the longest has {longest}; take fewer tokens")
-        law = rounds.ReplayRounds(survivors)
-        tested = (_tested_rate(record, parameters.longest) for record in survivors)
-        rates = np.array([rate for rate in tested if rate is not None])  # none where no token was ever tested
-        rate = float(rates.mean()) if rates.size else float("nan")
-        found = f"{self.source}: {len(survivors)} of {len(records)} records"
-        half = float(half_width(rates.std(ddof=1), len(rates))) if len(rates) > 1 else 0.0
-        if not half > 0:
-            return Outcome(law, rate, found)
-        low, high = max(rate - half, 0.0), min(rate + half, 1.0)
+            raise checks.ParameterError(
+                f"no record covers {tokens} output positions, the longest has {longest}; take fewer tokens, or play = 'log'"
+            )
+        rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest)
+        source = f"{self.source}: {len(survivors)} of {len(records)} records"
+        note = _note(records, parameters.longest, tokens)
         # The rate has an interval, the law has no ends: there is no rate in a record that could be moved.
-        return Outcome(law, rate, found, None, None, low, high, None)
+        return Outcome(rounds.ReplayRounds(survivors), rate, source, rate_low=low, rate_high=high, note=note)
+
+    def _log(self, records: Sequence[Sequence[int]], longest: int, tokens: int) -> Outcome:
+        """The sequences one after another."""
+        total = sum(map(len, records))
+        if tokens > total:
+            raise checks.ParameterError(f"tokens must be at most {total} with play = 'log', those of the log, got {tokens}")
+        law = rounds.ReplayLog([np.asarray(record) - 1 for record in records])
+        note = f"rounds: a log of {len(records)} sequences, one after another from any of them on, each to its own end"
+        if longest:
+            own = _played(_frozen(records), longest)[0].over_rounds
+            rest = ", which this plays" if tokens == total else f"; of them {tokens} are decoded, and tokens = {total} plays it"
+            note += f": the log's own mean over rounds is {own:.4f} tokens a round in drafts of {longest}, of {total} tokens{rest}"
+        rate, low, high = _rate(_frozen(records), longest)
+        return Outcome(law, rate, f"{self.source}: a log of {len(records)} records", rate_low=low, rate_high=high, note=note)
 
     def _lengths(self) -> list[list[int]]:
         records = self.lengths if self.file is None else _lengths_of(self.file, self.drafter)
@@ -217,23 +233,54 @@ class Rounds:
         return [[min(length, checks.MAX_TOKENS + 1) for length in record] for record in records]
 
 
-def _tested_rate(survivors: list[int], longest: int) -> float | None:
-    """Accepted over tested of a record played with drafts of one length."""
-    at = accepted = tested = 0
-    while at < len(survivors) and longest:
-        drafted = min(longest, len(survivors) - 1 - at)
-        kept = min(survivors[at], drafted)
-        accepted, tested, at = accepted + kept, tested + min(kept + 1, drafted), at + kept + 1
-    return accepted / tested if tested else None
+PLAYS = ("sequences", "log")
+Lengths = tuple[tuple[int, ...], ...]
+
+
+def _frozen(records: Sequence[Sequence[int]], least: int = 1, cut: int | None = None) -> Lengths:
+    """The first `cut` lengths of those records that have at least so many."""
+    return tuple(tuple(record[:cut]) for record in records if len(record) >= least)
+
+
+@lru_cache(maxsize=32)
+def _played(records: Lengths, longest: int) -> tuple[rates.Means, rates.Played]:
+    played = rates.play(records, longest)
+    return rates.means(played), played
+
+
+def _rate(records: Lengths, longest: int) -> tuple[float, float | None, float | None]:
+    """Accepted over tested tokens of all rounds, and its interval between sequences, where it has one."""
+    accepted, tested = (np.zeros(1, dtype=np.int64),) * 2 if not longest else _played(records, longest)[1].of_requests()
+    if not tested.sum():  # no token was ever tested
+        return float("nan"), None, None
+    low, high = rates.ratio_interval(accepted, tested)
+    ends = (low, high) if low < high else (None, None)
+    return float(accepted.sum() / tested.sum()), *ends
+
+
+def _note(records: Sequence[Sequence[int]], longest: int, tokens: int) -> str:
+    """Which mean a decoding of so many tokens plays, and why it is not the log's own."""
+    kept = _frozen(records, tokens)
+    note = f"rounds: a mean over rounds, of the first {tokens} tokens of {len(kept)} of {len(records)} sequences alike"
+    if not longest:
+        return note
+    parts = _frozen(records), kept, _frozen(records, tokens, tokens)
+    whole, left, first = (_played(each, longest)[0] for each in parts)
+    return (
+        f"{note}: {first.over_rounds:.4f} tokens a round in drafts of {longest}; the log's own mean over rounds is"
+        f" {whole.over_rounds:.4f} and over sequences {whole.over_sequences:.4f}: {left.over_rounds / whole.over_rounds - 1:+.1%}"
+        f" as shorter sequences are left out, {first.over_rounds / left.over_rounds - 1:+.1%} as the others end after {tokens}"
+        f" tokens; play = 'log' with tokens = {sum(map(len, records))} plays the log's own"
+    )
 
 
 def _lengths_of(file: str, drafter: str | None) -> Any:
     text = outcomes.text_of(file, "accepted lengths")
     try:
         if drafter is None:
-            return json.loads(text)
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
+            return files.json_of(text, strict=False)
+        rows = [files.json_of(line, strict=False) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
         kind = "JSON" if drafter is None else "JSON lines"
         raise checks.ParameterError(f"file {file!r} cannot be read: it is not {kind}: {error}") from None
     key = f"acc_{drafter}"
@@ -277,8 +324,7 @@ class Reported:
     def _words(self) -> str:
         if self.engine == "alpha":
             return f"acceptance rate {self.rate}"
-        figures = {"rate": self.rate, "length": self.length, "field": self.field}
-        return dialects.read(self.engine, self.draft_length, **figures).words
+        return dialects.read(self.engine, self.draft_length, rate=self.rate, length=self.length, field=self.field).words
 
     def _alpha(self) -> float:
         from model.speculative import reported_acceptance
@@ -287,8 +333,8 @@ class Reported:
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name))
         checks.whole("draft_length", self.draft_length, 1, checks.MAX_TOKENS)
-        figures = {"rate": self.rate, "length": self.length, "field": self.field}
-        return float(reported_acceptance(self.engine, self.draft_length, **figures))
+        found = reported_acceptance(self.engine, self.draft_length, rate=self.rate, length=self.length, field=self.field)
+        return float(found)
 
 
 @dataclass(frozen=True)

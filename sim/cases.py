@@ -6,17 +6,20 @@ Unknown keys, and parameters that no method takes, are errors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
-from model import checks, published
+from model import checks, demand, published, transformer
 from model.algorithms import _batches
 from model.checks import ParameterError
+from model.demand import Demand
 from model.latency import OPERATIONS, RATIOS, UnitCost
 from model.published import ppd_table_3
 from model.tables import build, renamed
-from model.transformer import PRESETS, Shape
+from model.transformer import Shape
+from model.width import WidthCurve
 from sim import acceptances, hardware, lossy, methods, outcomes
 from sim.cluster import Cluster
 from sim.hardware import HardwareCost, Priced
@@ -32,6 +35,18 @@ SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"
 MAX_REPLICATIONS = 1_000_000_000
 MAX_TIME = 1e9
 """Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
+
+
+MIN_TIME = 1e-12
+"""The least time that is one [layer-times, or seconds]; what is shorter takes none. Ratios of the two bounds can be squared."""
+
+
+def _check_time(name: str, value: Any, *, positive: bool = False) -> None:
+    """Refuse what is no time, or one that arithmetic could not tell from none, or from one without end."""
+    checks.number(name, value, 0, MAX_TIME)
+    if value < MIN_TIME and (value > 0 or positive):
+        nothing = "" if positive else "0 or "
+        raise ParameterError(f"{name} must be {nothing}at least {MIN_TIME:g}, got {checks.shown(value)}")
 
 
 _FITTED = ("layer_times", "early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion")
@@ -91,7 +106,8 @@ class Cost:
     allow_slow_medium
         Whether the medium model of a hierarchy may be slower than the large one.
     shape, draft_shape, medium_shape
-        Names of the models (`sim ls shapes`), of all that a method has or of none, so that operations and bytes are counted.
+        The models, by name (`sim ls shapes`) or config.json, all that a method has or none, so that operations and bytes are
+        counted.
     seconds_per_layer
         How long a layer takes, where times are wanted in seconds [s].
     """
@@ -128,10 +144,10 @@ class Cost:
         self._check_published()
         for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
-                checks.number(name, getattr(self, name), 0, MAX_TIME)
+                _check_time(name, getattr(self, name))
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
-                checks.one_of(name, getattr(self, name), PRESETS)
+                transformer.named(getattr(self, name), key=name)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -139,18 +155,22 @@ class Cost:
                 " if it is meant, say allow_slow_medium = true"
             )
         if self.seconds_per_layer is not None:
-            checks.number("seconds_per_layer", self.seconds_per_layer, 0, MAX_TIME)
+            _check_time("seconds_per_layer", self.seconds_per_layer)
         for name in (field.name for field in fields(self) if field.type == "float"):
-            checks.number(name, getattr(self, name), 0, MAX_TIME)
+            _check_time(name, getattr(self, name))
         if self.layer_times is not None and not isinstance(self.layer_times, tuple):
             raise ParameterError(f"layer_times must be a list with a time for each layer, got {checks.shown(self.layer_times)}")
         if self.layer_times == ():
             raise ParameterError("layer_times must have one time for each layer, got an empty list; leave it out for equal layers")
         for index, time in enumerate(self.layer_times or ()):
-            checks.number(f"layer_times[{index}]", time, 0, MAX_TIME)
+            _check_time(f"layer_times[{index}]", time)
         if self.layer_times and not any(self.layer_times):
             raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
         self.model(1 if self.layer_times is None else len(self.layer_times))
+        if self.verify_cost is not None:
+            # Whoever wrote a table that dips is told so; passes of a profile are not said to be one.
+            for index, time in enumerate(WidthCurve(self.verify_cost).times.tolist()):
+                _check_time(f"verify_cost[{index}][1]", time, positive=True)
 
     def _check_published(self) -> None:
         given = [name for name in ("task", "data_set") if getattr(self, name) is not None]
@@ -286,21 +306,49 @@ class Case:
         """Devices in a unit: more than one where layers are split over them."""
         return 1 if self.priced is None else self.priced.ways
 
+    @cached_property
+    def contention(self) -> str | None:
+        """Why closed forms and paths, for which nothing waits, say nothing here; None where they do."""
+        return contention(self.demand, self.cluster)
+
     @property
     def contended(self) -> bool:
-        """Whether processes may have to wait for units or links, which only the `events` view knows."""
-        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
-        return self.cluster.units < self.parameters.units or self.cluster.links == "shared" or self.cluster.stop != "now" or growing
+        """Whether processes may have to wait for units or links, or hold them once stopped, which only the `events` view knows."""
+        return self.contention is not None
+
+    @cached_property
+    def demand(self) -> Demand:
+        """The most units and transfers that the method may want at once."""
+        return demand.of(self.parameters, self.cost, self.settings.tokens)
 
     @property
     def held(self) -> int:
         """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
-        growing = not self.cost.plain and not getattr(self.parameters, "bounded", True)
-        return self.cluster.units if growing else min(self.parameters.units, self.cluster.units)
+        if self.contended and not getattr(self.parameters, "bounded", True):
+            return self.cluster.units
+        return min(max(self.parameters.units, self.demand.units), self.cluster.units)
 
 
-def resolve(tables: Tables, index: int = 0) -> Case:
-    """The checked objects of one point: these tables, without their sweep, and the method of this index."""
+def contention(wanted: Demand, cluster: Cluster) -> str | None:
+    """Why a cluster has less than what is wanted at once; None where nothing ever waits on it.
+
+    >>> contention(Demand(4), Cluster(2))
+    'units: 2 of the 4 that it may want at once'
+    """
+    if cluster.units < wanted.units:
+        return f"units: {cluster.units} of the {wanted.units} that it may want at once"
+    if cluster.links == "shared" and wanted.transfers > 1:
+        return "links: several transfers may want the shared one at once"
+    if (wanted.stopped == "anywhere" and cluster.stop != "now") or (wanted.stopped == "layers" and cluster.stop == "pass"):
+        return f"stop: a stopped process keeps its unit to the end of its {cluster.stop}"
+    return None
+
+
+def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ()) -> Case:
+    """The checked objects of one point: these tables, without their sweep, and the method of this index.
+
+    `used` has the costs that each method looks at somewhere on the grid, where that is more than at this point.
+    """
     for key in tables:
         if key not in SECTIONS:
             raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, SECTIONS)}")
@@ -315,18 +363,19 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     module = methods.algorithm(name)
     methods.check_whole(name)
     own = {section: table.pop(section, None) for section in OWN}
-    _refuse_unused(tables, chosen)
-    parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
-    if hasattr(parameters, "check_tokens"):
-        parameters.check_tokens(settings.tokens)
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = cost_of(tables, chosen[index])
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware.KINDS
     _refuse_of_other_kinds(cost_table, where["cost"], real)
+    _refuse_unused(tables, chosen, used or used_costs(chosen))
+    parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
+    if hasattr(parameters, "check_tokens"):
+        parameters.check_tokens(settings.tokens)
     cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
+    roles = tuple(methods.roles_of(parameters))
+    parameters = replace(parameters, **_depths(cost, roles, parameters, table))
     priced = None
     if real:
-        roles = tuple(methods.roles_of(parameters))
         priced = hardware.priced(cost, parameters, settings.tokens, roles, where["cost"], name)
     if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3.LAYERS:
         raise ParameterError(
@@ -362,6 +411,23 @@ def resolve(tables: Tables, index: int = 0) -> Case:
     shapes = _shapes(cost, parameters, name, where["cost"])
     seconds = cost.seconds(parameters.layers)
     return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
+
+
+def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
+    """The layers of smaller models that are left out, where a shape or a profile says them."""
+    found: dict[str, int] = {}
+    for role in roles:
+        name = f"{role}_layers"
+        if name in table or not hasattr(parameters, name):
+            continue
+        if isinstance(cost, Cost):
+            given = getattr(cost, SHAPES_OF[role])
+            shape = None if given is None else transformer.named(given)
+        else:
+            of = cost.of(role)
+            shape = None if of is None else of.shape
+        found |= {} if shape is None else {name: shape.layers}
+    return found
 
 
 def _refuse_narrow(model: UnitCost, widest: int, parameters: Any, where: str, name: str) -> None:
@@ -400,7 +466,7 @@ def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Sha
         given = getattr(cost, key)
         if given is None:
             continue
-        found[role] = PRESETS[given]
+        found[role] = transformer.named(given)
         layers = "layers" if role == "target" else f"{role}_layers"
         if found[role].layers != depth:
             raise ParameterError(
@@ -422,7 +488,7 @@ def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
     return found
 
 
-def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
+def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozenset[str]]) -> None:
     """What no method of the scenario looks at is an error: somebody thinks that it counts."""
     kinds = [methods.algorithm(table.get("name")).Parameters for table in chosen]
     shared = [(kind, table) for kind, table in zip(kinds, chosen, strict=True) if "outcomes" not in table]
@@ -438,37 +504,34 @@ def _refuse_unused(tables: Tables, chosen: list[Tables]) -> None:
     for each in chosen:
         if each.get("outcomes") is not None and each not in asking:
             raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which asks for none; leave it out")
-    used = [costs(kind, table) for kind, table in zip(kinds, chosen, strict=True)]
     # One that changes single costs of a shared kind has all the others too.
-    sharing = [each for each, table in zip(used, chosen, strict=True) if cost_of(tables, table) is not table.get("cost")]
-    _refuse_unused_cost("cost", tables.get("cost"), {key for each in sharing for key in each})
-    for own, table in zip(used, chosen, strict=True):
-        _refuse_unused_cost("method.cost", table.get("cost"), own)
+    pairs = [*zip(kinds, used, chosen, strict=True)]
+    sharing = [(kind, own) for kind, own, table in pairs if cost_of(tables, table) is not table.get("cost")]
+    _refuse_unused_cost("cost", tables.get("cost"), sharing)
+    for kind, own, table in pairs:
+        _refuse_unused_cost("method.cost", table.get("cost"), [(kind, own)])
 
 
-COSTS_OF = {
-    "draft": {"cost_ratio", "operations_ratio", "task", "verify_cost", "draft_shape", "draft_profile", "draft_step_s"},
-    "medium": {
-        "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "verify_cost", "medium_shape", "medium_profile",
-        "draft_step_s",
-    },
-}
-"""What of the cost only methods with a model of this role look at; others say it in their COSTS."""
-OWN_COSTS = {"verify_cost", "propagation", "state_check", "fitted_on"}
+def used_costs(chosen: Sequence[Tables]) -> list[frozenset[str]]:
+    """The costs that each method looks at with its parameters, of those that not every method has."""
+    return [methods.costs(methods.algorithm(table.get("name")).Parameters, table) for table in chosen]
 
 
-def costs(kind: Any, table: Mapping[str, Any]) -> set[str]:
-    """The costs that not every method has, and this one has."""
-    own = kind.costs(table) if hasattr(kind, "costs") else getattr(kind, "COSTS", ())
-    return {*own}.union(*(COSTS_OF[role] for role in methods.roles(kind, table)))
-
-
-def _refuse_unused_cost(where: str, table: Any, used: set[str]) -> None:
+def _refuse_unused_cost(where: str, table: Any, of: Sequence[tuple[Any, frozenset[str]]]) -> None:
     if not isinstance(table, Mapping):
         return
     for key in table:
-        if key in OWN_COSTS.union(*COSTS_OF.values()) and key not in used:
-            raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out")
+        name = key.removesuffix("_s") if isinstance(key, str) else key
+        if name not in gated() or any(name in used for _, used in of):
+            continue
+        elsewhere = any(name in getattr(kind, "COSTS", ()) for kind, _ in of)
+        also = ", or choose parameters with which it counts (`sim ls methods NAME`)" if elsewhere else ""
+        raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out{also}")
+
+
+def gated() -> frozenset[str]:
+    """The costs that not every method looks at, without the _s of those in seconds."""
+    return frozenset(methods.COSTS).union(*methods.COSTS_OF.values())
 
 
 def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -> dict[str, outcomes.Outcome]:

@@ -59,11 +59,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
+        from model import warned
         from model.checks import ParameterError
         from model.methods import allowing
 
         try:
-            with _warnings_in_words(), allowing(kwargs.get("methods") or ()):
+            with warned.in_words(), allowing(kwargs.get("methods") or ()):
                 command(*args, **kwargs)
         except ParameterError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -72,26 +73,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             # Whoever read our output has had enough of it.
             sys.stderr.close()
             raise typer.Exit(0) from None
+        except OSError as error:  # a name that is too long, a folder that may not be read, a disk that is full
+            where = f" ({str(error.filename)[:200]})" if error.filename is not None else ""
+            print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+            raise typer.Exit(2) from None
 
     return inner
-
-
-@contextlib.contextmanager
-def _warnings_in_words() -> Iterator[None]:
-    """A warning is one line, without a place in our sources, and said once."""
-    import warnings
-
-    said: set[str] = set()
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        if str(message) not in said:
-            said.add(str(message))
-            print(f"warning: {message}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        yield
 
 
 @app.command()
@@ -153,7 +140,7 @@ def run(
         print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
     else:
         reports.show(report, frame, drawn)
-    if report.failed:
+    if report.failed or report.disagreements:
         raise typer.Exit(1)
 
 
@@ -423,7 +410,7 @@ def lint(
             print(f"point {point} {grid.values(point)} would fail: {error}")
             continue
         if case.contended and set(plan.views) - {"events"} and point == 0:
-            print(f"warning: {case.cluster.units} units of {case.parameters.units}: only the view events knows what waiting costs")
+            print(f"warning: formula and paths have no value where something may wait; {case.contention}")
     about = f"{grid.points} points in {', '.join(plan.views)}; about {plan.estimate():.0f} s on one core"
     print(f"{scenario}: {about}" if not wrong else f"{scenario}: {wrong} points would fail; {about}")
     if wrong:
@@ -437,7 +424,8 @@ def list_(
         str, typer.Argument(help="methods, outcomes, costs, shapes, devices, profiles, scenarios or published.")
     ] = "scenarios",
     name: Annotated[
-        str | None, typer.Argument(help="One of them, to be told all about it; of a scenario, its file; a profile's .json too.")
+        str | None,
+        typer.Argument(help="One of them, to be told all about it, or a file: a profile's .json, a config.json, a device's .toml."),
     ] = None,
     methods: Methods = None,
     as_json: Json = False,
@@ -453,6 +441,8 @@ def list_(
     sim ls profiles profiles/cpu-llama-68m.json
 
     sim ls scenarios bild > mine.toml
+
+    sim ls devices h100 > my-gpu.toml
     """
     from sim import listing
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model import checks
+from model import checks, physical
 from model.checks import ParameterError
 from model.comparison import PARTS
-from model.measured import Measured
+from model.measured import Measured, shape_of
 from model.pass_cost import PassCost
 from model.profile import PROCESS_TEXT, Profile
 from model.replay import Replayed, UnloggedError, steps_of, told
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from model.decoding import Decoding
+    from model.transformer import Shape
     from sim.events import Run
 
 SAME = ("name", "threads", "cores")
@@ -98,6 +99,7 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
         raise ParameterError(f"{wrong[0]}; take the profile that was timed there, or --allow-mismatch, which marks every row")
     of = {role: Measured(each) for role, each in profiles.items()}
     alone, rows = PassCost(of), []
+    _refuse_slow(runs, profiles, {role: shape_of(each) for role, each in profiles.items()})
     for number, timed in runs.timed.items():
         row = {"contention_s": 0.0}
         if timed.units == 1:
@@ -109,6 +111,17 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
         lacking = ", ".join(missing(of, timed))
         rows.append(_row(runs, number, timed, predicted) | row | {"mismatch": "; ".join(wrong), "missing": lacking})
     return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _refuse_slow(runs: Runs, profiles: Mapping[str, Profile], shapes: Mapping[str, Shape]) -> None:
+    """Refuse a run that took longer than its machine can have taken for the passes that it made, by its row, counted from 1."""
+    seconds, decodings = runs.table["seconds"].to_list(), runs.table["decoding"].to_list()
+    most = {number: physical.longest_run(timed.decoding, profiles, shapes) for number, timed in runs.timed.items()}
+    for row, (taken, number) in enumerate(zip(seconds, decodings, strict=True), 1):
+        if taken > most[number]:
+            why = f"a hundredth of the device's peaks and {physical.LAUNCH_S:g} s an operation"
+            bound = f"must be at most {most[number]:.3g}, {why}"
+            raise ParameterError(f"row {row}, column seconds: {bound}, got {taken:.4g}; look at their unit")
 
 
 Named = tuple[str, "pl.DataFrame", dict[str, Any]]

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from model import comparison, strict_json
+from model import comparison, files, strict_json
 from model.checks import ParameterError
 from model.comparison import PARTS
 
@@ -154,8 +154,8 @@ MARK = "<!-- predicted against measured: sim compare -->"
 def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
     """The page with this section in the place of the one that it has."""
     try:
-        before = page.read_text(encoding="utf-8").partition(MARK)[0] if page.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
+        before = files.read_text(page).partition(MARK)[0] if page.exists() else ""
+    except (OSError, ValueError) as error:
         raise ParameterError(f"{page.name} cannot be read: {error}") from None
     head = [before.rstrip("\n"), ""] if before else []
     return "\n".join([*head, MARK, INTRODUCTION, *markdown(named)]).rstrip("\n") + "\n"

@@ -70,6 +70,8 @@ class Run:
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
     intervals: list[Interval] = field(default_factory=list)
+    waited: float = 0.0
+    """What processes and transfers waited for units and links, summed over them."""
 
     @property
     def passes(self) -> int:
@@ -169,7 +171,7 @@ class _Engine:
         self.changed = self.done = False
         self.active = self.peak = 0
         self.account = Account()
-        self.busy = self.link_free = 0.0
+        self.busy = self.link_free = self.waited = 0.0
         self.result = Run()
         self.records: list[tuple[Interval, _Process | None]] = []
         self.numbers: dict[_Process, int] = {}  # of the processes on record
@@ -189,11 +191,14 @@ class _Engine:
                     step()
         except EmptySchedule:
             raise RuntimeError("the algorithm came to a halt before it had put out all its tokens") from None
+        for process in self.waiting:
+            process.gave_up()
         for holder in self.holders:  # whatever still runs is cut off with the last token
             if holder is not None:
                 holder.release("cancelled")
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
+        result.waited = self.waited
         for (*kind, _), (_, counts) in self.known.items():
             if counts[0]:
                 self.account.include(Account({cast("Kind", tuple(kind)): counts}))
@@ -272,6 +277,7 @@ class _Engine:
         now = start = self.env.now
         if self.cluster.links == "shared":  # what has been sent is not called back, though its receiver be stopped
             start = max(now, self.link_free)
+            self.waited += start - now
             self.link_free = start + seconds
         if self.record:
             row = Interval(-1, start, start + seconds, what, self.number(process), -1, 0, 0, "kept")
@@ -293,6 +299,7 @@ class _Process:
     value: Any = None  # what it has returned
     unit = -1
     layer = 0  # the next to run, where a pass is one event per layer
+    asked: float | None = None  # since when it has waited for a unit
     waiting = 0  # joined processes that have not ended
     watcher: _Process | None = None  # joined this process
     subs: Sequence[_Process] = ()
@@ -456,6 +463,8 @@ class _Process:
                 self.body.close()
             if self.unit >= 0:
                 self._let_go()
+            else:
+                self.gave_up()
         for sub in self.subs:
             sub.stop()
 
@@ -467,9 +476,12 @@ class _Process:
         if unit < 0 or engine.holders[unit] is not None:
             unit = engine.free_unit(self)
             if unit < 0:
+                if self.asked is None:
+                    self.asked = engine.env.now
                 engine.waiting.append(self)
                 return
             self.place = unit
+        self.gave_up()
         self.unit = unit
         engine.holders[unit] = self
         engine.active = active = engine.active + 1
@@ -491,6 +503,12 @@ class _Process:
             engine.share()
         else:
             Timeout(env, self.seconds).callbacks.append(self._passed)
+
+    def gave_up(self) -> None:
+        """No longer wait for a unit: it has one, or needs none any more."""
+        if self.asked is not None:
+            self.engine.waited += self.engine.env.now - self.asked
+            self.asked = None
 
     def due(self, turn: int, event: Event) -> None:
         """What is being done would end now, if nobody has come or gone since that was reckoned."""

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,27 @@ class Grid:
         tables = copy.deepcopy(self.base)
         for axis, index in zip(self.axes, where, strict=True):
             scenario.apply(tables, axis.path, axis.values[index])
-        return cases.resolve(tables, method)
+        return cases.resolve(tables, method, self.used)
+
+    @cached_property
+    def used(self) -> list[frozenset[str]]:
+        """The costs that each method looks at with any value of the axes: what has no use at one point may have at another."""
+        try:
+            found = cases.used_costs(scenario.method_tables(self.base))
+        except ParameterError:  # each point says so itself
+            return []
+        for axis in self.axes:
+            if not axis.path.startswith("method."):
+                continue
+            for index in axis.ends():
+                tables = copy.deepcopy(self.base)
+                try:
+                    scenario.apply(tables, axis.path, axis.values[index])
+                    more = cases.used_costs(scenario.method_tables(tables))
+                except ParameterError:  # its point says so itself
+                    continue
+                found = [one | other for one, other in zip(found, more, strict=True)]
+        return found
 
 
 def _values(path: str, values: Any) -> Sequence[Any]:

@@ -7,20 +7,21 @@ tables are in seconds besides.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from model import checks, device, hardware, physical, profile
+from model import checks, device, hardware, physical, profile, transformer
 from model.checks import ParameterError
 from model.hardware import Hardware, Memory, Served
 from model.latency import UnitCost
 from model.measured import Measured, shape_of
 from model.operating_point import OperatingPoint, operating_point
 from model.roofline import Efficiency, Roofline
-from model.transformer import PRESETS, Shape
+from model.transformer import Shape
 
 KINDS = ("profile", "roofline")
 ROLES = ("target", "draft", "medium")
@@ -34,6 +35,8 @@ GONE = MappingProxyType({
 """Keys of costs that there were, and what to say instead."""
 MAY_SEEM = 0.1
 """How much faster than its peaks a device of a user's profile may seem [-]: clocks rise, and ceilings are measured roughly."""
+MISTAKEN = 100.0
+"""How many times faster than peaks that were measured with it a user's profile is no better kernel but a mistake of units [-]."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,9 @@ class HardwareCost:
         Names of bundled profiles (`sim ls profiles`), or paths of their .json, one for each model of the method. One of operations
         composes the shape that is named beside it. A shape without a profile is estimated by kind `roofline` on the same device.
     device
-        Of kind `roofline` (`sim ls devices`).
+        Of kind `roofline` (`sim ls devices`): a name, or the path of a .toml as `sim ls devices h100` prints one.
     shape, draft_shape, medium_shape
-        Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told.
+        Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told: names, or paths of a config.json.
     dtype
         What weights and cache are kept in. Of kind `roofline` the shape's own where left out; a profile must be of it.
     prompt
@@ -119,7 +122,7 @@ class HardwareCost:
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
         for name in ("shape", "draft_shape", "medium_shape"):
             if getattr(self, name) is not None:
-                checks.one_of(name, getattr(self, name), PRESETS)
+                transformer.named(getattr(self, name), self.dtype, key=name)
         if self.device is not None:
             device.device(self.device)
         checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
@@ -145,14 +148,17 @@ class HardwareCost:
         where = "" if role == "target" else f"{role}_"
         shape = getattr(self, f"{where}shape")
         if self.kind == "roofline":
-            return None if shape is None else _roofline(str(self.device), shape, self.dtype, self._efficiency(), ways)
+            if shape is None:
+                return None
+            return _roofline(device.device(str(self.device)), transformer.named(shape, self.dtype), self._efficiency(), ways)
         name = getattr(self, f"{where}profile")
         if name is None:
             # Nobody has measured it there: its arithmetic over the same device's peaks has to do.
             at = None if shape is None else self.of("target")
             if not isinstance(at, Measured) or at.profile.device not in device.DEVICES:
                 return None
-            return _roofline(at.profile.device, shape, at.profile.dtype, Efficiency(), ways)
+            of = device.device(at.profile.device)
+            return _roofline(of, transformer.named(str(shape), at.profile.dtype), Efficiency(), ways)
         try:
             return _measured(name, shape, self.dtype, ways)
         except ParameterError as error:
@@ -160,34 +166,33 @@ class HardwareCost:
 
 
 @functools.lru_cache(maxsize=256)
-def _roofline(name: str, shape: str, dtype: str | None, efficiency: Efficiency, ways: int) -> Roofline:
-    of = device.device(name)
-    made = PRESETS[shape] if dtype is None else replace(PRESETS[shape], dtype=dtype)
+def _roofline(of: device.Device, made: Shape, efficiency: Efficiency, ways: int) -> Roofline:
+    published = of.published
     if made.dtype not in of.rates:
-        published = ", ".join(of.rates)
-        raise ParameterError(f"dtype must be one of {published}, what is published of {name}, got {checks.shown(made.dtype)}")
-    source = f"assumed efficiencies of the published peaks of {name}"
+        said = f"{', '.join(of.rates)}, what is {'published' if published else 'given'} of {of.name}"
+        raise ParameterError(f"dtype must be one of {said}, got {checks.shown(made.dtype)}")
+    source = f"assumed efficiencies of the {'published peaks' if published else 'peaks given'} of {of.name}"
     return Roofline(made, of.bandwidth, of.rates[made.dtype], efficiency, ways, of.link or of.host_link, provenance=source)
 
 
 def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> Measured:
     path = Path(name)
     changed = path.stat().st_mtime_ns if path.suffix == ".json" and path.is_file() else 0
-    return _looked_up(name, shape, dtype, ways, changed)
+    return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, ways, changed)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str, shape: str | None, dtype: str | None, ways: int, changed: int) -> Measured:
+def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: int) -> Measured:
     found = _loaded(name, changed)
     if dtype is not None and dtype != found.dtype:
         raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
     if found.kind == "operations":
         from model import compose
 
-        if shape is None:
+        if shape is None or made is None:
             raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
-        found = compose.layer(found, PRESETS[shape], model=shape, ways=ways)
-    elif shape is not None and PRESETS[shape] != shape_of(found):
+        found = compose.layer(found, replace(made, dtype=found.dtype), model=transformer.label(shape), ways=ways)
+    elif made is not None and replace(made, dtype=shape_of(found).dtype) != shape_of(found):
         raise ParameterError(
             f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
             f" {_covers(found)}"
@@ -207,7 +212,8 @@ def _loaded(name: str, _: int) -> profile.Profile:
         across = found.facts.get("source", 0) if shape.encoder_layers else 0
         try:
             checks.whole("source in facts", across, 0)
-            physical.check(found, shape, source=across, in_sequence=False, tolerance=MAY_SEEM)
+            for line in physical.check(found, shape, source=across, in_sequence=False, tolerance=MAY_SEEM, most=MISTAKEN):
+                warnings.warn(f"{Path(name).name}: {line}", stacklevel=2)
         except ParameterError as error:
             raise ParameterError(f"{Path(name).name}: {error}") from None
     return found
@@ -245,10 +251,9 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
         models[role] = found
         layers = "layers" if role == "target" else f"{role}_layers"
         depth = getattr(parameters, layers, found.shape.layers)
-        if role != "target" and depth == 1:  # a draft of which the method asks for no depth
-            depth = found.shape.layers
         if depth != found.shape.layers:
-            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it")
+            or_not = "" if role == "target" else ", or leave it out"
+            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
     batch, played = getattr(parameters, "full_batch", 1), getattr(parameters, "texts", 1) > 1
     texts = played and not roles  # a static batch that goes column by column: a token of each
     together = parameters.together if played and roles else 1
@@ -280,11 +285,11 @@ def _one_device(
         single = cost.of("target", 1)
     except ParameterError:
         return None  # a profile of split layers alone
-    name = _device(cost, single)
-    if single is None or name is None:
+    of = _device(cost, single)
+    if single is None or of is None:
         return None
     batch = getattr(parameters, "sequences", 1)
-    room = hardware.memory(single.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch)
+    room = hardware.memory(single.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch)
     if room.share > 1:
         return None
     return operating_point(
@@ -309,20 +314,21 @@ def _parts_missing(of: Hardware) -> tuple[str, ...]:
 def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any) -> Memory | None:
     """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
     target = models["target"]
-    name = _device(cost, target)
-    if name is None:
+    of = _device(cost, target)
+    if of is None:
         return None
     together = getattr(parameters, "placement", "together") == "together"
     also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
     batch = getattr(parameters, "sequences", 1)
     room = hardware.memory(
-        target.shape, device.DEVICES[name].memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
+        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
     )
-    hardware.refuse_too_large(room, name)
+    hardware.refuse_too_large(room, of.name)
     return room
 
 
-def _device(cost: HardwareCost, target: Hardware | None) -> str | None:
+def _device(cost: HardwareCost, target: Hardware | None) -> device.Device | None:
     """The device that the target runs on, where its memory is known."""
-    name = cost.device if cost.kind == "roofline" else target.profile.device if isinstance(target, Measured) else None
-    return name if name in device.DEVICES else None
+    if cost.kind == "roofline":
+        return device.device(str(cost.device))
+    return device.DEVICES.get(target.profile.device) if isinstance(target, Measured) else None

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any
 
-from model import checks, profile, published
+from model import checks, device, profile, published, transformer
 from model.device import DEVICES, Device
 from model.latency import RATIOS, UnitCost
 from model.profile import Profile
@@ -46,7 +46,7 @@ def details(what: str, name: str) -> dict[str, str]:
     """All that there is to say of a method, kinds of outcomes, a cost, a shape, a device or a table; of a scenario its file.
 
     Outcomes are named by what they are of (`decision`), by their kind (`thresholds`), or by both (`decision: thresholds`); profiles
-    by their names, or by the path of a .json.
+    by their names, or by the path of a .json; shapes and devices by their names, or by the paths of a config.json and a .toml.
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":
@@ -56,6 +56,10 @@ def details(what: str, name: str) -> dict[str, str]:
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
     if what == "profiles" and name.endswith(".json"):  # one of the user's own
         return {name: _rows(_of_profile(profile.load(name)))}
+    if what == "shapes" and transformer.is_path(name):
+        return {name: _rows(_of_shape(transformer.named(name), f"given in {name}; bfloat16 where it does not say a dtype"))}
+    if what == "devices" and device.is_path(name):
+        return {name: device.written(device.device(name))}
     if name not in lines(what):
         raise checks.unknown(what.removesuffix("s"), name, lines(what))
     if what == "methods":
@@ -63,13 +67,9 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "scenarios":
         return {name: resources.files("sim.scenarios").joinpath(f"{name}.toml").read_text(encoding="utf-8").rstrip()}
     if what == "shapes":
-        shape = PRESETS[name]
-        own = {field.name: getattr(shape, field.name) for field in fields(shape)}
-        own["biases"] = ", ".join(shape.biases) or "none"
-        source = "published: its checkpoint's configuration; assumed: dtype"
-        return {name: _rows(own | {"parameters": shape.parameters, "source": source})}
+        return {name: _rows(_of_shape(PRESETS[name], "published: its checkpoint's configuration; assumed: dtype"))}
     if what == "devices":
-        return {name: _rows(_of_device(DEVICES[name]))}
+        return {name: f"# published\n{device.written(DEVICES[name])}"}
     if what == "profiles":
         return {name: _rows(_of_profile(profile.load(name)))}
     if what == "costs":
@@ -105,23 +105,16 @@ def _shape(shape: Shape) -> str:
     return f"{shape.parameters:,} parameters, {wide}"
 
 
-def _device(device: Device) -> str:
-    dtype = next(iter(device.rates))
-    memory = f"{device.memory_bytes / 2**30:g} GiB at {device.bandwidth / 1e9:g} GB/s"
-    return f"{memory}, {device.rates[dtype] / 1e12:g} TFLOP/s of {dtype}, ridge {device.ridge(dtype):.0f} FLOP/byte (published)"
+def _device(of: Device) -> str:
+    dtype = next(iter(of.rates))
+    memory = f"{of.memory_bytes / 2**30:g} GiB at {of.bandwidth / 1e9:g} GB/s"
+    return f"{memory}, {of.rates[dtype] / 1e12:g} TFLOP/s of {dtype}, ridge {of.ridge(dtype):.0f} FLOP/byte (published)"
 
 
-def _of_device(device: Device) -> dict[str, object]:
-    rates = {dtype: f"{rate:.5g} FLOP/s, ridge {device.ridge(dtype):.1f} FLOP/byte" for dtype, rate in device.rates.items()}
-    return {
-        "memory_bytes": f"{device.memory_bytes:.0f}",
-        "bandwidth": f"{device.bandwidth:.5g} bytes/s",
-        **{f"rate_{dtype}": said for dtype, said in rates.items()},
-        "link": f"{device.link:.5g} bytes/s in one direction",
-        "host_link": f"{device.host_link:.5g} bytes/s in one direction",
-        "cache_bytes": f"{device.cache_bytes:.0f}",
-        "source": f"published: {device.source}",
-    }
+def _of_shape(shape: Shape, source: str) -> dict[str, object]:
+    own = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    own["biases"] = ", ".join(shape.biases) or "none"
+    return own | {"parameters": shape.parameters, "source": source}
 
 
 def _rows(values: Mapping[str, object]) -> str:
@@ -138,12 +131,14 @@ def _method(name: str) -> str:
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
     required = [RATIOS[role] for role in methods.roles(kind, {})]
-    gated = cases.OWN_COSTS.union(*cases.COSTS_OF.values())
-    also = sorted(cases.costs(kind, {}) - {*required})
-    every = [key for key in _given(cases.Cost) if key not in gated]
+    looked_at = methods.costs(kind, {})
+    also = sorted(looked_at - {*required})
+    sometimes = sorted({*getattr(kind, "COSTS", ())} - looked_at)
+    every = [key for key in _given(cases.Cost) if key not in cases.gated()]
     unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""
     costs = [f"{key}  required{unless}" for key in required]
     its = [f"its own: {', '.join(also)}"] if also else []
+    its += [f"with some of its parameters: {', '.join(sometimes)}"] if sometimes else []
     parts.append("\n".join(["[cost] (`sim ls costs`)", *costs, *its, f"as every method: {', '.join(every)}"]))
     used = [each for each in scenario.names() if name in {table["name"] for table in scenario.method_tables(scenario.load(each))}]
     parts.append(f"scenarios: {', '.join(used)} (`sim ls scenarios NAME` shows one)" if used else "no scenario of it is embedded")

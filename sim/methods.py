@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from model.methods import algorithm, allowed, allowing, names, needed, roles, roles_of
+from model.methods import COSTS, COSTS_OF, algorithm, allowed, allowing, costs, names, needed, roles, roles_of
 
-__all__ = ["algorithm", "allowed", "allowing", "check_whole", "names", "roles", "roles_of", "theory", "twin"]
+__all__ = [
+    "COSTS", "COSTS_OF", "algorithm", "allowed", "allowing", "check_whole", "costs", "names", "roles", "roles_of", "theory", "twin",
+]  # fmt: skip
 
 
 def theory(name: str) -> ModuleType:

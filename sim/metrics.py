@@ -16,17 +16,27 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `held_units`              units reserved throughout; `held_layers` is their unit-time
 `tokens_per_round`        of methods that draft: output tokens over rounds (of each text of a batch), the target's own included
 `draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
-`operations_per_token`    arithmetic operations per output token, in those of a plain token (Theorem 3.11 of Leviathan et al.); of
-                          methods that do not draft, compute_per_token where units are busy with layers alone
+`operations_per_token`    operations per token, in those of a plain token: without a unit, 1 of plain decoding (Theorem 3.11 of
+                          Leviathan et al.); each layer that is run on a token counts alike. Of methods that do not draft,
+                          compute_per_token where units are busy with layers alone
+`no_value_because`        why formula and paths have no estimates: they know of no waiting, and at a point that is `contended`
+                          something may wait for units or links, or hold a unit after it was stopped; events have estimates there
 `agreement`               of lossy methods: share of tokens that the target would have put out; `agreement_source` says who knows
+`straggler_loss`          of static batches that draft: share of their time that is lost by waiting for the slowest sequence. A
+                          batch of as many that is kept full (`batching` continuous) takes so much less for each
 `occupancy`               of batches that go column by column: tokens over places in all steps; the rest is waiting for longer texts
-`flops_per_token`         and `weight_bytes`, `kv_read_bytes`, `kv_written_bytes`, `head_passes`, `transferred_bytes`: where the
-                          shapes of the models are given, arithmetic and traffic, as `model.account` counts them
+`flops_per_token`         FLOPs per token, with heads, attention over the context, and keys and values of skipped layers: more than
+                          operations_per_token knows of; and `weight_bytes`, `kv_read_bytes`, `kv_written_bytes`, `head_passes`,
+                          `transferred_bytes`: where the shapes of the models are given, as `model.account` counts them; weights
+                          are read once for all sequences of a pass
 `arithmetic_intensity`    operations for each byte of weights and cache that is read or written
 `plain_flops_per_token`   and `plain_weight_bytes_per_token`, `plain_arithmetic_intensity`: plain decoding's, of the same tokens in
                           the same batches
 `seconds_error`           of costs on hardware: relative error of a step of plain decoding; `*_s_input_low` and `_high` have it
-`context_drift`           by how much that step grows from the first token to the last: costs are those in the middle of the text
+`seconds_per_layer`       what a layer-time is: a layer over one token of each sequence of the batch that is run; of a static batch,
+                          which shrinks as its sequences end, over one token of one
+`context_drift`           by how much a step of the batch that is run grows from the first token to the last, or falls, below zero:
+                          costs are those in the middle of the context
 `memory_share`            weights and cache over what a device has; `ways` is over how many of them a layer is split
 `prompt_s`                reading the prompt, before the first token is decoded: it is in no other column
 `cost_source`             whose times these are: measured, composed of operations, or assumed

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from model import acceptance, checks, position_log, published
+from model import acceptance, checks, files, position_log, published
 from model.intervals import half_width, wilson
 from model.position_log import PositionLog
 
@@ -231,18 +231,17 @@ def json_of(file: str, what: str, form: str = "JSON") -> Any:
     """What a JSON file of outcomes holds."""
     text = text_of(file, what, form)
     try:
-        return json.loads(text)
-    except RecursionError:
-        reason = "brackets nested too deeply"
+        return files.json_of(text, strict=False)
     except ValueError as error:  # a number of thousands of digits is one too
-        reason = str(error) if isinstance(error, json.JSONDecodeError) else "a number has too many digits"
+        known = isinstance(error, json.JSONDecodeError | checks.ParameterError)
+        reason = str(error) if known else "a number has too many digits"
     raise checks.ParameterError(f"file {file!r} cannot be read: it is not JSON: {reason}; name a {form} file of {what}")
 
 
 def text_of(file: str, what: str, form: str = "JSON") -> str:
     """What a file of outcomes holds; editors and spreadsheets may put a byte-order mark in front."""
     try:
-        return Path(file).read_text(encoding="utf-8-sig")
+        return files.read_text(file)
     except UnicodeDecodeError:
         reason = "it is no text in UTF-8"
     except (OSError, ValueError) as error:
@@ -254,14 +253,15 @@ def text_of(file: str, what: str, form: str = "JSON") -> str:
 class Published:
     """A rate of a published table, by what the table asks for: `data_set`, `head` or `sampling`.
 
-    Layer and candidates are the method's. `by_position` takes the table's bins of output positions instead of its total.
+    Layer and candidates are the method's. `by_position` takes the rates of the bins of output positions that Tables 6 to 8 print
+    instead of a total; with the `table` named one must say which.
     """
 
     data_set: str
     head: str | None = None
     sampling: str | None = None
     table: str = "ppd-table-2"
-    by_position: bool = False
+    by_position: bool | None = None
 
     def __post_init__(self) -> None:
         table = published.table(self.table)
@@ -274,9 +274,15 @@ class Published:
                 raise checks.ParameterError(f"outcomes.{key} is not a key of {self.table}; its keys: {', '.join(table.keys)}")
             if value is not None:
                 checks.one_of(key, value, sorted({str(row[key]) for row in table.rows}))
-        if not isinstance(self.by_position, bool):
+        if not isinstance(self.by_position, bool | None):
             raise checks.ParameterError(f"by_position must be true or false, got {self.by_position!r}")
-        if self.by_position and self.table != "ppd-table-2":
+        binned = "first" in table.keys
+        if binned and self.by_position is None:
+            raise checks.ParameterError(
+                f"outcomes.by_position is required by {self.table}, which has bins of output positions: true gives each position"
+                " the rate of its bin, false all of them the printed total"
+            )
+        if self.by_position and not binned and self.table != "ppd-table-2":
             raise checks.ParameterError("outcomes.by_position picks its table by data_set; leave outcomes.table out")
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:

@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from model import strict_json
-from sim import metrics
+from sim import agreement, metrics, verdict
 from sim.files import write_text
 from sim.methods import algorithm
 from sim.outcomes import RATES
@@ -27,6 +27,7 @@ from sim.sweep import Report
 MOST_ROWS = 60
 MOST_NOTES = 5
 """Notes on outcomes of single points that are printed."""
+_MOST_REASONS = 4
 MOST_LISTED = 10_000
 """Rows that are read to be shown, listed or drawn; a table may be larger than memory."""
 WIDE = 148
@@ -36,7 +37,8 @@ NOTHING = "no closed form says anything of these points; ask for --view paths, o
 TITLES = {
     "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
     "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
-    "operations_per_token": "operations per token", "speedup_over_one_device": "speed-up over one device",
+    "operations_per_token": "operations per token [of a plain token]", "straggler_loss": "straggler loss",
+    "speedup_over_one_device": "speed-up over one device",
 }  # fmt: skip
 RATE_WORDS = {
     "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
@@ -55,10 +57,11 @@ def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
 
 
 def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:
-    """Print the result of a run to stdout; two estimates in a table where there is room for them."""
+    """Print the result of a run to stdout, the verdict first; two estimates in a table where there is room for them."""
     if console is None:
         console = Console(highlight=False)
         console = console if console.is_terminal else Console(width=WIDE, highlight=False)
+    console.print(verdict.of(report.table(), report.tables).text, soft_wrap=True, markup=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = chosen(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
@@ -69,7 +72,7 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
         fits = len(names) > 1 and _width(console, pair) <= console.width
         _print_whole(console, pair if fits else _table(shown, tuple(names[:1]), digits))
         names = names[2 if fits else 1 :]
-    if not any(shown[name].count() for name in TITLES if name in frame.columns):
+    if not any(shown[name].count() for name in TITLES if name in frame.columns) and not _all_wait(shown):
         console.print(NOTHING, markup=False)
     hidden = report.rows - shown.height
     if hidden:
@@ -80,11 +83,21 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
         console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {escape(row['error'])}")
     if len(report.failed) > 10:
         console.print(f"... and {len(report.failed) - 10} more in failed.json")
+    for found in report.disagreements[:10]:
+        console.print(f"[red]views disagree[/red]: {escape(agreement.in_words(found))}")
+    if report.disagreements:
+        more = f"; {len(report.disagreements) - 10} more are in disagreements.json" if len(report.disagreements) > 10 else ""
+        console.print(f"what views disagree on is a fault of the program, please report it; everything else is kept{more}")
     csv = ", .csv" if report.out is not None and (report.out / "results.csv").exists() else ""
     console.print(f"results: {report.out}/results.parquet{csv}", soft_wrap=True, markup=False)
     for path in figures:
         if path.suffix == ".png":
             console.print(f"figure:  {path}", soft_wrap=True, markup=False)
+
+
+def _all_wait(shown: pl.DataFrame) -> bool:
+    """Whether there are no values because something may wait at every point: a note says so."""
+    return "no_value_because" in shown.columns and not shown["no_value_because"].null_count()
 
 
 def _width(console: Console, table: Table) -> int:
@@ -154,13 +167,14 @@ def describing(frame: pl.DataFrame) -> list[str]:
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
         "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND,
-        *metrics.WORK,
-        "arithmetic_intensity", "agreement_source", *(f"plain_{name}" for name in metrics.PLAIN_WORK),
+        *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
+        *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
         aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "prompt_s", "cost_source", "cost_missing"}
-    if frame["units"].n_unique() > 1 and frame.select((pl.col("units") != pl.col("held_units")).any()).item():
+    fewer = pl.col("contended") | (pl.col("units") != pl.col("held_units"))
+    if frame["units"].n_unique() > 1 and frame.select(fewer.any()).item():
         aside -= {"units"}
     if frame["exact"].n_unique() > 1:
         aside -= {"exact"}
@@ -215,10 +229,9 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     lines += _of_measured(table, names)
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
-        wrong, drift = (_one(table, pl.col(name).abs().max()) for name in ("seconds_error", "context_drift"))
         lines.append(
-            f"a step's seconds are off by up to about ±{wrong:.1%}, and grow by at most {drift:.1%} from the first token to the"
-            " last: costs are those in the middle"
+            f"a step's seconds are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}, and {_drifting(table)}:"
+            " costs are those at mid-context"
         )
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:
@@ -232,17 +245,44 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
             of = "rates and costs" if "seconds_error" in names else "rates"
             what = f"what is not known of the {of} moves a speed-up by at most"
             lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
+    if "straggler_loss" in names and (loss := _one(table, pl.col("straggler_loss").max())) is not None:
+        lines.append(
+            f"a static batch waits for its slowest sequence, which takes up to {loss:.1%} of its time (column straggler_loss);"
+            " engines that keep their batch full are batching = 'continuous'"
+        )
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
         worst = float(_one(table, pl.col("paths_difference").max()))
         agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g} layer-times"
         lines.append(f"events and paths {agree} on all {runs:,} decodings that both played")
-    if "contended" in names and _one(table, pl.col("contended").any()) and _one(table, (pl.col("view") != "events").any()):
+    return lines + _of_waiting(table, names)
+
+
+def _of_waiting(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """Why formula and paths have no values at some points, and what the events assume there."""
+    if "no_value_because" not in names:
+        return []
+    waiting = table.filter(pl.col("no_value_because").is_not_null())
+    lines = []
+    silent = waiting.filter(pl.col("view") != "events")
+    views = [view for view in VIEWS if view in silent.select(pl.col("view").unique()).collect(engine="streaming")["view"]]
+    if views:
+        reasons = sorted(silent.select(pl.col("no_value_because").unique()).collect(engine="streaming").to_series().to_list())
+        told = "; ".join(reasons[:_MOST_REASONS]) + ("; ..." if len(reasons) > _MOST_REASONS else "")
         lines.append(
-            "at some points processes may wait for units or links, which only the view events knows; which candidate is right is"
-            " assumed there to be any with equal chances"
+            f"no value in {' and '.join(views)} where something may wait (column no_value_because; {told}); only the view events"
+            " knows of waiting: ask for --view events"
         )
+    if "match_rate" in names and _one(waiting, ((pl.col("view") == "events") & pl.col("match_rate").is_not_null()).any()):
+        lines.append("where something may wait, which candidate is right is assumed to be any with equal chances")
     return lines
+
+
+def _drifting(table: pl.LazyFrame) -> str:
+    """How a step's time changes with the context while a sequence is decoded, with its sign."""
+    low, high = (_one(table, each) for each in (pl.col("context_drift").min(), pl.col("context_drift").max()))
+    said = [f"grow by at most {high:.1%}"] * (high > 0) + [f"fall by at most {-low:.1%}"] * (low < 0)
+    return f"{' or '.join(said) or 'are the same'} from the first token to the last"
 
 
 def _lossy(table: pl.LazyFrame) -> list[str]:
@@ -298,7 +338,9 @@ def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[s
     """The same as one JSON document."""
     rows = frame.head(MOST_LISTED).to_dicts()
     return {
-        "scenario": report.tables["scenario"]["name"], "out": str(report.out), "rows": report.rows, "results": rows,
-        "truncated": report.rows > len(rows), "failed": report.failed, "notes": notes(report.table(), report.tables),
+        "scenario": report.tables["scenario"]["name"], "out": str(report.out),
+        "verdict": verdict.of(report.table(), report.tables).document(), "rows": report.rows, "results": rows,
+        "truncated": report.rows > len(rows), "failed": report.failed, "disagreements": report.disagreements,
+        "notes": notes(report.table(), report.tables),
         "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
     }  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from model.account import Bill
-from sim import methods, metrics, views
+from sim import agreement, methods, metrics, views
 from sim.cases import Case
 from sim.grid import Grid
 from sim.metrics import Sums
@@ -20,7 +20,7 @@ FEW_POINTS = 200
 MANY_POINTS = 100_000
 """Beyond so many points the theory's rows are not looked up for the intervals of the others, but computed again."""
 
-ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths")
+ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths", *agreement.SQUARES)
 """What the views say of rounds: sums over replications, and how many rounds accepted 0, 1, 2, ... tokens."""
 BILL = Bill._fields
 """What the view events counts where shapes are known: sums over replications."""
@@ -42,30 +42,47 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
     row |= views.over_one_device(case, row)
-    # Paths and formula know of no waiting: theirs is the price of all the units that the method wants.
-    held = float(case.held if view == "events" else case.parameters.units) * case.ways
-    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": held}
+    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": float(case.held * case.ways)}
     return row
 
 
-def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
-    """The table of results, and those of distributions by name, from the rows of all shards in their order."""
+class Finished(NamedTuple):
+    """What the rows of all shards come to."""
+
+    table: pl.DataFrame
+    more: dict[str, pl.DataFrame]
+    """Tables of distributions, by name."""
+    disagreements: list[dict[str, Any]]
+    """Where views differ that must agree; see `sim.agreement`."""
+
+
+def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
+    """The tables of a run, from the rows of all shards in their order, and where its views disagree."""
     theory = partial.filter(pl.col("view") == "formula")
     theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *BILL) if name in theory.columns])
     by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
     rows: list[dict[str, Any]] = []
     distributions: list[dict[str, Any]] = []
     accepted: list[dict[str, Any]] = []
+    disagreements: list[dict[str, Any]] = []
+    walked = {*partial.filter(pl.col("view") == "paths")["point"].unique()} if theory.height else set()
     for (view, point), part in partial.filter(pl.col("view") != "formula").group_by("view", "point", maintain_order=True):
         case = grid.case(point)
-        formula = by_point[point] if point in by_point else _formula(grid, point)
+        if view != "events" and case.contended:
+            rows.append(views.without_value(grid, point, case) | {"view": view})
+            continue
+        formula = None if case.contended else by_point[point] if point in by_point else _formula(grid, point)
         # Summed without rounding in between: it does not matter in which order, or how a point was cut.
         sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
         row = views.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
+        if formula is not None and theory.height and (view == "paths" or point not in walked):
+            rounds = {name: math.fsum(part[name]) for name in ("rounds", "drafted", *agreement.SQUARES) if _whole(part, name)}
+            disagreements += agreement.with_the_formula(point, case, formula, sums, rounds, str(view), grid.points)
         if "rounds" in part.columns and part["rounds"].count():
-            means = (math.fsum(part[name]) / sums.count for name in ROUNDS[:3])
+            means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
             found = metrics.per_round(case.outputs, *means)
             row |= {name: float(value) for name, value in found.items()}
+            row |= views.straggling(case, means[0], row["latency_layers"])
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
@@ -74,16 +91,23 @@ def finish(grid: Grid, partial: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, p
             row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs, case.full_batch)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
+            disagreements += agreement.on_the_same_decodings(point, part)
         rows.append(row)
         if grid.points <= FEW_POINTS:
             distributions += _distribution(point, view, part)
             accepted += _accepted(point, view, part)
     if grid.points <= FEW_POINTS:
         for point in by_point:
-            distributions += _law(point, grid.case(point))
+            case = grid.case(point)
+            distributions += [] if case.contended else _law(point, case)
     frames = [frame for frame in (theory, pl.DataFrame(rows, infer_schema_length=None)) if frame.height]
     more = {"distribution": pl.DataFrame(distributions, schema=DISTRIBUTION), "accepted": pl.DataFrame(accepted, schema=ACCEPTED)}
-    return table(pl.concat(frames, how="diagonal_relaxed")), more
+    found = [each | {path: str(value) for path, value in grid.values(each["point"]).items()} for each in disagreements]
+    return Finished(table(pl.concat(frames, how="diagonal_relaxed")), more, found)
+
+
+def _whole(part: pl.DataFrame, name: str) -> bool:
+    return name in part.columns and not part[name].null_count()
 
 
 ACCEPTED = {"point": pl.Int64, "view": pl.String, "accepted": pl.Int64, "rounds": pl.Int64}
@@ -93,7 +117,8 @@ DISTRIBUTION = {"point": pl.Int64, "view": pl.String, "latency_layers": pl.Float
 def _formula(grid: Grid, point: int) -> dict[str, float] | None:
     """The theory's row, or none where the theory has no value for this point."""
     try:
-        return views.formula_row(grid.case(point))
+        case = grid.case(point)
+        return None if case.contended else views.formula_row(case)
     except views.EXPECTED:
         return None
 
@@ -136,6 +161,8 @@ def table(frame: pl.DataFrame) -> pl.DataFrame:
 
 def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
     """Columns in their order: descriptions first, then each estimate with its bounds; what has no value is null."""
+    absent = {*metrics.ESTIMATES, "held_units"} - {*frame.collect_schema().names()}
+    frame = frame.with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in sorted(absent))
     frame = frame.with_columns(held_layers=pl.col("held_units") * pl.col("latency_layers"))
     names = frame.collect_schema().names()
     if metrics.ONE_DEVICE in names:  # on one device the two speed-ups are one

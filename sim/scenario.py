@@ -12,14 +12,13 @@ import difflib
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from model import checks
+from model import checks, device, files, transformer
 from model.checks import ParameterError
 from model.tables import instead
 from sim import methods
@@ -47,7 +46,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
         text = resources.files("sim.scenarios").joinpath(f"{label}.toml").read_text(encoding="utf-8")
     else:
         try:
-            text = Path(label).read_text(encoding="utf-8-sig")  # editors may put a byte-order mark in front
+            text = files.read_text(label, files.MOST_TOML)  # editors may put a byte-order mark in front
         except UnicodeDecodeError:
             raise ParameterError(f"scenario {label!r} is no text in UTF-8; name a TOML file, or save it as UTF-8") from None
         except (OSError, ValueError) as error:
@@ -55,9 +54,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
             hint = f"; did you mean the embedded scenario {close[0]}?" if close else "; `sim ls scenarios` lists the embedded ones"
             raise ParameterError(f"scenario {checks.shown(label)} cannot be read: {_reason(error)}{hint}") from None
     try:
-        return _located(tomllib.loads(text), Path(label).parent)
-    except RecursionError:
-        raise ParameterError(f"scenario {label!r} is not TOML: brackets nested too deeply") from None
+        return _located(files.toml_of(text), Path(label).parent)
     except ValueError as error:  # TOMLDecodeError is one; so is a number of thousands of digits
         raise ParameterError(f"scenario {label!r} is not TOML: {_plainly(error, text)}") from None
 
@@ -67,12 +64,10 @@ def _located(tables: Tables, folder: Path) -> Tables:
     for table in _laws_of(tables):
         if isinstance(table.get("file"), str):
             table["file"] = str(folder / table["file"])
-    for table, key in _profiles(tables):
-        if table[key].endswith(".json"):
-            table[key] = str(folder / table[key])
-    for path in _file_axes(tables):
-        sweep = tables["sweep"]
-        sweep[path] = [str(folder / name) if isinstance(name, str) else name for name in sweep[path]]
+    for table, key in _hardware_files(tables):
+        table[key] = str(folder / table[key])
+    for values, index in _file_axes(tables):
+        values[index] = str(folder / values[index])
     return tables
 
 
@@ -85,7 +80,12 @@ def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
     return [table for table in (*found, *inner) if isinstance(table, dict)]
 
 
-PROFILES = ("profile", "draft_profile", "medium_profile")
+SHAPES = ("shape", "draft_shape", "medium_shape")
+NAMED = {
+    **dict.fromkeys(("profile", "draft_profile", "medium_profile"), lambda name: name.endswith(".json")),
+    **dict.fromkeys(SHAPES, transformer.is_path), "device": device.is_path,
+}  # fmt: skip
+"""Of the costs those that are names or files, and how to tell which."""
 
 
 def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
@@ -95,16 +95,22 @@ def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
     return [table["cost"] for table in above if isinstance(table, Mapping) and isinstance(table.get("cost"), dict)]
 
 
-def _profiles(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
-    """Where a scenario names hardware profiles."""
-    return [(table, key) for table in _costs_of(tables) for key in PROFILES if isinstance(table.get(key), str)]
+def _hardware_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
+    """Where a scenario names files of profiles, models and devices."""
+    given = [(table, key) for table in _costs_of(tables) for key in NAMED if isinstance(table.get(key), str)]
+    return [(table, key) for table, key in given if NAMED[key](table[key])]
 
 
-def _file_axes(tables: Mapping[str, Any]) -> list[str]:
+def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
+    """Where axes of a sweep name files."""
     sweep = tables.get("sweep", {})
-    if not isinstance(sweep, Mapping):
-        return []
-    return [path for path, values in sweep.items() if isinstance(values, list) and "outcomes" in path and path.endswith(".file")]
+    found = []
+    for path, values in sweep.items() if isinstance(sweep, Mapping) else ():
+        last = path.rpartition(".")[2]
+        every = "outcomes" in path and last == "file"
+        if isinstance(values, list) and (every or (last in NAMED and "cost" in path)):
+            found += [(values, at) for at, each in enumerate(values) if isinstance(each, str) and (every or NAMED[last](each))]
+    return found
 
 
 def _plainly(error: ValueError, text: str) -> str:
@@ -212,7 +218,7 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
     said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
-    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *_PUBLISHED_COSTS)]
+    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *NO_TIMES, *_PUBLISHED_COSTS)]
     if rest:
         return f"{said}assumed, as [cost] says: {', '.join(rest)}; layers not named take one time unit each"
     last = "layers alike, and the exit layer of the runs that it is fitted to" if "fitted_on" in given else (
@@ -221,6 +227,8 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     return f"{said}assumed: {last}"
 
 
+NO_TIMES = ("operations_ratio", "medium_operations_ratio", "allow_slow_medium", "shape", "draft_shape", "medium_shape")
+"""Keys of [cost] that say something else than how long anything takes."""
 _PUBLISHED_COSTS = {
     "task": "published: the cost ratio, Table 1 of the deck",
     "data_set": "published: what plain decoding takes, PPD Table 3",
@@ -281,9 +289,15 @@ def fingerprint(tables: Tables) -> str:
     """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
     from sim.version import RESULTS_VERSION
 
-    files = [table.get("file") for table in _laws_of(tables)]
-    files += [name for path in _file_axes(tables) for name in tables["sweep"][path]]
-    files += [table[key] for table, key in _profiles(tables) if table[key].endswith(".json") and Path(table[key]).is_file()]
-    contents = {str(name): hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files if name is not None}
+    named = [table.get("file") for table in _laws_of(tables)]
+    named += [values[index] for values, index in _file_axes(tables)]
+    named += [table[key] for table, key in _hardware_files(tables)]
+    contents = {str(name): _digest(Path(name)) for name in named if name is not None}
     text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(path: Path) -> str | None:
+    """A hash of a file's content, or of the configuration in a model's folder; None where there is none, as its point will say."""
+    path = path / "config.json" if path.is_dir() else path
+    return hashlib.sha256(files.read_bytes(path)).hexdigest() if path.is_file() else None

@@ -6,23 +6,23 @@ computed it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from model import checks, strict_json
+from model import checks, files, strict_json
 from model.checks import ParameterError
+from model.parent import end_with
 from model.tables import parse_value
 from sim import methods, results, scenario, views
-from sim.files import TEMPORARY, alone, intact, write_hashed, write_text, write_whole
+from sim.files import TEMPORARY, alone, intact, parquet, write_hashed, write_text, write_whole
 from sim.grid import Grid, parse_axis
 from sim.plan import Plan, Shard
 from sim.scenario import Tables
@@ -51,7 +51,7 @@ def compute(tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = (
         if frame is None:
             rows, failures = views.evaluate(grid, shard.view, plan.work(shard))
             frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
-        return shard, write_hashed(path, frame.write_parquet)
+        return shard, write_hashed(path, parquet(frame))
 
 
 def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
@@ -60,10 +60,13 @@ def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
     except ParameterError:
         return None  # at some of these points; one by one it will be seen at which
     size = shard.last - shard.first
-    return pl.DataFrame([
-        pl.Series(name, value) if isinstance(value, np.ndarray) else pl.Series(name, [value]).new_from_index(0, size)
-        for name, value in columns.items()
-    ])  # fmt: skip
+
+    def column(name: str, value: Any) -> pl.Series:
+        if isinstance(value, np.ndarray):
+            return pl.Series(name, value.tolist() if value.dtype == object else value)
+        return pl.Series(name, [value]).new_from_index(0, size)
+
+    return pl.DataFrame([column(name, value) for name, value in columns.items()])
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Report:
     failed: list[dict[str, Any]]
     computed: int
     resumed: int
+    disagreements: list[dict[str, Any]] = field(default_factory=list)
+    """Where views differ that must agree (`sim.agreement`): a fault of the program."""
 
     def table(self) -> pl.LazyFrame:
         """The table of results, to be read as far as it is needed."""
@@ -220,15 +225,15 @@ def _run(plan: Plan, folder: Path, jobs: int | None, progress: Callable[[int, in
         if progress is not None:
             progress(len(done), len(todo))
     # In the order of the plan, not in that in which they came.
-    failed = _merge(plan, [done[shard] for shard in shards], folder)
+    failed, disagreements = _merge(plan, [done[shard] for shard in shards], folder)
     rows = int(pl.scan_parquet(folder / "results.parquet", glob=False).select(pl.len()).collect().item())
-    _describe(folder, tables, plan, rows, failed)
-    return Report(folder, tables, rows, failed, len(missing), resumed)
+    _describe(folder, tables, plan, rows, failed, disagreements)
+    return Report(folder, tables, rows, failed, len(missing), resumed, disagreements)
 
 
 def _reason(error: Exception, folder: Path) -> str:
     if not isinstance(error, OSError):
-        return str(error).partition("\n")[0]
+        return f"a table in {folder} cannot be written or read again, as on a disk that is full: {str(error).partition(chr(10))[0]}"
     return f"{error.strerror or error} ({error.filename or folder})"
 
 
@@ -262,7 +267,7 @@ def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
     note, fingerprint, held = folder / "metadata.json", scenario.fingerprint(tables), None
     if any(path.suffix != TEMPORARY for path in folder.iterdir()):
         try:
-            held = json.loads(note.read_text(encoding="utf-8"))["fingerprint"]
+            held = files.json_of(files.read_bytes(note))["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError):
             raise ParameterError(f"{folder} is there and is not the directory of a run; name another directory with -o") from None
         if held != fingerprint:
@@ -311,7 +316,7 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
             wanted = [(tables, shard, path, methods.allowed()) for shard, path in left.items()]
-            for shard, path in work(joblib.delayed(_in_worker)(compute, *each) for each in wanted):
+            for shard, path in work(joblib.delayed(_in_worker)(os.getpid(), compute, *each) for each in wanted):
                 del left[shard]
                 yield shard, path
         except BrokenProcessPool:
@@ -325,14 +330,15 @@ def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Itera
                 raise RunError(f"workers died {TRIES} times without finishing a shard (out of memory?); {_hint(folder)}") from None
 
 
-def _in_worker(work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
-    """Work in a worker process; Ctrl-C is for the parent, which ends its workers and says how to go on."""
+def _in_worker(parent: int, work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
+    """Work in a worker process; Ctrl-C is for the parent, which ends its workers and says how to go on. It ends with its parent."""
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return work(*arguments)
 
 
-def _merge(plan: Plan, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
-    """Put the shards together: tables, distributions and failures."""
+def _merge(plan: Plan, paths: list[Path], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Put the shards together: tables and distributions; failures, and where views disagree."""
     grid = plan.grid
     parts = [pl.scan_parquet(path, glob=False) for path in paths]
     partial = pl.concat(parts, how="diagonal_relaxed")
@@ -346,24 +352,28 @@ def _merge(plan: Plan, paths: list[Path], folder: Path) -> list[dict[str, Any]]:
     if failed and not partial.select(pl.len()).collect().item():
         raise RunError(f"every point failed; the first: {failed[0]['error']}")
     target, sheet = folder / "results.parquet", folder / "results.csv"
+    disagreements: list[dict[str, Any]] = []
     if plan.views == ("formula",) and grid.points > results.FEW_POINTS:
         # Shards hold the rows as they will be, in their order: they need not be in memory all at once.
         table = results.arranged(partial)
         write_whole(target, lambda path: table.sink_parquet(path, row_group_size=ROW_GROUP, maintain_order=True))
     else:
-        frame, more = results.finish(grid, partial.collect())
-        write_whole(target, frame.write_parquet)
+        frame, more, disagreements = results.finish(grid, partial.collect())
+        write_whole(target, parquet(frame))
         for name, rows in more.items():
             if rows.height:
-                write_whole(folder / f"{name}.parquet", rows.write_parquet)
+                write_whole(folder / f"{name}.parquet", parquet(rows))
     sheet.unlink(missing_ok=True)
     table = pl.scan_parquet(target, glob=False)
     if table.select(pl.len()).collect().item() <= NO_CSV_BEYOND:
         write_whole(sheet, table.collect().write_csv)
-    return failed
+    write_text(folder / "disagreements.json", strict_json.dumps(disagreements, indent=2) + "\n")
+    return failed, disagreements
 
 
-def _describe(folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[dict[str, Any]]) -> None:
+def _describe(
+    folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[dict[str, Any]], disagreements: list[dict[str, Any]]
+) -> None:
     """Say in metadata.json what was run, with which versions, and where its numbers come from."""
     import platform
 
@@ -376,7 +386,7 @@ def _describe(folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[
     document = {
         "fingerprint": scenario.fingerprint(tables), "scenario": tables, "complete": True, "points": plan.grid.points, "rows": rows,
         "views": list(plan.views), "replications": {view: plan.replications[view] for view in plan.views if view != "formula"},
-        "failed": len(failed), "outcomes": sources[:100], "cost": scenario.cost_source(tables), "versions": versions(),
-        "platform": platform.platform(),
+        "failed": len(failed), "disagreements": len(disagreements), "outcomes": sources[:100],
+        "cost": scenario.cost_source(tables), "versions": versions(), "platform": platform.platform(),
     }  # fmt: skip
     write_text(folder / "metadata.json", strict_json.dumps(document, indent=2) + "\n")

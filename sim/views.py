@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from model import acceptance, coins, strict_json
+from model import acceptance, coins, demand, strict_json
 from model.acceptance import Outcomes
 from model.account import Account, bill
 from model.algorithms import autoregressive, skipdecode
@@ -134,8 +135,17 @@ def formula_row(case: Case) -> Row:
     else:
         found = metrics.per_round(case.outputs, prediction.rounds, prediction.drafted, prediction.operations)
         row |= {name: float(value) for name, value in found.items()}
+        row |= straggling(case, float(prediction.rounds), row["latency_layers"])
     row |= work_of(case)
-    return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": float(prediction.units)}
+    held = float(case.held * case.ways)
+    return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": held}
+
+
+def straggling(case: Case, rounds: float, latency: float) -> Row:
+    """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
+    known = getattr(methods.theory(case.method), "straggler_loss", None)
+    loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
+    return {} if loss is None else {"straggler_loss": loss}
 
 
 def work_of(case: Case) -> Row:
@@ -209,15 +219,40 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     columns |= {"outcomes_source": outcome["source"]}
     units = np.asarray(prediction.units).astype(np.int64)
     machine = cases.Machine(**grid.base.get("cluster", {}))
-    held = units if machine.units is None else np.asarray(machine.units)
-    slow = machine.links == "shared" or machine.stop != "now"
-    columns |= {"units": held, "contended": (held < units) | slow, "exact": module.Parameters.EXACT, **estimates}
+    there = units if machine.units is None else np.asarray(machine.units)
+    held, because = np.minimum(units, there), _contentions(module, parameters, tokens, machine, size)
     if low is not None:
-        columns |= _between(estimate(low)[0], estimate(high)[0])
-    columns |= {"operations_per_token": estimates["compute_per_token"]}
-    columns |= {"latency_sd_layers": np.sqrt(prediction.latency_variance), "held_units": prediction.units}
+        estimates |= _between(estimate(low)[0], estimate(high)[0])
+    estimates |= {"operations_per_token": estimates["compute_per_token"], "latency_sd_layers": np.sqrt(prediction.latency_variance)}
+    columns |= {"units": there, "contended": False, "exact": module.Parameters.EXACT}
+    if because is not None:
+        contended = because != ""
+        estimates = {name: np.where(contended, np.nan, value) for name, value in estimates.items()}
+        columns |= {"contended": contended, "no_value_because": np.where(contended, because, None)}
+    columns |= estimates | {"held_units": held.astype(np.float64)}
     return {key: np.broadcast_to(value, size) if isinstance(value, np.ndarray | np.generic) else value
             for key, value in columns.items()}  # fmt: skip
+
+
+def _contentions(module: Any, parameters: Any, tokens: Any, machine: cases.Machine, size: int) -> NDArray[np.object_] | None:
+    """Why something may wait at each of so many points, or an empty text; None where it never does."""
+    if machine == cases.Machine():
+        return None
+    names = [field.name for field in fields(module.Parameters)]
+    # Of the number of tokens it matters only whether there is a second.
+    given = {name: getattr(parameters, name) for name in names} | {"tokens": np.minimum(tokens, 2)}
+    table = pl.DataFrame({name: np.broadcast_to(value, size) for name, value in given.items()})
+    # Each choice of parameters is looked at once.
+    found = []
+    for choice in table.unique().to_dicts():
+        own = module.Parameters(**{name: choice[name] for name in names})
+        because = cases.contention(demand.of(own, UnitCost(own.layers), choice["tokens"]), machine.cluster(own.units))
+        found.append(choice | {"because": because or ""})
+    if not any(choice["because"] for choice in found):
+        return None
+    keys = [*given]
+    joined = table.join(pl.DataFrame(found), on=keys, how="left", nulls_equal=True, maintain_order="left")
+    return joined["because"].to_numpy().astype(object)
 
 
 def _gather(values: Any, index: Any) -> Any:
@@ -249,6 +284,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     row |= {"outcomes_note": "; ".join(said)} if said else {}
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
     row |= {"units": case.cluster.units * case.ways, "contended": case.contended, "exact": case.parameters.EXACT}
+    row |= {"no_value_because": case.contention} if case.contended else {}
     if not case.parameters.EXACT:
         known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)
         row |= {"agreement": None, "agreement_source": "unknown"} if known is None else {
@@ -270,6 +306,11 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     rest = {path: value for path, value in grid.values(point).items() if path in own or not _shown(row, path, value)}
     row |= {path: _cell(value) for path, value in rest.items()}
     return row
+
+
+def without_value(grid: Grid, point: int, case: Case) -> Row:
+    """The row of a view that cannot see waiting, of a point at which something may wait: it says why it has no estimates."""
+    return described(grid, point, case) | {"held_units": float(case.held * case.ways)}
 
 
 def _cell(value: Any) -> Any:
@@ -300,10 +341,13 @@ def drafts_of(case: Case, block: int, positions: int, name: str = "accept", text
     return iter(case.outcomes[name].law.drafts(luck) if positions else ())
 
 
-def survivors_of(case: Case, block: int, positions: int, name: str = "accept", text: int = 0) -> NDArray[np.int64]:
-    """How many drafted tokens survive if a draft starts at each position; shape (positions, BLOCK)."""
+def survivors_of(
+    case: Case, block: int, positions: int, name: str = "accept", text: int = 0, own: slice = slice(None)
+) -> NDArray[np.int64]:
+    """How many drafted tokens survive if a draft starts at each position; shape (positions, replications of the block's `own`)."""
     law, longest = case.outcomes[name].law, case.parameters.longest
-    return np.asarray(law.survivors(coins.tiles(case.settings.seed, coins.of_text(name, text), block, positions), longest))
+    luck = (tile[:, own] for tile in coins.tiles(case.settings.seed, coins.of_text(name, text), block, positions))
+    return np.asarray(law.survivors(luck, longest))
 
 
 def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
@@ -335,6 +379,7 @@ def paths_row(case: Case, start: int, stop: int) -> Row:
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency)
     if isinstance(found, Tally):
         row |= {name: float(getattr(found, name)[own].sum()) for name in ("rounds", "drafted", "operations")}
+        row |= {f"{name}_square": float((getattr(found, name)[own] ** 2).sum()) for name in ("rounds", "drafted")}
         if stop - start == coins.BLOCK:  # they are counted for a block as a whole
             row["accepted_lengths"] = found.accepted.tolist()
     return row
@@ -380,7 +425,7 @@ def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     own = slice(start - block * coins.BLOCK, stop - block * coins.BLOCK)
     imitates, texts = case.parameters.IMITATES, getattr(case.parameters, "texts", 1)
     survivors = [
-        {role: survivors_of(case, block, tokens, name, text)[:, own].T.tolist() for role, (_, name) in imitates.items()}
+        {role: survivors_of(case, block, tokens, name, text, own).T.tolist() for role, (_, name) in imitates.items()}
         for text in range(texts)
     ]
     doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]
@@ -430,16 +475,40 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     if rounds or counted:
         row["operations"] = counted(case.parameters, case.cost, rounds, account) if counted else float("nan")
     if rounds:
-        row |= {"rounds": float(rounds.total()), "drafted": float(sum(drafted * count for (_, drafted), count in rounds.items()))}
+        each = {"rounds": _each(runs, lambda _: 1), "drafted": _each(runs, lambda drafted: drafted)}
+        row |= {name: float(values.sum()) for name, values in each.items()}
+        row |= {f"{name}_square": float((values**2).sum()) for name, values in each.items()}
         row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:
-            own = slice(start % coins.BLOCK, start % coins.BLOCK + stop - start)
-            twin = [values[own] for values in walk(case, start // coins.BLOCK)[:2]]
+            found = walk(case, start // coins.BLOCK)
         except ParameterError:
             return row  # a form without a vectorised twin
-        row["paths_difference"] = float(max(np.abs(latency - twin[0]).max(), np.abs(busy - twin[1]).max()))
+        own = slice(start % coins.BLOCK, start % coins.BLOCK + stop - start)
+        ours = {"latency_layers": latency, "busy_layers": busy} | (each if rounds else {})
+        theirs = {"latency_layers": found[0], "busy_layers": found[1]} | (found._asdict() if isinstance(found, Tally) else {})
+        row |= _differences(ours, {name: values[own] for name, values in theirs.items() if name in ours}, start)
     return row
+
+
+def _each(runs: Sequence[Any], of: Callable[[int], int]) -> Floats:
+    """A sum over the rounds of each run, by how many tokens they drafted."""
+    return np.array([float(sum(of(drafted) * count for (_, drafted), count in run.rounds.items())) for run in runs])
+
+
+def _differences(ours: dict[str, Floats], theirs: dict[str, Floats], start: int) -> Row:
+    """How far paths are from the same decodings by the events: in layer-times, and the worst of all relative to its own size."""
+    apart = {name: np.abs(ours[name] - theirs[name]) for name in theirs}
+    relative = {name: far / np.maximum(np.abs(theirs[name]), 1.0 if name == "drafted" else 1e-300) for name, far in apart.items()}
+    name = max(relative, key=lambda each: float(relative[each].max()))
+    at = int(relative[name].argmax())
+    worst = {
+        "quantity": name, "replication": start + at, "events": float(ours[name][at]), "paths": float(theirs[name][at]),
+    }  # fmt: skip
+    return {
+        "paths_difference": float(max(apart[each].max() for each in ("latency_layers", "busy_layers"))),
+        "paths_relative": float(relative[name][at]), "paths_worst": strict_json.dumps(worst),
+    }  # fmt: skip
 
 
 def _lengths(rounds: Counter[tuple[int, int]]) -> list[int]:
@@ -461,7 +530,9 @@ def evaluate(grid: Grid, view: str, pieces: list[tuple[int, int, int]]) -> tuple
         try:
             case = grid.case(point)
             for _, start, stop in group:
-                if view == "formula":
+                if view != "events" and case.contended:
+                    row = without_value(grid, point, case) if view == "formula" else {}
+                elif view == "formula":
                     row = described(grid, point, case) | formula_row(case)
                 elif view == "paths":
                     row = paths_row(case, start, stop)

@@ -1,9 +1,17 @@
 """What every test shares: how hypothesis searches."""
 
+from __future__ import annotations
+
+import gc
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.clockwork import Clockwork
 
 # The same examples every time: a change fails because of what it changed, never because of the day's luck.
 settings.register_profile("default", derandomize=True, deadline=None, print_blob=True)
@@ -12,12 +20,34 @@ settings.register_profile("thorough", max_examples=1000, derandomize=False, dead
 settings.load_profile("default")
 
 
+_frozen = 0
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Tiny products are slower on several threads, and what a command sets for itself does not outlive its test."""
     import torch
+    import transformers  # noqa: F401, with whatever tests of models import
 
+    global _frozen
+    if len(sys.modules) > _frozen + 100:  # what is timed begins with a collection, which need not look through the libraries
+        gc.collect()
+        gc.freeze()
+        _frozen = len(sys.modules)
     was = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(was)
+
+
+@pytest.fixture
+def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
+    """What is timed in this process takes what the test says, and the ceilings of the device are tried on little data."""
+    from calibrate import machine
+    from tests.clockwork import Clockwork
+
+    clock = Clockwork()
+    clock.install(monkeypatch)
+    monkeypatch.setattr(machine, "LITTLE", 16)
+    monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
+    return clock

@@ -96,14 +96,18 @@ def logits(full: Any, text: Sequence[int]) -> Any:
         return full(**given, use_cache=False).logits[0, -1]
 
 
-def oracle(full: Any, prompt: Sequence[int], tokens: int, stop: int | None = None) -> list[int]:
+def oracle(full: Any, prompt: Sequence[int], tokens: int) -> list[int]:
     """The greedy text, one token at a time, each from scratch."""
+    return [*_oracle(full, tuple(prompt), tokens)]
+
+
+@lru_cache(maxsize=1024)
+def _oracle(full: Any, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    """The same for all who ask: most ask for one text of many methods."""
     text = list(prompt)
     for _ in range(tokens):
         text.append(int(logits(full, text).argmax()))
-        if text[-1] == stop:
-            break
-    return text[len(prompt) :]
+    return tuple(text[len(prompt) :])
 
 
 def differs(full: Any, prompt: Sequence[int], found: Sequence[int], expected: Sequence[int]) -> bool:

@@ -152,6 +152,8 @@ def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
         doubts = {"low_if_accepted": data.draw(st.floats(0, 1)), "low_if_rejected": data.draw(st.floats(0, 1))}
         outcomes["confidence"] = {"kind": "two-class", **doubts}
     cost: dict[str, Any] = {"cost_ratio": data.draw(numbers), "link": data.draw(numbers), "final_head": data.draw(numbers)}
+    if method.get("placement", "together") == "together":
+        del cost["link"]
     if data.draw(st.booleans()):
         cost["verify_cost"] = [[1, 1.0], [2, 1.0 + data.draw(numbers)], [8, 4.0]]
     tokens = data.draw(st.integers(1, 40))

@@ -244,7 +244,7 @@ def test_what_it_reserves() -> None:
     assert Parameters.roles({}) == ("draft",)
     assert Parameters.roles({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
-    assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost",))
+    assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost", "link", "early_head"))
 
 
 def test_one_token_asks_no_small_model_what_it_counts() -> None:

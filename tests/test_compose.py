@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
@@ -61,13 +62,26 @@ def test_a_measured_product_is_what_was_measured() -> None:
 
 @given(m=st.integers(1, 600), n=st.integers(256, 150_000), k=st.integers(256, 150_000))
 def test_on_a_device_of_even_efficiency_every_product_comes_out_right(m: int, n: int, k: int) -> None:
-    """Inside the table and beyond it: efficiency is what is interpolated and held, not time."""
+    """Inside the table and beyond it: efficiency is what is interpolated and held, not time; rows fill their last tile."""
     share = 0.8
     products = compose.Products(operations(lambda m, n, k: roofline(m, n, k) / share))
+    rows = m if m <= 64 else 64 * math.ceil(m / 64)
     # The shortest product, not the launch alone, is what stands for a launch: it is in what is interpolated, too.
-    assert float(products(m, n, k)) == pytest.approx(roofline(m, n, k) / share, rel=0.12)
+    assert float(products(m, n, k)) == pytest.approx(roofline(rows, n, k) / share, rel=0.12)
     if min(n, k) >= 4096:
-        assert float(products(m, n, k)) == pytest.approx(roofline(m, n, k) / share, rel=0.03)
+        assert float(products(m, n, k)) == pytest.approx(roofline(rows, n, k) / share, rel=0.03)
+
+
+def test_rows_beyond_a_tile_take_what_whole_tiles_do_and_no_more_than_the_next_that_were_measured() -> None:
+    table = operations(roofline)
+    rows = [{"part": "gemm", "m": m, "n": 512, "k": 512, "time_s": 1e-6 * m} for m in (1, 64, 65, 100, 512)]
+    products = compose.Products(replace(table, table=profile.table_of(rows)))
+    for m, same in ((66, 100), (99, 100), (101, 128), (128, 128), (129, 192), (500, 512), (600, 640)):
+        assert float(products(m, 512, 512)) == pytest.approx(float(products(same, 512, 512)))
+    assert [float(products(m, 512, 512)) for m in (1, 64, 65, 100, 512)] == pytest.approx([1e-6, 64e-6, 65e-6, 100e-6, 512e-6])
+    assert float(products(30, 512, 512)) < float(products(31, 512, 512))  # one tile at most: between its rows nothing is filled
+    assert products.steps(200).tolist() == [1, 64, 65, 100, 128, 129, 192, 193]
+    assert products.steps(9999).max() == 512
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=len(MS), max_size=len(MS)))
@@ -191,13 +205,17 @@ def times(made: Profile, part: str, ways: int = 1) -> np.ndarray[Any, Any]:
 def test_a_layer_is_its_products_and_what_lies_between() -> None:
     table = operations(roofline)
     made = compose.layer(table, SMALL, model="small")
-    tokens = np.array(MS)
+    tokens = made.rows("dense")["tokens"].to_numpy()
+    assert tokens.tolist() == [1, 2, 4, 8, 16, 64, 65, 128, 129, 192, 193, 256, 257, 320, 321, 384, 385, 448, 449, 512]
     products = [(2048 + 2 * 512, 2048), (2048, 2048), (2 * 8192, 2048), (2048, 8192)]
-    expected = sum(np.array([roofline(m, n, k) for m in MS]) for n, k in products)
-    # Two norms of two states read and two written, queries and keys rotated, gate and up read and one written; four launches.
-    moved = tokens * 2 * (8 * 2048 + 2 * (2048 + 512) + 3 * 8192)
+    filled = [m if m <= 64 else 64 * math.ceil(m / 64) for m in tokens.tolist()]
+    expected = sum(np.array([roofline(m, n, k) for m in filled]) for n, k in products)
+    # Two norms of two states read and two written, queries and keys rotated, gate and up read and one written; four launches. A
+    # block has a token to itself: few tokens take as long as one.
+    row = 2 * (8 * 2048 + 2 * (2048 + 512) + 3 * 8192)
     shortest = roofline(1, 512, 512)
-    expected = expected + moved / BANDWIDTH + 4 * shortest
+    moved = np.maximum(tokens * row / (compose.SMALL_SHARE * BANDWIDTH), row / compose.SMALL_LANE)
+    expected = expected + moved + 4 * shortest
     assert times(made, "dense") == pytest.approx(expected, rel=0.02)
     assert (made.kind, made.provenance, made.model) == ("model", "composed", "small")
     assert any(note.startswith("assumed: norms") for note in made.notes)
@@ -207,8 +225,9 @@ def test_attention_that_rotates_saves_the_layer_a_kernel() -> None:
     table = operations(roofline)
     fused = replace(table, facts={"decode_includes": [compose.ROPE]})
     less = times(compose.layer(table, SMALL), "dense") - times(compose.layer(fused, SMALL), "dense")
-    moved = np.array(MS) * 2 * 2 * (2048 + 512)
-    assert less == pytest.approx(moved / BANDWIDTH + roofline(1, 512, 512))
+    row, tokens = 2 * 2 * (2048 + 512), compose.layer(table, SMALL).rows("dense")["tokens"].to_numpy()
+    moved = np.maximum(tokens * row / (compose.SMALL_SHARE * BANDWIDTH), row / compose.SMALL_LANE)
+    assert less == pytest.approx(moved + roofline(1, 512, 512))
 
 
 def test_models_without_gate_rotation_or_second_norm_have_less_to_do() -> None:
@@ -216,9 +235,9 @@ def test_models_without_gate_rotation_or_second_norm_have_less_to_do() -> None:
     plain = compose.layer(table, replace(SMALL, gated=False))
     assert (times(plain, "dense") < times(compose.layer(table, SMALL), "dense")).all()
     launches = roofline(1, 512, 512)
-    for change, kernels in (({"positions": 2048}, 1), ({"norms": 1}, 1)):
+    for change, states in (({"positions": 2048}, 2 * (2048 + 512)), ({"norms": 1}, 4 * 2048)):
         less = times(compose.layer(table, SMALL), "dense") - times(compose.layer(table, replace(SMALL, **change)), "dense")
-        assert less[0] == pytest.approx(kernels * launches, rel=0.05)
+        assert less[0] == pytest.approx(launches + 2 * states / compose.SMALL_LANE, rel=1e-6)
 
 
 @pytest.mark.parametrize("ways", [2, 4])

@@ -109,12 +109,12 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: device("h10"), "unknown device 'h10'; did you mean h100"),
     (lambda: device("titan-xp").rate("float16"), "titan-xp has no published rate for dtype 'float16'; known: float32"),
     (lambda: device("v100").ridge("bfloat16"), "v100 has no published rate for dtype 'bfloat16'; known: float16, float32"),
-    *[(lambda name=name: replace(device("t4"), **{name: 0.0}), f"{name} must be above 0, got 0")  # type: ignore[misc]
+    *[(lambda name=name: replace(device("t4"), **{name: 0.0}), f"{name} must be between 1")  # type: ignore[misc]
       for name in ("memory_bytes", "bandwidth", "link", "host_link", "cache_bytes")],
-    (lambda: replace(device("t4"), bandwidth=math.inf), "bandwidth must be finite and at least 0, got inf"),
-    (lambda: replace(device("t4"), rates={}), "rates must have one for some of bfloat16"),
+    (lambda: replace(device("t4"), bandwidth=math.inf), "bandwidth must be between 1e\\+08 and 1e\\+17, got inf"),
+    (lambda: replace(device("t4"), rates={}), "rates must be a table with one for some of bfloat16"),
     (lambda: replace(device("t4"), rates={"half": 1.0}), "unknown dtype 'half'"),
-    (lambda: replace(device("t4"), rates={"float16": 0.0}), r"rates\[float16\] must be above 0, got 0"),
+    (lambda: replace(device("t4"), rates={"float16": 0.0}), r"rates\[float16\] must be between 1e\+08 and 1e\+20, got 0.0"),
 ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ SMALL: dict[str, dict[str, int]] = {
 }
 """What makes an architecture narrow; it keeps its depth, which settings are about."""
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
 def narrow(name: str, folder: Path) -> str:

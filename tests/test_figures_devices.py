@@ -180,12 +180,12 @@ def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame)
 # --- What speed-ups are over -----------------------------------------------------------------------------------------------
 
 
-DEVICES = ["a100", "h100"]
+TWO = ["a100", "h100"]
 
 
 def few(compared: pl.DataFrame) -> pl.DataFrame:
     """The rows of two devices, that there be room for the comparison of methods."""
-    return compared.filter(pl.col("cost.device").is_in(DEVICES))
+    return compared.filter(pl.col("cost.device").is_in(TWO))
 
 
 def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) -> None:
@@ -247,7 +247,7 @@ def test_other_runs_draw_no_devices(tmp_path: Path) -> None:
 
 def test_plain_decoding_on_several_devices_is_a_choice_of_its_own(compared: pl.DataFrame) -> None:
     figure = methods.draw(few(compared))
-    for panel, device in enumerate(DEVICES):
+    for panel, device in enumerate(TWO):
         for ways in (2, 4):
             rows = compared.filter(pl.col("cost.device") == device, view="paths", method="autoregressive", ways=ways)
             held, speeds = xy(lines(figure.axes[3 * panel])[f"tensor parallelism, TP {ways}"])

@@ -36,6 +36,8 @@ MODELS = tuple(name for name in profile.names() if profile.load(name).kind == "m
 MEASURED, COMPOSED, TAKEN_OVER = "h100-llama-2-7b", "h100-llama-2-13b", "a40-llama-2-7b"
 CONTEXTS = (128, 512, 2048)
 PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+DRAFT = Uniform(preset("llama-68m"), 5e-4)
+"""A draft pass of 1 ms at every batch."""
 
 
 def texts(figure: Figure) -> str:
@@ -95,8 +97,8 @@ def test_what_lies_beyond_the_table_is_said(whole: Profile) -> None:
     assert "measured\nbeyond the table: layers from batch 8" in texts(figure)
     costs = {"mine": Measured(whole)}
     assert "layers from width 4" in texts(verify_cost_hardware.draw(costs, batches=(1,), widest=8, context=512))
-    given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "cost_ratio": 0.1, "source": "assumed", "most": 8}
-    assert "beyond the table:\nlayers from width 4, context 1024" in texts(largest_batch.draw(costs, **given))
+    given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
+    assert "beyond the table:\nlayers from width 4, context 1024" in texts(largest_batch.draw(costs, {"mine": DRAFT}, **given))
     assert provenance.of_hardware_beyond(Uniform(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
 
 
@@ -223,13 +225,14 @@ def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
 def test_the_largest_batch_is_the_last_that_theorem_3_8_lets_gain(rate: float) -> None:
     hardware, contexts, most = Measured(profile.load(COMPOSED)), (128, 1024), 300
-    given: dict[str, Any] = {"acceptance_rate": rate, "draft_length": 7, "cost_ratio": 0.1}
-    found = largest_batch.limits(hardware, **given, contexts=contexts, most=most)
+    draft = Roofline(preset("llama-68m"), 2e12, 5e14)
+    found = largest_batch.limits(hardware, draft, acceptance_rate=rate, draft_length=7, contexts=contexts, most=most)
     for context, largest in zip(contexts, found.pays, strict=True):
         expected = 0
         for batch in range(1, most + 1):
             times = [float(pass_time(hardware, width, context, batch).seconds) for width in (1, 8)]
-            if not speculative.speedup(rate, 7, 0.1, verify_cost=[(1, 1.0), (8, times[1] / times[0])]) > 1:
+            ratio = float(pass_time(draft, 1, context, batch).seconds) / times[0]
+            if not speculative.speedup(rate, 7, ratio, verify_cost=[(1, 1.0), (8, times[1] / times[0])]) > 1:
                 break
             expected = batch
         assert largest == expected
@@ -238,63 +241,68 @@ def test_the_largest_batch_is_the_last_that_theorem_3_8_lets_gain(rate: float) -
 
 def test_limits_move_as_they_must() -> None:
     hardware = Measured(profile.load(COMPOSED))
-    given: dict[str, Any] = {"draft_length": 4, "cost_ratio": 0.05, "contexts": (128, 512, 2048), "most": 256}
-    found = [largest_batch.limits(hardware, acceptance_rate=rate, **given).pays for rate in (0.0, 0.3, 0.6, 1.0)]
+    given: dict[str, Any] = {"draft_length": 4, "contexts": (128, 512, 2048), "most": 256}
+    found = [largest_batch.limits(hardware, DRAFT, acceptance_rate=rate, **given).pays for rate in (0.0, 0.3, 0.6, 1.0)]
     assert (found[0] == 0).all()
     assert all((more >= less).all() for less, more in itertools.pairwise(found))
     # Without a price of width or draft every acceptance gains at every batch.
-    free = Uniform(preset("llama-2-13b"), 1e-3)
-    assert (largest_batch.limits(free, acceptance_rate=0.1, **given | {"cost_ratio": 0.0}).pays == 256).all()
+    flat, free = Uniform(preset("llama-2-13b"), 1e-3), Uniform(preset("llama-68m"), 0.0)
+    assert (largest_batch.limits(flat, free, acceptance_rate=0.1, **given).pays == 256).all()
 
 
 def test_memory_holds_so_many_texts_and_not_one_more() -> None:
     hardware, room = Measured(profile.load(COMPOSED), ways=2), DEVICES["h100"].memory_bytes
-    given: dict[str, Any] = {"acceptance_rate": 0.7, "draft_length": 4, "cost_ratio": 0.05, "most": 16}
-    found = largest_batch.limits(hardware, **given, contexts=(1024, 8192), available=room)
+    given: dict[str, Any] = {"acceptance_rate": 0.7, "draft_length": 4, "most": 16}
+    found = largest_batch.limits(hardware, DRAFT, **given, contexts=(1024, 8192), available=room)
     assert found.fits is not None
     for context, fits in zip((1024, 8192), found.fits.tolist(), strict=True):
-        needed = [memory(hardware.shape, room, context=context, batch=batch, ways=2).needed for batch in (fits, fits + 1)]
+        both: dict[str, Any] = {"context": context, "ways": 2, "also": (DRAFT.shape,)}
+        needed = [memory(hardware.shape, room, batch=batch, **both).needed for batch in (fits, fits + 1)]
         assert needed[0] <= room < needed[1]
-    small = largest_batch.limits(hardware, **given, contexts=(1024,), available=1e9)
+    small = largest_batch.limits(hardware, DRAFT, **given, contexts=(1024,), available=1e9)
     assert small.fits is not None
     assert small.fits.tolist() == [0]
 
 
 def test_the_figure_draws_the_limits_and_says_what_is_given() -> None:
     costs = {name: Measured(profile.load(name)) for name in (COMPOSED, "l40s-llama-2-13b")}
-    given: dict[str, Any] = {"acceptance_rate": 0.55, "draft_length": 6, "cost_ratio": 0.1, "contexts": CONTEXTS, "most": 256}
+    given: dict[str, Any] = {"acceptance_rate": 0.55, "draft_length": 6, "contexts": CONTEXTS, "most": 256}
+    drafts = {COMPOSED: DRAFT, "l40s-llama-2-13b": Uniform(preset("llama-68m"), 4e-4)}
     rooms = {"l40s-llama-2-13b": DEVICES["l40s"].memory_bytes}
-    figure = largest_batch.draw(costs, **given, source="assumed", memories=rooms)
+    figure = largest_batch.draw(costs, drafts, **given, source="assumed", memories=rooms)
     drawn = lines(figure.axes[0])
     for name, hardware in costs.items():
-        found = largest_batch.limits(hardware, **given, available=rooms.get(name))
+        found = largest_batch.limits(hardware, drafts[name], **given, available=rooms.get(name))
         assert xy(drawn[f"pays {name}"])[1] == pytest.approx(np.where(found.pays == 0, 0.5, found.pays))
         beyond = xy(drawn[f"beyond {name}"])[0].tolist()
         full = [] if found.fits is None else [c for c, p, f in zip(CONTEXTS, found.pays, found.fits, strict=True) if p > f]
         assert beyond == full
     assert f"fits {COMPOSED}" not in drawn
     said = texts(figure)
-    assert "acceptance rate 0.55, 6 drafted tokens, a draft pass 0.1 of the target's: assumed" in said
+    assert "batch kept full, acceptance rate 0.55, 6 drafted tokens: assumed" in said
     assert f"{COMPOSED}:\ncomposed of operations" in said
     assert inside(figure)
-    never = largest_batch.draw({"u": Uniform(preset("llama-2-7b"), 1.0)}, **given | {"acceptance_rate": 0.0}, source="assumed")
+    slow = {"u": Uniform(preset("llama-2-7b"), 1.0)}
+    never = largest_batch.draw(slow, {"u": DRAFT}, **given | {"acceptance_rate": 0.0}, source="assumed")
     assert set(xy(lines(never.axes[0])["pays u"])[1]) == {0.5}
     assert "never" in [label.get_text() for label in never.axes[0].get_yticklabels()]
 
 
 def test_acceptance_is_never_defaulted() -> None:
     with pytest.raises(TypeError, match="acceptance_rate"):
-        largest_batch.draw({}, draft_length=4, cost_ratio=0.1, source="assumed")  # type: ignore[call-arg]
-    costs = {"u": Uniform(preset("llama-2-7b"), 1.0)}
-    given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "cost_ratio": 0.1, "source": "assumed"}
+        largest_batch.draw({}, {}, draft_length=4, source="assumed")  # type: ignore[call-arg]
+    costs, drafts = {"u": Uniform(preset("llama-2-7b"), 1.0)}, {"u": DRAFT}
+    given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed"}
     for wrong, words in (
-        ({"acceptance_rate": 1.5}, "acceptance_rate"), ({"draft_length": 0}, "draft_length"), ({"cost_ratio": -1}, "cost_ratio"),
+        ({"acceptance_rate": 1.5}, "acceptance_rate"), ({"draft_length": 0}, "draft_length"),
         ({"contexts": ()}, "contexts"), ({"contexts": (512, 128)}, "contexts"), ({"most": 1}, "most"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=words):
-            largest_batch.draw(costs, **given | wrong)
+            largest_batch.draw(costs, drafts, **given | wrong)
     with pytest.raises(ParameterError, match="costs must be 1 to 6, got 0"):
-        largest_batch.draw({}, **given)
+        largest_batch.draw({}, {}, **given)
+    with pytest.raises(ParameterError, match="drafts must have the names of costs, u, got v"):
+        largest_batch.draw(costs, {"v": DRAFT}, **given)
 
 
 # --- One layer ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from sim.grid import Grid
 
 ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b"}
 MATCH = {"match": {"kind": "iid", "match_rate": 0.5}}
+PPD = {"name": "ppd", "exit_layer": 20, "candidates": 1}
 ACCEPT = {"accept": {"kind": "iid", "acceptance_rate": 0.7}}
 
 
@@ -138,11 +139,11 @@ def target_of(cost: Tables) -> Tables:
 def test_over_one_device_where_the_batch_fits_it() -> None:
     """13 billion weights fit one A100 of 80 GB, with the cache of eight sequences and not of 160."""
     method = {"name": "speculative", "draft_length": 3}
+    drafting = ROOFLINE | {"draft_shape": "llama-68m", "ways": 4}
     for batch, fits in ((8, True), (160, False)):
-        own = {"name": "speculative", "draft_length": 3, "batch": batch}
-        drafting = ROOFLINE | {"draft_shape": "llama-68m", "ways": 4}
-        for each, cost in ((own, drafting), (method, drafting | {"batch": batch})):
-            row = rows_of(scenario(each, cost, ACCEPT, views=["formula"]))[0]
+        for batching in ("static", "continuous", "lockstep"):
+            own = method | {"sequences": batch, "batching": batching}
+            row = rows_of(scenario(own, drafting, ACCEPT, views=["formula"]))[0]
             assert row["memory_share"] < 1
             assert (row["speedup_over_one_device"] is not None) == fits
             if fits:
@@ -293,8 +294,8 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, ROOFLINE | {"ways": 0}, "cost: ways must be between 1 and 1024, got 0"),
     ({"sequences": 0}, ROOFLINE, "method: sequences must be between 1 and 100000, got 0"),
     ({}, ROOFLINE | {"prompt": -1}, "cost: prompt must be between 0 and 1000000, got -1"),
-    ({}, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
-    ({}, ROOFLINE | {"dispatch_law": "log"}, "cost: unknown dispatch_law 'log'"),
+    (PPD, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
+    (PPD, ROOFLINE | {"dispatch_law": "log"}, "cost: unknown dispatch_law 'log'"),
     ({}, ROOFLINE | {"memory_efficiency": 0}, "cost: memory must be above 0, got 0"),
     ({}, ROOFLINE | {"final_head": 1}, "cost.final_head is of costs in layer-times, got it with kind 'roofline'; leave it out"),
     ({}, ROOFLINE | {"link": 1}, "cost.link is of costs in layer-times, got it with kind 'roofline'; say link_s instead"),
@@ -438,5 +439,8 @@ def test_what_a_wide_pass_costs_is_asked_of_batched_candidates_alone() -> None:
     with pytest.raises(ParameterError, match="verify_cost must reach width 3, the widest pass of method ppd, got 2"):
         rows_of(scenario(one | {"batched": True}, curve, MATCH))
     wide = {"verify_cost": [[1, 1.0], [3, 1.5]]}
-    slow, quick = (rows_of(scenario(one | {"batched": value}, wide, MATCH))[0]["speedup"] for value in (True, False))
+    found = [rows_of(scenario(one | {"batched": value}, wide if value else {}, MATCH)) for value in (True, False)]
+    slow, quick = (rows[0]["speedup"] for rows in found)
     assert slow < quick
+    swept = sim.run(scenario(one, wide, MATCH), views=["formula"], sweep={"method.batched": [True, False]})
+    assert swept["speedup"].to_list() == [slow, quick]

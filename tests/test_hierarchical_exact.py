@@ -395,10 +395,12 @@ def scenario(reading: str = "reuse", accept: Any = LAWS[0], medium: Any = LAWS[0
     method = {"name": "hierarchical", "layers": 8, "num_speculative_tokens": 3, "reading": reading}
     if reading == "recursive":
         method["inner_draft_length"] = 1
+    method |= more.pop("method", {})
+    link = {"link": 0.25} if method.get("placement") == "apart" else {}
     return {
         "scenario": {"name": "small", "tokens": 20, "replications": 4096, "event_replications": 40},
-        "method": [{**method, **more.pop("method", {})}], "outcomes": {"accept": accept, "medium_accept": medium},
-        "cost": {"cost_ratio": 0.125, "medium_cost_ratio": 0.5, "link": 0.25, **more},
+        "method": [method], "outcomes": {"accept": accept, "medium_accept": medium},
+        "cost": {"cost_ratio": 0.125, "medium_cost_ratio": 0.5, **link, **more},
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from calibrate.cli import app
 from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
 from model import profile
 from model.checks import ParameterError
-from model.profile import Profile
+from model.profile import TIMES, Profile
 
 PRODUCT = "time_stats.attn_pre_proj.median"
 TABLES = Path(__file__).parent / "data" / "importers"
@@ -101,7 +101,7 @@ def test_transfers_of_vidur_are_medians_of_repeats_within_a_node(folder: Path) -
 def test_zero_times_of_single_operations_and_dips_are_kept_and_said(folder: Path) -> None:
     made = from_vidur(folder)
     assert times(made, "dense", ways=2) == {(1,): 148.0}  # its activation was rounded to nothing
-    assert any("dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8; kept" in note for note in made.notes)
+    assert any("dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8" in note for note in made.notes)
 
 
 def test_frontier_may_give_the_attention_that_vidur_lacks(folder: Path) -> None:
@@ -124,6 +124,27 @@ def test_operations_of_aiconfigurator_are_of_one_type_and_have_times(folder: Pat
     assert times(made, "all_reduce", ways=2) == {(8192,): 6.0, (2097152,): 20.0}
     assert made.kind == "operations"
     assert "rope" not in made.facts["decode_includes"]
+
+
+def test_reductions_are_the_mean_over_libraries_at_the_sizes_that_all_have(folder: Path) -> None:
+    """Of 3, 6 and 12 us: 6, with quartiles halfway; NCCL's other operations and types, and sizes that one lacks, are left out."""
+    comm = folder / "aiconfigurator" / "comm"
+    for library, latencies in (("trtllm/9.9", (0.003, 0.044, 0.9)), ("nccl/1", (0.012, 0.025, 0.7))):
+        kind = "nccl_dtype" if library.startswith("nccl") else "allreduce_dtype"
+        name = "nccl_perf" if library.startswith("nccl") else "custom_allreduce_perf"
+        points = zip((4096, 2**20, 2**28), latencies, strict=True)
+        rows = [{"num_gpus": 2, "message_size": size, "latency": each} for size, each in points]
+        rows = [row | {kind: "half" if "nccl" in kind else "bfloat16", "op_name": "all_reduce"} for row in rows]
+        rows += [rows[0] | {"op_name": "all_gather", "latency": 7.0}] if "nccl" in kind else []
+        rows += [rows[0] | {kind: "int8", "latency": 7.0}]
+        (comm / library).mkdir(parents=True)
+        pl.DataFrame(rows).write_parquet(comm / library / f"{name}.parquet")
+    libraries = ("trtllm/9.9", "vllm/1.0", "nccl/1")
+    rows, sources, note = aiconfigurator.reductions(folder / "aiconfigurator", libraries)
+    found = [[row["ways"], row["size"], *(round(row[name] * 1e6, 3) for name in TIMES), row["repeats"]] for row in rows]
+    assert found == [[2, 8192, 6.0, 4.5, 9.0, 3], [2, 2097152, 28.02, 22.5, 34.5, 3]]
+    assert [source.parts for source in sources] == [("all_reduce",)] * 3
+    assert all(library in note for library in libraries)
 
 
 def test_attention_of_aiconfigurator_may_be_left_out(folder: Path) -> None:
@@ -334,7 +355,8 @@ def test_an_unknown_unit_is_refused(folder: Path) -> None:
     with pytest.raises(ParameterError, match="unknown unit 'minutes'; known: ms, s, us"):
         from_vidur(folder, unit="minutes")
     # In seconds the same numbers would be a thousand times as long, in microseconds faster than the memory.
-    assert times(from_vidur(folder, unit="s"), "dense")[1,] == 266e3
+    with pytest.raises(ParameterError, match="is too long"):
+        from_vidur(folder, unit="s")
     with pytest.raises(ParameterError, match=r"above the 2.04e\+12 bytes/s of the memory of a100"):
         from_vidur(folder, unit="us")
 

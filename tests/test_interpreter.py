@@ -22,6 +22,7 @@ from model.steps import CacheError, Commit, Forward, Read, Steps
 from model.work import Work
 from tests import real_models
 from tests.real_models import DEPTHS, KINDS
+from tests.tiers import crossed
 from tests.unended import HEIRS, UNENDED
 
 LAYERS = DEPTHS["target"]
@@ -80,9 +81,12 @@ def prompt_of(kind: str) -> list[int]:
     return [0] if kind in real_models.ENCODING else [3, 4, 5, 6, 17]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", EXACT)
-def test_exact_methods_write_what_the_plain_decoder_writes(kind: str, name: str) -> None:
+FEW = ("plain", "ppd literal 3 3", "ppd nested 2 3", "speculative 3", "hierarchical recursive", "one beam", "bild in itself")
+"""Methods that are tried on every architecture; the others, which ask nothing else of one, on one."""
+
+
+@pytest.mark.parametrize(("name", "kind"), crossed(EXACT, KINDS, FEW))
+def test_exact_methods_write_what_the_plain_decoder_writes(name: str, kind: str) -> None:
     module, parameters = EXACT[name]
     prompt = prompt_of(kind)
     expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)

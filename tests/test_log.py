@@ -18,7 +18,7 @@ from calibrate import log as logging
 from calibrate import rate_tables
 from calibrate.cli import app
 from calibrate.interpreter import Luck, Real, Sampling
-from model import position_log
+from model import position_log, speculative_laws
 from model.algorithms import adaptive, autoregressive, ppd, speculative
 from model.checks import ParameterError
 from model.latency import UnitCost
@@ -162,7 +162,7 @@ def agree(real: Any, run: Any) -> None:
 
 
 @given(number=st.sampled_from([*PROMPTS]), form=st.sampled_from(ppd.FORMS), k=st.integers(1, 3), data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=24, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> None:
     least = {"literal": 3, "eager": 3, "nested": 1 if k < 3 else 2, "flat": 1}[form]
     layer = data.draw(st.integers(least, LAYERS - 1))
@@ -385,6 +385,48 @@ def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> N
     done = CliRunner().invoke(app, there)
     assert (done.exit_code, done.stderr) == (0, "")
     assert {path.stem for path in (tmp_path / "theirs").iterdir()} == {"acceptance_by_position", "accepted_lengths"}
+
+
+def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_path: Path) -> None:
+    """Seven answers of ten, one of them long: two of other texts than are beside them, and most rounds of the long one."""
+    lengths = [[2, 1, 3, 2, 1, 1]] * 9 + [[1] * 80]
+    rows = [
+        {"id": f"q{number}", "prompt_token_ids": [1], "generated_token_ids": [3] * (len(each) + (number in (2, 5))),
+         "acc_mine": {"acc_len": each}}
+        for number, each in enumerate(lengths)
+    ]  # fmt: skip
+    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["rates", str(tmp_path / "public.jsonl"), "--drafter", "mine", "--lengths", "1,3"]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    other, means, error = (
+        next(table for table in json.loads(done.stdout) if table["title"].startswith(title))
+        for title in ("Answers whose lengths", "Tokens a round", "Error of independence")
+    )
+    assert other["title"] == "Answers whose lengths belong to another text: 2 of 10 (20%)"
+    assert other["rows"] == [{"id": "q2", "lengths": 6, "output_tokens": 7}, {"id": "q5", "lengths": 6, "output_tokens": 7}]
+    row = means["rows"][1]
+    assert (row["gamma"], row["rounds"], row["half_of_rounds_from"]) == (3, 9 * 3 + 80, 1)
+    assert row["over_rounds"] == pytest.approx((9 * 6 + 80) / (9 * 3 + 80))
+    assert row["over_sequences"] == pytest.approx((9 * 2 + 1) / 10)
+    assert row["low"] < row["over_rounds"] < row["high"]
+    assert means["notes"] == [
+        "gamma=1: half of the rounds come from 1 of 10 sequences: few weigh most, and the mean over rounds is theirs"
+    ]
+    assert [row["error"] for row in error["rows"]] == [speculative_laws.iid_error(lengths, gamma) for gamma in (1, 3)]
+    text = CliRunner().invoke(app, arguments).stdout
+    assert "q2" in text
+    assert means["notes"][0] in text
+
+
+def test_a_long_list_of_answers_is_cut_in_print_alone() -> None:
+    rows = tuple((f"q{number}", 1, 2) for number in range(8))
+    table = rate_tables.Table("Answers", ("id", "lengths", "output_tokens"), rows, most=5)
+    assert [*table.lines()][-1] == "... and 3 more (--json lists all)"
+    assert len([*table.lines()]) == 1 + 1 + 5 + 1
+    assert len(table.document()["rows"]) == 8
+    whole = rate_tables.Table("Answers", ("id", "lengths", "output_tokens"), rows[:5], most=5)
+    assert "more" not in "".join(whole.lines())
 
 
 @pytest.mark.parametrize(

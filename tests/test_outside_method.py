@@ -222,3 +222,19 @@ def test_a_module_that_is_broken_is_refused_in_one_line(redundant: str, tmp_path
 def test_only_dotted_paths_are_names_of_modules() -> None:
     with pytest.raises(ParameterError, match="dotted path of a module"):
         sim.run(views=["formula"], methods=["ppd"])
+
+
+def test_costs_of_a_method_from_outside(redundant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that declares no COSTS is taken to look at all, one that does at those."""
+    scenario = {
+        "scenario": {"name": "outside", "tokens": 5, "replications": 2, "views": ["events"]},
+        "method": [{"name": redundant, "layers": 12, "copies": 2}], "cost": {"dispatch": 0.5, "promotion": 0.5},
+    }  # fmt: skip
+    assert sim.run(scenario, methods=[redundant])["latency_layers"].to_list() == [62.5]
+    with pytest.raises(ValueError, match=r"cost\.cost_ratio is used by no method that it is given for; leave it out$"):
+        sim.run({**scenario, "cost": {"cost_ratio": 0.1}}, methods=[redundant])
+    with methods.allowing([redundant]):
+        monkeypatch.setattr(methods.algorithm(redundant).Parameters, "COSTS", ("dispatch",), raising=False)
+    with pytest.raises(ValueError, match=r"cost\.promotion is used by no method that it is given for; leave it out$"):
+        sim.run(scenario, methods=[redundant])
+    assert sim.run({**scenario, "cost": {"dispatch": 0.5}}, methods=[redundant])["latency_layers"].to_list() == [62.5]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +48,10 @@ BATCHED = [
 NESTED = [ppd.Parameters(LAYERS, layer, k, "nested") for layer, k in ((3, 1), (3, 3), (4, 2), (2, 1))]
 
 
+PATIENCE = 300
+"""Seconds after which something is taken to hang: a net under tests that wait, far beyond what the slowest machine takes."""
+
+
 def tiny(kind: str, seed: int = 0) -> Replica:
     """The model of `real_models`, as any process can make it."""
     return Replica(real_models.config(kind, LAYERS).to_json_string(), dtype="float64", random=seed, spread=3.0)
@@ -54,7 +59,7 @@ def tiny(kind: str, seed: int = 0) -> Replica:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with started(tiny("llama"), 4, 96, patience=30) as found:
+    with started(tiny("llama"), 4, 96, patience=PATIENCE) as found:
         yield found
 
 
@@ -186,7 +191,6 @@ def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
     assert {"forward", "head", "dispatch", "promotion"} <= set(whole)
     assert min(whole.values()) > 0
     assert sum(whole.values()) <= row["seconds"] * 1.001 + 1e-6  # each moment once; what is behind the last token is no part
-    assert sum(whole.values()) > 0.5 * row["seconds"]
     alone = running.timed(dataclasses.replace(asked, units=1), {"target": pool.decoder}, 12, 0)
     assert alone["spans"] == []
 
@@ -308,8 +312,8 @@ def test_fingerprints_differ_by_the_first_and_the_last_number_of_a_tensor(place:
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether none of these processes is there any more, or soon."""
-    until = time.monotonic() + 5
+    """Whether none of these processes is there any more, sooner or later."""
+    until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if not any(alive(pid) for pid in pids):
             return True
@@ -324,9 +328,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def shared() -> set[str]:
-    """Names in shared memory."""
-    return {*os.listdir("/dev/shm")}
+def left(pids: list[int]) -> list[str]:
+    """Names of memory that these processes shared; what other processes of the machine share comes and goes."""
+    return [name for name in os.listdir("/dev/shm") if {*re.findall(r"\d+", name)} & {*map(str, pids)} and "loky" not in name]
 
 
 def asking(token: int = 5) -> Steps:
@@ -336,6 +340,17 @@ def asking(token: int = 5) -> Steps:
         subs = yield Fork((Forward("target", (token,), 2, 0, LAYERS),), (1,))
         yield Join(subs)
         yield Commit("token", ((yield Read("next", out)),))
+
+
+def interrupted() -> Steps:
+    """The same, and the user interrupts it while a sub-process is at work."""
+    steps = asking()
+    answer = None
+    for number in range(1_000_000):
+        step = steps.send(answer)
+        if number == 6:
+            signal.raise_signal(signal.SIGINT)
+        answer = yield step
 
 
 @pytest.mark.parametrize(
@@ -348,34 +363,33 @@ def asking(token: int = 5) -> Steps:
     ],
 )
 def test_whatever_becomes_of_a_process_ends_the_run_and_leaves_nothing(harm: str, said: str) -> None:
-    before, affinity = shared(), os.sched_getaffinity(0)
-    with started(tiny("llama"), 2, 16, patience=1, share=harm != "crash") as pool:
+    affinity = os.sched_getaffinity(0)
+    with started(tiny("llama"), 2, 16, patience=PATIENCE, share=harm != "crash") as pool:
         pids = pool.pids
         run = Parallel(pool)
         run.run(asking(), 2)
         if harm == "hang":
             os.kill(pids[0], signal.SIGSTOP)
+            pool.patience = 1  # it does not answer however long one waits
         if harm == "kill":
             os.kill(pids[0], signal.SIGKILL)
         if harm == "interrupt":
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            usual = signal.signal(signal.SIGALRM, signal.default_int_handler)
             with pytest.raises(KeyboardInterrupt):
-                Parallel(pool).run(asking(), 1_000_000)
-            signal.signal(signal.SIGALRM, usual)
+                Parallel(pool).run(interrupted(), 1_000_000)
         else:
             with pytest.raises(ProcessError, match=said):
                 Parallel(pool).run(asking(10**6 if harm == "crash" else 5), 1_000_000)
         with pytest.raises(ProcessError, match="broken by an earlier error"):
             Parallel(pool).run(asking(), 2)
     assert gone(pids)
-    assert shared() <= before
+    assert left([os.getpid(), *pids]) == []
     assert os.sched_getaffinity(0) == affinity
     with pytest.raises(ProcessError, match="closed"):
         Parallel(pool).run(asking(), 2)
 
 
-def test_idle_processes_cost_nothing_and_stopped_passes_are_given_up(pool: Pool) -> None:
+@pytest.mark.slow  # by a real clock: what a busy machine takes to put a process to sleep is not for each run of the tests
+def test_idle_processes_cost_nothing(pool: Pool) -> None:
     def ticks() -> int:
         said = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pool.pids]
         return sum(int(each[11]) + int(each[12]) for each in said)
@@ -385,6 +399,10 @@ def test_idle_processes_cost_nothing_and_stopped_passes_are_given_up(pool: Pool)
     before = ticks()
     time.sleep(0.5)
     assert ticks() - before <= 5  # hundredths of a second, of three processes
+
+
+def test_stopped_passes_are_given_up(pool: Pool) -> None:
+    use(pool, tiny("llama"))
 
     def stopping() -> Steps:
         out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
@@ -422,7 +440,6 @@ PARENT = """
 
 @pytest.mark.parametrize("signals", ["SIGINT", "SIGKILL"])
 def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
-    before = shared()
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
     root = Path(processes.__file__).parents[1]
@@ -440,7 +457,7 @@ def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
         else:
             os.kill(pids[1], signal.SIGSTOP)  # one that cannot see for itself that its parent is gone
             parent.kill()
-        error = parent.communicate(timeout=20)[1]
+        error = parent.communicate(timeout=PATIENCE)[1]
     finally:
         parent.kill()  # it would go on for hours
     assert parent.returncode == -getattr(signal, signals)
@@ -448,7 +465,7 @@ def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
         assert error.rstrip().endswith("KeyboardInterrupt")
         assert error.count("Traceback") == 1  # the workers' own is not seen
     assert gone(pids)
-    assert shared() <= before
+    assert left([parent.pid, *pids]) == []
 
 
 def _parent(end: Any, busy: bool) -> None:
@@ -456,7 +473,7 @@ def _parent(end: Any, busy: bool) -> None:
         end.send(pool.pids)
         if busy:
             Parallel(pool).run(asking(), 1_000_000)
-        time.sleep(60)
+        time.sleep(PATIENCE)
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -466,7 +483,7 @@ def test_processes_see_for_themselves_that_their_parent_is_gone(busy: bool) -> N
     ours, theirs = context.Pipe()
     parent = context.Process(target=_parent, args=(theirs, busy))
     parent.start()
-    assert ours.poll(60)
+    assert ours.poll(PATIENCE)
     pids = ours.recv()
     time.sleep(0.1)
     parent.kill()

@@ -8,11 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
+from calibrate.fits import small
 from calibrate.importers import aiconfigurator, bundle, vidur
 from model import compose, device, profile, transformer
 from model.checks import ParameterError
+from model.hardware import pass_time
+from model.measured import Measured
 from model.profile import Profile
 from model.transformer import Shape
 
@@ -144,7 +148,6 @@ def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) 
     for ways in made.ways:
         for part, axis in (("dense", "tokens"), ("head", "positions")):
             ours, theirs = again.rows(part, ways), made.rows(part, ways)
-            theirs = theirs.filter(theirs[axis] <= 512)
             assert ours[axis].to_list() == theirs[axis].to_list()
             assert ours["time_s"].to_numpy() == pytest.approx(theirs["time_s"].to_numpy(), rel=1e-4)
         ours, theirs = (each.rows("attention", ways) for each in (again, made))
@@ -240,15 +243,13 @@ def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, 
 @needs_data
 @pytest.mark.parametrize("model", bundle.VIDUR)
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
-def test_composed_layers_are_what_was_measured(gpu: str, model: str) -> None:
-    """Up to 64 tokens, on the same GPU, by another engine and years apart: within a tenth, unless split over eight devices."""
+def test_composed_layers_are_what_was_measured(gpu: str, model: str, operations: dict[str, Profile]) -> None:
+    """Up to 64 tokens, on the same GPU, by another engine and years apart: whole and split over up to eight devices."""
     measured = vidur.read(DATA / "gpu/vidur/compute" / gpu / bundle.VIDUR[model], model=model, gpu=gpu)
-    table = bundle.operations(DATA, gpu)
-    for ways in (1, 2, 4):
-        assert bundle.differences(table, measured, (ways,)).median() <= 0.10
-    # A known miss: split eight ways this layer takes 41 us, a fourth of it norms and sums, and what is assumed of them shows.
-    missed = (gpu, model) == ("h100", "llama-2-7b")
-    assert bundle.differences(table, measured, (8,)).median() <= (0.11 if missed else 0.10)
+    for ways in bundle.WAYS:
+        assert bundle.differences(operations[gpu], measured, (ways,)).median() <= 0.06
+        found = bundle.differences(operations[gpu], measured, (ways,), most=4096)
+        assert found.median() <= 0.25
 
 
 @needs_data
@@ -280,20 +281,112 @@ def test_heads_that_were_not_measured_are_stood_in_for() -> None:
         assert np.median(np.abs(errors)) <= bound
 
 
+@pytest.fixture(scope="module")
+def operations() -> dict[str, Profile]:
+    return {gpu: bundle.operations(DATA, gpu) for gpu in ("h100", "a100")}
+
+
+def of_vidur(gpu: str, model: str) -> Profile:
+    return vidur.read(DATA / "gpu/vidur/compute" / gpu / bundle.VIDUR[model], model=model, gpu=gpu)
+
+
 @needs_data
-def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile]) -> None:
-    """No less than what composed layers of other models were off by; where nobody says, `OFF`, which is more than that."""
-    measured = {
-        (gpu, model): vidur.read(DATA / "gpu/vidur/compute" / gpu / path, model=model, gpu=gpu)
-        for gpu in ("h100", "a100")
-        for model, path in bundle.VIDUR.items()
-    }
-    for gpu in ("h100", "a100"):
-        off = bundle.agreement(bundle.operations(DATA, gpu), measured, gpu)
-        assert 0 < off < compose.OFF
+def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile], operations: dict[str, Profile]) -> None:
+    """What composed layers of other models were off by, at as many tokens and split as many ways; more where a time was moved."""
+    for gpu, table in operations.items():
+        off = bundle.layer_errors(table, [of_vidur(gpu, model) for model in bundle.VIDUR])
+        assert [row[:2] for row in off] == [[ways, most] for ways in bundle.WAYS for most in bundle.RANGES]
         made = derived[f"{gpu}-llama-2-13b"]
-        assert made.errors["dense"] == round(off, 4)
-        rows = made.rows("dense")
-        half = (rows["high_s"] - rows["low_s"]) / 2 / rows["time_s"]
-        assert half.to_numpy() == pytest.approx(np.full(rows.height, off), abs=1e-4)
-        assert derived["l40s-llama-2-13b"].errors["dense"] >= round(off, 4)
+        for ways, most, error in off:
+            rows = made.rows("dense", int(ways)).filter(pl.col("tokens") <= most)
+            rows = rows.filter(pl.col("tokens") > ([0, *bundle.RANGES][bundle.RANGES.index(int(most))]))
+            half = ((rows["high_s"] - rows["low_s"]) / 2 / rows["time_s"]).to_numpy()
+            assert (half >= max(error, made.errors["head"]) - 1e-4).all()
+            assert half.min() == pytest.approx(max(error, made.errors["head"]), rel=0.2)
+        said = {tuple(row[:2]): row[2] for row in derived["l40s-operations"].facts[compose.LAYER_ERRORS]}
+        assert all(said[ways, most] >= error for ways, most, error in off)
+
+
+@needs_data
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, operations: dict[str, Profile]) -> None:
+    """An error is about as likely to be passed as not: of layers of 1 to 4,096 tokens, whole and split, of a model that the error
+    was not taken from, at least 4 in 10 are within it, and 8 in 10 within twice as much; and not nearly all, or it says nothing."""
+    models = {model: of_vidur(gpu, model) for model in bundle.VIDUR}
+    for model, one in models.items():
+        off = bundle.layer_errors(operations[gpu], [other for name, other in models.items() if name != model])
+        stated = replace(operations[gpu], facts={compose.LAYER_ERRORS: off})
+        within = []
+        for ways in bundle.WAYS:
+            found = bundle.differences(operations[gpu], one, (ways,), most=4096)
+            weight = np.gradient(np.log(found.at))  # passes of many tokens were measured more densely
+            within.append((weight, np.abs(found.error) / compose.layer_error(stated, found.at, ways)))
+        weight, ratio = (np.concatenate(each) for each in zip(*within, strict=True))
+        shares = [np.average(ratio <= times, weights=weight) for times in (1, 2)]
+        assert 0.4 <= shares[0] <= 0.95, (model, shares)
+        assert shares[1] >= 0.8, (model, shares)
+
+
+@needs_data
+def test_what_lies_between_products_was_fitted_to_two_models_and_holds_for_two_others() -> None:
+    """The bundled numbers are those of the fit; of models and GPUs with tables of products the other two are within a fifth."""
+    share, lane = small.fit(small.measured(DATA, small.FITTED))
+    assert (round(share, 2), round(lane / 1e9, 1)) == (compose.SMALL_SHARE, compose.SMALL_LANE / 1e9)
+    for one in small.measured(DATA, small.HELD):
+        if one.of.device != "a40":  # of all its bandwidth GDDR memory gives more than HBM
+            assert np.median(np.abs(one.predicted() / one.seconds - 1)) < 0.25
+
+
+# --- more is never cheaper ---
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_pass_over_more_never_takes_less(name: str) -> None:
+    """Tokens of each sequence, sequences, context: on any grid, between the points of a profile and beyond them.
+
+    To 5 parts in 10,000, less than any source's spread: before the first context of a table an efficiency is held, not a time.
+    """
+    made = profile.load(name)
+    width = np.array([*range(1, 17), 24, 31, 33, 64, 100, 257, 700, 1500, 4096])
+    batch = np.array([1, 2, 3, 4, 6, 8, 13, 16, 24, 32, 48, 64, 100, 128, 256, 300])
+    context = np.array([0, 1, 7, 31, 32, 100, 128, 500, 1024, 1100, 2047, 2048, 3000, 4000, 6000, 9000])
+    for ways in made.ways:
+        taken = pass_time(Measured(made, ways=ways), width[:, None, None], context[:, None], batch).seconds
+        for axis in range(3):
+            fall = -np.diff(taken, axis=axis) / np.take(taken, range(taken.shape[axis] - 1), axis=axis)
+            assert fall.max() < 5e-4, (ways, axis)
+
+
+def test_where_a_processor_takes_less_for_more_its_repeats_say_so() -> None:
+    """The one bundled profile that was measured here: its products change their algorithm with the width."""
+    rows = profile.load("cpu-llama-68m").rows("layer")
+    for context in rows["context"].unique():
+        own = rows.filter(rows["context"] == context).sort("width")
+        low, high = own["low_s"].to_numpy(), own["high_s"].to_numpy()
+        falls = np.diff(own["time_s"].to_numpy()) < 0
+        assert (high[1:] < low[:-1])[falls].all()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "all_reduce" in profile.load(name).parts])
+def test_reductions_do_not_jump_and_say_how_libraries_differ(name: str) -> None:
+    """From a size to one at most twice as large at most 2.5 times as long: twice the bytes, and another algorithm in some library;
+    in all of them between eight cards without links of their own, and then thrice. Half the range of the quartiles is stated."""
+    made = profile.load(name)
+    for ways in (2, 4, 8):
+        rows = made.rows("all_reduce", ways).sort("size")
+        size, time = (rows[column].to_numpy().astype(float) for column in ("size", "time_s"))
+        near = size[1:] <= 2 * size[:-1]
+        assert (time[1:] / time[:-1])[near].max() < (3.5 if made.device == "l40s" else 2.5)
+        found = Measured(made, ways=ways).part("all_reduce", size)
+        assert found is not None
+        half = (rows["high_s"] - rows["low_s"]).to_numpy() / 2 / time
+        assert (found.error >= half - 1e-9).all()
+        assert np.median(found.error[size < 1e6]) > (0.15 if made.device == "h100" else 0.01)
+
+
+def test_reductions_are_of_the_gpu_and_not_of_the_profile() -> None:
+    for gpu in ("a100", "h100", "l40s"):
+        tables = [profile.load(name) for name in MODELS if name.startswith(gpu)]
+        first, *others = (each.rows("all_reduce", 2) for each in tables)
+        assert first.height > 10
+        assert all(each.equals(first) for each in others)

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 import sim
+from model import published
 from sim import sweep
 from sim.grid import Grid
 from sim.scenario import cost_source
@@ -76,9 +77,9 @@ def test_a_method_s_own_costs_and_outcomes_count_where_the_formula_takes_arrays(
 def test_a_nested_tree_that_overheads_let_grow_may_wait_and_says_so() -> None:
     method = [{"name": "ppd", "layers": 10, "exit_layer": 5, "candidates": 3, "form": "nested"}]
     held = {}
-    for units in (4, 40):
+    for units in (4, 40):  # four generations of processes are alive at once, 1 + 3 + 9 + 27
         run = sim.run(tables(method=method, cost={"final_head": 8.0}, cluster={"units": units}), views=["events"])
-        assert run["contended"].to_list() == [True]
+        assert run["contended"].to_list() == [units < 40]
         held[units] = run.select("latency_layers", "held_units", "mean_units").row(0)
     assert held[40][0] < held[4][0]  # with four units it waited
     assert held[40][1] >= held[40][2]  # nobody is busy on a unit that is not held
@@ -98,9 +99,9 @@ def test_only_the_points_of_a_grid_that_cannot_be_fail() -> None:
         assert run.height == 3 * rates
 
 
-def test_units_held_are_what_the_view_knows_of() -> None:
+def test_units_held_are_those_that_there_are() -> None:
     run = sim.run(tables(cluster={"units": 1}))
-    assert dict(run.select("view", "held_units").iter_rows()) == {"formula": 3.0, "paths": 3.0, "events": 1.0}
+    assert dict(run.select("view", "held_units").iter_rows()) == {"formula": 1.0, "paths": 1.0, "events": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -132,3 +133,21 @@ def test_the_interval_of_records_is_that_of_their_mean_rate() -> None:
         case = Grid(tables(outcomes={"kind": "replay", "records": alike})).case(0)
         assert case.outcome is not None
         assert case.outcome.low is None
+
+
+def test_a_published_table_with_bins_is_not_played_as_one_total_without_a_word() -> None:
+    """Each position at its bin's rate, or all at the printed total: which one must be said, and they differ."""
+    law = {"kind": "published", "table": "ppd-table-6", "data_set": "squad", "head": "trained"}
+    method = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}
+
+    def run(**more: object) -> float:
+        table = sim.run(tables(outcomes=law | more, method=[method], scenario={"name": "s", "tokens": 16}), views=["formula"])
+        return float(table["latency_layers"][0])
+
+    with pytest.raises(ValueError, match=r"by_position is required by ppd-table-6, .*: true gives .*, false .* the printed total"):
+        run()
+    rates, _ = published.match_rates_by_position(data_set="squad", layer=20, candidates=3, head="trained", tokens=16)
+    total = published.match_rate("ppd-table-6", data_set="squad", layer=20, candidates=3, head="trained").rate
+    # Theorem 4.1: each of the 15 tokens behind the first takes d - d', or d where its early prediction was wrong.
+    assert run(by_position=True) == pytest.approx(40 + 20 * 15 + 20 * (1 - rates[:15]).sum(), abs=1e-9)
+    assert run(by_position=False) == pytest.approx(40 + 20 * 15 + 20 * 15 * (1 - total), abs=1e-9)

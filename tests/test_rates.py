@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -411,6 +412,49 @@ def test_the_interval_is_of_requests_drawn_again() -> None:
     assert near([row.low, row.high], np.quantile(errors, [0.025, 0.975]), rtol=1e-9)
 
 
+# --- Which mean -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=12), min_size=1, max_size=8), st.integers(1, 4))
+def test_means_over_rounds_and_over_sequences_are_plain_sums(logs: list[list[int]], gamma: int) -> None:
+    found = rates.means(rates.play(logs, gamma))
+    rounds = [laws.tokens_of_rounds(log, gamma)[0] for log in logs]
+    assert found.rounds == sum(rounds)
+    assert near(found.over_rounds, sum(map(len, logs)) / sum(rounds), rtol=1e-12)
+    assert near(found.over_sequences, np.mean([len(log) / count for log, count in zip(logs, rounds, strict=True)]), rtol=1e-12)
+    for count in range(1, len(logs) + 1):  # the fewest that have half: no fewer have, however chosen
+        most = max(sum(part) for part in itertools.combinations(rounds, count))
+        assert (2 * most >= sum(rounds)) == (count >= found.half)
+    assert found.sequences == len(logs)
+    assert found.few == (found.half <= len(logs) / 4)
+
+
+def test_the_intervals_of_both_means_are_those_between_sequences() -> None:
+    """Sequences of three rates, drawn again: each interval of 95 % covers its mean in 360 to 397 of 400."""
+    rng, covered = np.random.default_rng(11), np.zeros(2)
+    pool = [rates.play([log], 3) for rate in (0.4, 0.6, 0.8) for log in drawn(rng, rate, 20, 30)]
+    rounds = np.array([each.accepted.size for each in pool])
+    tokens = np.array([int((each.accepted + 1).sum()) for each in pool])
+    truth = tokens.sum() / rounds.sum(), float((tokens / rounds).mean())
+    for _ in range(400):
+        parts = [pool[index] for index in rng.integers(0, len(pool), 60)]
+        request = np.repeat(np.arange(60), [part.accepted.size for part in parts])
+        found = rates.means(rates.Played(3, request, *(
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "drafted", "accepted")
+        )))  # fmt: skip
+        ends = (found.rounds_low, found.rounds_high), (found.sequences_low, found.sequences_high)
+        covered += [low <= mean <= high for (low, high), mean in zip(ends, truth, strict=True)]
+    assert np.all((covered >= 360) & (covered <= 397)), covered
+
+
+def test_one_error_of_independence() -> None:
+    """The row of the command's table and `iid_error` are one number."""
+    logs = drawn(np.random.default_rng(5), 0.7, 4, 60)
+    for gamma in (1, 3):
+        (row,) = rates.dependence(logs, [gamma], 0.1, 5, np.random.default_rng(2))
+        assert laws.iid_error(logs, gamma) == row.error
+
+
 # --- A public log ---------------------------------------------------------------------------------------------------
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data")) / "acceptance"
@@ -438,6 +482,19 @@ def test_real_acceptances_are_not_independent() -> None:
         low, high = rates.ratio_interval(*played.of_requests())
         pooled = rates.accepted_of_tested(played)
         assert high - low > float(pooled.high - pooled.low)  # requests differ
+
+
+@pytest.mark.skipif(not FILES, reason="no acceptance logs: DECODESIM_DATA names the folder that holds acceptance/*.jsonl")
+def test_the_readme_has_the_errors_of_the_log_that_it_names() -> None:
+    said = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").partition("* Acceptance is not independent.")[2]
+    [file] = [each for each in FILES if "gsm8k" in each.name]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    heads = said.partition("of an n-gram drafter by")
+    for drafter, sentence in (("eagle", heads[0]), ("ngram", heads[2].partition(";")[0])):
+        logs = [row[f"acc_{drafter}"]["acc_len"] for row in rows]
+        printed = re.findall(r"([\d.]+) % \((\d)", sentence)
+        assert [int(gamma) for _, gamma in printed] == [2, 3, 5, 7]
+        assert [percent for percent, _ in printed] == [f"{100 * laws.iid_error(logs, int(gamma)):.1f}" for _, gamma in printed]
 
 
 # --- What is wrong --------------------------------------------------------------------------------------------------

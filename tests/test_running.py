@@ -52,6 +52,9 @@ def models_of(name: str, table: dict[str, Any], kind: str = "llama") -> dict[str
     return real_models.decoders(kind, *decoding.roles(name, table)[1:])
 
 
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+
+
 # --- forced outcomes ---
 
 
@@ -269,7 +272,7 @@ def test_files_are_refused_where_they_are_damaged(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match=said):
             runs.load(path)
     path.write_text(json.dumps(held | {"about": {key: value for key, value in held["about"].items() if key != "dtype"}}))
-    with pytest.raises(ParameterError, match="must say their dtype"):
+    with pytest.raises(ParameterError, match=r"about\.dtype is missing"):
         runs.load(path)
 
 
@@ -339,7 +342,7 @@ def test_files_say_what_units_were_or_they_were_processes(tmp_path: Path) -> Non
     old = {key: value for key, value in found.about.items() if key != "apart"}
     for about, expected in ((old, "processes"), (old | {"apart": ["streams"] * 4}, "streams")):
         assert {each.apart for each in Runs(found.log, found.table, about).timed.values()} == {expected}
-    with pytest.raises(ParameterError, match="apart must name one for each of 4 decodings, got 1"):
+    with pytest.raises(ParameterError, match="apart must have one for each of 4 decodings, got 1"):
         Runs(found.log, found.table, old | {"apart": ["streams"]})
     with pytest.raises(ParameterError, match="unknown apart 'cores'"):
         Runs(found.log, found.table, old | {"apart": ["cores"] * 4})

@@ -12,7 +12,7 @@ from calibrate.sitting import Passes, Sitting
 from model import profile, runs
 from model.checks import ParameterError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 PASSES = Passes(widths=(1, 3), contexts=(0, 8), rounds=2, repeats=2)
 NAMES = {"target": "family:medium", "draft": "family:draft"}

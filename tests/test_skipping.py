@@ -520,7 +520,7 @@ def test_a_threshold_falls_over_all_tokens() -> None:
     assert (leave().measure, leave().first_check, leave().fill, leave().sequences) == ("softmax", 1, "propagate", 1)
     assert leave(sequences=2, batching="static", lengths=(3, 1, 2)).steps_of(3) == 3 + 2
     assert not leave().EXACT
-    assert (leave().OUTCOMES, leave().COSTS) == (("exit",), ("verify_cost", "propagation", "state_check"))
+    assert (leave().OUTCOMES, leave().COSTS) == (("exit",), ("early_head", "propagation", "state_check", "verify_cost"))
 
 
 @pytest.mark.parametrize(("sure", "depth"), [(0.5, 1), (0.49, 4)])

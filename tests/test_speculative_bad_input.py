@@ -74,6 +74,17 @@ def test_a_table_that_dips_is_used_and_said_once(tmp_path: Path, monkeypatch: py
     assert line.startswith("warning: verify_cost should not fall with the width, got 1.1 at width 4 after 1.2")
 
 
+def test_passes_of_a_profile_that_dip_are_no_table_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor 16 tokens take less than 12, and a policy asks what each width takes: nobody set verify_cost."""
+    monkeypatch.chdir(tmp_path)
+    method = '[[method]]\nname = "adaptive"\nlayers = 2\nmax_draft_length = 15\npolicy = "optimum"\n\n'
+    cost = '[cost]\nkind = "profile"\nprofile = "cpu-llama-68m"\ndraft_profile = "cpu-llama-68m"\nprompt = 64\n'
+    (tmp_path / "s.toml").write_text(SCENARIO + method + LAW + cost)
+    done = CliRunner().invoke(app, ["run", "s.toml", "--no-figures"])
+    assert done.exit_code == 0, done.stderr
+    assert "warning" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("method", "width"),
     [

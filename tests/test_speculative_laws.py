@@ -170,13 +170,9 @@ def yields_of_long(coins: tuple[bool, ...]) -> list[int]:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=14), st.integers(1, 4))
 def test_the_iid_error_equals_a_plain_walk(log: list[int], gamma: int) -> None:
-    """The coins are walked one by one, alpha is their accepted over tested, its rounds come from the recursion."""
-    coins, at, accepted, tested = [length > 1 for length in log], 0, 0, 0
-    while at < len(log):
-        drafts = coins[at : min(at + gamma, len(log) - 1)]
-        matches = next((j for j, coin in enumerate(drafts) if not coin), len(drafts))
-        accepted, tested, at = accepted + matches, tested + min(matches + 1, len(drafts)), at + matches + 1
-    expected = recursion(Fraction(accepted, max(tested, 1)), gamma, len(log), lambda _: Fraction(1))
+    """Alpha is the share of positions whose first draft is right, of all but the last; its rounds come from the recursion."""
+    coins = [length > 1 for length in log[:-1]]
+    expected = recursion(Fraction(sum(coins), max(len(coins), 1)), gamma, len(log), lambda _: Fraction(1))
     rounds = laws.tokens_of_rounds(log, gamma)[0]
     assert near(1 + laws.iid_error(log, gamma), float(rounds / expected), rtol=1e-12)
 
@@ -202,11 +198,10 @@ def test_coins_by_position_overstate_a_draft_that_reads_the_targets_features() -
     logs = acceptance_logs("acc_eagle")
     coins, iid = ([error(logs, gamma) for gamma in range(1, 9)] for error in (coins_error, laws.iid_error))
     assert coins[0] == 0  # one draft is a round's first
-    assert abs(iid[0]) < 0.002
     for errors in (coins, iid):
         assert all(after > before for before, after in itertools.pairwise(errors))
-        assert abs(errors[2] - 0.05) < 0.02
-        assert abs(errors[6] - 0.15) < 0.02
+    # Positions right behind an accepted one are tested as first drafts by no round: alpha over all positions is higher still.
+    assert all(0 < one < other < one + 0.05 for one, other in zip(coins[1:], iid[1:], strict=True))
     fit = float(sd.acceptance_from_length(sum(map(len, logs)) / sum(laws.tokens_of_rounds(log, 7)[0] for log in logs), 7))
     # An alpha fitted to real rounds of seven drafts is right for seven (by construction) and too small for one.
     assert float(sd.expected_tokens(fit, 1)) < sum(map(len, logs)) / sum(laws.tokens_of_rounds(log, 1)[0] for log in logs) * 0.98
@@ -219,8 +214,9 @@ def test_coins_by_position_are_right_for_a_draft_that_copies() -> None:
     steps = [after - before for log in logs for before, after in itertools.pairwise(log) if before > 1]
     assert sum(step != -1 for step in steps) < 0.005 * len(steps)
     assert all(abs(coins_error(logs, gamma)) < 2e-4 for gamma in range(1, 9))
-    # Independence is another matter: matches come in runs. It costs little, as there are few.
-    assert all(abs(laws.iid_error(logs, gamma)) < 0.006 for gamma in range(1, 9))
+    # Independence is another matter: matches come in runs, which long drafts take whole. It costs little, as there are few.
+    errors = [laws.iid_error(logs, gamma) for gamma in range(1, 9)]
+    assert all(0.05 > before > after > 0 for before, after in itertools.pairwise(errors))
 
 
 BAD: list[tuple[Callable[[], object], str]] = [

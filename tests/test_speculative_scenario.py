@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import sim
-from model import speculative
+from model import speculative, speculative_laws
 from model.acceptance import Iid
 from model.checks import ParameterError
 from model.published import deck_report
@@ -64,7 +64,8 @@ def view(table: Any, name: str) -> dict[str, Any]:
 def test_three_views_of_every_law(law: dict[str, Any], placement: str) -> None:
     """Events equal paths on every decoding that both play; the paths' mean is within 5 standard errors (one in 1.7 million)."""
     method = {**METHOD, "placement": placement}
-    cost = {"cost_ratio": 0.125, "link": 0.5, "verify_cost": [[1, 1.0], [2, 1.25], [4, 1.5]], "operations_ratio": 0.25}
+    cost = {"cost_ratio": 0.125, "verify_cost": [[1, 1.0], [2, 1.25], [4, 1.5]], "operations_ratio": 0.25}
+    cost |= {"link": 0.5} if placement == "apart" else {}
     table = sim.run(tables(outcomes=law, method=[method], cost=cost))
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     assert events["paths_difference"] == 0.0
@@ -232,6 +233,55 @@ def test_rounds_from_files(tmp_path: Path) -> None:
     settings = {"name": "long", "tokens": TOKENS + 2, "replications": 10}
     longer = sim.run(tables(scenario=settings, outcomes={"kind": "rounds", "lengths": lengths}))
     assert longer["outcomes_source"][0] == "measured: 4 of 6 records"
+
+
+UNEQUAL = [[(5 * i + 3 * j) % 4 + 1 for j in range(4 + 3 * i)] for i in range(5)]
+"""Tokens of rounds of five sequences of 4 to 16 tokens."""
+
+
+@pytest.mark.parametrize("draft_length", [1, 3])
+@pytest.mark.parametrize("placement", ["together", "apart"])
+def test_a_log_is_played_as_it_is(draft_length: int, placement: str) -> None:
+    """Over all its tokens each view takes the rounds of the log, whichever sequence comes first."""
+    total = sum(map(len, UNEQUAL))
+    method = {**METHOD, "draft_length": draft_length, "placement": placement}
+    settings = {"name": "log", "tokens": total, "replications": 50, "event_replications": 6}
+    table = sim.run(tables(
+        outcomes={"kind": "rounds", "lengths": UNEQUAL, "play": "log"}, method=[method], scenario=settings
+    ))  # fmt: skip
+    rounds = sum(speculative_laws.tokens_of_rounds(each, draft_length)[0] for each in UNEQUAL)
+    assert table["tokens_per_round"].to_list() == pytest.approx([total / rounds] * 3, rel=1e-12)
+    note = table["outcomes_note"][0]
+    assert f"the log's own mean over rounds is {total / rounds:.4f} tokens a round in drafts of {draft_length}" in note
+    assert note.endswith(f"of {total} tokens, which this plays")
+    settings["tokens"] = total + 1
+    with pytest.raises(ParameterError, match=f"tokens must be at most {total} with play = 'log', those of the log, got"):
+        sim.run(tables(outcomes={"kind": "rounds", "lengths": UNEQUAL, "play": "log"}, scenario=settings))
+
+
+def test_rounds_say_which_mean_they_play() -> None:
+    """The beginnings of the sequences that are long enough: their mean over rounds, the log's own, and where the two part."""
+    law = {"kind": "rounds", "lengths": UNEQUAL}
+    settings = {"name": "log", "tokens": 10, "replications": 8}
+    row = view(sim.run(tables(outcomes=law, scenario=settings), views=["formula"]), "formula")
+
+    def mean(records: list[list[int]]) -> float:
+        return sum(map(len, records)) / sum(speculative_laws.tokens_of_rounds(each, 3)[0] for each in records)
+
+    long = [each for each in UNEQUAL if len(each) >= 10]
+    begun = mean([each[:10] for each in long])
+    assert row["tokens_per_round"] == pytest.approx(begun, rel=1e-12)
+    alone = np.mean([mean([each]) for each in UNEQUAL])
+    assert row["outcomes_note"] == (
+        f"rounds: a mean over rounds, of the first 10 tokens of {len(long)} of 5 sequences alike: {begun:.4f} tokens a round in"
+        f" drafts of 3; the log's own mean over rounds is {mean(UNEQUAL):.4f} and over sequences {alone:.4f}:"
+        f" {mean(long) / mean(UNEQUAL) - 1:+.1%} as shorter sequences are left out, {begun / mean(long) - 1:+.1%} as the others end"
+        f" after 10 tokens; play = 'log' with tokens = {sum(map(len, UNEQUAL))} plays the log's own"
+    )
+    with pytest.raises(ParameterError, match="unknown play 'logs'; did you mean log"):
+        sim.run(tables(outcomes=law | {"play": "logs"}))
+    with pytest.raises(ParameterError, match=r"no record covers 17 output positions, .*, or play = 'log'"):
+        sim.run(tables(outcomes=law, scenario=settings | {"tokens": 17}))
 
 
 def test_the_published_deck_is_replayed_with_its_own_cost_ratio() -> None:

@@ -47,7 +47,7 @@ def test_every_value_is_written_as_json(value: Any) -> None:
         return bool(ours == theirs)
 
     assert same(value, strict(strict_json.dumps(value)))
-    how = {"indent": 2, "sort_keys": True}
+    how: dict[str, Any] = {"indent": 2, "sort_keys": True}
     assert strict_json.dumps(value, **how) == strict_json.dumps(strict_json.plain(value), **how)
 
 

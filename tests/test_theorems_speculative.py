@@ -109,8 +109,8 @@ def rejections_swapped(right: Any, world: World, prompt: int, layers: int, match
     right(world, prompt, layers, matches, turned)
 
 
-def outcomes_swapped(right: Any, gamma: int, tokens: int, outcomes: Iterator[Any], *rest: Any) -> Any:
-    return right(gamma, tokens, (lambda place, found=found: ~found(place) for found in outcomes), *rest)
+def outcomes_swapped(right: Any, gamma: int, tokens: int, outcomes: Iterator[Any], *rest: Any, **how: Any) -> Any:
+    return right(gamma, tokens, (lambda place, found=found: ~found(place) for found in outcomes), *rest, **how)
 
 
 def busy_twice(right: Any, process: Any, fate: str) -> None:
@@ -152,6 +152,23 @@ def each_for_itself(right: Any, gamma: int, tokens: int, outcomes: Any, count: A
 def luck_of_the_first(right: Any, texts: Texts, step: Any) -> Any:
     texts.worlds = [texts.worlds[0]] * len(texts.worlds)
     return right(texts, step)
+
+
+def drafts_cut(right: Any, *args: Any, **how: Any) -> Any:
+    return right(*args, **how | {"cut": True})
+
+
+def work_of_one_alone(right: Any, parameters: Any, *rest: Any) -> Any:
+    return right(replace(parameters, sequences=1), *rest)
+
+
+def shorter_in_lockstep(right: Any, parameters: Any, *rest: Any) -> Any:
+    less = parameters.batching == "lockstep" and parameters.draft_length > 0
+    return right(replace(parameters, draft_length=parameters.draft_length - less), *rest)
+
+
+def whole_drafts_of_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(speculative.Parameters, "cut", property(lambda own: own.batching != "continuous"))
 
 
 def _texts_of(cost: UnitCost, step: Any) -> int:
@@ -255,6 +272,14 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
     ("32d", "text by text", after(lambda right, *args: right(*args) * _texts_of(*args) ** 2, UnitCost, "forward")),
     ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), speculative_texts, "left")),
+    ("32g", "drafts cut all the same", after(drafts_cut, sampler, "fixed")),
+    ("32h", "drafts cut all the same", after(drafts_cut, formulas, "moments")),
+    ("32h", "as narrow at the end", after(work_of_one_alone, formulas, "work")),
+    ("32i", "cap gamma", formula(draft_less, "expected_tokens")),
+    ("32i", "a batch of one", after(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),
+    ("32j", "drafts are shorter in lockstep", spoil(shorter_in_lockstep, "decode")),
+    ("32k", "each as if alone", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
+    ("32m", "one that is kept full", whole_drafts_of_one),
     ("33a", "over one device", plain_decoding_on_one_device),
 ]  # fmt: skip
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from hypothesis import given
@@ -29,6 +31,8 @@ from calibrate.passes import Model
 from calibrate.timing import Effort, Point, prepared
 from model import physical, profile, transformer
 from model.checks import ParameterError
+from sim.hardware import HardwareCost
+from tests.clockwork import Clockwork, Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,7 +64,7 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
 @pytest.fixture
@@ -340,16 +344,16 @@ def test_interrupted_repeats_are_left_out_where_others_come(
     assert any("at 1 of 1 points too few repeats went uninterrupted" in note for note in notes)
 
 
-def test_a_thread_that_sleeps_was_interrupted_and_one_that_works_was_not() -> None:
-    clock = clocks.HostClock(single=True)
+@pytest.mark.parametrize(("ran", "single", "disturbed"), [(0.97, True, True), (0.97, False, False), (0.99, True, False)])
+def test_a_thread_was_interrupted_if_it_did_not_run_all_the_time(
+    ran: float, single: bool, disturbed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed, worked = iter((10.0, 11.0)), iter((5.0, 5.0 + ran))
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: next(passed), thread_time=lambda: next(worked)))
+    clock = clocks.HostClock(single)
     clock.start()
-    time.sleep(0.02)
-    clock.stop()
-    assert clock.disturbed()
-    clock.single = False
-    assert not clock.disturbed()
-    clock.waited, clock.single = 0.0, True
-    assert not clock.disturbed()
+    assert clock.stop() == 1.0
+    assert clock.disturbed() is disturbed
 
 
 def raw(width: int = 1, context: int = 8, batch: int = 1, busy: int = 0, turn: int = 0, **more: Any) -> dict[str, Any]:
@@ -537,19 +541,91 @@ def test_a_clock_that_runs_backwards_writes_no_profile(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timing, "clock_of", lambda *_: Ticking(layer=1e-3))
-    monkeypatch.setattr(machine, "ceilings", lambda *_: {"copy_bytes_per_s": 1e9, "read_bytes_per_s": 1e9, "flop_per_s": 1e12})
-    done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=1)
+    called_h100(monkeypatch)
+    model, out = config(intermediate_size=4096), str(tmp_path / "out")
+    done = call("layers", "--model", model, *QUICK, "--dtype", "bfloat16", "--widths", "1,16", "-o", out, code=1)
     assert "no profile of mode eager was written: layer at width" in done.stderr
-    assert "(arithmetic)" in done.stderr
+    assert re.search(r"would be [\d.e+]+ FLOP/s, and h100 reaches [\d.e+]+ at most \(arithmetic\); look at the clock", done.stderr)
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out" / "cpu-tiny-llama.json").exists()
     assert (tmp_path / "out" / "cpu-tiny-llama.jsonl").exists()
+
+
+def called_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this processor call itself as a device does whose peaks are published."""
+    whole = machine.facts
+    monkeypatch.setattr(machine, "facts", lambda name: whole(name) | {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85e9})
+
+
+HALF = (*QUICK, "--dtype", "float16")
+
+
+def test_a_slow_layout_of_operands_is_no_ceiling(
+    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where products of row-major matrices take 20 times as long as those of layers, layers are not too fast for their device."""
+    with Machine(clockwork, rate=2.2e10, slow=1.1e9, bandwidth=1e15):
+        done = call("layers", "--model", config(), *HALF, "-o", str(tmp_path / "out"))
+    assert done.stderr == ""
+    found = profile.load(tmp_path / "out" / "cpu-tiny-llama.json")
+    assert found.rate == pytest.approx(2.2e10, rel=0.05)  # but for looking at the clock
+    assert found.facts["peaks"] == "measured"
+    assert "warnings" not in found.facts
+    layer = next(each for each in physical.reached(found, layers.shape_of(found)) if each.part == "layer")
+    assert (layer.rate() > 2 * 1.1e9).all()  # faster than the slow layout: that is no ceiling
+
+
+def test_what_beats_a_measured_ceiling_is_told_and_kept(
+    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
+) -> None:
+    """Layers may have a kernel that no try had: its times are as they are, and whoever reads them is told."""
+    out = tmp_path / "out"
+    with Machine(clockwork, rate=1e9, inner=32, best=1e11, bandwidth=1e15):  # the models' width, that of no product tried
+        done = call("layers", "--model", config(), *QUICK, "-o", str(out))
+    found = profile.load(out / "cpu-tiny-llama.json")
+    [layer, _] = found.facts["warnings"]
+    assert re.match(r"layer at width 2, .* would be .* FLOP/s, and cpu was measured to reach 1e\+09 \(arithmetic\): ", layer)
+    assert done.stderr.splitlines() == [f"warning: mode eager: {line}" for line in found.facts["warnings"]]
+    with pytest.warns(UserWarning, match="was measured to reach") as said:
+        assert HardwareCost("profile", profile=str(out / "cpu-tiny-llama.json")).of("target") is not None
+    assert [str(each.message) for each in said] == [f"cpu-tiny-llama.json: {line}" for line in found.facts["warnings"]]
+    # What is a hundred times as fast again is no kernel: somebody took a unit for another.
+    table = found.table.with_columns(pl.col("time_s", "low_s", "high_s") / 100)
+    profile.save(replace(found, name="wrong", table=table), out)
+    with pytest.raises(ParameterError, match=r"wrong\.json: layer at width 2, .*: more than 100 times that is a mistake; look at"):
+        HardwareCost("profile", profile=str(out / "wrong.json"))
+
+
+def test_a_ceiling_is_the_best_of_all_tries_between_the_rows(
+    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
+) -> None:
+    """A machine that has been slow so far is not slow for good: what it reaches between the rows counts as well."""
+    device = Machine(clockwork, rate=1e9, bandwidth=1e12)
+    timed = 0
+
+    def quicker(done: int, *_: Any) -> None:
+        nonlocal timed
+        timed = done
+        clockwork.spend(1e4)  # tries take no notable share of the time
+        device.rate = 1e10 if done == 2 else 1e9
+
+    with device:
+        found = layers.time_layers(
+            config(), Grid((1, 2), (4, 8)), tmp_path / "out", device="cpu", quick=True, minutes=1e6, effort=Effort(least=3, most=3),
+            progress=quicker,
+        )  # fmt: skip
+    assert timed == 4
+    assert found.outcome.header["flop_per_s"] == pytest.approx(1e9, rel=0.05)
+    assert found.ceilings["flop_per_s"] == pytest.approx(1e10, rel=0.05)
+    assert profile.load(found.profiles["eager"]).rate == found.ceilings["flop_per_s"]
 
 
 def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: Path) -> None:
     call("layers", "--model", config(), *QUICK, "--contexts", "4", "--busy", "0,1", "-o", str(tmp_path / "out"))
     _, rows = grid.read(tmp_path / "out" / "cpu-tiny-llama.jsonl")
-    assert [(row["busy"], row["width"]) for row in rows] == [(0, 1), (0, 2), (1, 1), (1, 2)]
-    for row in rows[2:]:
+    points = [row for row in rows if row["kind"] == "point"]
+    assert [(row["busy"], row["width"]) for row in points] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    for row in points[2:]:
         assert len(row["companion_passes"]) == 1
         assert row["companion_passes"][0] >= 1
     found = profile.load(tmp_path / "out" / "cpu-tiny-llama.json")
@@ -651,12 +727,6 @@ def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ParameterError, match=r"nobody/nothing could not be had from the hub: no network; give its config\.json"):
         architecture("nobody/nothing")
     assert asked == [("nobody/nothing", "config.json")]
-
-
-def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(layers.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
-    done = call("layers", "--model", "gpt2", "-o", str(tmp_path), code=2)
-    assert done.stderr == "error: timing real models needs torch, which is not installed: pip install 'decodesim[torch]'\n"
 
 
 @pytest.mark.parametrize("probe", ["import calibrate", "import calibrate.cli", "CliRunner().invoke(calibrate.cli.app, ['--help'])"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -282,6 +283,56 @@ def test_texts_that_come_back_are_counted(tmp_path: Path) -> None:
     assert run.returned.tolist() == [0, 0, -1, 1, 0, 0, 0]
     assert run.context.tolist() == [500, 450, 600, 475, 480, 600, 0]
     assert not run.decoding.any()  # too few run
+
+
+STAMPS = [
+    {"input_toks": 100, "output_toks": 41, "first_token_ts": 101.2}, {"input_toks": 60, "output_toks": 11, "first_token_ts": 103.2},
+]  # fmt: skip
+
+
+def without_room(folder: Path, stamps: list[dict[str, Any]], meta: dict[str, Any]) -> Path:
+    """The same run, whose cache nobody has written down."""
+    path = folder / "requests.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    path.write_text("\n".join(json.dumps(one | more) for one, more in zip(lines, stamps, strict=True)), encoding="utf-8")
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("meta", [{}, {"kv_cache": None}, {"kv_cache": {"num_kv_tokens": None, "block_size": 16}}])
+def test_lengths_come_of_time_stamps_where_the_room_of_the_cache_is_not_known(tmp_path: Path, meta: dict[str, Any]) -> None:
+    known = engine_run.read(write_run(tmp_path))
+    run = engine_run.read(without_room(tmp_path, STAMPS, meta))
+    # Seconds end at 100.7 + n, within .02: the first has 100 + 1 tokens at 101.2 and 140 at 106.2, 8 a second.
+    first = [100 + 1 + 8 * (101.7 + at - 101.2) for at in range(5)]
+    second = {3: 60 + 1 + 5 * 0.5, 4: 60 + 1 + 5 * 1.5}
+    wanted = [0.0, *(np.mean([each, second[at]]) if at in second else each for at, each in enumerate(first, 1)), 0.0]
+    assert run.context == pytest.approx(np.array(wanted), abs=0.5)
+    for name in ("prompts", "tokens", "running", "waiting", "returned"):
+        assert getattr(run, name).tolist() == getattr(known, name).tolist()
+
+
+def test_requests_that_say_no_lengths_need_the_room_of_the_cache(tmp_path: Path) -> None:
+    folder = without_room(write_run(tmp_path), [{}, {}], {})
+    with pytest.raises(ParameterError, match=r"kv_cache\.num_kv_tokens or input_toks, output_toks, first_token_ts: KeyError"):
+        engine_run.read(folder)
+    (folder / "meta.json").write_text('{"kv_cache": {"num_kv_tokens": -5}}', encoding="utf-8")
+    with pytest.raises(ParameterError, match="num_kv_tokens must be at least 1, got -5"):
+        engine_run.read(folder)
+
+
+@needs_data
+def test_time_stamps_say_what_the_cache_says(tmp_path: Path) -> None:
+    """Of the public run: the cache counts whole blocks, and texts that were thrown out; time stamps do not."""
+    for name in ("timeseries.csv", "requests.jsonl"):
+        shutil.copyfile(DATA / validation.RUN / name, tmp_path / name)
+    (tmp_path / "meta.json").write_text("{}", encoding="utf-8")
+    known, stamped = engine_run.read(DATA / validation.RUN), engine_run.read(tmp_path)
+    seconds = known.decoding & ~known.reading_again
+    assert np.median(np.abs(stamped.context[seconds] / known.context[seconds] - 1)) < 0.03
+    hardware = Measured(profile.load("rtx-4090-llama-3.1-8b"))
+    errors = [np.median(np.abs(run.errors(hardware)[seconds])) for run in (known, stamped)]
+    assert errors[1] < errors[0] + 0.01
 
 
 @pytest.mark.parametrize("name", ["meta.json", "requests.jsonl", "timeseries.csv"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from model import files
 from model.checks import ParameterError
 
 LEFT_OUT = frozenset(
@@ -88,8 +89,8 @@ def own(path: Path) -> Corpus:
         kept = len(lines) - max(len(lines) // PART, 1)
         training, held_out = {path.name: "".join(lines[:kept])}, {f"{path.name}, its end": "".join(lines[kept:])}
     elif path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
-        texts = {each.relative_to(path).as_posix(): each for each in files if not _hidden(each.relative_to(path))}
+        found = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
+        texts = {each.relative_to(path).as_posix(): each for each in found if not _hidden(each.relative_to(path))}
         by_hash = sorted(texts, key=lambda name: hashlib.sha256(name.encode()).digest())
         aside = set(by_hash[: max(len(texts) // PART, 1)])
         training = {name: _read(each) for name, each in texts.items() if name not in aside}
@@ -121,7 +122,7 @@ def _first(texts: dict[str, str], characters: int) -> dict[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read_text(path)
     except UnicodeDecodeError as error:
         raise ParameterError(f"text must be in UTF-8, and {path.name} is not: {error.reason} at byte {error.start}") from None
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import json
+import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model import checks, strict_json
+from model import checks, strict_json, transformer
 from model.checks import ParameterError
+from model.files import MOST_BYTES, MOST_TOML, check_regular, json_of, read_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +125,7 @@ def checksum(folder: Path) -> str:
     """Of a model's weights, sha256: heads and logs say by it whose they are. Of several files, one after the other."""
     digest = hashlib.sha256()
     for path in weights(folder):
+        check_regular(path)
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -163,6 +165,7 @@ def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, enco
     if crossing and not encoders:
         raise ParameterError(f"model {name} must be decoder-only, and it has an encoder")
     files = weights(folder)
+    _check_files(folder, name, files)
     kind: Any = AutoModelForSeq2SeqLM if crossing else AutoModelForCausalLM
     ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     with quiet():
@@ -198,6 +201,56 @@ def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, enco
         bound = f"tokens of model {name} must be at most its vocabulary={result.vocabulary}"
         raise ParameterError(f"{bound}, got a tokenizer of {len(tokenizer)}; it is another model's")
     return result
+
+
+_SIZED = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+    "merges.txt", "added_tokens.json", "chat_template.jinja", "tokenizer.model",
+)  # fmt: skip
+"""Files beside the weights that the library reads by itself."""
+
+
+def _check_files(folder: Path, name: str, files: Sequence[Path]) -> None:
+    """Refuse what would take for ever, or more memory than its weights need, before the library builds or reads anything."""
+    for each in (*files, *(folder / other for other in _SIZED)):
+        if each.exists():
+            check_regular(each, None if each in files else MOST_BYTES)
+    said = table(folder / CONFIG)
+    try:
+        transformer.check_config(said)
+    except ParameterError as error:
+        raise ParameterError(f"{CONFIG} of model {name}: {error}") from None
+    held = [tensor for path in files for tensor in _header(path).items()]
+    elements = sum(math.prod(shape) for _, shape in held)
+    numbered = [int(each) for tensor, _ in held for each in re.findall(r"\.(\d+)\.", tensor)]
+    text = said["text_config"] if isinstance(said.get("text_config"), dict) else said
+    for key in ("num_hidden_layers", "n_layer", "num_layers"):
+        asked = text.get(key)
+        if isinstance(asked, int) and held and asked > max(numbered, default=-1) + 1:
+            bound = f"{key} of model {name} must be that of its weights, which have {max(numbered, default=-1) + 1} layers"
+            raise ParameterError(f"{bound}, got {asked}; fetch or make it again")
+    wide = [value for key in ("hidden_size", "n_embd", "d_model") if isinstance(value := text.get(key), int)]
+    for key in ("vocab_size", "intermediate_size", "ffn_dim", "n_inner", "d_ff", "hidden_size", "n_embd", "d_model"):
+        size = text.get(key)
+        if isinstance(size, int) and wide and held and size * wide[0] > 2 * elements:
+            asks = f"{key}={size} of model {name} asks for more than its weights hold, {elements:,} numbers in all"
+            raise ParameterError(f"{asks}; fetch or make it again")
+
+
+def _header(path: Path) -> dict[str, list[int]]:
+    """The tensors of a safetensors file with their shapes; none where its header cannot be read, which the library says better."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            said = json_of(file.read(size)) if 0 < size <= MOST_BYTES else {}
+    except (OSError, ValueError):
+        return {}
+    found = {}
+    for tensor, each in said.items() if isinstance(said, dict) else ():
+        shape = each.get("shape") if isinstance(each, dict) else None
+        if tensor != "__metadata__" and isinstance(shape, list) and all(isinstance(size, int) for size in shape):
+            found[tensor] = shape
+    return found
 
 
 def finite(name: str, tensors: Iterator[tuple[str, Tensor]]) -> None:
@@ -329,7 +382,7 @@ def _crossing(folder: Path, name: str) -> bool:
 def table(path: Path) -> dict[str, Any]:
     folder = path.parent.resolve().name
     try:
-        said = json.loads(path.read_bytes())
+        said = json_of(read_bytes(path, MOST_BYTES if path.name == INDEX else MOST_TOML))
     except FileNotFoundError:
         raise ParameterError(f"{folder} has no {path.name}; give a model in the format of transformers") from None
     except (OSError, ValueError) as error:

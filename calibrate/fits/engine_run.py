@@ -8,24 +8,28 @@ What the engine calls prompts leaves out texts that it reads for a second time. 
 read it again, prompt and what was written, once there is room: the prompts that it counted sum up to those of all requests, each
 once, although dozens of times a text left the cache. Such seconds are found by counting, without looking at any time: running
 texts that neither were scheduled for the first time nor were there before must have come back.
+
+How long the sequences are is how full the cache was, in tokens of the room that it has. Where the run does not say how much that
+is, the requests' time stamps say it: a sequence has its prompt, and the tokens that are due between its first and its last.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from calibrate.importers import tables
-from model import checks
+from model import checks, files
 from model.checks import ParameterError
 from model.hardware import Hardware, step_time
 from model.surface import Floats
 
 FEWEST = 10
 """Texts that must run: with fewer the run is ending within the second."""
+LENGTHS = ("input_toks", "output_toks", "first_token_ts")
+"""What requests must say where the room of the cache is not known."""
 STEP = 0.02
 """How finely the clocks of the two files are put together [s]."""
 
@@ -78,26 +82,55 @@ class Run:
 
 
 def read(folder: str | Path) -> Run:
-    """A run from a folder with `timeseries.csv`, `requests.jsonl` and `meta.json`."""
+    """A run from a folder with `timeseries.csv`, `requests.jsonl` and `meta.json`.
+
+    What the last says of the cache, `kv_cache.num_kv_tokens`, may lack; then requests must say `input_toks`, `output_toks` and
+    `first_token_ts`.
+    """
     root = Path(folder)
     names = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
     table = tables.read(root / "timeseries.csv", names, root=root)
     second, prompts, written, running, waiting, full = (table.column(name, least=0) for name in names)
     try:
-        room = json.loads((root / "meta.json").read_text(encoding="utf-8"))["kv_cache"]["num_kv_tokens"]
-        requests = [json.loads(line) for line in (root / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
-        queued, scheduled, last = (
-            np.array([float(each[key]) for each in requests]) for key in ("queued_ts", "scheduled_ts", "last_token_ts")
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        meta = files.json_of(files.read_bytes(root / "meta.json"))
+        room = (meta.get("kv_cache") or {}).get("num_kv_tokens")
+        requests = [files.json_of(line) for line in files.read_text(root / "requests.jsonl").splitlines()]
+        stamps = ("queued_ts", "scheduled_ts", "last_token_ts", *(() if room is not None else LENGTHS))
+        of = {key: checks.array(key, [each[key] for each in requests], 0) for key in stamps}
+        if room is not None:
+            checks.whole("kv_cache.num_kv_tokens", room, 1)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ParameterError(
-            f"{root.name}: meta.json and requests.jsonl must be there and say kv_cache.num_kv_tokens, queued_ts, scheduled_ts and"
-            f" last_token_ts: {error!r}; give the folder of a whole run"
+            f"{root.name}: meta.json and requests.jsonl must be there and say queued_ts, scheduled_ts and last_token_ts, and"
+            f" kv_cache.num_kv_tokens or {', '.join(LENGTHS)}: {error!r}; give the folder of a whole run"
         ) from None
+    queued, scheduled, last = (of[key] for key in stamps[:3])
+    if not queued.size:
+        raise ParameterError(f"{root.name}: requests.jsonl must have at least one request, got none")
     ends = _clock(second, running + waiting, queued, last)
     began, done = (np.array([((times > end - 1) & (times <= end)).sum() for end in ends]) for times in (scheduled, last))
     returned = np.diff(running, prepend=0) + done - began
-    return Run(prompts, written, running, waiting, full / 100 * room / np.maximum(running, 1), returned)
+    if room is None:
+        context = lengths(ends, of["input_toks"], of["output_toks"], of["first_token_ts"], last)
+    else:
+        context = full / 100 * room / np.maximum(running, 1)
+    return Run(prompts, written, running, waiting, context, returned)
+
+
+def lengths(ends: Floats, prompts: Floats, outputs: Floats, first: Floats, last: Floats) -> Floats:
+    """Mean length of the sequences that are being decoded at these times, shape (times,) [tokens]; 0 where there is none.
+
+    Of each request its prompt and its output [tokens], and when it had its first and its last token [s], shape (requests,). Tokens
+    come evenly between these two.
+
+    >>> lengths(np.array([2.0, 5.0, 9.0]), np.array([10.0, 20.0]), np.array([5.0, 3.0]), np.array([1.0, 4.0]), np.array([5.0, 6.0]))
+    array([12., 22.,  0.])
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (ends[:, None] - first) / (last - first)
+    there = (share >= 0) & (share < 1)
+    each = np.where(there, prompts + 1 + np.nan_to_num(share) * (outputs - 1), 0.0)
+    return np.asarray(each.sum(axis=1) / np.maximum(there.sum(axis=1), 1))
 
 
 def _clock(second: Floats, texts: Floats, queued: Floats, last: Floats) -> Floats:

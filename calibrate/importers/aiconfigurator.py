@@ -15,6 +15,7 @@ bytes are read: the times would take up to 1.7 times the bandwidth of an A100. T
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ import numpy as np
 
 from calibrate.importers import tables
 from calibrate.importers.tables import Table
-from model import compose, profile
+from model import compose, physical, profile
 from model import device as devices
 from model.checks import ParameterError
-from model.profile import Profile
+from model.profile import Profile, Source
 
 REPOSITORY, LICENCE = "ai-dynamo/aiconfigurator", "Apache-2.0"
 NO_ATTENTION = "none"
@@ -78,17 +79,50 @@ def read(
         facts["decode_engine"] = other
     reduced = root / "comm" / chosen / "custom_allreduce_perf.parquet"
     if reduced.is_file():
-        reductions, found, said = _reductions(reduced, root, unit)
+        own, found, said = _reductions(reduced, root, unit)
         rows, notes = rows + found, notes + said
-        sources.append(tables.source(reductions, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
+        sources.append(tables.source(own, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
     made = Profile(
-        name=name or f"{gpu}-operations", device=gpu, model="", dtype=tables.DTYPE,
+        name=name or f"{device.name}-operations", device=device.name, model="", dtype=tables.DTYPE,
         engine=f"{chosen} (collected by AIConfigurator)",
         mode="cuda-graph", kind="operations", provenance="measured", date="", bandwidth=device.bandwidth,
         rate=device.rate(tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=tuple(sources),
         notes=tuple(notes), facts=facts,
     )  # fmt: skip
     return compose.with_errors(made)
+
+
+def reductions(
+    folder: str | Path, libraries: Sequence[str], *, unit: str = "ms"
+) -> tuple[list[dict[str, Any]], tuple[Source, ...], str]:
+    """Rows of the part all_reduce, their files and a note: at each size that all libraries have, the geometric mean of theirs.
+
+    Low and high are the quartiles over the libraries, which differ by more than their repeats. Each changes its algorithm at
+    another size, by up to four times: the mean is smoother than any of them.
+
+    Parameters
+    ----------
+    folder
+        Of one GPU: holds `comm/LIBRARY/VERSION`.
+    libraries
+        LIBRARY/VERSION of each.
+    """
+    root = Path(folder)
+    found: list[dict[tuple[int, int], float]] = []
+    sources = []
+    for library in libraries:
+        name = "nccl_perf" if library.startswith("nccl/") else "custom_allreduce_perf"
+        table, rows, _ = _reductions(root / "comm" / library / f"{name}.parquet", root, unit)
+        found.append({(row["ways"], row["size"]): row["time_s"] for row in rows})
+        sources.append(tables.source(table, root, REPOSITORY, LICENCE, "", ("all_reduce",)))
+    made = []
+    for ways, size in sorted(set.intersection(*(set(each) for each in found))):
+        each = np.array([times[ways, size] for times in found])
+        middle, (low, high) = float(np.exp(np.log(each).mean())), np.percentile(each, [25, 75])
+        times = {"time_s": middle, "low_s": min(middle, float(low)), "high_s": max(middle, float(high))}
+        made.append({"part": "all_reduce", "ways": ways, "size": size, "repeats": len(found), **times})
+    said = "all_reduce: replayed as graphs, geometric mean and quartiles over the libraries " + ", ".join(libraries)
+    return made, tuple(sources), said
 
 
 def _engine(root: Path, operation: str, wanted: str) -> str:
@@ -158,15 +192,18 @@ def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[
     axes = {axis: table.whole(name, least=1) for axis, name in names.items()} | {"context": table.whole("step", least=0)}
     seconds = table.seconds("latency", unit)
     moved = 2 * axes["batch"] * (axes["context"] + 1) * axes["kv_heads"] * axes["head_dim"] * tables.BYTES_EACH
-    tables.check_reached(table, "latency", seconds, device, moved=moved)
+    most = physical.tiled(axes, tables.BYTES_EACH)
+    tables.check_reached(table, "latency", seconds, device, moved=moved, launches=physical.LAUNCHES["decode"], most=most)
     return table, tables.rows("decode", axes, {"time_s": seconds}), notes
 
 
 def _reductions(path: Path, root: Path, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
     """Rows of the part all_reduce."""
-    whole = tables.read(path, ["allreduce_dtype", "num_gpus", "message_size", "latency"], root=root)
-    graphs = {"backend": "vllm_graph"} if "backend" in whole.frame.columns else {}
-    table, notes = _timed(whole, unit, {"allreduce_dtype": tables.DTYPE} | graphs)
+    nccl = path.stem == "nccl_perf"
+    dtype = "nccl_dtype" if nccl else "allreduce_dtype"
+    whole = tables.read(path, [dtype, "num_gpus", "message_size", "latency", *(["op_name"] if nccl else [])], root=root)
+    kind = {"nccl_dtype": "half", "op_name": "all_reduce"} if nccl else {dtype: tables.DTYPE, "backend": "vllm_graph"}
+    table, notes = _timed(whole, unit, kind)
     gpus, size = table.whole("num_gpus", least=2), table.whole("message_size", least=1) * tables.BYTES_EACH
     seconds = table.seconds("latency", unit)
     rows: list[dict[str, Any]] = []

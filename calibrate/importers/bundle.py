@@ -1,22 +1,24 @@
 """The profiles that come with the package, derived anew from the files that they rest on.
 
-What is measured is taken as it is; what a source lacks is filled in from tables of operations and said so; all is thinned to what a
-pass of a few hundred texts needs. Nothing is typed in: sources, errors and times follow from the files.
+What is measured is taken as it is, but that no time falls with more work (`model.isotonic`); what a source lacks is filled in from
+tables of operations and said so; all is thinned to what a pass of a few hundred texts needs. Nothing is typed in: sources, errors
+and times follow from the files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.importers import aiconfigurator, llmservingsim, vidur
-from model import compose, profile, transformer
+from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
+from model import compose, files, isotonic, profile, transformer
 from model.checks import ParameterError
 from model.compose import LeftOut
 from model.profile import AXES, TIMES, Profile, Source
@@ -32,6 +34,13 @@ ENGINES = {
 }
 """Folder, engine of products and engine of attention. The A100's attention of TensorRT-LLM is impossible; the newer products of
 the L40S read up to 200 MB of weights from its cache."""
+REDUCTIONS = {
+    "h100": ("trtllm/1.3.0rc20", "vllm/0.19.0", "nccl/2.27.3"),
+    "a100": ("trtllm/1.0.0", "vllm/0.14.0", "nccl/2.27.3"),
+    "l40s": ("trtllm/1.0.0", "vllm/0.14.0", "nccl/2.27.3"),
+}
+"""Whose reductions: one version of each library that was measured on the GPU. Vidur's are not taken: below 4 MB three repeats of
+one size differ sixfold, by when the processes arrive."""
 VIDUR = {
     "llama-2-7b": "meta-llama/Llama-2-7b-hf",
     "llama-2-70b": "meta-llama/Llama-2-70b-hf",
@@ -52,6 +61,8 @@ WIDTHS = (1, *(2**power for power in range(4, 13)))
 LONGEST, MOST_TOKENS = 8192, 4096
 MOST_READ = 4096
 """Heads of keys and values of all texts of a batch: 64 texts of Llama-2-13B have 2,560, and lie between powers of two."""
+RANGES = (64, 256, 1024, 4096)
+"""Most tokens of the passes that have an error of composed layers together."""
 SIZES_PER_DECADE = 8
 DIGITS = 6
 IMPORTED = "2026-11-21"
@@ -65,17 +76,20 @@ def profiles(data: str | Path) -> Iterator[Profile]:
     full = {gpu: operations(root, gpu) for gpu in ENGINES}
     networks = {gpu: vidur.links(root / "gpu/vidur/network" / folder) for gpu, folder in NETWORKS.items()}
     measured = {(gpu, model): _measured(root, gpu, model) for gpu in NETWORKS for model in VIDUR}
-    off = {gpu: agreement(full[gpu], measured, gpu) for gpu in full}
-    off["l40s"] = max(off.values())
+    off = {gpu: layer_errors(full[gpu], [one for (where, _), one in measured.items() if where == gpu]) for gpu in full}
+    off["l40s"] = [[*first[:2], max(first[2], other[2])] for first, other in zip(off["h100"], off["a100"], strict=True)]
+    full = {gpu: replace(table, facts={**table.facts, compose.LAYER_ERRORS: off[gpu]}) for gpu, table in full.items()}
     for gpu, table in full.items():
         yield _finished(trimmed(table), root, known)
         for model, gpus in COMPOSED.items():
             if gpu not in gpus:
                 continue
-            made = compose.layer(table, transformer.preset(model), WAYS, model=model, off=round(off[gpu], 4))
+            made = compose.layer(table, transformer.preset(model), WAYS, model=model)
             made = _with_links(made, root, gpu, networks)
+            whole = [f"{error:.1%} up to {most} tokens" for ways, most, error in off[gpu] if ways == 1]
+            where = "" if gpu in NETWORKS else " on two other GPUs, whichever were worse"
             notes = (
-                f"dense: composed layers of other models are off by {off[gpu]:.1%} in the median of what was measured",
+                f"dense: composed layers of other models are off by {', '.join(whole)} in the median of what was measured{where}",
                 *made.notes,
             )
             yield _finished(
@@ -106,22 +120,43 @@ def write(data: str | Path, folder: str | Path) -> list[Path]:
 def operations(root: Path, gpu: str) -> Profile:
     """All that is known of the operations of a GPU."""
     folder, engine, attention = ENGINES[gpu]
-    return aiconfigurator.read(root / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention=attention)
+    made = aiconfigurator.read(root / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention=attention)
+    return with_reductions(made, *aiconfigurator.reductions(root / "gpu/aiconfigurator" / folder, REDUCTIONS[gpu]))
+
+
+def with_reductions(made: Profile, rows: list[dict[str, Any]], sources: tuple[Source, ...], note: str) -> Profile:
+    """The same profile with these reductions in place of its own, and their error between sizes."""
+    table = made.table.filter(made.table["part"] != "all_reduce")
+    return replace(
+        made, table=profile.table_of([*_rows_of(replace(made, table=table)), *rows]), notes=(*made.notes, note),
+        errors={**made.errors, **tables.errors(rows)},
+        sources=(*(each for each in made.sources if each.parts != ("all_reduce",)), *sources),
+    )  # fmt: skip
 
 
 def _measured(root: Path, gpu: str, model: str) -> Profile:
     known = ATTENTION.get((gpu, model))
-    return vidur.read(
+    made = vidur.read(
         root / "gpu/vidur/compute" / gpu / VIDUR[model], model=model, gpu=gpu, attention=root / known if known else None,
         overheads=root / OVERHEADS if gpu == "a100" else None, network=root / "gpu/vidur/network" / NETWORKS[gpu],
     )  # fmt: skip
+    if gpu not in REDUCTIONS:
+        return made
+    made = replace(made, notes=tuple(each.replace("send, all_reduce:", "send:") for each in made.notes))
+    return with_reductions(made, *aiconfigurator.reductions(root / "gpu/aiconfigurator" / ENGINES[gpu][0], REDUCTIONS[gpu]))
 
 
-def agreement(table: Profile, measured: Mapping[tuple[str, str], Profile], gpu: str, ways: tuple[int, ...] = (1,)) -> float:
-    """How far composed layers are off from measured ones on the same GPU, up to 64 tokens: the median over models; 0 without
-    any."""
-    found = [differences(table, one, ways) for (where, _), one in measured.items() if where == gpu]
-    return float(np.median([each.median() for each in found])) if found else 0.0
+def layer_errors(table: Profile, measured: Iterable[Profile], ways: Sequence[int] = WAYS) -> list[list[float]]:
+    """How far layers composed of a table are off from measured ones of the same GPU: rows of ways, most tokens and the median error
+    of all models, from the last row's tokens on. None without any to compare with."""
+    of_models = [*measured]
+    found: list[list[float]] = []
+    for many in ways if of_models else ():
+        each = [differences(table, one, (many,), most=RANGES[-1]) for one in of_models]
+        together = LeftOut(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
+        for less, most in pairwise((0, *RANGES)):
+            found.append([many, most, round(together.median(less + 1, most), 4)])
+    return found
 
 
 def differences(table: Profile, measured: Profile, ways: tuple[int, ...] = (1,), most: int = 64) -> LeftOut:
@@ -145,7 +180,7 @@ def folder_of(data: str | Path) -> Path:
 def origins(root: Path) -> dict[str, Source]:
     """What SOURCES.md says of each file: repository, licence, commit, its path there and the beginning of its checksum."""
     try:
-        lines = (root / "SOURCES.md").read_text(encoding="utf-8").splitlines()
+        lines = files.read_text(root / "SOURCES.md").splitlines()
     except OSError:
         raise ParameterError("SOURCES.md: there is no such file; give the folder that holds it and gpu") from None
     found, repository, licence = {}, "", ""
@@ -217,13 +252,14 @@ def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) ->
     """Rows of the parts head and attention, and the ways for which heads that were not measured are stood in for."""
     shape, other = transformer.preset(measured.model), table.device != measured.device
     products = compose.Products(table)
-    tokens = products.tokens[products.tokens <= MOST_TOKENS]
+    tokens = products.steps(MOST_TOKENS)
     have = {*zip(measured.table["part"], measured.table["ways"], strict=True)}
     rows: list[dict[str, Any]] = []
     stood_in = []
     for ways in measured.ways:
         part = shape.shard(ways)
         head = compose.head_rows(table, products, part, tokens, ways)
+        off = np.maximum(compose.layer_error(table, tokens, ways, None), errors["head"])
         attention = compose.Attention(table, part.heads, part.kv_heads, part.head_dim)
         fresh = [] if ("attention", ways) in have else compose.attention_rows(attention, ways)
         if fresh and not attention.measured:
@@ -232,7 +268,7 @@ def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) ->
             head = [_taken_over(row, _head_bytes(row, part), table, measured, products.launch) for row in head]
             fresh = [_taken_over(row, _attention_bytes(row, part), table, measured, products.launch) for row in fresh]
         as_measured = attention.measured and not other
-        rows += compose.spread(head, errors["head"]) + (fresh if as_measured else compose.spread(fresh, errors["attention"]))
+        rows += compose.spread(head, off) + (fresh if as_measured else compose.spread(fresh, errors["attention"]))
     return rows, stood_in
 
 
@@ -287,7 +323,7 @@ def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]
     rows, tables_, _ = networks[gpu]
     sends = [row for row in rows if row["part"] == "send"]
     folder = root / "gpu/vidur/network" / NETWORKS[gpu]
-    digest = hashlib.sha256((folder / "send_recv.csv").read_bytes()).hexdigest()
+    digest = hashlib.sha256(files.read_bytes(folder / "send_recv.csv")).hexdigest()
     source = Source(vidur.REPOSITORY, tables_["send"].shown, sha256=digest, parts=("send",))
     table = profile.table_of([*_rows_of(made), *sends])
     return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
@@ -301,7 +337,7 @@ def trimmed(table: Profile) -> Profile:
     import polars as pl
 
     rows, part = table.table, pl.col("part")
-    gemm = (part == "gemm") & (pl.col("m") <= 512) & (pl.col("n") >= 512) & (pl.col("k") >= 512)
+    gemm = (part == "gemm") & (pl.col("m") <= MOST_TOKENS) & (pl.col("n") >= 512) & (pl.col("k") >= 512)
     decode = (
         (part == "decode")
         & pl.col("head_dim").is_in([64, 128])
@@ -309,13 +345,15 @@ def trimmed(table: Profile) -> Profile:
         & (pl.col("batch") * pl.col("kv_heads") <= MOST_READ)
     )
     kept = rows.filter(gemm | decode | (part == "all_reduce")).with_columns(pl.col(name).cast(pl.Float32) for name in TIMES)
-    note = f"kept: products of up to 512 rows, n and k from 512; contexts below {LONGEST}, head_dim 64 and 128"
+    note = f"kept: products of up to {MOST_TOKENS} rows, n and k from 512; contexts below {LONGEST}, head_dim 64 and 128"
     facts = {**table.facts, compose.SHORTEST: compose.Products(table).launch}
-    return compose.with_errors(replace(table, table=kept, notes=(*table.notes, note), facts=facts))
+    found = compose.with_errors(replace(table, table=kept, notes=(*table.notes, note), facts=facts))
+    return replace(found, errors={**table.errors, **found.errors})
 
 
 def _finished(one: Profile, root: Path, known: Mapping[str, Source]) -> Profile:
     """A profile with its sources by their names and a date, thinned and rounded."""
+    one = isotonic.profile(one) if one.kind == "model" else one
     table, sources = _rounded(_thinned(one.table)), _sourced(one, root, known)
     return replace(one, table=table, sources=sources, date=one.date or IMPORTED)
 
@@ -333,11 +371,11 @@ def _thinned(table: pl.DataFrame) -> pl.DataFrame:
             kept &= (table[column] <= most).fill_null(True)
     if "context" in table.columns:
         kept &= ((table["part"] != "attention") | (table["context"] <= LONGEST)).fill_null(False)
-    if "size" in table.columns:
-        sizes = table["size"].drop_nulls().unique().to_numpy()
+    for part in ("send", "all_reduce") if "size" in table.columns else ():
+        sizes = table.filter(table["part"] == part)["size"].unique().to_numpy()
         steps = np.unique(np.round(np.log10(sizes) * SIZES_PER_DECADE))
-        near = sizes[np.abs(np.log10(sizes) * SIZES_PER_DECADE - steps[:, None]).argmin(axis=1)]
-        kept &= table["size"].is_in([*map(int, near)]).fill_null(True)
+        near = sizes[np.abs(np.log10(sizes) * SIZES_PER_DECADE - steps[:, None]).argmin(axis=1)] if sizes.size else sizes
+        kept &= (table["part"] != part) | table["size"].is_in([*map(int, near)]).fill_null(False)
     return table.filter(kept)
 
 

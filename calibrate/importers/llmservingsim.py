@@ -21,8 +21,9 @@ import numpy as np
 
 from calibrate.importers import tables
 from model import device as devices
-from model import profile, transformer
+from model import files, profile, transformer
 from model.checks import ParameterError
+from model.physical import LAUNCHES
 from model.profile import Profile
 from model.surface import Floats
 from model.transformer import Shape
@@ -42,14 +43,15 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     folder
         Holds `dense.csv`, `attention.csv` and `per_sequence.csv`; its name ends in the number of devices that split a layer.
     model, gpu
-        A model of `model.transformer` and a device of `model.device`: those that were measured.
+        A model of `model.transformer` and a device of `model.device`, by their names or files: those that were measured.
     name
         What the profile is called: GPU-MODEL where left out.
     commit
         Of the repository that the files are from.
     """
     root = Path(folder)
-    shape, device = transformer.preset(model), devices.device(gpu)
+    shape, device = transformer.named(model, tables.DTYPE, key="model"), devices.device(gpu)
+    model = transformer.label(model)
     split = re.fullmatch(r"tp(\d+)", root.resolve().name)
     ways = int(split[1]) if split else 1
     if ways < 1 or shape.heads % ways:
@@ -68,7 +70,7 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     sources = tuple(tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in given.values())
     facts = _facts(root.parent / "meta.yaml", device)
     return Profile(
-        name=name or f"{gpu}-{model}", device=gpu, model=model, dtype=tables.DTYPE,
+        name=name or f"{device.name}-{model}", device=device.name, model=model, dtype=tables.DTYPE,
         engine=f"vLLM {facts.get('vllm_version', '')}".strip() + " (profiled by LLMServingSim)", mode="kernel-only", kind="model",
         provenance="measured", date=facts.get("profiled_at", "")[:10], bandwidth=device.bandwidth, rate=device.rate(tables.DTYPE),
         cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=sources, shape=asdict(shape), notes=tuple(notes),
@@ -85,8 +87,8 @@ def _facts(path: Path, device: devices.Device) -> dict[str, str]:
         return {}
     wanted = ("vllm_version", "cuda_version", "gpu", "profiled_at")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = files.read_text(path)
+    except (OSError, ValueError) as error:
         raise ParameterError(f"{path.name}: it cannot be read: {error}") from None
     lines = (line.split(":", 1) for line in text.splitlines() if ":" in line)
     found = {key: value.strip().strip("'") for key, value in lines if key in wanted}
@@ -94,7 +96,7 @@ def _facts(path: Path, device: devices.Device) -> dict[str, str]:
         raise ParameterError(f"{path.name}: it has none of {', '.join(wanted)}; restore it, or leave it out")
     words = {*found.get("gpu", "").lower().replace("-", " ").split()}
     named = [name for name in devices.DEVICES if {*name.split("-")} <= words]
-    if named and device.name not in named:
+    if device.published and named and device.name not in named:
         raise ParameterError(f"{path.name}: gpu must be {device.name}, as asked for, got {found['gpu']}; name the one it ran on")
     return found
 
@@ -177,6 +179,6 @@ def _attention(root: Path, shape: Shape, device: devices.Device, ways: int) -> t
     each = max(1, shape.kv_heads // ways) * shape.head_dim
     moved = 2 * batch * (context + width) * each * tables.BYTES_EACH
     work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
-    tables.check_reached(alone, column, times, device, moved=moved, operations=work)
+    tables.check_reached(alone, column, times, device, moved=moved, operations=work, launches=LAUNCHES["attention"])
     rows = tables.rows("attention", {"width": width, "context": context, "batch": batch}, {"time_s": times}, ways=ways)
     return table, rows, [f"attention: {mixed.sum()} passes that mix a prompt and new tokens left out"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks
+from model import checks, files, physical
 from model.checks import ParameterError
 from model.device import Device
 from model.profile import AXES, Source
@@ -31,6 +31,8 @@ DTYPE = "bfloat16"
 BYTES_EACH = 2
 CLOCKS = 1.1
 """Peak rates are at a rated clock, and cards run above it: an RTX 4090 by up to a tenth. Memory does not. Assumed."""
+MOST_S, MOST_COUNTED = 1e3, 10**12
+"""No operation of a model takes as many seconds, or is about as many tokens, sequences or bytes."""
 DIP = 0.05
 """A time that falls by more than this as its pass gets wider is reported."""
 
@@ -71,16 +73,20 @@ class Table:
     def whole(self, name: str, *, least: int) -> Floats:
         """A column of counts: whole numbers of at least so much; shape (rows,)."""
         values = self.column(name, least=least)
-        bad = values != np.floor(values)
-        if bad.any():
-            where = int(np.argmax(bad))
-            raise self.refuse(where, name, f"must be a whole number, got {checks.shown(float(values[where]))}")
+        for bad, bound in ((values > MOST_COUNTED, f"at most {MOST_COUNTED:,}"), (values != np.floor(values), "a whole number")):
+            if bad.any():
+                where = int(np.argmax(bad))
+                raise self.refuse(where, name, f"must be {bound}, got {checks.shown(float(values[where]))}")
         return values
 
     def seconds(self, name: str, unit: str) -> Floats:
         """A column of times, in seconds; one operation may have been rounded to nothing, but none takes less; shape (rows,)."""
         checks.one_of("unit", unit, UNITS)
-        return self.column(name, least=0) * UNITS[unit]
+        found = self.column(name, least=0)
+        if (found > MOST_S / UNITS[unit]).any():
+            where = int(np.argmax(found))
+            raise self.refuse(where, name, f"must be at most {MOST_S:g} s, got {found[where]:g} {unit}; check the unit")
+        return found * UNITS[unit]
 
     def words(self, name: str, known: Iterable[str]) -> NDArray[np.str_]:
         """A column of words in small letters, each one of the known ones; shape (rows,)."""
@@ -102,8 +108,6 @@ class Table:
 
 def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
     """The table of a CSV or Parquet file, which must have rows and these columns."""
-    import polars as pl
-
     try:
         shown = path.relative_to(root).as_posix()
     except ValueError:
@@ -111,12 +115,9 @@ def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
     if not path.is_file():
         raise ParameterError(f"{shown}: there is no such file; give the folder that holds it")
     try:
-        frame = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
-    except pl.exceptions.NoDataError:
-        raise ParameterError(f"{shown}: the file is empty; it must have a header and at least one row") from None
-    except (pl.exceptions.PolarsError, OSError) as error:
-        kind = "CSV" if path.suffix == ".csv" else "Parquet"
-        raise ParameterError(f"{shown}: it cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+        frame = files.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else files.read_parquet(path)
+    except (ParameterError, OSError) as error:
+        raise ParameterError(f"{shown}: {error}") from None
     for name in columns:
         if name not in frame.columns:
             raise ParameterError(f"{shown}: column {name} is missing; {_nearest(name, frame.columns)}")
@@ -148,9 +149,9 @@ def time_column(table: Table, stem: str) -> tuple[str, str]:
 
 def check_reached(
     table: Table, column: str, seconds: Floats, device: Device, *, moved: Floats | None = None, operations: Floats | None = None,
-    rounding: float = 0.0,
+    rounding: float = 0.0, launches: float = 1, most: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
-    """Refuse a time that the device cannot reach.
+    """Refuse a time that the device cannot reach, and one that is far too long for it (`model.physical.longest`).
 
     What does not fit its last cache must come from memory, whatever was left there by an earlier run; and no arithmetic is
     faster than its peak.
@@ -163,7 +164,14 @@ def check_reached(
         What is read [bytes], and the arithmetic [operations], shape (rows,).
     rounding
         How much more than written a time may have been [s].
+    launches
+        Kernels that a row is of, at most.
+    most
+        What is read, and the arithmetic, at most: where kernels do more than is needed.
     """
+    bytes_, work = (0.0 if moved is None else moved, 0.0 if operations is None else operations) if most is None else most
+    slowest = physical.longest(bytes_, work, device.bandwidth, device.rate(DTYPE), launches)
+    _refuse_slower(table, column, seconds, np.broadcast_to(slowest, seconds.shape), device)
     longest = seconds + rounding
     if moved is not None:
         least = np.maximum(moved - device.cache_bytes, 0) / device.bandwidth
@@ -171,6 +179,16 @@ def check_reached(
     if operations is not None:
         peak = device.rate(DTYPE) * CLOCKS
         _refuse_faster(table, column, seconds, longest < operations / peak, operations, "operations/s", peak, device, "arithmetic")
+
+
+def _refuse_slower(table: Table, column: str, seconds: Floats, slowest: Floats, device: Device) -> None:
+    bad = seconds > slowest
+    if bad.any():
+        where = int(np.argmax(bad))
+        also = f" ({bad.sum()} rows like it)" if bad.sum() > 1 else ""
+        most = f"{device.name} at a hundredth of its peaks takes at most {slowest[where]:.3g} s"
+        message = f"{seconds[where]:.4g} s is too long{also}: {most}"
+        raise table.refuse(where, column, f"{message}; check the unit and the device, or leave this file out")
 
 
 def _refuse_faster(
@@ -234,13 +252,13 @@ def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:
     if not found:
         return []
     return [
-        f"{part}: at {found} of {points} points the time falls by more than {DIP:.0%}, by {worst[0]:.0%} at {axis} {worst[1]}; kept"
+        f"{part}: at {found} of {points} points the time falls by more than {DIP:.0%}, by {worst[0]:.0%} at {axis} {worst[1]}"
     ]
 
 
 def source(table: Table, root: Path, repository: str, licence: str, commit: str, parts: Iterable[str]) -> Source:
     """Where rows come from, with the file's checksum."""
-    digest = hashlib.sha256(table.path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(files.read_bytes(table.path)).hexdigest()
     return Source(repository, table.shown, commit, licence, digest, tuple(parts))
 
 

@@ -25,6 +25,7 @@ from calibrate.importers.tables import Table
 from model import device as devices
 from model import profile, transformer
 from model.checks import ParameterError
+from model.physical import LAUNCHES
 from model.profile import Profile, Source
 from model.surface import Floats
 from model.transformer import Shape
@@ -65,7 +66,7 @@ def read(
     folder
         Holds `mlp.csv`, and perhaps `attention.csv` and `cpu_overheads.csv`.
     model, gpu
-        A model of `model.transformer` and a device of `model.device`: those that were measured.
+        A model of `model.transformer` and a device of `model.device`, by their names or files: those that were measured.
     attention, overheads, network
         Files that are elsewhere, and the folder of `all_reduce.csv` and `send_recv.csv`.
     name
@@ -76,7 +77,8 @@ def read(
         Of the repository that the files are from.
     """
     root = Path(folder)
-    shape, device = transformer.preset(model), devices.device(gpu)
+    shape, device = transformer.named(model, tables.DTYPE, key="model"), devices.device(gpu)
+    model = transformer.label(model)
     layer = [each for each in LAYER if each != SECOND_NORM or shape.norms > 1]
     mlp = tables.read(root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root)
     rows, notes = _layer(mlp, layer, shape, device, unit)
@@ -93,8 +95,9 @@ def read(
         rows, notes = rows + found, notes + said
         sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
     return Profile(
-        name=name or f"{gpu}-{model}", device=gpu, model=model, dtype=tables.DTYPE, engine="Sarathi (profiled by Vidur)",
-        mode="kernel-only", kind="model", provenance="measured", date="", bandwidth=device.bandwidth,
+        name=name or f"{device.name}-{model}", device=device.name, model=model, dtype=tables.DTYPE,
+        engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", provenance="measured", date="",
+        bandwidth=device.bandwidth,
         rate=device.rate(tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=tuple(sources),
         shape=asdict(shape), notes=tuple(notes), errors=tables.errors(rows),
     )  # fmt: skip
@@ -197,7 +200,8 @@ def _attention(
         each = shape.kv_heads * shape.head_dim / ways
         moved = 2 * batch * (context + width) * each * tables.BYTES_EACH
         work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
-        tables.check_reached(table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING)
+        seconds, often = table.seconds(column, unit), LAUNCHES["attention"]
+        tables.check_reached(table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often)
         times = _times(table, [*around, operation], unit)
         tables.check_total(table, column, times["time_s"])
         single = batch == 1 if wide else np.ones(table.height, dtype=bool)
@@ -222,7 +226,8 @@ def _step(
     table = whole.where(mine)
     if not table.height:
         listed = ", ".join(sorted({*theirs.drop_nulls()}))
-        raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}")
+        hint = "; a model of a config.json is called after its folder"
+        raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}{hint}")
     total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
     tables.check_total(table, columns[0], total)
     batch, ways = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)

@@ -94,7 +94,7 @@ class StaticBatching(Batching):
         super().check_batching()
         if self.batching == STATIC:
             checks.whole("sequences", self.sequences, 1, MAX_STATIC)
-        lengths = self.lengths
+        lengths: Any = self.lengths  # as a file gives them
         if lengths is None:
             return
         if not isinstance(lengths, tuple | list) or not lengths:

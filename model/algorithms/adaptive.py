@@ -21,6 +21,7 @@ import numpy as np
 from model import checks, policies
 from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, start, verify
+from model.demand import Demand, of_one_process
 from model.latency import UnitCost
 from model.steps import Read, Step, Steps
 from model.width import as_curve
@@ -82,6 +83,7 @@ class Parameters(Batching):
 
     OUTCOMES = ("accept", "confidence")
     ROLES = ("draft",)
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     # Whether a further token is drafted is decided before it is drawn, by tokens that are on offer and by rounds that are over, so
     # whatever stands before a position, its own token is still drawn from the target's law: by a test and its residual if it was
@@ -137,6 +139,11 @@ class Parameters(Batching):
                 )
 
     @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
+
+    @classmethod
     def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """The outcomes that a choice asks for: those of confidence only if its policy looks at it."""
         return cls.OUTCOMES if table.get("policy") == "confidence" else cls.OUTCOMES[:1]
@@ -168,6 +175,10 @@ class Parameters(Batching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
     def informed(self, cost: UnitCost) -> Parameters:
         """The same where the cost is known: a policy that goes by a cost ratio goes by the true one, unless it was told another."""

@@ -22,6 +22,7 @@ class Parameters(Batching):
     sampled: bool = False
 
     OUTCOMES = ()
+    COSTS = ()
     EXACT = True
     BATCHINGS = BATCHING
 

@@ -17,7 +17,7 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 from model import checks
 from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT
+from model.demand import Demand
+from model.latency import UnitCost
 from model.steps import Commit, Continuation, Fork, Forward, Join, Read, Step, Steps
 
 RULES = ("exact", "per-beam")
@@ -53,6 +55,7 @@ class Parameters(Batching):
 
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
+    COSTS = ("verify_cost", "dispatch", "dispatch_per_process", "dispatch_law", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length", "num_beams": "beams"})
 
@@ -78,6 +81,12 @@ class Parameters(Batching):
                 raise checks.ParameterError(
                     f"draft_beams must be at least beams={self.beams}, got {self.draft_beams}; a narrower draft is never accepted"
                 )
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: one pass over all hypotheses starts no sub-process."""
+        arrangement = table.get("arrangement", "batched")
+        return cls.COSTS[: {"batched": 1, "sequential": 4}.get(str(arrangement), 5)]
 
     @property
     def EXACT(self) -> bool:  # noqa: N802  the name that every method has
@@ -105,6 +114,10 @@ class Parameters(Batching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return self.beams if self.arrangement == "parallel" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: hypotheses on units of their own change places, all of them at the same time."""
+        return Demand(self.units, self.units if cost.link else 1)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 from model import checks
 from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, look, start
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import Commit, Forward, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
@@ -49,7 +51,7 @@ class Parameters(Batching):
 
     OUTCOMES = ("decision",)
     ROLES = ("draft",)
-    COSTS = ("verify_cost",)
+    COSTS = ("verify_cost", "link", "early_head")
     EXACT = False
 
     def __post_init__(self) -> None:
@@ -76,6 +78,12 @@ class Parameters(Batching):
                 )
 
     @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link of models apart, an early head of one model."""
+        unless = {"link": table.get("placement", "together") == "together", "early_head": table.get("exit_layer") is None}
+        return tuple(name for name in cls.COSTS if not unless.get(name))
+
+    @classmethod
     def roles(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """The models beside the target that a choice has."""
         return cls.ROLES if table.get("exit_layer") is None else ()
@@ -94,6 +102,10 @@ class Parameters(Batching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
 
 class Draft(NamedTuple):

@@ -52,7 +52,7 @@ class Parameters(_batches.StaticBatching):
     exit_layer: int | None = None
 
     OUTCOMES = ("exit",)
-    COSTS = ("verify_cost", "propagation", "state_check")
+    COSTS = ("early_head", "propagation", "state_check", "verify_cost")
     EXACT = False
 
     def __post_init__(self) -> None:
@@ -98,6 +98,14 @@ class Parameters(_batches.StaticBatching):
             raise checks.ParameterError(
                 f"{missing[0]} is required with {given[0]}: thresholds fall by all of {', '.join(falling)}; give all three, or none"
             )
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: with one exit for all nothing is compared or propagated."""
+        fixed = table.get("exit_layer") is not None
+        alone = table.get("lengths") is None and table.get("fill") != "backfill"
+        unless = {"propagation": fixed, "state_check": fixed or table.get("measure") != "state", "verify_cost": alone}
+        return tuple(name for name in cls.COSTS if not unless.get(name))
 
     @classmethod
     def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ false.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,8 @@ from typing import Any
 from model import checks
 from model.algorithms._batches import Batching
 from model.algorithms.speculative import MAX_DRAFT, Guess, Model, check_models, commit, draft, judge, look, start, verify
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import Forward, Step, Steps
 
 READINGS = ("literal", "reuse", "bonus", "recursive")
@@ -53,6 +55,7 @@ class Parameters(Batching):
 
     OUTCOMES = ("accept", "medium_accept")
     ROLES = ("draft", "medium")
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"medium": ("target", "accept"), "draft": ("medium", "medium_accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
@@ -75,6 +78,11 @@ class Parameters(Batching):
         check_models(self)
         checks.whole("medium_layers", self.medium_layers, 1, checks.MAX_LAYERS)
 
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
+
     @property
     def EXACT(self) -> bool:  # noqa: N802  the name that every method has
         """Whether the output is the large model's own; see above for the one that is not."""
@@ -94,6 +102,10 @@ class Parameters(Batching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return 3 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:

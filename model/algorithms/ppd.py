@@ -20,12 +20,15 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from model import checks
 from model.algorithms._batches import Batching
+from model.demand import Demand
+from model.latency import UnitCost
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
 
 HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %
@@ -48,6 +51,9 @@ class Parameters(Batching):
     batched: bool = False
 
     OUTCOMES = ("match",)
+    COSTS = (
+        "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "fitted_on", "verify_cost",
+    )  # fmt: skip
     EXACT = True
 
     def __post_init__(self) -> None:
@@ -90,15 +96,81 @@ class Parameters(Batching):
         """Tokens of its widest pass behind the prompt."""
         return self.candidates if self.batched else 1
 
-    @staticmethod
-    def costs(table: Mapping[str, Any]) -> tuple[str, ...]:
-        """The costs that it has and not every method: what a wide pass takes only where somebody says whether it makes any."""
-        return ("fitted_on", "verify_cost") if "batched" in table else ("fitted_on",)
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: without batched candidates no pass is wide."""
+        return cls.COSTS if table.get("batched", False) is not False else cls.COSTS[:-1]
 
     @property
     def bounded(self) -> bool:
         """Whether it never wants more units than these, whatever anything costs; heads and links make nested trees grow."""
         return self.form != "nested"
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: heads, links and dispatches change who is at work beside whom, and let nested trees grow."""
+        head, final = cost.head(self.exit_layer), cost.final_head
+        subs = 1 if self.batched else self.candidates
+        before = cost.span(0, self.exit_layer) + head + cost.dispatching(subs)
+        if self.form == "nested":
+            return self._demand_of_tree(before, cost, tokens)
+        wide = cost.slowdown(self.candidates) if self.batched else 1.0
+        gaps = {self.exit_layer} | ({max(self.exit_layer, self.layers - self.exit_layer)} if tokens > 1 else set())
+        rests = [cost.span(gap, self.layers) + final for gap in gaps]
+        if self.form == "eager":
+            return self._eager_demand(subs, wide, before, rests[0], cost, tokens)
+        units = 1
+        for gap, rest in zip(gaps, rests, strict=True):
+            takes_time = cost.span(0, self.layers - gap) * wide > 0
+            units = max(units, (subs if takes_time else 1) + (cost.link < rest))
+        return Demand(units, subs if cost.link else 1)
+
+    def _eager_demand(self, subs: int, wide: float, before: float, rest: float, cost: UnitCost, tokens: int) -> Demand:
+        depths = [cost.span(0, layer) * wide for layer in range(self.exit_layer + 1)]
+        run = rest - cost.link  # for so long a sub-process has been at work when it is stopped
+        transfers = subs if cost.link else 1
+        if tokens > 1 and cost.link > before + rest:  # the next round's are sent while these are under way, wanted or not
+            transfers = max(transfers, 2)
+        if run <= 0:  # they arrive when it is known which one is right
+            return Demand(1, transfers)
+        stopped = _within(run, [depths]) if tokens > 1 else None
+        return Demand((subs if depths[-1] else 1) + 1, transfers, stopped)
+
+    def _demand_of_tree(self, before: float, cost: UnitCost, tokens: int) -> Demand:
+        """That of the nested form, whose processes send out their own after `before`."""
+        k, exit_layer = self.candidates, self.exit_layer
+        first = [*(cost.span(0, layer) for layer in range(exit_layer + 1)), before - cost.dispatching(k)]
+        second = [before + cost.span(exit_layer, layer) for layer in range(exit_layer, self.layers + 1)]
+        life, apart = second[-1] + cost.final_head, before + cost.link
+        generations = math.ceil(life / apart * (1 - _ROUNDING)) if apart * checks.MAX_UNITS > life else checks.MAX_UNITS + 1
+        units = 1
+        for _ in range(generations - 1):
+            units = 1 + k * units
+            if units > checks.MAX_UNITS:
+                break
+        births = [number * apart for number in range(1, generations)] if units <= checks.MAX_UNITS else [apart]
+        transfers = k if cost.link else 1
+        if cost.link and tokens > 1:
+            # What is under way when the first process has ended and begins anew may still be when that sends.
+            sent = max([before, *(born + before for born in births if born + before < life * (1 - _ROUNDING))])
+            transfers += k == 1 and sent + cost.link > (life + before) * (1 + _ROUNDING)
+        stretches = [first, [first[-1], before], [*second, life]]
+        found = {_within(life - born, stretches) for born in births} if tokens > 1 else set()
+        return Demand(units, transfers, "anywhere" if "anywhere" in found else "layers" if "layers" in found else None)
+
+
+_ROUNDING = 1e-9
+
+
+def _within(age: float, stretches: Sequence[Sequence[float]]) -> str | None:
+    """Where a process of this age is, in the stretches for which it holds a unit, given by their ends and all between layers.
+
+    None where it is at the end of a stretch.
+    """
+    near = _ROUNDING * stretches[-1][-1]
+    for marks in stretches:
+        if marks[0] + near < age < marks[-1] - near:
+            return "layers" if any(abs(age - mark) <= near for mark in marks) else "anywhere"
+    return None
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:

@@ -11,8 +11,9 @@ arXiv:2307.02628.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,11 @@ class Parameters(_batches.StaticBatching):
         checks.one_of("rounding", self.rounding, ROUNDINGS)
         checks.number("power", self.power, 0)
         self.check_batching()
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a pass is wide only in a batch."""
+        return () if table.get("sequences", 1) == 1 and table.get("lengths") is None else cls.COSTS
 
     @property
     def units(self) -> int:

@@ -16,13 +16,15 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model import checks
 from model.algorithms import _batches
+from model.demand import Demand, of_one_process
+from model.latency import UnitCost
 from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, ended
 
 PLACEMENTS = ("together", "apart")
@@ -47,6 +49,7 @@ class Parameters(_batches.StaticBatching):
 
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
+    COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
     BATCHINGS = _batches.BATCHING
@@ -56,6 +59,11 @@ class Parameters(_batches.StaticBatching):
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
         check_models(self)
         self.check_batching()
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
 
     @property
     def longest(self) -> int:
@@ -71,6 +79,10 @@ class Parameters(_batches.StaticBatching):
     def units(self) -> int:
         """Compute units that it reserves."""
         return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
 
     @property
     def beyond(self) -> int:

@@ -30,7 +30,7 @@ def walk(
     for start in range(0, len(lengths), batch):
         together = lengths[start : start + batch]
         for position in range(together.max()):
-            total += times[budgets[position]] * cost.slowdown(int((together > position).sum()))
+            total += cost.step + times[budgets[position]] * cost.layers_slowdown(int((together > position).sum()))
     time = np.full(BLOCK, total)
     return time, time
 

@@ -1,7 +1,8 @@
-"""The theorems on speculative decoding of batches, 32: texts that draft and are verified together, and wait for each other.
+"""The theorems on speculative decoding of batches, 32: static ones, whose sequences wait for each other, and full ones.
 
 An example has `texts`, for each how many drafted tokens survive if a draft starts at each position, `batch` and `draft_length`, and
-what else a decoding of one text has (`draws`); or `lengths` and `rate`, in twentieths, for all luck.
+what else a decoding of one text has (`draws`); or `lengths` and `rate`, in twentieths, for all luck. Of a batch that is kept full
+each of `texts` is a sequence, and passes are priced over `batch` of them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,9 @@ from model import speculative as formulas
 from model import work
 from model.acceptance import Iid
 from model.algorithms import speculative
+from model.algorithms._batches import BATCHING
 from model.coins import BLOCK
+from model.latency import UnitCost
 from model.rounds import ReplayRounds
 from model.world import Draft, World, together
 from sim.cluster import Cluster
@@ -89,7 +93,114 @@ def mean_over_all_luck(x: Example) -> None:
         equal(name, float(got if got is not None else math.nan), float(want), CLOSE)
 
 
+# --- Batches that are kept full ---
+
+
+def events_are_paths_of_a_full_batch(x: Example) -> None:
+    parameters, cost = _of_full(x), _full_cost(x)
+    for own in x["texts"]:
+        run, law = _played(x, own, parameters, cost), ReplayRounds([survivors({**x, "survive": own})])
+        tally = sampler.walk(parameters, len(own), cost, law.drafts(iter([np.zeros((len(own), BLOCK))])))
+        equal("latency", float(tally.time[0]), run.latency)
+        equal("compute", float(tally.busy[0]), run.busy)
+        equal("rounds", float(tally.rounds[0]), float(run.rounds.total()))
+        equal("drafted tokens", float(tally.drafted[0]), float(run.rounds.total() * parameters.draft_length))
+
+
+def mean_of_a_full_batch_over_all_luck(x: Example) -> None:
+    parameters, cost, n, rate = _of_full(x), _full_cost(x), x["tokens"], x["rate"] / 20
+    moments = np.zeros(7)
+    for luck in itertools.product((0, 1), repeat=n - 1):
+        run = _played(x, survivors({**x, "accept": [*luck, 0]}), parameters, cost)
+        drafted = sum(count * times for (_, count), times in run.rounds.items())
+        values = run.latency, run.latency**2, run.busy, run.rounds.total(), drafted, run.account.heads, run.account.layer_passes
+        moments += math.prod(rate if right else 1 - rate for right in luck) * np.array(values)
+    found, closed = formulas.predict(parameters, n, Iid(rate), cost), formulas.work(parameters, n, Iid(rate))
+    assert closed is not None
+    heads, layers = (sum(getattr(each, name) for each in closed.of.values()) for name in ("heads", "layer_passes"))
+    second = found.latency_variance + found.latency**2
+    names = ("latency", "square of the latency", "compute", "rounds", "drafted tokens", "heads", "layers of tokens")
+    known = found.latency, second, found.busy, found.rounds, found.drafted, heads, layers
+    for name, got, want in zip(names, known, moments, strict=True):
+        equal(f"mean {name}", float(math.nan if got is None else got), float(want), CLOSE)
+
+
+def long_sequences_of_a_full_batch(x: Example) -> None:
+    """Wald's identity: the rounds of l tokens give between l and l + gamma tokens, E[N] each in the mean."""
+    parameters, cost, n, rate = _of_full(x), replace(_full_cost(x), link=0.0), x["tokens"], x["rate"] / 20
+    gamma = parameters.draft_length
+    found = formulas.predict(parameters, n, Iid(rate), cost)
+    speed = float(found.plain_latency / found.latency)
+    single, wide = (draws.cost(x).slowdown(max(x["batch"], 2) * width) for width in (1, gamma + 1))
+    endless = float(formulas.expected_tokens(rate, gamma)) * single / (gamma * draws.cost(x).required("draft") * single + wide)
+    at_most("speed-up", speed, endless, CLOSE)
+    at_most("that of endless sequences, less the tokens that are dropped", endless * n / (n + gamma), speed, CLOSE)
+
+
+def no_faster_than_lockstep(x: Example) -> None:
+    """Where a wider pass takes no less: in lockstep the last drafts are cut."""
+    parameters, cost = _of_full(x), _full_cost(x)
+    lockstep = replace(parameters, batching="lockstep")
+    for own in x["texts"]:
+        cut, whole = (_played(x, own, each, cost) for each in (lockstep, parameters))
+        at_most("latency", cut.latency, whole.latency)
+        equal("rounds", cut.rounds.total(), whole.rounds.total())
+
+
+def kept_full_is_no_slower_than_static(x: Example) -> None:
+    """Where drafts are free and a pass takes a + b n over n sequences, whatever its width."""
+    sizes = range(1, len(x["texts"]) + 1)
+    times = {n: (x["fixed"] + x["each"] * n) / (x["fixed"] + x["each"]) for n in sizes}
+    widths = {"target": _width(x), "draft": 1}
+    rows = tuple((role, n, width, times[n]) for role in widths for n in sizes for width in range(1, widths[role] + 1))
+    _static_against_full(x, UnitCost(choice(x).layers, cost_ratio=0.0, by_texts=rows), times[len(x["texts"])])
+
+
+def kept_full_is_no_slower_whatever_it_costs(x: Example) -> None:
+    _static_against_full(x, UnitCost(choice(x).layers, cost_ratio=0.25), 1.0)
+
+
+def _static_against_full(x: Example, cost: UnitCost, slower: float) -> None:
+    """Time of a static batch of all texts, and in the mean what they take in a full one, whose passes are `slower` than of one."""
+    static = _run({**x, "batch": len(x["texts"])}, cost).latency
+    full = UnitCost(cost.layers, layer_times=(slower,) * cost.layers, cost_ratio=cost.cost_ratio)
+    parameters = replace(_of_full(x), sequences=max(len(x["texts"]), 2))
+    times = [_played(x, own, parameters, full).latency for own in x["texts"]]
+    at_most("time of a sequence of a full batch, in the mean", sum(times) / len(times), static, CLOSE)
+
+
+def one_sequence_is_the_same_in_all(x: Example) -> None:
+    own, cost = x["texts"][0], draws.cost(x)
+    runs = [_played(x, own, replace(_of_full(x), sequences=1, batching=each), cost) for each in BATCHING]
+    alone = draws.play({**x, "survive": own})
+    for run in runs:
+        equal("latency", run.latency, alone.latency)
+        equal("compute", run.busy, alone.busy)
+        equal("commits", run.commits, alone.commits)
+
+
 # --- Playing an example ---
+
+
+def _of_full(x: Example) -> speculative.Parameters:
+    """The parameters of a batch that is kept full: at least two sequences."""
+    names = ("layers", "draft_length", "sampled", "placement", "draft_layers")
+    given = {"layers": 1} | {name: x[name] for name in names if name in x}
+    return speculative.Parameters(**given, sequences=max(x["batch"], 2))
+
+
+def _full_cost(x: Example) -> UnitCost:
+    return draws.cost(x).of_batch(max(x["batch"], 2), _width(x))
+
+
+def _width(x: Example) -> int:
+    return int(x["draft_length"]) + 1
+
+
+def _played(x: Example, own: Sequence[int], parameters: speculative.Parameters, cost: UnitCost) -> Run:
+    """One sequence of which so many drafted tokens survive."""
+    answers = World(1, parameters.layers, drafts={"draft": Draft("target", survivors({**x, "survive": own}))})
+    return simulate(speculative.decode(parameters, [0], len(own)), len(own), Cluster(parameters.units), cost, answers)
 
 
 def choice(x: Example) -> speculative.Parameters:
@@ -101,10 +212,14 @@ def choice(x: Example) -> speculative.Parameters:
 
 def play(x: Example) -> Run:
     """Simulate all batches."""
+    return _run(x, draws.cost(x))
+
+
+def _run(x: Example, cost: UnitCost) -> Run:
     parameters = choice(x)
     n = max(map(len, x["texts"]))
     steps, cluster = speculative.decode(parameters, [0], n), Cluster(parameters.units)
-    return simulate(steps, parameters.outputs_of(n), cluster, draws.cost(x), _world(x))
+    return simulate(steps, parameters.outputs_of(n), cluster, cost, _world(x))
 
 
 def _world(x: Example) -> World:
@@ -153,6 +268,39 @@ def _luck() -> SearchStrategy[Example]:
     })  # fmt: skip
 
 
+def _full() -> SearchStrategy[Example]:
+    """A sequence of a full batch of two or three, by its rate."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def full(draw: DrawFn) -> Example:
+        times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
+        cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(whole(0, 4)) / 4}
+        return {
+            "draft_length": draw(whole(0, _MOST)), "batch": draw(whole(2, 3)), "tokens": draw(whole(1, 6)),
+            "rate": draw(whole(0, 20)), "placement": draw(st.sampled_from(speculative.PLACEMENTS)),
+            "cost": cost | {"link": draw(whole(0, 2))},
+        }  # fmt: skip
+
+    return full()
+
+
+def _against_static() -> SearchStrategy[Example]:
+    """Texts of one static batch; the time of a pass that does not hang on its sequences, and that of each."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def pair(draw: DrawFn) -> Example:
+        most = draw(st.integers(1, 5))
+        texts = [[draw(whole(0, _MOST)) for _ in range(most)] for _ in range(draw(st.integers(1, 3)))]
+        return {
+            "texts": texts, "batch": len(texts), "draft_length": draw(whole(0, _MOST)), "fixed": draw(whole(1, 4)),
+            "each": draw(whole(0, 3)),
+        }  # fmt: skip
+
+    return pair()
+
+
 _theorem = partial(Theorem, method="speculative")
 
 THEOREMS = (
@@ -180,5 +328,37 @@ THEOREMS = (
     _theorem(
         "32f", "Means of the latency, compute, rounds, drafts and heads are those over all luck.",
         source="of independent texts so many are left after r rounds", given=_luck, holds=mean_over_all_luck,
+    ),
+    _theorem(
+        "32g", "Simulator and paths agree on every path of a sequence in a batch that is kept full, exactly.",
+        source="one algorithm", given=_texts, holds=events_are_paths_of_a_full_batch,
+    ),
+    _theorem(
+        "32h", "Moments of a sequence in a batch that is kept full are those over all luck, its work too.",
+        source="renewal theory; drafts are not cut", given=_full, holds=mean_of_a_full_batch_over_all_luck,
+    ),
+    _theorem(
+        "32i", "The speed-up of l tokens in a batch that is kept full is from l / (l + gamma) to 1 times E[N] T(1) /"
+        " (T(gamma + 1) + T_d).",
+        source="Theorem 3.8 and Wald's identity", given=_full, holds=long_sequences_of_a_full_batch,
+    ),
+    _theorem(
+        "32j", "In a batch that is kept full a sequence has the rounds that it has in lockstep, and takes no less time.",
+        source="its last drafts are not cut", given=_texts, holds=no_faster_than_lockstep,
+    ),
+    _theorem(
+        "32k", "A batch that is kept full is no slower than a static one, where a pass over n sequences takes a + b n and drafts"
+        " are free.",
+        source="a pass over fewer sequences takes no less for each", given=_against_static,
+        holds=kept_full_is_no_slower_than_static,
+    ),
+    _theorem(
+        "32l", "A batch that is kept full is no slower than a static one, whatever a draft costs.",
+        source="false: at its end a static batch drafts less", given=_against_static,
+        holds=kept_full_is_no_slower_whatever_it_costs, expect="fails",
+    ),
+    _theorem(
+        "32m", "One sequence alone is the same in every way of batching.", source="there is nobody to wait for, or to draft for",
+        given=_texts, holds=one_sequence_is_the_same_in_all,
     ),
 )  # fmt: skip

@@ -1,0 +1,81 @@
+"""Clocks of a test's own: what is timed takes as long as the test says, on any machine and however busy it is."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import calibrate
+
+TICK = 1e-6
+"""What looking at a clock takes [s]."""
+_PRODUCTS = {getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")}
+_CLOCKS = ("perf_counter", "monotonic", "thread_time", "process_time")
+
+
+class Clockwork:
+    """Stands for the module `time`: its clocks stand still but for what looking at them, sleeping and `spend` take."""
+
+    def __init__(self, tick: float = TICK) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def spend(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    sleep = spend
+
+    def __getattr__(self, name: str) -> Any:
+        return self._look if name in _CLOCKS else getattr(time, name)
+
+    def _look(self) -> float:
+        self.now += self.tick
+        return self.now
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have all of `calibrate` look at these clocks; processes that it starts look at those of the machine."""
+        for each in pkgutil.walk_packages(calibrate.__path__, "calibrate."):
+            if not each.name.endswith("__main__"):
+                importlib.import_module(each.name)
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("calibrate.") and vars(module).get("time") is time:
+                monkeypatch.setattr(module, "time", self)
+
+
+class Machine(TorchDispatchMode):
+    """A device whose operations take what its kernels are said to take, on the clock of a test.
+
+    Products of float16 whose operands are both row-major run at `slow`, those of `inner` columns and rows at `best`, all others at
+    `rate` [FLOP/s]; everything else moves its bytes at `bandwidth` [B/s].
+    """
+
+    def __init__(
+        self, clock: Clockwork, rate: float = 1e11, slow: float | None = None, inner: int = 0, best: float | None = None,
+        bandwidth: float = 1e11,
+    ) -> None:
+        super().__init__()
+        self.clock, self.rate, self.bandwidth = clock, rate, bandwidth
+        clock.tick = 1e-9  # next to nothing: operations are shorter than what looking at a clock usually takes
+        self.slow, self.inner, self.best = rate if slow is None else slow, inner, rate if best is None else best
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        operands = [each for each in args if isinstance(each, torch.Tensor) and each.ndim >= 2][-2:]
+        if func._overloadpacket in _PRODUCTS and len(operands) == 2:
+            left, right = operands if func._overloadpacket is not torch.ops.aten.linear else (operands[0], operands[1].mT)
+            rate = self.rate
+            if left.dtype == torch.float16 and left.stride(-1) == right.stride(-1) == 1:
+                rate = self.slow
+            if left.shape[-1] == self.inner:
+                rate = self.best
+            self.clock.spend(2 * made.numel() * left.shape[-1] / rate)
+        elif isinstance(made, torch.Tensor):
+            self.clock.spend(made.numel() * made.itemsize / self.bandwidth)
+        return made

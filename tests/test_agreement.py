@@ -1,0 +1,221 @@
+"""Views that must agree and do not are found, listed and an error; views that agree are not blamed, however skewed their law."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from typer.testing import CliRunner
+
+import sim
+from model import ppd, speculative
+from sim import agreement, cli, methods, sweep, views
+from sim.grid import Grid
+
+Tables = dict[str, Any]
+OVERHEADS = {"final_head": 1.0, "early_head": 1.0, "dispatch": 0.5, "link": 30.0}
+
+
+def tables(method: Tables | None = None, cost: Tables | None = None, outcomes: Tables | None = None, **settings: Any) -> Tables:
+    default: Tables = {"name": "ppd", "layers": 40, "exit_layer": 24, "candidates": 2}
+    law = outcomes or ({"kind": "iid", "match_rate": 0.5} if method is None else {"kind": "iid", "acceptance_rate": 0.7})
+    return {
+        "scenario": {"name": "agree", "tokens": 32, "replications": 4096, "event_replications": 8, **settings},
+        "method": [method or default], "cost": cost or {}, "outcomes": law,
+    }  # fmt: skip
+
+
+def invoked(given: Tables, folder: Path, *more: str) -> tuple[int, Tables, str]:
+    """Exit code, document and printed text of a run."""
+    path = folder / "run.json"
+    path.write_text(json.dumps(given))
+    lines = []
+    for section, own in given.items():
+        for table in own if isinstance(own, list) else [own]:
+            lines.append(f"[[{section}]]" if isinstance(own, list) else f"[{section}]")
+            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    (folder / "run.toml").write_text("\n".join(lines))
+    arguments = ["run", str(folder / "run.toml"), "-o", str(folder / "out"), "--no-figures", "-j", "1", *more]
+    out = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    shown = (folder / "out" / "summary.txt").read_text()
+    return out.exit_code, json.loads(out.stdout), shown
+
+
+# --- Faults are seen --------------------------------------------------------------------------------------------------------
+
+
+def without_link(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Algorithm 2 as if its sub-processes were there at once."""
+    return lambda cost, *args, **kwargs: right(replace(cost, link=0.0), *args, **kwargs)
+
+
+def test_paths_that_forget_the_link_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formula and paths share their stages, so only the events know; all else is written as ever."""
+    given = tables(cost=OVERHEADS, replications=512)
+    code, document, shown = invoked(given, tmp_path)
+    assert (code, document["disagreements"]) == (0, [])
+    assert "disagree" not in shown
+    monkeypatch.setattr(ppd, "_barrier_stage", without_link(ppd._barrier_stage))
+    code, document, shown = invoked(given, tmp_path)
+    assert code == 1
+    (found,) = document["disagreements"]
+    assert found["views"] == ["paths", "events"]
+    assert found["difference"] == abs(found["values"][0] - found["values"][1])
+    assert found["difference"] > found["bound"]
+    assert f"point 0, decoding {found['replication']}: {found['quantity']} is" in shown
+    rows = pl.read_parquet(tmp_path / "out" / "results.parquet")
+    assert rows["view"].to_list() == ["formula", "paths", "events"]
+    assert rows.height == len(document["results"])
+    assert json.loads((tmp_path / "out" / "disagreements.json").read_text()) == document["disagreements"]
+    assert json.loads((tmp_path / "out" / "metadata.json").read_text())["disagreements"] == 1
+    # What was computed before is looked at again, where nothing is computed.
+    code, document, _ = invoked(given, tmp_path, "--resume")
+    assert (code, document["shards"]["computed"], len(document["disagreements"])) == (1, 0, 1)
+
+
+def scaled(factor: float, *names: str) -> Callable[[Any], Any]:
+    """A prediction whose means are off."""
+
+    def fault(right: Callable[..., Any]) -> Callable[..., Any]:
+        def predict(*args: Any) -> Any:
+            found = right(*args)
+            return replace(found, **{name: getattr(found, name) * factor for name in names})
+
+        return predict
+
+    return fault
+
+
+DRAFTING = {"name": "speculative", "layers": 24, "draft_length": 3}
+RATIO = {"cost_ratio": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "quantity"),
+    [
+        (scaled(1.02, "latency"), "latency_layers"), (scaled(0.98, "latency"), "latency_layers"),
+        (scaled(1.2, "busy"), "busy_layers"), (scaled(0.5, "units_ratio"), "mean_units_per_run"), (scaled(1.3, "rounds"), "rounds"),
+        (scaled(1.3, "drafted"), "drafted"),
+    ],
+)  # fmt: skip
+def test_a_formula_that_is_off_is_an_error(
+    fault: Any, quantity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = tables(DRAFTING, RATIO, replications=16384)
+    assert sim.run(given, views=["formula", "paths"]).height == 2
+    monkeypatch.setattr(speculative, "predict", fault(speculative.predict))
+    report = sweep.run(given, out=tmp_path / "run", views=["formula", "paths"], jobs=1)
+    assert quantity in {found["quantity"] for found in report.disagreements}
+    assert all(found["views"] == ["formula", "paths"] for found in report.disagreements)
+    # Where no paths are run the events are what it is compared with; they are fewer, and so is what can be seen.
+    report = sweep.run(given, out=tmp_path / "events", views=["formula", "events"], jobs=1, set={"scenario.event_replications": 8})
+    assert all(found["views"] == ["formula", "events"] for found in report.disagreements)
+
+
+def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculative, "predict", scaled(1.5, "latency")(speculative.predict))
+    given = tables(DRAFTING, RATIO, event_replications=512)
+    report = sweep.run(given, out=tmp_path / "run", views=["formula", "events"], jobs=1)
+    assert ("latency_layers", ["formula", "events"]) in [(found["quantity"], found["views"]) for found in report.disagreements]
+    with pytest.warns(UserWarning, match="views disagree"):
+        sim.run(given, views=["formula", "events"])
+
+
+def test_what_waits_is_compared_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ppd, "_barrier_stage", without_link(ppd._barrier_stage))
+    given = tables(cost={**OVERHEADS, "link": 2.0}, replications=512)
+    report = sweep.run(given, out=tmp_path / "run", set={"cluster.units": 2}, jobs=1)
+    assert not report.disagreements
+    assert report.frame()["speedup"].null_count() == 2
+
+
+# --- No false alarms --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 400), st.floats(1e-4, 1 - 1e-4), st.floats(1e-9, 0.1), st.sampled_from([1.0, 37.5])
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_the_bound_holds_for_skewed_laws_and_few_replications(count: int, rate: float, chance: float, most: float) -> None:
+    """Exactly, of a quantity that is `most` with a chance and else 0: over all counts of it that a sample may have."""
+    hits = np.arange(count + 1)
+    means, mass = most * hits / count, stats.binom.pmf(hits, count, rate)
+    for known in (most**2 * rate * (1 - rate), None):
+        false = 0.0
+        for mean, own in zip(means, mass, strict=True):
+            sampled = mean * (most - mean) * count / max(count - 1, 1)
+            false += own * (abs(mean - most * rate) > agreement.bound(chance, count, most, most * rate, known, sampled))
+        assert false <= chance * (1 + 1e-9)
+
+
+def test_the_bound_falls_with_the_sample_as_a_standard_error_does() -> None:
+    """With many replications a known variance gives at most a tenth more than sqrt(2 v ln(2 / chance) / n), the best there is."""
+    chance, variance = 1e-8, 0.01
+    for count in (10**5, 10**6):
+        least = math.sqrt(2 * variance * math.log(2 / chance) / count)
+        assert least < agreement.bound(chance, count, 1.0, 0.3, variance, 0.0) < 1.1 * least
+        assert least < agreement.bound(chance, count, 1.0, 0.3, None, variance) < 1.3 * least
+
+
+SLOWEST: list[tuple[str, Tables, Tables, Tables]] = [
+    ("ppd", {"exit_layer": 6, "candidates": 2, "form": "flat"}, {"link": 1.0, "promotion": 2.0}, {"match": {"match_rate": 0.1}}),
+    ("speculative", {"draft_length": 3}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
+    ("speculative", {"draft_length": 3, "sequences": 3, "batching": "static"}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
+    ("speculative", {"draft_length": 3, "sequences": 3}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
+    ("adaptive", {"policy": "heuristic"}, RATIO, {"accept": {"acceptance_rate": 0.3}}),
+    ("hierarchical", {"draft_length": 2, "reading": "literal", "placement": "apart"},
+     {"cost_ratio": 0.1, "medium_cost_ratio": 0.5, "link": 1.0},
+     {"accept": {"acceptance_rate": 0.1}, "medium_accept": {"acceptance_rate": 0.1}}),
+    ("hierarchical", {"draft_length": 3, "reading": "recursive", "inner_draft_length": 2},
+     {"cost_ratio": 0.1, "medium_cost_ratio": 0.5},
+     {"accept": {"acceptance_rate": 0.1}, "medium_accept": {"acceptance_rate": 0.1}}),
+    ("beam", {"draft_length": 2, "beams": 2}, RATIO, {"accept": {"acceptance_rate": 0.1}}),
+    ("bild", {"variant": "code"}, {"cost_ratio": 0.5}, {"decision": {"kind": "rates", "fallback_rate": 0.5, "rollback_rate": 0.9}}),
+    ("early_exit", {"fill": "backfill"}, {"propagation": 0.5, "early_head": 1.0},
+     {"exit": {"kind": "hazards", "hazards": [0.2] * 7 + [1.0]}}),
+    ("skipdecode", {"min_layers": 3, "max_layers": 6, "warm_up": 1, "prompt": 0, "sequence": 12}, {}, {}),
+    ("autoregressive", {}, {}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parameters", "cost", "laws"), SLOWEST, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(SLOWEST)])
+def test_no_decoding_exceeds_the_slowest(name: str, parameters: Tables, cost: Tables, laws: Tables) -> None:
+    given = {"scenario": {"name": "slowest", "tokens": 12}, "method": [{"name": name, "layers": 8, **parameters}], "cost": cost}
+    given |= {"outcomes": {key: {"kind": "iid", **law} for key, law in laws.items()}} if laws else {}
+    case = Grid(given).case(0)
+    time, busy = methods.theory(name).slowest(case.parameters, 12, case.cost)
+    found = views.walk(case, 0)
+    assert found[0].max() <= time * (1 + 1e-12)
+    assert found[1].max() <= busy * (1 + 1e-12)
+    assert time <= 8 * found[0].max()  # nor is it so far off that nothing could be seen by it
+
+
+QUICK = ("ppd-forms", "ppd-overheads", "speculative-deck", "skipdecode")
+SLOW = ("ppd-figures-3-and-4", "ppd-batched", "early-exit", "bild", "compare", "speculative-adaptive", "speculative-hierarchy")
+
+
+def agrees(name: str, seed: int, folder: Path, **more: Any) -> None:
+    report = sweep.run(name, out=folder / f"{name}-{seed}", seed=seed, jobs=1, **more)
+    assert [agreement.in_words(found) for found in report.disagreements] == []
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_bundled_scenarios_agree(name: str, tmp_path: Path) -> None:
+    agrees(name, 1, tmp_path, set={"scenario.event_replications": 2, "scenario.replications": 1024})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_bundled_scenarios_agree_at_every_seed(name: str, seed: int, tmp_path: Path) -> None:
+    agrees(name, seed, tmp_path, set={"scenario.event_replications": 16})

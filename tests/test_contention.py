@@ -1,0 +1,116 @@
+"""Formula and paths say nothing where something may wait, and something if nothing does: by what the simulator waited."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from model.world import World
+from sim import cases, methods, views
+from sim.cases import Case
+from sim.cluster import LINKS, STOPS, Cluster
+from sim.events import Run, simulate
+
+Tables = dict[str, Any]
+QUARTERS = st.integers(0, 12).map(lambda number: number / 4)
+OVERHEADS = ("early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion")
+
+
+def case_of(method: Tables, cost: Tables, cluster: Tables, tokens: int = 4) -> Case:
+    """A point of a scenario; its outcomes are even chances of all that the method asks for."""
+    rates = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "acceptance_rate"}
+    asked = methods.algorithm(method["name"]).Parameters.OUTCOMES
+    laws = {name: {"kind": "iid", rates[name]: 0.5} for name in asked if name in rates}
+    laws |= {"decision": {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.3}} if "decision" in asked else {}
+    tables = {"scenario": {"name": "wait", "tokens": tokens}, "method": [method], "cost": cost, "cluster": cluster}
+    return cases.resolve(tables | ({"outcomes": laws} if laws else {}))
+
+
+def played(case: Case, cluster: Cluster, matches: Sequence[int]) -> Run:
+    """One decoding of a method that predicts early, by which candidate is right at each position (0: none)."""
+    steps = methods.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
+    return simulate(steps, case.outputs, cluster, case.cost, World(1, case.parameters.layers, [*matches]))
+
+
+def runs(case: Case) -> Iterator[tuple[Run, Run]]:
+    """Every pattern of matches, each by the cluster of the case and by one that has whatever is wanted."""
+    ample = Cluster(max(2000, case.cluster.units))
+    candidates = case.parameters.candidates
+    for matches in itertools.product(sorted({0, 1, candidates}), repeat=case.settings.tokens - 1):
+        yield played(case, case.cluster, [*matches, 0]), played(case, ample, [*matches, 0])
+
+
+def differs(here: Run, ample: Run) -> bool:
+    """Whether something waited, or the decoding is another than the one that formula and paths price."""
+    scale = 1e-9 * (1 + ample.latency)
+    same = abs(here.latency - ample.latency) <= scale and abs(here.busy - ample.busy) <= scale * 100
+    return here.waited > scale or not same
+
+
+@st.composite
+def pipelined(draw: Any) -> Case:
+    form = draw(st.sampled_from(("literal", "eager", "flat", "nested")))
+    layers = draw(st.integers(1, 6))
+    least = 1 if form in ("flat", "nested") else -(-layers // 2)
+    exit_layer = draw(st.integers(least, layers))
+    candidates = draw(st.integers(1, 3))
+    method: Tables = {"name": "ppd", "form": form, "layers": layers, "exit_layer": exit_layer, "candidates": candidates}
+    if form == "nested":
+        assume(method["candidates"] ** (layers / exit_layer) < 40)
+    else:
+        method["batched"] = draw(st.booleans())
+    names = draw(st.sets(st.sampled_from(OVERHEADS), max_size=3))
+    cost = {name: draw(QUARTERS) for name in sorted(names)}
+    if draw(st.booleans()) and "link" in cost:
+        cost["link"] *= 4
+    cluster: Tables = {"links": draw(st.sampled_from(LINKS)), "stop": draw(st.sampled_from(STOPS))}
+    if draw(st.booleans()):
+        cluster["units"] = draw(st.integers(1, 4))
+    return case_of(method, cost, cluster, tokens=draw(st.integers(1, 4)))
+
+
+@given(pipelined())
+@settings(max_examples=150, deadline=None)
+def test_contended_is_what_may_wait(case: Case) -> None:
+    found = [differs(*pair) for pair in runs(case)]
+    event(f"{case.parameters.form}: {case.contention and case.contention.partition(':')[0]}")
+    told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"
+    assert any(found) == case.contended, told
+
+
+OTHERS: dict[str, Tables] = {
+    "autoregressive": {"name": "autoregressive"},
+    "speculative": {"name": "speculative", "draft_length": 2},
+    "adaptive": {"name": "adaptive", "policy": "heuristic"},
+    "hierarchical": {"name": "hierarchical", "draft_length": 2},
+    "bild": {"name": "bild"},
+    "beam": {"name": "beam", "draft_length": 2, "beams": 3, "rule": "per-beam"},
+}
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_contended_is_what_may_wait_of_methods_that_draft(method: str) -> None:
+    """One process waits for nobody; on fewer units than it would move to it saves the links, which is another decoding too."""
+    places: dict[str, list[Tables]] = {"autoregressive": [{}], "beam": [{"arrangement": each} for each in ("batched", "parallel")]}
+    ratios = {"hierarchical": ["cost_ratio", "medium_cost_ratio"], "autoregressive": []}
+    seen = set()
+    for place in places.get(method, [{"placement": "together"}, {"placement": "apart"}]):
+        for link, units, links in itertools.product((0.0, 0.5), (1, 3), LINKS):
+            apart = place.get("placement") == "apart" or place.get("arrangement") == "parallel"
+            cost = dict.fromkeys(ratios.get(method, ["cost_ratio"]), 0.25) | ({"link": link} if apart else {})
+            cluster = {"units": units, "links": links, "stop": "pass"}
+            case = case_of({"layers": 2, **OTHERS[method], **place}, cost, cluster, tokens=8)
+            ample = replace(case, cluster=Cluster(5))
+            pairs = [[views.simulate(each, world) for world in views.worlds(each, 0, 16)] for each in (case, ample)]
+            found = any(differs(*pair) for pair in zip(*pairs, strict=True))
+            assert found == case.contended, (place, link, units, links, case.contention)
+            seen.add(case.contended)
+            if not case.contended:
+                assert views.events_row(case, 0, 16)["paths_difference"] <= 1e-9
+    assert seen == ({False} if method == "autoregressive" else {False, True})

@@ -1,0 +1,149 @@
+"""Costs that a method has no use for are refused: what each method declares is held against what changes its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sim
+from model import methods
+from sim.scenario import cost_source
+
+LAYERS = 8
+LAWS: dict[str, dict[str, Any]] = {
+    "match": {"kind": "iid", "match_rate": 0.5}, "accept": {"kind": "iid", "acceptance_rate": 0.6},
+    "medium_accept": {"kind": "iid", "acceptance_rate": 0.7},
+    "decision": {"kind": "rates", "fallback_rate": 0.2, "rollback_rate": 0.1},
+    "exit": {"kind": "hazards", "hazards": [0.2] * (LAYERS - 1) + [1.0]},
+}  # fmt: skip
+REQUIRED = {
+    "draft": {"cost_ratio": 0.2, "operations_ratio": 0.1}, "medium": {"medium_cost_ratio": 0.5, "medium_operations_ratio": 0.3}
+}  # fmt: skip
+OTHER: dict[str, Any] = {
+    "early_head": 0.5, "dispatch": 0.7, "dispatch_per_process": 0.3, "dispatch_law": "tree", "link": 0.9, "promotion": 0.4,
+    "propagation": 0.2, "state_check": 0.3, "verify_cost": [[width, 1 + width / 10] for width in range(1, 30)],
+}  # fmt: skip
+"""A value of each cost in layer-times that not every method has, other than where it is left out."""
+OF_ROLES = {
+    "draft": {"cost_ratio": 0.3, "operations_ratio": 0.2}, "medium": {"medium_cost_ratio": 0.6, "medium_operations_ratio": 0.4}
+}  # fmt: skip
+CHOICES: list[tuple[str, dict[str, Any]]] = [
+    ("autoregressive", {}),
+    ("ppd", {"exit_layer": 4, "candidates": 3}),
+    ("ppd", {"exit_layer": 4, "candidates": 3, "form": "eager"}),
+    ("ppd", {"exit_layer": 4, "candidates": 3, "batched": True}),
+    ("speculative", {"draft_length": 3}),
+    ("speculative", {"draft_length": 2, "sequences": 2, "placement": "apart"}),
+    ("adaptive", {"policy": "heuristic", "draft_length": 2}),
+    ("adaptive", {"policy": "heuristic", "draft_length": 2, "placement": "apart"}),
+    ("hierarchical", {"draft_length": 3}),
+    ("hierarchical", {"draft_length": 3, "placement": "apart"}),
+    ("beam", {"draft_length": 3, "beams": 3}),
+    ("beam", {"draft_length": 3, "beams": 3, "rule": "per-beam", "arrangement": "parallel"}),
+    ("beam", {"draft_length": 3, "beams": 3, "rule": "per-beam", "arrangement": "sequential"}),
+    ("bild", {}),
+    ("bild", {"placement": "apart"}),
+    ("bild", {"exit_layer": 3}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence": 30}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence": 30, "sequences": 3, "batching": "static"}),
+    ("early_exit", {}),
+    ("early_exit", {"measure": "state"}),
+    ("early_exit", {"sequences": 2, "batching": "static"}),
+    ("early_exit", {"fill": "backfill"}),
+    ("early_exit", {"exit_layer": 4}),
+]
+
+
+def scenario(name: str, own: dict[str, Any], **cost: Any) -> dict[str, Any]:
+    """One method, with the laws and ratios that it asks for."""
+    table = {"name": name, "layers": LAYERS, **own}
+    kind = methods.algorithm(name).Parameters
+    asked = kind.asked(table) if hasattr(kind, "asked") else kind.OUTCOMES
+    ratios = {key: value for role in methods.roles(kind, table) for key, value in REQUIRED[role].items()}
+    return {
+        "scenario": {"name": "costs", "tokens": 8, "replications": 6, "views": ["formula", "events"]}, "method": [table],
+        **({"outcomes": {key: LAWS[key] for key in asked}} if asked else {}), "cost": ratios | cost,
+    }  # fmt: skip
+
+
+ESTIMATES = ("latency_layers", "busy_layers", "operations_per_token")
+
+
+def estimates(tables: dict[str, Any], *views: str) -> dict[tuple[str, str], float]:
+    """What a run finds, by view and column."""
+    rows = sim.run(tables, views=list(views)).to_dicts()
+    return {(row["view"], name): row[name] for row in rows for name in ESTIMATES if row.get(name) is not None}
+
+
+def differ(one: dict[tuple[str, str], float], other: dict[tuple[str, str], float]) -> bool:
+    """Whether any estimate that both have differs: `operations_per_token` is null where times do not say it."""
+    return any(abs(one[key] - other[key]) > 1e-12 for key in one.keys() & other.keys())
+
+
+@pytest.mark.parametrize(("name", "own"), CHOICES, ids=lambda value: value if isinstance(value, str) else ",".join(map(str, value)))
+def test_a_method_declares_the_costs_that_change_its_results(
+    name: str, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cost by itself: declared ones change an estimate, all others are refused and would change none."""
+    kind = methods.algorithm(name).Parameters
+    table = {"layers": LAYERS, **own}
+    declared, roles = methods.costs(kind, table), methods.roles(kind, table)
+    assert {key for role in roles for key in OF_ROLES[role]} <= declared
+    for role in methods.COSTS_OF.keys() - {*roles}:
+        for key, value in OF_ROLES[role].items():
+            with pytest.raises(ValueError, match=f"cost.{key} is used by no method"):
+                sim.run(scenario(name, own, **{key: value}))
+    for key in OTHER.keys() - declared:
+        with pytest.raises(ValueError, match=f"cost.{key} is used by no method that it is given for; leave it out"):
+            sim.run(scenario(name, own, **{key: OTHER[key]}))
+    monkeypatch.setattr(kind, "costs", classmethod(lambda cls, table: methods.COSTS), raising=False)  # nothing is refused any more
+    used = [*((key, OTHER[key]) for key in OTHER if key in declared), *(item for role in roles for item in OF_ROLES[role].items())]
+    without, both = {**OTHER, **dict(used)}, ("formula", "events")
+    assert not differ(estimates(scenario(name, own, **dict(used)), *both), estimates(scenario(name, own, **without), *both))
+    found = estimates(scenario(name, own), "formula")
+    given: dict[str, Any] = {}
+    for key, value in used:  # one behind the other: dispatch_per_process before its law
+        before, given = found, {**given, key: value}
+        found = estimates(scenario(name, own, **given), "formula")
+        one = key == "dispatch_law" and own.get("batched")  # all candidates are one process: both laws are one
+        assert differ(before, found) != bool(one), key
+
+
+def test_a_shared_cost_counts_where_any_method_or_any_value_of_an_axis_uses_it() -> None:
+    ppd, plain = scenario("ppd", {"exit_layer": 4, "candidates": 3}, dispatch=0.5), {"name": "autoregressive", "layers": LAYERS}
+    both = {**ppd, "method": [plain, *ppd["method"]]}
+    assert sim.run(both).height == 4
+    with pytest.raises(ValueError, match=r"method\.cost\.dispatch is used by no method"):
+        sim.run({**both, "method": [{**plain, "cost": {"dispatch": 0.5}}, *ppd["method"]]})
+    drafts = scenario("speculative", {"draft_length": 2}, link=0.5)
+    with pytest.raises(ValueError, match=r"cost\.link is used by no method .*, or choose parameters with which it counts"):
+        sim.run(drafts)
+    swept = sim.run(drafts, views=["formula"], sweep={"method.placement": ["together", "apart"]})
+    alone = sim.run(scenario("speculative", {"draft_length": 2}), views=["formula"])["latency_layers"][0]
+    assert swept["latency_layers"][0] == alone < swept["latency_layers"][1]
+    with pytest.raises(ValueError, match=r"cost\.link is used by no method"):
+        sim.run(drafts, sweep={"method.placement": ["together"]})
+
+
+@pytest.mark.parametrize("key", ["dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s", "dispatch_law"])
+def test_costs_in_seconds_are_refused_alike(key: str) -> None:
+    cost = {"kind": "roofline", "device": "a100", "shape": "llama-2-7b", key: "tree" if key == "dispatch_law" else 1e-3}
+    tables = {
+        "scenario": {"name": "s", "tokens": 4, "replications": 2, "views": ["formula"]}, "cost": cost,
+        "method": [{"name": "autoregressive", "layers": 32}],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=f"cost.{key} is used by no method that it is given for; leave it out$"):
+        sim.run(tables)
+    if key != "state_check_s":
+        ppd = {"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 1}
+        assert sim.run(tables | {"method": [ppd], "outcomes": {"kind": "iid", "match_rate": 0.5}}).height == 1
+
+
+def test_the_source_of_times_names_no_key_that_is_none() -> None:
+    tables = scenario("hierarchical", {"draft_length": 3}, allow_slow_medium=True, shape="t5-large")
+    assert cost_source(tables).startswith("assumed, as [cost] says: cost_ratio, medium_cost_ratio; ")
+    slow = scenario("hierarchical", {"draft_length": 3}, medium_cost_ratio=1.5)
+    with pytest.raises(ValueError, match="allow_slow_medium"):
+        sim.run(slow)
+    assert sim.run({**slow, "cost": slow["cost"] | {"allow_slow_medium": True}}).height == 2

@@ -1,0 +1,97 @@
+"""Times that never fall: what isotonic regression must give, whatever it is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import isotonic, profile
+from model.profile import Profile, Source
+
+TIMES = st.floats(1e-3, 1e3)
+
+
+def least_over_rises(values: np.ndarray) -> float:
+    """The least sum of absolute errors of any line that never falls: one through its own values is among the best."""
+    levels = np.unique(values)
+    cost = np.zeros(levels.size)
+    for value in values:
+        cost = np.minimum.accumulate(cost) + np.abs(levels - value)
+    return float(cost.min())
+
+
+@given(st.lists(TIMES, min_size=1, max_size=9))
+def test_no_other_line_that_never_falls_is_nearer(times: list[float]) -> None:
+    values = np.array(times)
+    found = isotonic.line(values)
+    assert (np.diff(found) >= 0).all()
+    assert np.abs(found - values).sum() == pytest.approx(least_over_rises(values), rel=1e-9, abs=1e-12)
+    assert isotonic.line(found).tolist() == found.tolist()
+
+
+def test_one_time_far_off_moves_itself_alone() -> None:
+    found = isotonic.line(np.array([1.0, 2.0, 90.0, 3.0, 4.0, 5.0]))
+    assert found.max() <= 5
+    assert found[:2].tolist() == [1, 2]
+
+
+@given(st.integers(0, 2**32), st.floats(0, 0.5))
+def test_a_grid_never_falls_along_any_axis_and_what_does_not_fall_stays(seed: int, lacking: float) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(rng.integers(1, 5, 3))
+    values = np.where(rng.random(shape) < lacking, np.nan, rng.exponential(size=shape))
+    found = isotonic.grid(values)
+    assert (np.isnan(found) == np.isnan(values)).all()
+    known = [*zip(*np.nonzero(~np.isnan(values)), strict=True)]
+    for one, other in product(known, known):
+        if all(a <= b for a, b in zip(one, other, strict=True)):
+            assert found[one] <= found[other]
+    again = isotonic.grid(found)
+    assert again[~np.isnan(again)] == pytest.approx(found[~np.isnan(found)], rel=1e-12)
+    if known:
+        assert np.nanmin(values) <= np.nanmin(found)
+        assert np.nanmax(found) <= np.nanmax(values)
+
+
+def made(rows: list[dict[str, object]]) -> Profile:
+    return Profile(
+        name="made-up", device="made-up", model="", dtype="bfloat16", engine="", mode="cuda-graph", kind="model",
+        provenance="measured", date="", bandwidth=1e12, rate=1e14, cache_bytes=0.0, table=profile.table_of(rows),
+        sources=(Source("a test", "none"),),
+    )  # fmt: skip
+
+
+@given(st.lists(st.tuples(TIMES, st.floats(0, 0.5), st.floats(0, 0.5)), min_size=1, max_size=8))
+def test_a_time_that_was_moved_says_by_how_much(rows: list[tuple[float, float, float]]) -> None:
+    """What was measured, and its quartiles, lie between the low and the high of what stands for it, as far on either side."""
+    table = [
+        {"part": "dense", "tokens": at, "ways": 2, "time_s": time, "low_s": time * (1 - low), "high_s": time * (1 + high)}
+        for at, (time, low, high) in enumerate(rows, start=1)
+    ]
+    before = made([*table, {"part": "dense", "tokens": 1, "ways": 4, "time_s": 1.0}])
+    after = isotonic.profile(before)
+    ours, theirs = (each.rows("dense", 2) for each in (after, before))
+    assert (np.diff(ours["time_s"].to_numpy()) >= 0).all()
+    time, low, high = (ours[name].to_numpy() for name in profile.TIMES)
+    was, was_low, was_high = (theirs[name].to_numpy() for name in profile.TIMES)
+    moved, bit = time != was, 1e-12 * (time + was)
+    assert (low <= was_low + bit).all()
+    assert (was_high <= high + bit).all()
+    assert (high - time + bit >= np.abs(time - was)).all()
+    assert after.rows("dense", 4).equals(before.rows("dense", 4))
+    assert bool(after.notes) == bool(moved.any())
+    assert isotonic.profile(after).notes == after.notes
+
+
+def test_parts_that_may_be_shorter_with_more_are_left_alone() -> None:
+    """How long after the last pass one begins is no amount of work."""
+    rows = [{"part": "dense", "tokens": 1, "time_s": 1.0}]
+    rows += [{"part": "after", "gap": gap, "time_s": time} for gap, time in ((-5, 3.0), (0, 2.0), (9, 1.0))]
+    before = made(rows)
+    assert isotonic.profile(before).table.equals(before.table)
+    assert replace(before, notes=()).notes == isotonic.profile(before).notes

@@ -1,0 +1,279 @@
+"""The verdict, on tables made by hand: the fastest choice under each condition, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import sim
+from sim import sweep, verdict
+from sim.cli import app
+
+SPEC = {"name": "speculative", "layers": 40, "draft_length": 3}
+PLAIN = {"name": "autoregressive", "layers": 40}
+LENGTHS = {"method.draft_length": [1, 2, 3]}
+ON_HARDWARE = {"cost_source": "measured", "cost_missing": "step, draft_step"}
+
+
+def tables(*methods: dict[str, Any], **sweep_: Any) -> dict[str, Any]:
+    return {"scenario": {"name": "made", "tokens": 8}, "method": [*methods], "sweep": sweep_}
+
+
+def row(point: int, speedup: float | None, view: str = "formula", **more: Any) -> dict[str, Any]:
+    said = {"point": point, "view": view, "method": "speculative", "speedup": speedup, "exact": True, "held_units": 1.0, "ways": 1}
+    time = None if speedup is None else 10.0 / speedup
+    return said | {"tpot_layers": time, "contended": False, "cost_source": None, "cost_missing": None, "agreement": None} | more
+
+
+def of(rows: list[dict[str, Any]], said: dict[str, Any]) -> verdict.Verdict:
+    return verdict.of(pl.DataFrame(rows, infer_schema_length=None), said)
+
+
+def spread(low: float, high: float, kind: str = "") -> dict[str, float]:
+    return {f"speedup_{kind}low": low, f"speedup_{kind}high": high}
+
+
+def test_the_fastest_choice_is_named_with_its_interval() -> None:
+    rows = [row(at, speed, "paths", **spread(speed - 0.01, speed + 0.01)) for at, speed in enumerate((1.21, 1.15, 0.92))]
+    found = of(rows, tables(SPEC, **LENGTHS))
+    assert found.text == (
+        "Fastest: speculative, draft_length 1: 1.21x (95 % interval 1.20 to 1.22) over plain decoding on the same devices;"
+        " costs are in layer-times"
+    )
+    document = found.document()
+    assert document["best"] == "speculative, draft_length 1"
+    assert (document["speedup"], document["low"], document["high"]) == pytest.approx((1.21, 1.20, 1.22))
+    assert (document["over"], document["kernels_only"]) == ("plain decoding on the same devices", None)
+
+
+def test_plain_decoding_may_be_the_fastest_or_as_fast() -> None:
+    slower = of([row(0, 0.85), row(1, 0.92, **spread(0.9, 0.97, "input_")), row(2, 0.6)], tables(SPEC, **LENGTHS))
+    assert slower.text.startswith(
+        "Plain decoding is fastest: best other choice speculative, draft_length 2: 0.92x (input uncertainty 0.90 to 0.97)"
+    )
+    found = slower.document()
+    assert (found["best"], found["speedup"], found["low"]) == ("plain decoding", 1.0, None)
+    assert found["conditions"][0]["next"] == {"best": "speculative, draft_length 2", "speedup": 0.92}
+    same = of([row(0, 1.01, **spread(0.97, 1.05, "input_")), row(1, 0.9), row(2, 0.8)], tables(SPEC, **LENGTHS))
+    assert same.text.startswith("About as fast as plain decoding on the same devices: speculative, draft_length 1: 1.01x (")
+    assert same.document()["conditions"][0]["tied_with_plain"]
+    assert not slower.document()["conditions"][0]["tied_with_plain"]
+    alone = of([row(0, 1.0, method="autoregressive")], tables(PLAIN))
+    assert alone.text == "Only plain decoding was run: there is nothing to compare"
+
+
+def test_choices_that_intervals_do_not_tell_apart_are_said() -> None:
+    wide = [row(at, speed, **spread(0.96 * speed, 1.04 * speed, "input_")) for at, speed in enumerate((1.21, 1.20, 1.10))]
+    found = of(wide, tables(SPEC, **LENGTHS))
+    assert "; not told apart from it: speculative, draft_length 2 (1.20x);" in found.text
+    assert found.document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
+    # Sampling says nothing of a closed form, and without any bounds only what is equal is not told apart.
+    sharp = [row(at, speed, **spread(0.5, 2.0)) for at, speed in enumerate((1.21, 1.21, 1.2099))]
+    assert of(sharp, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
+
+
+def test_the_view_is_the_first_with_a_value_that_sees_waiting() -> None:
+    rows = [row(0, 1.5, "formula"), row(0, 1.4, "paths"), row(0, 1.3, "events")]
+    assert of(rows, tables(SPEC)).answers[0].best.speedup == 1.5
+    assert of([row(0, None), *rows[1:]], tables(SPEC)).answers[0].best.speedup == 1.4
+    assert of([each | {"contended": True} for each in rows], tables(SPEC)).answers[0].best.speedup == 1.3
+    blind = of([each | {"contended": True} for each in rows[:2]], tables(SPEC))
+    assert blind.text.startswith("No verdict: ")
+    assert blind.document()["best"] is None
+    assert of([row(0, float("nan")), row(0, float("inf"), "paths")], tables(SPEC)).answers == ()
+
+
+def test_what_differs_by_condition_is_said_by_condition() -> None:
+    said = tables(SPEC, **{"method.sequences": [1, 8, 32], **LENGTHS})
+    speeds = {1: (1.4, 1.5, 1.6), 8: (1.2, 1.25, 1.3), 32: (1.21, 1.1, 0.9)}
+    rows = [row(at, speed) for at, speed in enumerate(speed for own in speeds.values() for speed in own)]
+    found = of(rows, said)
+    assert found.text == (
+        "Fastest by sequences, over plain decoding on the same devices: 1 to 8: speculative, draft_length 3 (1.30x to 1.60x);"
+        " 32: speculative, draft_length 1 (1.21x); costs are in layer-times"
+    )
+    assert found.document()["best"] is None
+    assert [each["at"] for each in found.document()["conditions"]] == [{"sequences": 1}, {"sequences": 8}, {"sequences": 32}]
+    assert [each["speedup"] for each in found.document()["conditions"]] == [1.6, 1.3, 1.21]
+    # Two axes of conditions are counted; names are listed with those that have the same.
+    both = tables(SPEC, **{"method.sequences": [1, 8, 32], "outcomes.acceptance_rate": [0.6, 0.8, 0.9]})
+    assert of([row(at, 1.5 - 0.1 * at) for at in range(9)], both).text == (
+        "Fastest in 9 conditions (sequences x acceptance_rate), over plain decoding on the same devices: speculative, draft_length"
+        " 3 (1.10x to 1.50x) in 5, plain decoding (best other choice 0.70x to 0.90x) in 3, speculative, draft_length 3 or plain"
+        " decoding (1.00x) in 1; costs are in layer-times"
+    )
+    named = of([row(at, speed) for at, speed in enumerate((2.0, 0.5, 1.5))], tables(SPEC, **{"cost.device": ["a", "b", "c"]}))
+    assert "by device, over plain decoding on the same devices: a, c: speculative, draft_length 3 (1.50x to 2.00x); b: plain" in (
+        named.text
+    )
+
+
+CONDITIONS = [
+    "outcomes.acceptance_rate", "outcomes.accept.acceptance_rate", "method.outcomes.acceptance_rate", "cost.prompt",
+    "cost.device", "cost.step_s", "method.sequences", "method.layers", "method.draft_layers", "method.cost.cost_ratio",
+    "scenario.tokens", "scenario.seed", "cluster.links", "method.speculative.sequences",
+]  # fmt: skip
+CHOICES = [
+    "method.draft_length",
+    "method.placement",
+    "method.speculative.draft_length",
+    "cost.ways",
+    "cluster.units",
+    "method.cost.ways",
+]
+
+
+@pytest.mark.parametrize("path", CONDITIONS)
+def test_the_load_lengths_rates_and_hardware_are_conditions(path: str) -> None:
+    assert len(of([row(0, 1.5), row(1, 1.2)], tables(SPEC, **{path: [1, 2]})).answers) == 2
+
+
+@pytest.mark.parametrize("path", CHOICES)
+def test_parameters_of_a_method_and_how_many_devices_it_takes_are_choices(path: str) -> None:
+    rows = [row(0, 1.5, held_units=1.0), row(1, 1.2, held_units=2.0)]
+    (answer,) = of(rows, tables(SPEC, **{path: [1, 2]})).answers
+    assert answer.best is not None
+    assert answer.best.speedup == 1.5
+    assert answer.best.label.endswith(" on 1 unit")
+
+
+def test_methods_are_choices_but_what_their_tables_give_is_not() -> None:
+    other = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 2}
+    rows = [row(0, 1.5), row(1, 1.6, method="ppd", held_units=3.0)]
+    (answer,) = of(rows, tables(SPEC, other)).answers
+    assert answer.best is not None
+    assert answer.best.label == "ppd, exit_layer 20, candidates 2 on 3 units"
+    loads = of([*rows[:1], row(1, 1.2)], tables(SPEC, SPEC | {"sequences": 8}))
+    assert [(dict(each.at), each.wins) for each in loads.answers] == [
+        ({"sequences": 1}, "speculative, draft_length 3"), ({"sequences": 8}, "speculative, draft_length 3"),
+    ]  # fmt: skip
+    tasks = [SPEC | {"outcomes": {"kind": "published", "task": task}} for task in ("ende", "xsum")]
+    assert [dict(each.at) for each in of([*rows[:1], row(1, 1.2)], tables(*tasks)).answers] == [{"task": "ende"}, {"task": "xsum"}]
+    laws = [SPEC | {"outcomes": {"kind": "iid", "acceptance_rate": rate}} for rate in (0.5, 0.9)]
+    (answer,) = of([row(0, 1.2), row(1, 1.5)], tables(*laws)).answers
+    assert answer.best is not None
+    assert answer.best.label == "speculative, draft_length 3 (method 2)"
+
+
+def test_on_more_devices_the_fastest_is_so_by_time() -> None:
+    """A speed-up is over plain decoding on as many devices: on more of them a smaller one may take less time."""
+    times = {1: 40.0, 4: 15.0}
+    rows = [
+        row(0, 1.9, ways=1, held_units=1.0, tpot_ms=times[1] / 1.9, **ON_HARDWARE),
+        row(1, 1.6, ways=4, held_units=4.0, tpot_ms=times[4] / 1.6, **ON_HARDWARE),
+    ]
+    found = of(rows, tables(SPEC, **{"cost.ways": [1, 4]}))
+    assert found.text.startswith("Fastest: speculative, draft_length 3 on 4 devices: 1.60x over plain decoding on 4 devices;")
+    lost = of([rows[0], rows[1] | {"speedup": 0.8, "tpot_ms": times[4] / 0.8}], tables(SPEC, **{"cost.ways": [1, 4]}))
+    # 40 / 1.9 = 21 ms, and 15 / 0.8 = 19 ms: both more than 15 ms.
+    assert lost.text.startswith(
+        "Plain decoding on 4 devices is fastest: best other choice speculative, draft_length 3 on 4 devices"
+    )
+    assert (lost.document()["over"], found.document()["over"]) == ("the fastest plain decoding",) * 2
+    # Where plain decoding takes another time in each row, rows have units of time of their own, and their ratios are compared.
+    own = of([row(0, 1.9, tpot_layers=5.0), row(1, 1.6, tpot_layers=1.0)], tables(SPEC, SPEC | {"draft_length": 5}))
+    assert own.answers[0].best is not None
+    assert own.answers[0].best.speedup == 1.9
+
+
+def test_a_lossy_winner_is_said_to_be_one_beside_the_fastest_that_is_exact() -> None:
+    lossy = {"name": "bild", "layers": 40}
+    rows = [row(0, 1.4), row(1, 2.0, method="bild", exact=False, agreement=0.873)]
+    text = of(rows, tables(SPEC, lossy)).text
+    assert "; its output is not the target's (87.3% of its tokens are); fastest of those that keep it: speculative, " in text
+    assert "draft_length 3 (1.40x)" in text
+    unknown = of([rows[1] | {"point": 0, "agreement": None}], tables(lossy)).text
+    assert "; its output is not the target's (how much is not known); costs" in unknown
+    swept = tables(lossy, **{"outcomes.fallback_rate": [0.1, 0.2]})
+    assert "; the output of bild is not the target's;" in of([rows[1] | {"point": at} for at in (0, 1)], swept).text
+    assert "the target's" not in of([rows[0], rows[1] | {"speedup": 1.1}], tables(SPEC, lossy)).text
+
+
+@pytest.mark.parametrize(
+    ("missing", "kernels", "ending"),
+    [
+        ("step, draft_step", True, "; kernels only: what an engine adds is not included"),
+        ("embedding, step", True, "; kernels only: what an engine adds is not included"),
+        ("draft_step", False, "; what an engine adds to a draft pass is not included"),
+        ("embedding", False, "over plain decoding on the same devices"),
+        (None, False, "over plain decoding on the same devices"),
+    ],
+)
+def test_what_an_engine_adds_is_said_to_be_left_out(missing: str | None, kernels: bool, ending: str) -> None:
+    found = of([row(0, 1.5, cost_source="measured", cost_missing=missing)], tables(SPEC))
+    assert found.text.endswith(ending)
+    assert found.document()["kernels_only"] is kernels
+
+
+def test_a_load_of_several_is_said() -> None:
+    assert "; sequences = 32; costs" in of([row(0, 1.5)], tables(SPEC | {"sequences": 32})).text
+    assert "; sequences = 4; costs" in of([row(0, 1.5)], tables(SPEC, **{"method.sequences": [4]})).text
+    assert "sequences" not in of([row(0, 1.5)], tables(SPEC)).text
+
+
+SPEEDS = st.lists(st.floats(0.1, 9.0), min_size=12, max_size=12)
+GRID = tables(SPEC, **{"method.sequences": [1, 8], "method.draft_length": [1, 2, 3]})
+
+
+@given(SPEEDS, st.integers(0, 10**6), st.floats(0.01, 100))
+def test_neither_the_order_of_rows_nor_the_unit_of_time_matters(speeds: list[float], seed: int, unit: float) -> None:
+    """By brute force, too: of each condition the largest of its speed-ups, or plain decoding."""
+    rows = [row(at, speeds[at], view) for at in range(6) for view in ("formula", "paths")]
+    found = of(rows, GRID)
+    random.Random(seed).shuffle(rows)
+    scaled = [each | {"tpot_layers": each["tpot_layers"] * unit} for each in rows]
+    assert of(rows, GRID) == of(scaled, GRID) == found
+    for answer, own in zip(found.answers, (speeds[:3], speeds[3:6]), strict=True):
+        assert answer.best is not None
+        assert answer.best.speedup == max(own)
+        assert answer.best.label == f"speculative, draft_length {1 + own.index(max(own))}"
+        assert answer.document()["speedup"] == max(1.0, *own)
+        assert (answer.wins == "plain decoding") == (max(own) < 1)
+    assert "\n" not in found.text
+    json.dumps(found.document(), allow_nan=False)
+
+
+OWN = """
+scenario = { name = "own", tokens = 32, views = ["formula"] }
+method = { name = "speculative", layers = 24 }
+outcomes = { kind = "iid", acceptance_rate = 0.8 }
+cost = { kind = "roofline", device = "a100", shape = "opt-1.3b", draft_shape = "opt-125m" }
+sweep = { "method.draft_length" = [1, 3] }
+"""
+
+
+def test_a_run_says_its_verdict_first_in_every_form(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    said = ["run", str(path), "--no-figures", "-o", str(tmp_path / "run")]
+    first = CliRunner().invoke(app, said).stdout.splitlines()[0]
+    assert first.startswith("Fastest: speculative, draft_length 3: ")
+    assert " over plain decoding on the same devices; " in first
+    assert first.endswith("; kernels only: what an engine adds is not included")
+    assert (tmp_path / "run" / "summary.txt").read_text().splitlines()[0] == first
+    kept = json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"]
+    assert kept["text"] == first
+    table = pl.read_parquet(tmp_path / "run" / "results.parquet")
+    assert kept["speedup"] == table["speedup"].max()
+    shown = CliRunner().invoke(app, [*said, "--resume", "--json"])
+    assert json.loads(shown.stdout)["verdict"] == kept
+
+
+def test_every_bundled_scenario_has_a_verdict() -> None:
+    """Where a single condition is left the sentence names the row that takes least time."""
+    for name in ("compare", "compare-lossy", "hardware-compare"):
+        said = sweep.resolve(name, views=["formula"])
+        table = sim.run(said)
+        found = verdict.of(table, said)
+        times = table["tpot_ms"] if "tpot_ms" in table.columns else table["tpot_layers"]
+        assert found.answers
+        if name != "hardware-compare":  # of a single condition
+            assert found.answers[0].best.speedup == pytest.approx(table["speedup"][times.arg_min()])
