@@ -107,7 +107,7 @@ def _table(rows: pl.DataFrame) -> _Table:
     counts = table.group_by(group).agg(pl.col(name).drop_nulls().n_unique() for name in others)
     swept = [name for name in others if (counts[name] > 1).any()]
     own = [name for name in others if name not in swept]
-    main = [name for name in naming.MAIN if name in table.columns and name not in swept and table[name].drop_nulls().n_unique() > 1]
+    main = [name for name in naming.MAIN if name in table.columns and name not in swept and table[name].n_unique() > 1]
     said = [*dict.fromkeys([*(name for name in naming.WORDS if name in {*keys, *own, *main}), *keys, *own])]
     named = [", ".join([naming.method(row), *naming.words(row, said)]) for row in table.to_dicts()]
     table = table.with_columns(choice=pl.Series(named, dtype=pl.String))

@@ -132,5 +132,5 @@ def demand(rows: pl.DataFrame, what: str, needed: Sequence[str], optional: Seque
         raise ParameterError(f"{what} needs at least one row, got none; take rows of a finished run")
     if missing := [name for name in needed if name not in rows.columns]:
         raise ParameterError(f"{what} needs the columns {', '.join(needed)}, got none called {', '.join(missing)}")
-    absent = [pl.lit(None).alias(name) for name in optional if name not in rows.columns]
+    absent = [pl.lit(None).alias(name) for name in dict.fromkeys(optional) if name not in rows.columns]
     return rows.with_columns(absent)
