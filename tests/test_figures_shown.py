@@ -19,7 +19,6 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-
 import sim
 from figures import (
     acceptance_by_position,
