@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from model import files, strict_json
+from model import strict_json
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -290,6 +290,7 @@ def compare(
     """
     from rich.console import Console
 
+    from model import files
     from sim import compare as comparing
     from sim import compare_report
 
