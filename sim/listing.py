@@ -135,8 +135,8 @@ def _method(name: str) -> str:
     if ways:
         parts.append("batching of several sequences\n" + _rows({way: _batches.SAID[way] for way in ways}))
     required = [RATIOS[role] for role in methods.roles(kind, {})]
-    looked_at = methods.costs(kind, {})
-    also = sorted(looked_at - {*required})
+    looked_at, given = methods.costs(kind, {}), {*_given(cases.Cost), *_given(HardwareCost)}
+    also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
     sometimes = sorted({*getattr(kind, "COSTS", ())} - looked_at)
     every = [key for key in _given(cases.Cost) if key not in cases.gated()]
     unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""

@@ -110,6 +110,9 @@ def test_what_differs_by_condition_is_said_by_condition() -> None:
         " 3 (1.10x to 1.50x) in 5, plain decoding (best other choice 0.70x to 0.90x) in 3, speculative, draft_length 3 or plain"
         " decoding (1.00x) in 1; costs are in layer-times"
     )
+    alike = of([row(at, 1.5 - 0.01 * at) for at in range(9)], both).text
+    assert "Fastest in all 9 conditions (sequences x acceptance_rate), over plain decoding on the same devices: speculative, " in alike
+    assert "draft_length 3 (1.42x to 1.50x); costs" in alike
     named = of([row(at, speed) for at, speed in enumerate((2.0, 0.5, 1.5))], tables(SPEC, **{"cost.device": ["a", "b", "c"]}))
     assert "by device, over plain decoding on the same devices: a, c: speculative, draft_length 3 (1.50x to 2.00x); b: plain" in (
         named.text
