@@ -131,8 +131,8 @@ def _method(name: str) -> str:
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
     required = [RATIOS[role] for role in methods.roles(kind, {})]
-    looked_at = methods.costs(kind, {})
-    also = sorted(looked_at - {*required})
+    looked_at, given = methods.costs(kind, {}), {*_given(cases.Cost), *_given(HardwareCost)}
+    also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
     sometimes = sorted({*getattr(kind, "COSTS", ())} - looked_at)
     every = [key for key in _given(cases.Cost) if key not in cases.gated()]
     unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""

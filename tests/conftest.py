@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.clockwork import Clockwork
 
 # The same examples every time: a change fails because of what it changed, never because of the day's luck.
-settings.register_profile("default", derandomize=True, deadline=None, print_blob=True)
+# Nor does it fail because a busy machine takes long to draw them.
+calm = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+settings.register_profile("default", derandomize=True, **calm)
 # The search proper: more examples, new ones at every run; the printed blob reproduces a failure.
-settings.register_profile("thorough", max_examples=1000, derandomize=False, deadline=None, print_blob=True)
+settings.register_profile("thorough", max_examples=1000, derandomize=False, **calm)
 settings.load_profile("default")
 
 
