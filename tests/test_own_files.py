@@ -224,6 +224,8 @@ def test_files_give_what_names_give(tmp_path: Path) -> None:
     )
     assert own["cost_source"] == "assumed efficiencies of the peaks given of mine"
     assert own["latency_s"] < wanted["latency_s"]
+    like = row_of(tables(COST | {"device": str(device_file(tmp_path, "a100", bandwidth=1e12))}))
+    assert like["cost_source"] == "assumed efficiencies of the peaks given of a100"
     composed = {"kind": "profile", "profile": "h100-operations", "draft_profile": "h100-operations", "prompt": 64}
     names = {"shape": "llama-2-7b", "draft_shape": "llama-68m"}
     in_16_bits = {key: str(written(tmp_path, name, torch_dtype="float16")) for key, name in names.items()}
@@ -255,7 +257,7 @@ scenario = { name = "own", tokens = 16, views = ["formula"] }
 method = { name = "speculative", layers = 24, draft_length = 3 }
 outcomes = { kind = "iid", acceptance_rate = 0.8 }
 cost = { kind = "roofline", device = "a100-file.toml", shape = "opt-1.3b-files/config.json", draft_shape = "opt-125m" }
-sweep = { "cost.device" = ["a100", "a100-file.toml"] }
+sweep = { "cost.device" = ["a100", "a100-file.toml", "a40-file.toml"] }
 """
 
 
@@ -263,24 +265,26 @@ def test_files_lie_beside_the_scenario_and_a_run_is_of_what_they_hold(tmp_path: 
     there = tmp_path / "there"
     there.mkdir()
     model, gpu = written(there, "opt-1.3b"), device_file(there, "a100")
+    device_file(there, "a40")
     (there / "own.toml").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
     found = sim.run("there/own.toml", out=tmp_path / "run")
-    assert found["latency_s"].n_unique() == 1
-    assert found["cost.device"].to_list() == ["a100", "there/a100-file.toml"]
+    assert found["latency_s"].n_unique() == 2
+    assert found["cost.device"].to_list() == ["a100", "there/a100-file.toml", "there/a40-file.toml"]
     marks = {scenario.fingerprint(scenario.load("there/own.toml"))}
     for change in (
         lambda: gpu.write_text(devices.written(replace(DEVICES["a100"], bandwidth=1e12, name="other"))),
+        lambda: device_file(there, "a40", bandwidth=5e11),
         lambda: written(there, "opt-1.3b", torch_dtype="float16"),
     ):
         change()
         marks.add(scenario.fingerprint(scenario.load("there/own.toml")))
-    assert len(marks) == 3
+    assert len(marks) == 4
     again = CliRunner().invoke(app, ["run", "there/own.toml", "-o", "run"])
     assert again.exit_code == 2
     assert "holds the run of another scenario" in again.stderr
     other = sim.run("there/own.toml", out=tmp_path / "other")
-    assert other["latency_s"].n_unique() == 2
+    assert other["latency_s"].n_unique() == 3
     model.unlink()
     gone = CliRunner().invoke(app, ["run", "there/own.toml", "-o", "gone"])
     assert gone.exit_code == 2
@@ -299,6 +303,8 @@ def test_importers_take_files_for_names(folder: Path, tmp_path: Path) -> None:  
     assert by_file.shape == by_name.shape
     assert by_file.bandwidth == by_name.bandwidth
     assert by_file.table.equals(by_name.table)
+    # What it ran on is looked up among the known devices: of one from a file nothing is known to the contrary.
+    (folder / "llmservingsim/meta.yaml").write_text("gpu: NVIDIA GeForce RTX 4090\n")
     card = str(device_file(tmp_path, "rtx-4090", name="my-card"))
     of_card = llmservingsim.read(folder / "llmservingsim/tp1", model=str(written(tmp_path, "llama-3.1-8b")), gpu=card)
     assert (of_card.name, of_card.device) == ("my-card-llama-3.1-8b-files", "my-card")
