@@ -293,6 +293,7 @@ def compare(
     """
     from rich.console import Console
 
+    from model import files
     from sim import compare as comparing
     from sim import compare_report
 
