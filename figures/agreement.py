@@ -22,14 +22,14 @@ from figures.style import GREY, INK, LINES, Look, demand, house, looks, side_by_
 from model import checks
 
 COSTS = {
-    "weight_bytes_over_plain": "weights read for a token, over plain decoding",
+    "weight_bytes_over_plain": "weights read per token, relative to plain decoding",
     "flops_over_plain": "arithmetic of a token, over plain decoding",
     "layer_passes_over_plain": "layer passes of a token, over plain decoding",
     "seconds_over_plain": "time of a token, over plain decoding (measured)",
 }
 """What can be the cost, and what it is called."""
 QUALITIES = {
-    "agreement": "tokens as the target writes them",
+    "agreement": "tokens that agree with the target",
     "log_likelihood": "log-likelihood [nats per token]",
 }
 MOST_SERIES = 8

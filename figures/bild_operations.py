@@ -20,7 +20,7 @@ from model.algorithms.bild import VARIANTS
 from model.transformer import preset
 
 PANELS = {
-    "operations_factor": "arithmetic (FLOPs)",
+    "operations_factor": "operations per token",
     "memory_factor": "weights read (MOPs)",
     "intensity_factor": "arithmetic intensity",
     "speedup": "speed",
@@ -28,7 +28,7 @@ PANELS = {
 """What is drawn, all over that of the large model alone, and what it is called."""
 _LOOKS = {
     "paper": (COLOURS[0], "", "variant paper"),
-    "code": (COLOURS[1], "////", "variant code: another pass of the large model behind a rollback"),
+    "code": (COLOURS[1], "////", "variant code: another pass of the large model after a rollback"),
 }
 _NEEDED = ("variant", "fallback_rate", "rollback_rate", "maximum_draft", "cost_ratio", "operations_ratio", "memory_ratio", *PANELS)
 _HALVINGS = 60
@@ -125,7 +125,7 @@ def draw(rows: pl.DataFrame, *, source: str, stated: Mapping[str, float] | None 
         figure.text(0.02, 0.94, title, fontsize=13, weight="bold", va="center")
         setting = settings.row(0, named=True)
         told = (
-            f"{source}; hands over at {100 * setting['fallback_rate']:.3g} % of its tokens, drafts of at most"
+            f"{source}; falls back at {100 * setting['fallback_rate']:.3g} % of its tokens, drafts of at most"
             f" {setting['maximum_draft']}; the small model takes {setting['operations_ratio']:.3g} of the arithmetic,"
             f" {setting['memory_ratio']:.3g} of the weights, {setting['cost_ratio']:.3g} of the time"
         )

@@ -94,7 +94,7 @@ def draw(rows: pl.DataFrame) -> Figure:
             axes.tick_params(labelleft=axes is panels[0])
         panels[0].set_ylabel(f"speed-up over {ONE}")
         figure.text(0.1 / width, 0.95, _headline(table, column), fontsize=13, weight="bold", va="center")
-        told = f"bars: what is not known of rates and costs; {rates_from(table)}"
+        told = f"bars: input uncertainty (rates and costs); {rates_from(table)}"
         figure.text(0.1 / width, 0.903, told, fontsize=9, color=GREY, va="center")
         figure.text(0.1 / width, 0.866, f"times: {times_from(table)}", fontsize=9, color=GREY, va="center")
         _legend(figure, ways, width)
@@ -136,7 +136,7 @@ def _panel(axes: Axes, table: pl.DataFrame, ways: Sequence[_Way], most: float, t
     axes.set_ylim(0.8, top)
     axes.set_xticks(range(1, int(most) + 1))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-    axes.set_xlabel("devices held")
+    axes.set_xlabel("devices reserved")
 
 
 def _legend(figure: Figure, ways: Sequence[_Way], width: float) -> None:

@@ -49,7 +49,7 @@ def draw(thresholds: Sequence[float], temperatures: Sequence[float], *, longest:
                 axes.set_ylabel("confidence that lets a token leave")
         title = "How sure must a token be to leave early?"
         figure.text(0.25 / width, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
-        told = f"CALM's decaying threshold; λ and τ {source}; texts of at most N = {longest} tokens"
+        told = f"CALM's decaying threshold; λ and τ {source}; sequences of at most N = {longest} tokens"
         figure.text(0.25 / width, 1 - 0.55 / height, told, fontsize=9.5, color=GREY, va="center")
         _legends(figure, temperatures, width, height)
     return figure

@@ -112,7 +112,7 @@ def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: i
         _curves(left, schedules, layers, prompt, sequence)
         _used(right, schedules[0], layers, prompt, sequence, warm_up)
         figure.text(0.065, 0.945, "Which layers does a token go through?", fontsize=13, weight="bold", va="center")
-        told = f"SkipDecode, {source}; prompt {prompt}, text of at most {sequence} tokens, {layers} layers"
+        told = f"SkipDecode, {source}; prompt {prompt}, sequence of at most {sequence} tokens, {layers} layers"
         figure.text(0.065, 0.89, told, fontsize=9.5, color=GREY, va="center")
     return figure
 

@@ -47,7 +47,7 @@ def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: i
             _shares(beside, found)
         title = "Which layers does a generated token go through?"
         figure.text(_SIDE / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
-        told = f"SkipDecode, {source}; {layers} layers, prompt {prompt}, text of at most {sequence} tokens; halves rounded up"
+        told = f"SkipDecode, {source}; {layers} layers, prompt {prompt}, sequence of at most {sequence} tokens; halves rounded up"
         figure.text(_SIDE / width, 1 - 0.56 / height, told, fontsize=9.5, color=GREY, va="center")
         shown = np.unique(np.concatenate([found.ravel() for found in maps]))
         handles = [Patch(color=colour, label=words) for kind, (colour, words) in _LOOKS.items() if kind in shown]

@@ -107,7 +107,7 @@ def _table(rows: pl.DataFrame) -> _Table:
     counts = table.group_by(group).agg(pl.col(name).drop_nulls().n_unique() for name in others)
     swept = [name for name in others if (counts[name] > 1).any()]
     own = [name for name in others if name not in swept]
-    main = [name for name in naming.MAIN if name in table.columns and name not in swept and table[name].drop_nulls().n_unique() > 1]
+    main = [name for name in naming.MAIN if name in table.columns and name not in swept and table[name].n_unique() > 1]
     said = [*dict.fromkeys([*(name for name in naming.WORDS if name in {*keys, *own, *main}), *keys, *own])]
     named = [", ".join([naming.method(row), *naming.words(row, said)]) for row in table.to_dicts()]
     table = table.with_columns(choice=pl.Series(named, dtype=pl.String))
@@ -135,7 +135,7 @@ def _panels(across: int, settings: int, choices: Sequence[str]) -> tuple[Figure,
     for index in range(across * settings):
         row, column = divmod(index, columns)
         box = (_SIDE + column * (_WIDE + _GAP), height - _HEAD - row * (_HIGH + _BETWEEN) - _HIGH, _WIDE, _HIGH)
-        shared = {"sharey": found[0]} if found else {}
+        shared: dict[str, Any] = {"sharey": found[0]} if found else {}
         axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height), **shared)
         axes.tick_params(labelleft=column == 0)
         found.append(axes)

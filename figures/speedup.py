@@ -250,7 +250,7 @@ def _frame(axes: Axes, x: str, where: Floats, heights: tuple[float, float]) -> N
     axes.set_xlim(where[0], where[-1])
     if high / low > 4:
         axes.set_yscale("log", base=2)
-        ticks = [step * 2.0**power for power in range(-10, 10) for step in (1, 1.5)]
+        ticks = [step * 2.0**power for power in range(-10, 10) for step in ((1, 1.5) if power >= -1 else (1,))]
         axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 1.1 <= tick <= high * 1.2]))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_ylim(low / 1.1, high * 1.2)

@@ -144,7 +144,7 @@ def _marks(axes: Axes, table: pl.DataFrame, column: str, devices: list[str], cho
 def _told(table: pl.DataFrame) -> list[str]:
     """Where times and rates are from, and what the bars are."""
     return [
-        f"bars: what is not known of rates and costs; {rates_from(table)}",
+        f"bars: input uncertainty (rates and costs); {rates_from(table)}",
         f"times: {times_from(table)}",
     ]
 

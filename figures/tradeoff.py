@@ -36,7 +36,7 @@ _KEYS = {
     "layers": "{} layers",
     "exit_layer": "exit layer {}",
     "candidates": "k = {}",
-    "batching": "{}",
+    "readers": "{}",
     "flat_tokens": "{} tokens",
 }
 _ENDS = ("low", "high", "input_low", "input_high")
@@ -101,7 +101,7 @@ def _series(table: pl.DataFrame, x: str) -> list[_Series]:
     table = table.with_columns(flat_tokens=pl.when(below).then(pl.col("tokens")))
     if True in table["batched"]:
         named = pl.when(pl.col("batched")).then(pl.lit("batched")).otherwise(pl.lit("one unit each"))
-        table = table.with_columns(batching=pl.when(pl.col("candidates") > 1).then(named))
+        table = table.with_columns(readers=pl.when(pl.col("candidates") > 1).then(named))
     keys = list(_KEYS)
     groups = table.partition_by(keys, maintain_order=True)
     groups.sort(key=lambda group: [(value is None, value) for value in group.select(keys).row(0)])
@@ -197,7 +197,7 @@ def _shared(axes: Axes, texts: Sequence[tuple[float, float, str, str]]) -> list[
     found = []
     for x, y, text, names in groups:
         known = [name for name in dict.fromkeys(names) if name]
-        device = ", ".join(known) if len(known) < 3 else f"{len(known)} devices alike"
+        device = ", ".join(known) if len(known) < 2 else f"{len(known)} devices alike"
         found.append((x, y, ", ".join(word for word in (text, device) if word)))
     return [each for each in found if each[2]]
 

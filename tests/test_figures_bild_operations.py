@@ -143,7 +143,7 @@ def test_published_values_are_lines_across_their_panels() -> None:
 
 def test_where_numbers_are_from_stands_in_the_figure() -> None:
     told = words(bild_operations.draw(made(), source="rates assumed, weights published"))
-    assert "rates assumed, weights published; hands over at 15 % of its tokens, drafts of at most 6;" in told
+    assert "rates assumed, weights published; falls back at 15 % of its tokens, drafts of at most 6;" in told
     assert "takes 0.07 of the arithmetic, 0.05 of the weights, 0.3 of the time" in told
 
 

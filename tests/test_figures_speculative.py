@@ -19,8 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 import sim
-from figures import accepted, draft_length, labels, methods, of_run, save, speedup, tradeoff, verify_cost
-from figures.style import INK, canvas
+from figures import accepted, draft_length, labels, methods, of_run, save, speedup, subject, tradeoff, verify_cost
+from figures.style import INK, canvas, headed
 from model import speculative
 from model.checks import ParameterError
 from model.speculative_batches import batched_speedup, largest_batch
@@ -212,7 +212,7 @@ def test_many_panels_and_many_curves_are_thinned_and_it_is_said() -> None:
     figure = speedup.draw(rows)
     assert len(figure.axes) == 6
     assert "6 of 20 panels" in words(figure)
-    assert "names left out" in words(figure)
+    assert "labels omitted" in words(figure)
     assert all(apart(axes) for axes in figure.axes)
 
 
@@ -289,8 +289,8 @@ def test_shares_of_rounds_and_both_laws_stand_at_their_lengths() -> None:
     figure = accepted.draw(histogram())
     for axes, (rate, gamma, tokens), point in zip(figure.axes, [(0.5, 3, 20), (0.9, 6, 40)], (0, 1), strict=True):
         drawn = lines(axes)
-        assert xy(drawn["law behind Eq. 1: whole drafts"])[1] == pytest.approx(speculative.tokens_pmf(rate, gamma))
-        assert xy(drawn["exact: the last drafts are cut short"])[1] == pytest.approx(walked(rate, gamma, tokens))
+        assert xy(drawn["distribution behind Eq. 1: whole drafts"])[1] == pytest.approx(speculative.tokens_pmf(rate, gamma))
+        assert xy(drawn["exact distribution: the last drafts are cut short"])[1] == pytest.approx(walked(rate, gamma, tokens))
         for view, heights in (
             ("paths", [bar.get_height() for bar in axes.patches]),  # type: ignore[attr-defined]
             ("events", xy(drawn["simulated: events"])[1]),
@@ -362,6 +362,9 @@ def several(**scenario: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+NAMES = {"speculative": "speculative decoding, γ = 3, α = 0.8", "ppd": "Predictive Pipelined Decoding, k = 2, exit layer 6, p = 0.6"}
+
+
 def test_every_method_stands_at_its_price() -> None:
     rows = sim.run(several())
     figure = methods.draw(rows)
@@ -369,9 +372,9 @@ def test_every_method_stands_at_its_price() -> None:
     for axes, x in zip(figure.axes, methods.AXES, strict=True):
         drawn = lines(axes)
         for method in ("speculative", "ppd"):
-            assert coordinates([drawn[method]]) == set(last.filter(method=method).select(x, "speedup").rows())
+            assert coordinates([drawn[NAMES[method]]]) == set(last.filter(method=method).select(x, "speedup").rows())
         assert coordinates([drawn["plain decoding"]]) == {(1, 1)}
-    markers = {(line.get_marker(), line.get_color()) for line in figure.axes[0].lines if line.get_label() in ("speculative", "ppd")}
+    markers = {(line.get_marker(), line.get_color()) for line in figure.axes[0].lines if line.get_label() in NAMES.values()}
     assert len({marker for marker, _ in markers}) == len({colour for _, colour in markers}) == 2
     assert inside(figure)
 
@@ -391,7 +394,7 @@ def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
 def test_the_law_of_accepted_tokens_is_drawn_only_where_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[pl.DataFrame] = []
     draw = accepted.draw
-    monkeypatch.setattr(accepted, "draw", lambda rows: drawn.append(rows) or draw(rows))
+    monkeypatch.setattr(accepted, "draw", lambda rows, about: drawn.append(rows) or draw(rows, about))
     scenario = several()
     scenario["method"] = scenario["method"][1]
     for kind, more in (("iid", {}), ("markov", {"correlation": 0.5})):
@@ -408,7 +411,8 @@ def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those
     found = {path.name: path.read_bytes() for path in of_run(tmp_path / "run")}
     assert {"methods.png", "speedup_acceptance_rate.png"} <= set(found)
     for x in tradeoff.AXES:
-        (path,) = save(tradeoff.draw(rows.filter(pl.col("draft_length").is_null()), x), tmp_path / x, ("png",))
+        figure = headed(tradeoff.draw(rows.filter(pl.col("draft_length").is_null()), x), subject.of_run(tmp_path / "run"))
+        (path,) = save(figure, tmp_path / x, ("png",))
         assert found[f"tradeoff_{x}.png"] == path.read_bytes()
 
 

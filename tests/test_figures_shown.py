@@ -1,0 +1,220 @@
+"""What every figure shows, read off its artists: its words exactly, and how many marks, error bars, bars and areas of each kind.
+
+The words are kept in `data/figures_shown.json`, numbers in them as `#`: which numbers stand there, and where the marks stand, is
+asserted figure by figure from the rows that are drawn. `python -m tests.test_figures_shown` writes the file anew, to be read before
+it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from matplotlib.figure import Figure
+
+import sim
+from figures import (
+    acceptance_by_position,
+    accepted,
+    accepted_lengths,
+    adaptive,
+    agreement,
+    bild,
+    bild_operations,
+    bild_rates,
+    deck,
+    devices_held,
+    distribution,
+    draft_length,
+    early_exit,
+    early_exit_batch,
+    error_by_method,
+    exit_schedule,
+    hierarchical,
+    layer_map,
+    layer_time,
+    match_rate,
+    methods,
+    predicted_measured,
+    roofline,
+    speedup,
+    speedup_by_batch,
+    speedup_by_device,
+    table_3,
+    time_parts,
+    timeline,
+    tradeoff,
+    verify_cost,
+    verify_cost_hardware,
+    work,
+)
+from figures.exit_schedule import Schedule
+from figures.style import headed
+from model import profile
+from model.measured import Measured
+from model.published import deck_report
+from tests import (
+    test_figures,
+    test_figures_batches,
+    test_figures_bild,
+    test_figures_comparison,
+    test_figures_real,
+    test_figures_speculative,
+    test_figures_tradeoff,
+)
+from tests.figure_checks import Panel, beyond, shown
+
+KEPT = Path(__file__).parent / "data" / "figures_shown.json"
+
+
+@cache
+def run(name: str) -> pl.DataFrame:
+    return sim.run(name, views=["formula"])
+
+
+@cache
+def profiles() -> list[profile.Profile]:
+    return [profile.load("h100-llama-2-7b")]
+
+
+def of_batches() -> pl.DataFrame:
+    rows = test_figures_batches.rows()
+    return rows.with_columns(
+        point=pl.struct("sequences", "draft_length", "acceptance_rate").rank("dense"), method=pl.lit("speculative"), cost_ratio=0.1,
+        tokens=64,
+    )  # fmt: skip
+
+
+def devices(name: str) -> pl.DataFrame:
+    rows = run(name)
+    [column] = [each for each in rows.columns if each in ("cost.device", "cost.profile")]
+    return rows.filter(pl.col(column).is_in(rows[column].unique(maintain_order=True).head(2).to_list()))
+
+
+BUILT: dict[str, Callable[[], Figure]] = {
+    "tradeoff_units": lambda: tradeoff.draw(test_figures_tradeoff.paper()),
+    "tradeoff_compute": lambda: tradeoff.draw(test_figures_tradeoff.paper(), "compute_per_token"),
+    "tradeoff_devices": lambda: tradeoff.draw(devices("ppd-against-tensor-parallel").filter(method="ppd", ways=1)),
+    "timeline": lambda: timeline.draw(test_figures.INTERVALS, test_figures.COMMITS),
+    "timeline_ms": lambda: headed(timeline.draw(test_figures.INTERVALS, title="PPD", time_unit="ms"), "mine"),
+    "distribution": lambda: distribution.draw(test_figures.histogram(2)),
+    "distribution_ms": lambda: distribution.draw(
+        test_figures.histogram().with_columns(latency_ms=2 * pl.col("latency_layers"), name=pl.lit("PPD, k = 3"))
+    ),
+    **{f"speedup_{x}": lambda x=x: speedup.draw(test_figures_speculative.simulated(), x) for x in speedup.AXES},  # type: ignore[misc]
+    "speedup_batches": lambda: speedup.draw(of_batches(), "draft_length"),
+    "speedup_by_batch": lambda: speedup_by_batch.draw(test_figures_batches.rows()),
+    "accepted": lambda: accepted.draw(test_figures_speculative.histogram(), "all of it"),
+    "methods": lambda: methods.draw(run("compare")),
+    "methods_settings": lambda: methods.draw(run("speculative-adaptive")),
+    "methods_lossy": lambda: methods.draw(run("skipdecode")),
+    "choices": lambda: work.draw(run("early-exit")),
+    "bild_rates": lambda: bild_rates.draw(bild_rates.of_run(run("bild"))),
+    "bild": lambda: bild.draw(test_figures_bild.made()),
+    "bild_operations": lambda: bild_operations.draw(
+        bild_operations.factors(0.15, [0.0, 0.1], operations_ratio=0.25, memory_ratio=0.3, maximum_draft=10, cost_ratio=0.2),
+        source="assumed",
+    ),
+    "deck": lambda: deck.draw(deck_report.rows()),
+    "draft_length": lambda: draft_length.draw(),
+    "devices_held": lambda: devices_held.draw(devices("ppd-against-tensor-parallel")),
+    "speedup_by_device": lambda: speedup_by_device.draw(devices("hardware-compare")),
+    "verify_cost": lambda: verify_cost.draw(*verify_cost.example()[:2], [0.6, 0.8], context=1024, source="assumed"),
+    "early_exit_batch": lambda: early_exit_batch.draw(
+        {"even": [0.1] * 7 + [1.0]}, batches=(1, 4), head=0.5, check=0.1, propagation=0.1, source="assumed"
+    ),
+    "early_exit": lambda: early_exit.draw([0.5, 0.9], [0, 2, 8], longest=64, source="assumed"),
+    "hierarchical": lambda: hierarchical.draw(hierarchical.example()),
+    "adaptive": lambda: adaptive.draw(adaptive.trajectories([0.8] * 40, 0.1, text="steady", replications=20)),
+    "exit_schedule": lambda: exit_schedule.draw([Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, source="assumed"),
+    "layer_map": lambda: layer_map.draw([Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, warm_up=1, source="assumed"),
+    "predicted_measured": lambda: predicted_measured.draw(test_figures_comparison.rows(disturbed=[True, False, True, False])),
+    "error_by_method": lambda: error_by_method.draw(test_figures_comparison.rows()),
+    "time_parts": lambda: time_parts.draw(
+        test_figures_comparison.times({"target": 0.2, "draft": 0.1, "rest": 0.05}, {"target": 0.45, "draft": 0.05, "rest": 0.05})
+    ),
+    "match_rate": lambda: match_rate.draw(test_figures_real.log(), [1, 3]),
+    "match_rate_by_position": lambda: match_rate.draw_by_position(test_figures_real.log(), [1]),
+    "acceptance_by_position": lambda: acceptance_by_position.draw(test_figures_real.lengths(), 3, "mine"),
+    "accepted_lengths": lambda: accepted_lengths.draw(test_figures_real.lengths(), [1, 3], "mine"),
+    "agreement": lambda: agreement.draw(test_figures_real.quality()),
+    "log_likelihood": lambda: agreement.draw(test_figures_real.quality(), quality="log_likelihood"),
+    "table_3": lambda: table_3.draw(run("ppd-table-3")),
+    "roofline": lambda: roofline.draw(profiles()),
+    "layer_time": lambda: layer_time.draw(profiles(), batches=(1, 8), longest=1024),
+    "verify_cost_hardware": lambda: verify_cost_hardware.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
+}
+
+
+@cache
+def built(name: str) -> Figure:
+    return BUILT[name]()
+
+
+def plain(text: str) -> str:
+    """Words without the numbers in them."""
+    return re.sub(r"[−±+-]?\d[\d,]*(\.\d+)?", "#", text)
+
+
+def of_panel(panel: Panel) -> dict[str, Any]:
+    counts = {
+        "lines": len(panel.lines), "points": sum(len(points) for _, points in panel.lines),
+        "error bars": sum(len(pairs) for _, pairs in panel.segments), "bars": sum(len(boxes) for _, boxes in panel.bars),
+        "areas": len(panel.bands),
+    }  # fmt: skip
+    looks = Counter(f"{marker} {'-' if style not in ('None', '') else 'none'}" for _, marker, style in panel.marks)
+    return {
+        "title": plain(panel.title), "x": panel.x, "y": panel.y, "scales": [*panel.scales], "counts": counts,
+        "looks": dict(sorted(looks.items())), "texts": sorted({plain(text) for text in panel.texts}),
+    }  # fmt: skip
+
+
+def document(name: str) -> dict[str, Any]:
+    found = shown(built(name))
+    return {
+        "texts": [plain(text) for text in found.texts],
+        "legends": [[plain(title), [plain(entry) for entry in entries]] for title, entries in found.legends],
+        "panels": [of_panel(panel) for panel in found.panels],
+    }
+
+
+@cache
+def kept() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_figure_is_here() -> None:
+    assert [*kept()] == [*BUILT]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_figure_shows_what_it_is_meant_to(name: str) -> None:
+    assert document(name) == kept()[name]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_no_words_leave_the_page(name: str) -> None:
+    assert not beyond(built(name))
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_axes_say_what_they_are_of(name: str) -> None:
+    """Each row of panels has a label beside or below it; a panel without marks (of names alone) needs none."""
+    panels = shown(built(name)).panels
+    assert any(panel.x for panel in panels)
+    assert any(panel.y or any(panel.ticks[1]) for panel in panels)
+
+
+if __name__ == "__main__":
+    text = json.dumps({name: document(name) for name in BUILT}, indent=1, ensure_ascii=False)
+    KEPT.write_text(text + "\n", encoding="utf-8")
+    for each in BUILT:
+        print(each, beyond(built(each)))
