@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -314,3 +315,36 @@ def test_importers_take_files_for_names(folder: Path, tmp_path: Path) -> None:  
     assert (operations.name, operations.device) == ("mine-operations", "mine")
     with pytest.raises(ParameterError, match=r"unknown model 'llama-9'; .*; or give the path of a config\.json"):
         vidur.read(folder / "vidur", model="llama-9", gpu="a100")
+
+
+# --- whatever a file holds ---
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    for name, read in {"x.toml": devices.device, "x.json": transformer.named}.items():
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ParameterError, match="must be a regular file"):
+            read(str(tmp_path / name))
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=3)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_model_and_any_device_is_one_or_is_refused_in_a_line(tmp_path: Path, data: st.DataObject) -> None:
+    config = config_of("llama-2-7b", PRESETS["llama-2-7b"])
+    for key in data.draw(st.lists(st.sampled_from([*config, "head_dim", "num_experts", "attention_bias", "dtype"]), max_size=3)):
+        config[key] = data.draw(VALUES)
+    model = data.draw(st.just(json.dumps(config).encode()) | st.binary(max_size=60))
+    lines = devices.written(DEVICES["h100"]).splitlines()
+    lines[data.draw(st.integers(0, len(lines) - 1))] = data.draw(st.text(max_size=20))
+    gpu = data.draw(st.just("\n".join(lines).encode(errors="replace")) | st.binary(max_size=60))
+    for name, content, read in (("x.json", model, transformer.named), ("x.toml", gpu, devices.device)):
+        (tmp_path / name).write_bytes(content)
+        try:
+            assert read(str(tmp_path / name)) is not None
+        except ParameterError as error:
+            assert len(str(error).splitlines()) == 1  # noqa: PT017
