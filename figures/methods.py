@@ -135,7 +135,7 @@ def _panels(across: int, settings: int, choices: Sequence[str]) -> tuple[Figure,
     for index in range(across * settings):
         row, column = divmod(index, columns)
         box = (_SIDE + column * (_WIDE + _GAP), height - _HEAD - row * (_HIGH + _BETWEEN) - _HIGH, _WIDE, _HIGH)
-        shared = {"sharey": found[0]} if found else {}
+        shared: dict[str, Any] = {"sharey": found[0]} if found else {}
         axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height), **shared)
         axes.tick_params(labelleft=column == 0)
         found.append(axes)

@@ -98,7 +98,7 @@ def headed(figure: Figure, about: str) -> Figure:
     """The same figure with a small line at its top that says what it is of; without one where there is nothing to say."""
     if about:
         width, height = figure.get_size_inches()
-        texts = [text for text in figure.texts if text.get_fontsize() >= 12]  # the title, whose edge the line shares
+        texts = [text for text in figure.texts if float(text.get_fontsize()) >= 12]  # the title, whose edge the line shares
         left = texts[0].get_position()[0] if texts else 0.1 / width
         size = min(8.0, 8.0 * (1 - left) * width / (0.065 * len(about)))
         figure.text(left, 1 - 0.09 / height, about, fontsize=size, color=GREY, va="center", gid="subject")

@@ -161,8 +161,8 @@ def _heading(figure: Figure, table: pl.DataFrame, width: float, height: float) -
     handles: list[Patch | Line2D] = []
     if lossy:
         handles += [Patch(facecolor=GREY, label="the target's own text (exact)")] if exact else []
-        told = "another text than the target's (lossy)"
-        handles.append(Patch(facecolor=GREY, hatch="////", edgecolor="white", linewidth=0, label=told))
+        words = "another text than the target's (lossy)"
+        handles.append(Patch(facecolor=GREY, hatch="////", edgecolor="white", linewidth=0, label=words))
     handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=(0, (1.2, 1.2)), label="plain decoding"))
     if views[-1] != "formula":
         shown = f"bars: {NAMES[views[0]]}; crosses: {NAMES[views[-1]]}, 95 %" if len(views) > 1 else NAMES[views[-1]]

@@ -133,7 +133,7 @@ def first_come_first_served(x: Example) -> None:
     last = arrivals[-1] + sum(x["services"])
 
     def main() -> Steps:
-        now, subs = 0, []
+        now, subs = 0, list[Any]()
         for arrival, service in zip(arrivals, x["services"], strict=True):
             if arrival > now:
                 yield Forward("main", (0,), 0, 0, arrival - now)
