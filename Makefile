@@ -10,6 +10,9 @@ WORKERS ?= 2
 PYTHON  ?=
 CANDIDATES := $(or $(PYTHON),python3.11 python3)
 
+# Bytecode of the project and of its tests is kept: two workers, and every process that a test starts, would compile it anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # One install at a time: both stamps stand for the same environment.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 
 from calibrate import decoding, graphs, machine
 from calibrate.adapter import Decoder
 from calibrate.interpreter import Luck, Times
-from model import checks, files, forced, methods, runs, strict_json, transformer
+from model import checks, files, forced, methods, runs, strict_json, transformer, typed
 from model.checks import ParameterError
 from model.decision_log import DecisionLog, plain
 from model.decoding import Decoding
@@ -207,6 +207,7 @@ def measure(
 
     `beside` is measured in the same sitting, spread over all of it. `pool` starts the processes of decodings that have several,
     anew for each repeat; `lanes` are the streams of those that run over streams. Rows are kept in NAME.jsonl until all are there.
+    With `resume` as many repeats are made as are missing; where there are more already, all are kept and none is made.
     """
     runs.json_of(out)
     if out.exists():
@@ -291,8 +292,22 @@ def _first_of_each(plan: Plan, numbers: Sequence[int]) -> list[int]:
     return [*found.values()]
 
 
+class _Row(TypedDict):
+    decoding: int
+    repeat: int
+    turn: int
+    units: int
+    seconds: float
+    commit_s: list[float]
+    pass_s: list[float]
+    read_s: float
+    waited: float
+    load: float | None
+    spans: list[dict[str, Any]]
+
+
 class _Kept:
-    """Rows as they come, beside what they are of."""
+    """Rows as they come, beside what they are of; but repeats may be asked for anew, fewer than there are or more."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
         self.path, self.rows = path, list[dict[str, Any]]()
@@ -311,16 +326,22 @@ class _Kept:
             was = files.json_of(lines[0])["asked"]
         except (IndexError, ValueError, KeyError, TypeError):
             raise ParameterError(f"{self.path.name} holds no runs that were broken off; remove it") from None
+        if not isinstance(was, dict):
+            raise ParameterError(f"{self.path.name} holds no runs that were broken off; remove it")
+        was.pop("repeats", None)  # of files that said them
         if was != told:
             differing = next(key for key in {**was, **told} if was.get(key) != told.get(key))
             what = f"{self.path.name} holds runs of another plan"
             raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
         for number, line in enumerate(lines[1:], 2):
             try:
-                yield files.json_of(line)
+                row = files.json_of(line)
+                typed.check(row, _Row, "row")
             except ValueError:
                 if number < len(lines):
                     raise ParameterError(f"{self.path.name}, line {number}: it cannot be read; remove the file") from None
+                return  # it was broken off here
+            yield row
 
     @property
     def done(self) -> set[tuple[int, int]]:
@@ -334,7 +355,7 @@ class _Kept:
 
 def _asked(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
     wanted = [asdict(each) | {"settings": plain(each.settings)} for each in plan.wanted]
-    same = {name: getattr(plan, name) for name in ("tokens", "repeats", "warm_ups", "seed")}
+    same = {name: getattr(plan, name) for name in ("tokens", "warm_ups", "seed")}
     mode = {"mode": graphs.mode_of(models["target"])}
     return {"wanted": wanted, **same, "models": _models(models), "machine": _facts(models), **_devices(plan), **mode}
 

@@ -134,7 +134,8 @@ def _labels(table: pl.DataFrame) -> list[str]:
     texts = []
     for row in once.iter_rows(named=True):
         own = once.filter(method=row["method"])
-        keys = {key: form for key, form in _MORE.items() if own[key].n_unique() > 1} | _MAIN
+        batches = own.filter(pl.col("sequences") > 1)  # of one sequence every way of batching is the same
+        keys = {key: form for key, form in _MORE.items() if (batches if key == "batching" else own)[key].n_unique() > 1} | _MAIN
         words = [form.format(row[key]) for key, form in keys.items() if row[key] is not None and not _plain(key, row)]
         texts.append(", ".join([METHODS.get(row["method"], row["method"])] * (several or not words) + words))
     return texts
@@ -161,8 +162,8 @@ def _heading(figure: Figure, table: pl.DataFrame, width: float, height: float) -
     handles: list[Patch | Line2D] = []
     if lossy:
         handles += [Patch(facecolor=GREY, label="the target's own text (exact)")] if exact else []
-        words = "another text than the target's (lossy)"
-        handles.append(Patch(facecolor=GREY, hatch="////", edgecolor="white", linewidth=0, label=words))
+        other = "another text than the target's (lossy)"
+        handles.append(Patch(facecolor=GREY, hatch="////", edgecolor="white", linewidth=0, label=other))
     handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=(0, (1.2, 1.2)), label="plain decoding"))
     if views[-1] != "formula":
         shown = f"bars: {NAMES[views[0]]}; crosses: {NAMES[views[-1]]}, 95 %" if len(views) > 1 else NAMES[views[-1]]

@@ -401,7 +401,7 @@ def layer(
     wanted = {"head": "gemm", "attention": "decode", "all_reduce": "all_reduce"}
     errors = {part: operations.errors[source] for part, source in wanted.items() if source in operations.errors}
     least = errors.get("head", 0.0)
-    errors["dense"] = float(max(least, layer_error(operations, 1, splits[0], off)))
+    errors["dense"] = max(least, float(layer_error(operations, 1, splits[0], off)))
     rows: list[dict[str, Any]] = []
     stood_in = []
     for many in splits:

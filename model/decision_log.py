@@ -112,7 +112,7 @@ class _Said(TypedDict):
 
 _COLUMNS: dict[str, Any] = {
     **{name: int for name, unit in UNITS.items() if unit in ("1", "token")}, "kind": str, "role": str, "number": float,
-    **dict.fromkeys(("tokens", "follows", "tail"), list[int]), "scores": list[float], "hypotheses": list[dict],
+    **dict.fromkeys(("tokens", "follows", "tail"), list[int]), "scores": list[float], "hypotheses": list[dict[str, Any]],
 }  # fmt: skip
 _NOT_ALWAYS = frozenset(("token", "number", "tokens", "follows", "scores", "hypotheses"))
 """Columns that not every kind of read has."""

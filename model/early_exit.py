@@ -123,7 +123,7 @@ def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float,
     widths = {width for _, width in _batches.columns(parameters, tokens)}
     deepest = max(float(np.nanmax(early_exit_lengths.column_times(parameters, cost, width))) for width in widths)
     last = tokens if cost.curve is None else min(tokens, int(cost.curve.last))
-    widest = max(cost.slowdown(width) for width in range(1, last + 1))
+    widest = max(cost.layers_slowdown(width) for width in range(1, last + 1))
     rows = parameters.outputs_of(tokens) * parameters.layers * (parameters.fill == "backfill")
     time = parameters.steps_of(tokens) * deepest + rows * cost.propagation * widest
     return time, time

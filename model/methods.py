@@ -46,7 +46,7 @@ def allowing(modules: Sequence[str]) -> Iterator[None]:
         ...
     model.checks.ParameterError: method 'os.path' is a module without Parameters, so no method; known: adaptive, autoregressive, ...
     """
-    wanted = [modules] if isinstance(modules, str) else [*modules]
+    wanted: list[Any] = [modules] if isinstance(modules, str) else [*modules]  # whatever a caller has in its list
     for name in wanted:
         if not isinstance(name, str) or "." not in name:
             bound = "the dotted path of a module, such as my_package.mine; the project's own methods need not be named"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,7 +176,7 @@ def _work_of(profile: Profile, part: str, axes: dict[str, Floats]) -> tuple[Floa
         return (m * k + n * k + m * n) * BYTES[profile.dtype], 2 * m * n * k
     if part == "decode":
         return tiled(axes, BYTES[profile.dtype])
-    said = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
+    said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
     try:
         shape = replace(Shape(**said), dtype=profile.dtype)
     except (TypeError, ParameterError):  # `model.measured.shape_of` says it where the shape is needed

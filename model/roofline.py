@@ -36,22 +36,27 @@ class Efficiency:
         beyond it.
     launch, attention_launch
         What each product of a layer, and its attention, take however little there is to do [s].
-    error, attention_error
-        Relative error of the products' time, as fitting found it; of attention's, and of what is sent between devices [-].
+    error, compute_error
+        Relative error of the products' time where reading the weights takes it, and where arithmetic does, as fitting found it [-].
+    attention_error
+        Of attention's, and of what is sent between devices [-].
 
-    The values that stand where they are left out were fitted to measured layers of four models on A100, A40 and H100, and to six
-    tables of attention on A100, H100 and L40S: `calibrate fit roofline` fits them again. The error of products is that on a GPU
-    that the fit has not seen; attention is off by 10 to 50 % from table to table (`calibrate/VALIDATION.md`), which .25 stands for.
+    The values that stand where they are left out were fitted to measured layers of five models on A100, A40, H100 and RTX 4090, and
+    to six tables of attention on A100, H100 and L40S: `calibrate fit roofline` fits them again. The errors of products are the
+    largest medians on a GPU that the fit has not seen, up to 64 tokens and beyond 256; one measured layer of a GPU brings them down
+    (`calibrate fit roofline --layer`). Attention is off by 10 to 50 % from table to table (`calibrate/VALIDATION.md`), which .25
+    stands for.
     """
 
-    memory: float = 0.793
-    compute: float = 0.714
-    elementwise: float = 0.384
+    memory: float = 0.806
+    compute: float = 0.729
+    elementwise: float = 0.385
     cache: float = 0.81
-    launch: float = 6.2e-6
+    launch: float = 6.6e-6
     attention_launch: float = 11.2e-6
-    error: float = 0.12
+    error: float = 0.2
     attention_error: float = 0.25
+    compute_error: float = 0.45
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -103,14 +108,18 @@ class Roofline:
         computing = np.asarray(work) / (self.rate * self.efficiency.compute)
         return np.asarray(np.cbrt(reading**3 + computing**3)) if self.efficiency.launch else np.maximum(reading, computing)
 
+    def product(self, rows: ArrayLike, outputs: float, inputs: float) -> Floats:
+        """One product of a matrix of so many rows and inputs, and one of inputs by outputs, on one device [s]."""
+        got = np.asarray(rows, dtype=np.float64)
+        size = (inputs * outputs + got * (inputs + outputs)) * self.shape.bytes_each
+        return self._slower(size, 2.0 * inputs * outputs * got, self.efficiency.memory) + self.efficiency.launch
+
     def products(self, tokens: ArrayLike) -> Floats:
         """A layer but for its attention, over so many tokens: products of matrices, and what is done element by element [s]."""
         part, got = self.part, np.asarray(tokens, dtype=np.float64)
         total = np.zeros(got.shape)
         for inputs, outputs in part.matrices:
-            size = (inputs * outputs + got * (inputs + outputs)) * part.bytes_each
-            work = 2.0 * inputs * outputs * got
-            total = total + self._slower(size, work, self.efficiency.memory) + self.efficiency.launch
+            total = total + self.product(got, outputs, inputs)
         if not self.efficiency.launch:  # a bound: nothing but reading the weights and computing
             return total
         # A norm with the addition before it reads and writes two states, an activation what it makes one of, a rotation all heads.
@@ -118,6 +127,12 @@ class Roofline:
         moved = got * (4 * part.norms * part.hidden + (3 if part.gated else 2) * part.ffn + turned) * part.bytes_each
         small = (part.norms + 2) * SMALL_LAUNCH
         return np.asarray(total + moved / (self.bandwidth * self.efficiency.elementwise) + small)
+
+    def arithmetic(self, tokens: ArrayLike, weights: float) -> Floats:
+        """How far arithmetic, not reading the weights, takes the time of so many tokens: from 0 to 1 [-]."""
+        computing = 2.0 * weights * np.asarray(tokens, dtype=np.float64) / (self.rate * self.efficiency.compute)
+        reading = weights * self.shape.bytes_each / (self.bandwidth * self.efficiency.memory)
+        return np.asarray(computing**3 / (reading**3 + computing**3))
 
     def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Floats:
         """A layer's attention over what is cached [s]."""
@@ -130,7 +145,8 @@ class Roofline:
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
         """One decoder layer [s]; how busy the host is makes no difference to a device of its own."""
         tokens = np.asarray(width) * np.asarray(batch)
-        total = self._said(self.products(tokens)) + self._guessed(self.attention(width, context, batch))
+        total = self._said(self.products(tokens), self.arithmetic(tokens, self.part.layer_weights))
+        total = total + self._guessed(self.attention(width, context, batch))
         if self.ways > 1:
             total = total + self._guessed(2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each))
         return total
@@ -144,7 +160,8 @@ class Roofline:
         """Projection of so many positions [s]."""
         many = np.asarray(positions, dtype=np.float64)
         weights = self.part.head_weights
-        return self._said(self._slower(weights * self.shape.bytes_each, 2 * weights * many, self.efficiency.memory))
+        seconds = self._slower(weights * self.shape.bytes_each, 2 * weights * many, self.efficiency.memory)
+        return self._said(seconds, self.arithmetic(many, weights))
 
     def embedding(self, tokens: ArrayLike) -> Estimate:
         """Reading a row for each token [s]."""
@@ -158,9 +175,10 @@ class Roofline:
         """Bytes over the link, behind its latency [s]."""
         return self._guessed(np.asarray(size) / self.link + self.latency)
 
-    def _said(self, seconds: ArrayLike) -> Estimate:
-        found = np.asarray(seconds, dtype=np.float64)
-        return Estimate(found, np.full(found.shape, self.efficiency.error))
+    def _said(self, seconds: ArrayLike, arithmetic: ArrayLike = 0.0) -> Estimate:
+        found, got = np.asarray(seconds, dtype=np.float64), self.efficiency
+        error = got.error + (got.compute_error - got.error) * np.asarray(arithmetic)
+        return Estimate(found, np.broadcast_to(error, found.shape))
 
     def _guessed(self, seconds: ArrayLike) -> Estimate:
         found = np.asarray(seconds, dtype=np.float64)

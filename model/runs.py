@@ -88,7 +88,7 @@ class _Said(TypedDict):
     reads_sha256: str
 _COLUMNS: dict[str, Any] = {
     **dict.fromkeys(("decoding", "repeat", "turn", "units"), int), "seconds": float, "commit_s": list[float],
-    "pass_s": list[float], "read_s": float, "waited": float, "load": float, "spans": list[dict],
+    "pass_s": list[float], "read_s": float, "waited": float, "load": float, "spans": list[dict[str, Any]],
 }  # fmt: skip
 _SPAN: dict[str, Any] = {
     **dict.fromkeys(KEPT, int), **dict.fromkeys(("start", "end"), float), **dict.fromkeys(("what", "fate", "role"), str),

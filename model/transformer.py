@@ -29,8 +29,6 @@ from model.checks import ParameterError
 
 Floats = NDArray[np.float64]
 
-LARGEST = 10**9
-"""More than any size of a model; a larger number is a slip of the keyboard."""
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1, "int8": 1}
 """How many bytes a number takes, by its type."""
 NORMS = {"rms": 1, "layer": 2}
@@ -87,9 +85,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary"):
-            checks.whole(name, getattr(self, name), 1, checks.MAX_LAYERS if name == "layers" else LARGEST)
+            checks.whole(name, getattr(self, name), 1)
         for name in ("encoder_layers", "norms", "positions", "buckets"):
-            checks.whole(name, getattr(self, name), 0, checks.MAX_LAYERS if name == "encoder_layers" else LARGEST)
+            checks.whole(name, getattr(self, name), 0)
         for name in ("gated", "tied_head", "qk_norms"):
             checks.flag(name, getattr(self, name))
         checks.one_of("dtype", self.dtype, BYTES)
@@ -540,6 +538,7 @@ def _of_file(name: str, _: object) -> Shape:
     path = _config_at(name)
     config = _read(path)
     try:
+        check_config(config)
         return from_config(config, None if _says_dtype(config) else "bfloat16")
     except ParameterError as error:
         raise ParameterError(f"{path}: {error}") from None
@@ -547,8 +546,6 @@ def _of_file(name: str, _: object) -> Shape:
 
 # --- Configurations of the transformers library ---
 
-MOST_CONFIG = 2**24
-"""Of a configuration [bytes], a thousand times what one has."""
 _COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _SIZES = {
     "llama": _COMMON,
@@ -689,7 +686,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = files.json_of(files.read_bytes(path, MOST_CONFIG))
+        found = files.json_of(files.read_bytes(path, files.MOST_TOML))
     except OSError as error:
         raise ParameterError(f"cannot read the config {path}: {error.strerror}") from None
     except ValueError as error:

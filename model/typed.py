@@ -85,7 +85,7 @@ def _wrong(where: str, bound: str, value: Any) -> ParameterError:
 def check_columns(table: Any, kinds: dict[str, Any], nullable: frozenset[str] = frozenset()) -> None:
     """Refuse columns of a table (polars) that are missing, of another kind, or have a value that is not there; rows count from 1.
 
-    Kinds are `str`, `int`, `float`, lists of these, and `list[dict]`, whose fields a caller looks at.
+    Kinds are `str`, `int`, `float`, lists of these, and `list[dict[str, Any]]`, whose fields a caller looks at.
     """
     for name, kind in kinds.items():
         if name not in table.columns:
@@ -126,6 +126,6 @@ def _holds(dtype: Any, kind: Any, *, empty: bool) -> bool:
         return isinstance(dtype, pl.List) and (dtype.inner == pl.Null or _holds(dtype.inner, inner, empty=False))
     if kind is str:
         return bool(dtype == pl.String)
-    if kind is dict:
+    if (get_origin(kind) or kind) is dict:
         return isinstance(dtype, pl.Struct)
     return bool(dtype.is_integer() or (kind is float and dtype.is_float()))

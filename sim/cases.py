@@ -326,7 +326,7 @@ class Case:
         """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
         if self.contended and not getattr(self.parameters, "bounded", True):
             return self.cluster.units
-        return min(max(self.parameters.units, self.demand.units), self.cluster.units)
+        return min(max(int(self.parameters.units), self.demand.units), self.cluster.units)
 
 
 def contention(wanted: Demand, cluster: Cluster) -> str | None:

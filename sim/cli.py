@@ -8,14 +8,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from model import strict_json
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -293,6 +290,7 @@ def compare(
     """
     from rich.console import Console
 
+    from model import files
     from sim import compare as comparing
     from sim import compare_report
 
@@ -302,7 +300,7 @@ def compare(
     if page is not None:
         written = compare_report.put(page, named)
         if check:
-            stale = not page.exists() or page.read_text(encoding="utf-8") != written
+            stale = not page.exists() or files.read_text(page) != written
             print(f"{page.name} is {'out of date; write it again without --check' if stale else 'what the runs say'}")
             if stale:
                 raise typer.Exit(1)

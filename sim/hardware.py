@@ -27,6 +27,11 @@ KINDS = ("profile", "roofline")
 ROLES = ("target", "draft", "medium")
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
 """Costs of kind `unit` that are given in seconds here."""
+_EFFICIENCIES = {
+    "memory_efficiency": "memory", "compute_efficiency": "compute", "elementwise_efficiency": "elementwise", "launch_s": "launch",
+    "memory_error": "error", "compute_error": "compute_error",
+}  # fmt: skip
+"""Keys of kind `roofline`, and what each is of `Efficiency`."""
 MAX_SECONDS = 1e6
 GONE = MappingProxyType({
     "batch": "it is now method.sequences: passes are priced over so many in every way of method.batching; what it was, sequences"
@@ -74,9 +79,12 @@ class HardwareCost:
         Starting sub-processes, as `dispatch` of kind `unit`, in seconds.
     link_s, promotion_s, state_check_s
         As `link`, `promotion` and `state_check` of kind `unit`, in seconds; the first two on top of what the hardware takes.
-    memory_efficiency, compute_efficiency, launch_s
-        Of kind `roofline`: shares of the peaks that products reach, and what each takes besides; fitted to other devices where left
-        out. Without any launch nothing but the peaks counts: a bound.
+    memory_efficiency, compute_efficiency, elementwise_efficiency, launch_s
+        Of kind `roofline`: shares of the peaks that products reach, share of the bandwidth that elementwise operations do, and what
+        each product takes besides; fitted to other devices where left out. Without any launch only the peaks count: a bound.
+    memory_error, compute_error
+        Relative errors where reading the weights takes the time, and where arithmetic does: of a device that nothing was measured
+        on where left out. `calibrate fit roofline --layer` says what these keys are for a device with a measured layer or two.
     """
 
     kind: str
@@ -101,14 +109,17 @@ class HardwareCost:
     state_check_s: float = 0.0
     memory_efficiency: float | None = None
     compute_efficiency: float | None = None
+    elementwise_efficiency: float | None = None
     launch_s: float | None = None
+    memory_error: float | None = None
+    compute_error: float | None = None
 
     GONE: ClassVar[Mapping[str, str]] = GONE
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)
         of_profile = ("profile", "draft_profile", "medium_profile", "busy")
-        of_roofline = ("device", "memory_efficiency", "compute_efficiency", "launch_s")
+        of_roofline = ("device", *_EFFICIENCIES)
         for name in of_roofline if self.kind == "profile" else of_profile:
             if getattr(self, name):
                 raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")
@@ -136,8 +147,8 @@ class HardwareCost:
             self.of(role)
 
     def _efficiency(self) -> Efficiency:
-        given = {"memory": self.memory_efficiency, "compute": self.compute_efficiency, "launch": self.launch_s}
-        return Efficiency(**{name: value for name, value in given.items() if value is not None})
+        given = {field: getattr(self, name) for name, field in _EFFICIENCIES.items()}
+        return Efficiency(**{field: value for field, value in given.items() if value is not None})
 
     def step_of(self, role: str) -> float:
         """Seconds that an engine adds to a pass of a role."""

@@ -236,7 +236,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:
             parts = ", ".join(sorted({part for each in lacking for part in each.split(", ")}))
-            lines.append(f"nobody has timed, and it counts as nothing (column cost_missing): {parts}")
+            remedy = "; [cost] takes step_s and draft_step_s for what an engine adds" if "step" in parts else ""
+            lines.append(f"nobody has timed, and it counts as nothing (column cost_missing): {parts}{remedy}")
         if "memory_share" not in names or _one(table, pl.col("memory_share").is_null().any()):
             lines.append("of some devices nobody knows how much memory they have: whether weights and cache fit was not looked at")
     if "speedup_input_low" in names:

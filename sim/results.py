@@ -80,8 +80,8 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
             disagreements += agreement.with_the_formula(point, case, formula, sums, rounds, str(view), grid.points)
         if "rounds" in part.columns and part["rounds"].count():
             means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
-            found = metrics.per_round(case.outputs, *means)
-            row |= {name: float(value) for name, value in found.items()}
+            each_round = metrics.per_round(case.outputs, *means)
+            row |= {name: float(value) for name, value in each_round.items()}
             row |= views.straggling(case, means[0], row["latency_layers"])
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
@@ -189,7 +189,7 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
     estimates = metrics.columns()
     names = [name for name in names if name not in ROUNDS]
     first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
-    own = [name for name in estimates if name in names]
+    there = [name for name in estimates if name in names]
     # An estimate or bound that is not a finite number is none; a parameter may well be infinite.
-    finite = [pl.when(pl.col(name).cast(pl.Float64).is_finite()).then(pl.col(name)).alias(name) for name in own]
-    return frame.select([*first, *own]).with_columns(finite).with_columns(pl.col(pl.Float64).fill_nan(None))
+    finite = [pl.when(pl.col(name).cast(pl.Float64).is_finite()).then(pl.col(name)).alias(name) for name in there]
+    return frame.select([*first, *there]).with_columns(finite).with_columns(pl.col(pl.Float64).fill_nan(None))

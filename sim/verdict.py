@@ -367,8 +367,11 @@ def _of_several(answers: Sequence[Answer]) -> str:
             said = "; ".join(f"{where}: {_won(own)}" for where, own in runs)
             return f"fastest by {axes[0]}, over {_over(answers)}: {said}{_some_lossy(answers)}"
     counted = Counter(answer.wins for answer in answers)
+    where = f"conditions ({' x '.join(axes)}), over {_over(answers)}"
+    if len(counted) == 1:
+        return f"fastest in all {len(answers)} {where}: {_won(answers)}{_some_lossy(answers)}"
     said = _listed([f"{_won([a for a in answers if a.wins == wins])} in {count}" for wins, count in counted.most_common()])
-    return f"fastest in {len(answers)} conditions ({' x '.join(axes)}), over {_over(answers)}: {said}{_some_lossy(answers)}"
+    return f"fastest in {len(answers)} {where}: {said}{_some_lossy(answers)}"
 
 
 def _runs(answers: Sequence[Answer], axis: str) -> list[tuple[str, list[Answer]]]:

@@ -228,7 +228,7 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     if because is not None:
         contended = because != ""
         estimates = {name: np.where(contended, np.nan, value) for name, value in estimates.items()}
-        columns |= {"contended": contended, "no_value_because": np.where(contended, because, None)}
+        columns |= {"contended": contended, "no_value_because": np.where(contended, because, np.array(None, dtype=object))}
     columns |= estimates | {"held_units": held.astype(np.float64)}
     return {key: np.broadcast_to(value, size) if isinstance(value, np.ndarray | np.generic) else value
             for key, value in columns.items()}  # fmt: skip

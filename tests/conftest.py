@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.clockwork import Clockwork
 
+# Workers share the cores, and tests are of small products: further threads would only wait for each other, and use the time up.
+# To be said before a library looks; processes and notebooks that tests start hear it too.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
 # The same examples every time: a change fails because of what it changed, never because of the day's luck.
-settings.register_profile("default", derandomize=True, deadline=None, print_blob=True)
+# Nor does it fail because a busy machine takes long to draw them.
+calm = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+settings.register_profile("default", derandomize=True, **calm)
 # The search proper: more examples, new ones at every run; the printed blob reproduces a failure.
-settings.register_profile("thorough", max_examples=1000, derandomize=False, deadline=None, print_blob=True)
+settings.register_profile("thorough", max_examples=1000, derandomize=False, **calm)
 settings.load_profile("default")
 
 
@@ -49,5 +57,6 @@ def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     clock = Clockwork()
     clock.install(monkeypatch)
     monkeypatch.setattr(machine, "LITTLE", 16)
+    monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of looks at this clock; else there were a try between all rows
     monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
     return clock

@@ -30,11 +30,12 @@ OF_ROLES = {
 }  # fmt: skip
 CHOICES: list[tuple[str, dict[str, Any]]] = [
     ("autoregressive", {}),
+    ("autoregressive", {"sequences": 2}),
     ("ppd", {"exit_layer": 4, "candidates": 3}),
     ("ppd", {"exit_layer": 4, "candidates": 3, "form": "eager"}),
     ("ppd", {"exit_layer": 4, "candidates": 3, "batched": True}),
     ("speculative", {"draft_length": 3}),
-    ("speculative", {"draft_length": 2, "sequences": 2, "placement": "apart"}),
+    ("speculative", {"draft_length": 2, "sequences": 2, "batching": "static", "placement": "apart"}),
     ("adaptive", {"policy": "heuristic", "draft_length": 2}),
     ("adaptive", {"policy": "heuristic", "draft_length": 2, "placement": "apart"}),
     ("hierarchical", {"draft_length": 3}),
@@ -50,6 +51,7 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
     ("early_exit", {}),
     ("early_exit", {"measure": "state"}),
     ("early_exit", {"sequences": 2, "batching": "static"}),
+    ("early_exit", {"sequences": 2, "exit_layer": 4, "batching": "lockstep"}),
     ("early_exit", {"fill": "backfill"}),
     ("early_exit", {"exit_layer": 4}),
 ]
@@ -126,7 +128,12 @@ def test_a_shared_cost_counts_where_any_method_or_any_value_of_an_axis_uses_it()
         sim.run(drafts, sweep={"method.placement": ["together"]})
 
 
-@pytest.mark.parametrize("key", ["dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s", "dispatch_law"])
+IN_SECONDS = (
+    "dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s", "dispatch_law", "draft_step_s",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", IN_SECONDS)
 def test_costs_in_seconds_are_refused_alike(key: str) -> None:
     cost = {"kind": "roofline", "device": "a100", "shape": "llama-2-7b", key: "tree" if key == "dispatch_law" else 1e-3}
     tables = {
@@ -135,7 +142,7 @@ def test_costs_in_seconds_are_refused_alike(key: str) -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match=f"cost.{key} is used by no method that it is given for; leave it out$"):
         sim.run(tables)
-    if key != "state_check_s":
+    if key not in ("state_check_s", "draft_step_s"):
         ppd = {"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 1}
         assert sim.run(tables | {"method": [ppd], "outcomes": {"kind": "iid", "match_rate": 0.5}}).height == 1
 

@@ -45,7 +45,14 @@ def narrow(name: str, folder: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("name", "mode"), [*((each, run_plan.read(FOLDER / f"{each}.toml").run.mode) for each in GPU), GRAPHS])
+QUICK = (("gpu-opt-6.7b", "eager"), ("gpu-batches", "eager"), ("gpu-t5", "eager"), GRAPHS)
+"""Plans that between them have each kind of model, batches, drafts, exits and graphs; the others are of the slow tier."""
+
+
+@pytest.mark.parametrize(("name", "mode"), [
+    pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+    for each in (*((each, run_plan.read(FOLDER / f"{each}.toml").run.mode) for each in GPU), GRAPHS)
+])  # fmt: skip
 def test_every_setting_of_a_plan_runs_and_is_compared(
     name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

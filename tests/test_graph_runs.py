@@ -26,7 +26,7 @@ from sim import compare, compare_report
 from tests import real_models, recording
 from tests.recording import Cuda
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 TEXT = tuple(range(3, 9))
 

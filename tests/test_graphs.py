@@ -7,6 +7,7 @@ for the device is found there as on a GPU.
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,14 +99,22 @@ def graphed(decoders: Any, texts: int = 1, room: int = ROOM) -> tuple[dict[str, 
     return {role: Graphs(each, room, texts, cuda) for role, each in decoders.items()}, cuda
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_method_says_what_it_says_without_graphs(kind: str) -> None:
+FEW = ("speculative", "skipdecode", "exit by states", "exit by confidence, backfill")
+
+
+@pytest.mark.parametrize(("choices", "prompts", "kind"), [
+    pytest.param([*CHOICES], PROMPTS, KINDS[0], id=KINDS[0]),
+    *(pytest.param(FEW, PROMPTS[:2], kind, id=kind) for kind in KINDS[1:]),
+    *(pytest.param([*CHOICES], PROMPTS, kind, id=f"{kind} all", marks=pytest.mark.slow) for kind in KINDS[1:]),
+])  # fmt: skip
+def test_every_method_says_what_it_says_without_graphs(choices: Sequence[str], prompts: Sequence[list[int]], kind: str) -> None:
     """One after another, by the same graphs, behind prompts of different lengths, and once more in the end."""
     plain = real_models.decoders(kind, "draft", "medium")
     by, cuda = graphed(plain)
     for turn in range(2):
-        for name, choice in CHOICES.items():
-            for prompt in PROMPTS[turn:]:
+        for name in choices:
+            choice = CHOICES[name]
+            for prompt in prompts[turn:]:
                 same(looked(by, choice, prompt), looked(plain, choice, prompt))
                 assert not graphs.apart(by.values()), name
         if turn == 0:

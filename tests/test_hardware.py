@@ -129,7 +129,7 @@ def test_the_texts_of_a_layer_are_one_where_nobody_says():
 def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context, batch):
     """Reading and computing are in each other's way by the cube; launching and what is done element by element add up."""
     shares = {"memory": 0.5, "compute": 0.25, "elementwise": 0.125, "cache": 0.0625}
-    got = Efficiency(**shares, launch=1e-3, attention_launch=1e-2, error=0.3, attention_error=0.4)
+    got = Efficiency(**shares, launch=1e-3, attention_launch=1e-2, error=0.3, attention_error=0.4, compute_error=0.3)
     cost = Roofline(SHAPE, 2e12, 3e14, got)
 
     def both(read, operations, share):
@@ -153,6 +153,15 @@ def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context
     layer, products = cost.layer(1, context, batch), float(cost.products(batch))
     mixed = (0.3 * products + 0.4 * attention) / (products + attention)  # each error counts by its part of the time
     assert float(layer.error) == pytest.approx(mixed)
+
+
+def test_the_error_is_that_of_what_takes_the_time():
+    """Of few tokens that of reading the weights, of many that of arithmetic, and in between where both take as long halfway."""
+    cost = Roofline(SHAPE, 2e12, 2e14, Efficiency(memory=0.5, compute=0.5, error=0.1, compute_error=0.5))
+    ridge = 2 * 2e14 / 2e12 / 2  # tokens at which 2 operations a weight take as long as its 2 bytes
+    for found in (cost.head, lambda tokens: cost._said(1.0, cost.arithmetic(tokens, 1.0))):
+        errors = [float(found(tokens).error) for tokens in (1, ridge, 100 * ridge)]
+        assert errors == pytest.approx([0.1, 0.3, 0.5], abs=1e-3)
 
 
 def test_a_gate_is_one_more_state_for_the_activation_to_read():

@@ -421,7 +421,7 @@ def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "change", "message"),
     [
-        ("vidur", ["--model", "llama-9"], "unknown shape 'llama-9'; did you mean llama-"),
+        ("vidur", ["--model", "llama-9"], "unknown model 'llama-9'; did you mean llama-"),
         ("vidur", ["--gpu", "a1000"], "unknown device 'a1000'; did you mean a100?"),
         ("vidur", ["--unit", "h"], "unknown unit 'h'"),
         ("vidur", ["--attention", "nowhere.csv"], "nowhere.csv: there is no such file"),

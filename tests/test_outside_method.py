@@ -228,13 +228,13 @@ def test_costs_of_a_method_from_outside(redundant: str, monkeypatch: pytest.Monk
     """One that declares no COSTS is taken to look at all, one that does at those."""
     scenario = {
         "scenario": {"name": "outside", "tokens": 5, "replications": 2, "views": ["events"]},
-        "method": [{"name": redundant, "layers": 12, "copies": 2}], "cost": {"dispatch": 0.5, "promotion": 0.5},
+        "method": [{"name": redundant, "layers": 12, "copies": 2}], "cost": {"early_head": 0.5, "promotion": 0.5},
     }  # fmt: skip
-    assert sim.run(scenario, methods=[redundant])["latency_layers"].to_list() == [62.5]
+    assert sim.run(scenario, methods=[redundant])["latency_layers"].to_list() == [60.0]
     with pytest.raises(ValueError, match=r"cost\.cost_ratio is used by no method that it is given for; leave it out$"):
         sim.run({**scenario, "cost": {"cost_ratio": 0.1}}, methods=[redundant])
     with methods.allowing([redundant]):
-        monkeypatch.setattr(methods.algorithm(redundant).Parameters, "COSTS", ("dispatch",), raising=False)
+        monkeypatch.setattr(methods.algorithm(redundant).Parameters, "COSTS", ("early_head",), raising=False)
     with pytest.raises(ValueError, match=r"cost\.promotion is used by no method that it is given for; leave it out$"):
         sim.run(scenario, methods=[redundant])
-    assert sim.run({**scenario, "cost": {"dispatch": 0.5}}, methods=[redundant])["latency_layers"].to_list() == [62.5]
+    assert sim.run({**scenario, "cost": {"early_head": 0.5}}, methods=[redundant])["latency_layers"].to_list() == [60.0]

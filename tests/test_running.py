@@ -217,6 +217,33 @@ def test_what_is_written_is_what_was_measured(tmp_path: Path) -> None:
     assert names == ["runs.json", "runs.parquet", "runs.reads.json", "runs.reads.parquet"]
 
 
+@pytest.mark.parametrize(("repeats", "made", "rows"), [(1, 0, 7), (2, 1, 8), (3, 5, 12), (4, 9, 16)])
+def test_fewer_repeats_than_were_done_end_a_run_and_more_go_on(
+    repeats: int, made: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven rows of three repeats of four decodings are there: they are kept whatever is asked for, and what is missing is made."""
+    asked, models = plan()
+    timed, calls = running.timed, [0]
+
+    def counted(*given_: Any) -> dict[str, Any]:
+        if calls[0] == 7:
+            raise KeyboardInterrupt
+        calls[0] += 1
+        return timed(*given_)
+
+    monkeypatch.setattr(running, "timed", counted)
+    with pytest.raises(KeyboardInterrupt):
+        running.measure(tmp_path / "runs.json", asked, models)
+    there = [json.loads(line)["seconds"] for line in (tmp_path / "runs.jsonl").read_text().splitlines()[1:]]
+    calls[0] = -100
+    found = running.measure(tmp_path / "runs.json", dataclasses.replace(asked, repeats=repeats), models, resume=True)
+    assert calls[0] + 100 == made
+    assert found.table.height == rows
+    assert {*there} <= {*found.table["seconds"]}
+    assert runs.load(tmp_path / "runs.json").table.height == rows
+    assert min(each.repeats for each in found.timed.values()) == repeats
+
+
 def test_what_is_broken_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, models = plan()
     timed, left = running.timed, [7]
@@ -235,8 +262,8 @@ def test_what_is_broken_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "runs.jsonl").write_text("\n".join(kept)[:-5])  # cut off within a row, which is then timed again
     with pytest.raises(ParameterError, match="go on with --resume"):
         running.measure(tmp_path / "runs.json", asked, models)
-    other, _ = plan(repeats=4)
-    with pytest.raises(ParameterError, match="of another plan: repeats differs"):
+    other, _ = plan(seed=4)
+    with pytest.raises(ParameterError, match="of another plan: seed differs"):
         running.measure(tmp_path / "runs.json", other, models, resume=True)
     left[0] = 6
     found = running.measure(tmp_path / "runs.json", asked, models, resume=True)

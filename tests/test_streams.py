@@ -141,7 +141,7 @@ def test_what_is_written_is_what_the_plain_decoder_writes(parameters: Any, kind:
     prompt=st.lists(st.integers(0, real_models.VOCABULARY - 1), min_size=1, max_size=6), tokens=st.integers(2, 7),
     luck=st.integers(0, 99),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_read_replaced_or_let_go_of_is_in_order(
     parameters: Any, kind: str, seed: int, prompt: list[int], tokens: int, luck: int
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,6 @@ needs_data = pytest.mark.skipif(
 KEPT = Path(__file__).parent / "data" / "validation"
 OPERATIONS = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
 """What the median product left out may miss, by GPU."""
-MISSED = "h100 llama-2-7b, split 8 ways"
-"""The one composed layer that is more than a tenth off by the whole tables, 41 us long: a known miss, held from growing."""
 WHOLE = [f"{gpu}-{model}" for gpu in ("h100", "a100") for model in bundle.VIDUR]
 LAW = Efficiency(memory=0.7, compute=0.6, elementwise=0.5, cache=0.9, launch=7e-6, attention_launch=13e-6, error=0.12)
 
@@ -58,7 +57,7 @@ def layers() -> tuple[fits.Layers, ...]:
     for gpu in fits.GPUS:
         rows = small.filter(pl.col("gpu") == gpu)
         found.append(fits.Layers(gpu, "phi-2", rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()))
-    return tuple(found)
+    return (*found, fits.layers_of(profile.load("rtx-4090-llama-3.1-8b")))
 
 
 def kept_run() -> engine_run.Run:
@@ -99,10 +98,17 @@ def composed(operations: dict[str, Profile]) -> validation.Claim:
 
 def test_a_composed_layer_is_what_was_measured(operations: dict[str, Profile]) -> None:
     claim = composed(operations)
-    assert len(claim.cases) == len(WHOLE) * 4
+    few = [case for case in claim.cases if "to 64 tokens" in case.name]
+    many = [case for case in claim.cases if "models left out" in case.name]
+    assert (len(few), len(many), len(claim.cases)) == (len(WHOLE) * 4, 2 * 4 * 3, len(WHOLE) * 4 + 24)
     for case in claim.cases:
-        assert case.median <= 0.10, case.name
         assert case.kept, case.name
+    assert max(case.asked or 1 for case in few) <= 0.06
+    assert max(case.asked or 1 for case in many) <= 0.21
+    # What is stated says as much as it should of models that it was not taken from: about half are within, most within twice.
+    within, twice = (int(each) for each in re.findall(r"(\d+)% (?:are )?within", claim.bad))
+    assert 40 <= within <= 70
+    assert twice >= 85
 
 
 def test_a_composed_layer_without_what_lies_between_its_products_is_not(
@@ -156,11 +162,95 @@ def test_a_model_that_the_fit_has_not_seen_is_within_12_percent(layers: tuple[fi
     assert all((preset(model).norms, preset(model).gated) == (2, True) for model in bundle.VIDUR)
 
 
-def test_a_gpu_that_the_fit_has_not_seen_is_within_25_percent(layers: tuple[fits.Layers, ...]) -> None:
-    found = fits.unseen_gpus(layers)
-    assert max(fits.pooled(found).values()) <= 0.25
-    assert max(fits.pooled(found, 64).values()) <= 0.25
-    assert max(float(np.median(np.abs(one.error))) for one in found) <= 0.25
+def test_a_gpu_that_the_fit_has_not_seen_is_within_what_a_roofline_states(layers: tuple[fits.Layers, ...]) -> None:
+    found, usual = fits.unseen_gpus(layers), Efficiency()
+    assert {each.gpu for each in found} == {"a100", "a40", "h100", "rtx-4090"}
+    few, many = fits.pooled(found, fits.FEW), fits.pooled(found, least=fits.MANY + 1)
+    assert max(few.values()) == pytest.approx(usual.error, rel=0.05)
+    assert max(many.values()) == pytest.approx(usual.compute_error, rel=0.05)
+    # One at that end, and not all: the others are far nearer.
+    assert sorted(few.values())[-2] < 0.14
+    assert sorted(many.values())[-2] < 0.12
+
+
+def test_one_measured_layer_of_a_gpu_brings_its_error_down(layers: tuple[fits.Layers, ...]) -> None:
+    """Each GPU left out of the fit, and a layer of another model on it given: to a third at least where it was far off."""
+    unseen, one = (fits.pooled(found, fits.FEW) for found in (fits.unseen_gpus(layers), fits.one_measured(layers, [1])))
+    assert max(one.values()) <= fits.ADAPTED["error"]
+    for gpu in ("h100", "rtx-4090"):
+        assert one[gpu] <= unseen[gpu] / 3
+    assert all(one[gpu] <= unseen[gpu] for gpu in one)
+    # What one token takes says nothing of arithmetic: a second layer does.
+    many, two = (fits.pooled(fits.one_measured(layers, tokens), least=fits.MANY + 1) for tokens in ([1], [1, 512]))
+    assert many["rtx-4090"] > 0.4
+    assert max(two.values()) <= fits.ADAPTED["compute_error"]
+
+
+def made_cells(gpu: str, law: Efficiency, tokens: tuple[float, ...]) -> list[fits.Cell]:
+    line = fits.on(gpu, preset("llama-2-7b"))
+    return [fits.Cell(line, at, float(replace(line, efficiency=law).products(at))) for at in tokens]
+
+
+def test_efficiencies_move_towards_what_was_measured_and_no_further() -> None:
+    usual = Efficiency()
+    same = fits.adapted(made_cells("a100", usual, (1, 512)))
+    assert all(getattr(same, name) == pytest.approx(getattr(usual, name), rel=1e-3) for name in fits.OF_LAYERS)
+    slow = replace(usual, memory=0.7 * usual.memory)
+    found = fits.adapted(made_cells("a100", slow, (1,)))
+    assert slow.memory < found.memory < usual.memory
+    assert found.compute == pytest.approx(usual.compute, rel=0.01)
+    assert (found.error, found.compute_error) == (fits.ADAPTED["error"], usual.compute_error)
+    more = fits.adapted(made_cells("a100", slow, (1, 2, 4, 8)))
+    assert slow.memory < more.memory < found.memory  # four times say more than one
+    wide = fits.adapted(made_cells("a100", replace(usual, compute=0.6 * usual.compute), (4096,)))
+    assert wide.compute < 0.8 * usual.compute
+    assert (wide.error, wide.compute_error) == (usual.error, fits.ADAPTED["compute_error"])
+
+
+def test_a_measured_product_says_what_a_layer_of_it_would() -> None:
+    _, cell = fits.product_cell("h100,1,4096,4096,15e-6")
+    assert cell.predicted(Efficiency()) == pytest.approx((2 * 4096 * 4096 + 4 * 4096) / (3.35e12 * 0.806) + 6.6e-6, rel=1e-3)
+    assert fits.adapted([cell]).error == fits.ADAPTED["error"]
+    assert cell.predicted(fits.adapted([cell])) < cell.predicted(Efficiency())
+
+
+FIT = ["fit", "roofline"]
+
+
+def test_what_is_fitted_to_one_layer_is_what_a_scenario_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any data: keys that a run on the GPU reads, with the smaller error in its interval."""
+    monkeypatch.delenv("DECODESIM_DATA", raising=False)
+    done = CliRunner().invoke(app, [*FIT, "--layer", "h100,llama-2-7b,1,177e-6"])
+    assert done.exit_code == 0, done.stderr
+    keys = tomllib.loads(done.stdout)
+    assert {*keys} == {*fits.KEYS}
+    assert keys["memory_error"] == fits.ADAPTED["error"]
+    assert 0.82 < keys["memory_efficiency"] < 0.9
+    assert "measure a layer of 512 tokens" in done.stdout
+    both = CliRunner().invoke(app, [*FIT, "--layer", "h100,llama-2-7b,1,177e-6", "--product", "h100,2048,4096,4096,110e-6"])
+    assert tomllib.loads(both.stdout)["compute_error"] == fits.ADAPTED["compute_error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--layer", "h100,llama-2-7b,1"], "layer must be GPU,MODEL,TOKENS,SECONDS, got 'h100,llama-2-7b,1'"),
+        (["--product", "h100,1,1,1e-5"], "product must be GPU,M,N,K,SECONDS"),
+        (["--layer", "h100,llama-2-7b,one,1e-4"], "TOKENS must be a number, got 'one'"),
+        (["--layer", "h100,llama-2-7b,1,1e-9"], "seconds must be between 0.00011, what the peaks of the GPU allow"),
+        (["--layer", "h100,llama-2-7b,1,0.177"], "got 0.177; give one layer or product, in seconds"),
+        (["--layer", "h100,llama-2-7b,1,nan"], "SECONDS must be"),
+        (["--layer", "h900,llama-2-7b,1,1e-4"], "unknown device 'h900'; did you mean h"),
+        (["--layer", "h100,phi-2,1,2e-4", "--layer", "a100,phi-2,1,3e-4"], "all times must be of one GPU, got h100, a100"),
+        ([], "DATA_DIR is required without --layer and --product"),
+    ],
+)
+def test_what_no_gpu_takes_is_refused(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DECODESIM_DATA", raising=False)
+    done = CliRunner().invoke(app, [*FIT, *arguments])
+    assert done.exit_code == 2
+    [line] = done.stderr.splitlines()
+    assert said in line
 
 
 def test_peaks_alone_foretell_no_layer(layers: tuple[fits.Layers, ...]) -> None:
@@ -174,9 +264,8 @@ def test_the_efficiencies_that_come_along_are_this_fit(layers: tuple[fits.Layers
     found, usual = fits.fit_layers(layers), Efficiency()
     for name in fits.OF_LAYERS:
         assert getattr(usual, name) == pytest.approx(getattr(found, name), rel=0.02), name
-    assert usual.error == pytest.approx(max(fits.pooled(fits.unseen_gpus(layers)).values()), rel=0.05)
-    other = fits.fit_layers([one for one in layers if one.gpu != "h100"])
-    assert other.elementwise != pytest.approx(usual.elementwise, rel=0.1)
+    other = fits.fit_layers([one for one in layers if one.gpu == "rtx-4090"])
+    assert other.memory != pytest.approx(usual.memory, rel=0.1)
 
 
 def test_parts_of_a_pass_on_a_processor_add_up_to_it() -> None:
@@ -482,14 +571,12 @@ def test_attention_of_every_possible_table_is_found_again(claims: tuple[validati
 def test_layers_steps_and_rooflines_are_within_their_bounds(claims: tuple[validation.Claim, ...]) -> None:
     by_title = {each.title.split(",")[0]: each for each in claims}
     for case in by_title["A layer composed of its operations"].cases:
-        assert case.median <= (0.11 if case.name == MISSED else 0.10), case.name
+        assert case.kept, case.name
     engine = by_title["A decoding step of Llama-3.1-8B on an RTX 4090"]
     assert engine.case("all seconds without prompts").median <= 0.05
     rooflines = by_title["A layer by its roofline"].cases
-    for kind, bound in (("model", 0.12), ("GPU", 0.25)):
-        pooled = [case for case in rooflines if case.name.startswith(f"unseen {kind}") and "all models" in case.name]
-        assert len(pooled) == 6
-        assert max(case.median for case in pooled) <= bound
+    assert sum(case.asked is not None for case in rooflines) == 2 * 3 + 2 * 4 + 4 + 2 * 4
+    assert all(case.kept for case in rooflines)
 
 
 @needs_data
@@ -499,7 +586,7 @@ def test_every_efficiency_that_comes_along_is_the_fit(layers: tuple[fits.Layers,
         assert getattr(usual, name) == pytest.approx(getattr(found, name), rel=0.02), name
     again = fits.fit_layers(layers)
     for name in fits.OF_LAYERS:
-        assert getattr(again, name) == pytest.approx(getattr(found, name), rel=1e-3), name
+        assert getattr(again, name) == pytest.approx(getattr(found, name), rel=0.01), name  # bundled times never fall
 
 
 @needs_data

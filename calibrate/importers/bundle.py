@@ -161,7 +161,8 @@ def layer_errors(table: Profile, measured: Iterable[Profile], ways: Sequence[int
 
 def differences(table: Profile, measured: Profile, ways: tuple[int, ...] = (1,), most: int = 64) -> LeftOut:
     """Relative error of composed layers, their rotation included, against measured ones."""
-    bare = replace(table, facts={}, table=table.table.filter(table.table["part"] == "gemm"))
+    facts = {name: value for name, value in table.facts.items() if name != "decode_includes"}  # Vidur's layers rotate themselves
+    bare = replace(table, facts=facts, table=table.table.filter(table.table["part"] == "gemm"))
     made = compose.layer(bare, transformer.preset(measured.model), ways, model=measured.model)
     each = [compose.differences(made, measured, ways=many, most=most) for many in ways]
     return LeftOut(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))

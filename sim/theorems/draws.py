@@ -199,7 +199,7 @@ def decodings(
         exit_layer = draw(st.integers(first, (layers - 1) // 2 if half == "below" else layers))
         # A tree of processes grows fast: this keeps it below 16 of them.
         generations = -(-layers // exit_layer) if form == "nested" else 1
-        example = {
+        example: Example = {
             "form": form,
             "layers": layers,
             "exit_layer": exit_layer,

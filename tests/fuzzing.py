@@ -1,0 +1,215 @@
+"""Mutations of valid files, and what every command owes to whatever they make: an end, exit code 0 or 2, and one line of error."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from model.checks import ParameterError
+
+SECONDS = 60.0
+"""Of processor time that one example may take; a valid file takes a few at most."""
+MEMORY = 3 * 2**30
+"""By which the process may have grown at the end of an example [bytes]."""
+fuzzed = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 7, 10**5, 10**9, 2**63, 10**400, -0.5, 0.5, 1e-320, 1e-200, 1e12, 1e300, "", "x", "nan", "inf",
+    "\x00", "ä" * 300, [], {}, [None], [[]], [1, "x"], {"kind": "iid"}, {"x": {"x": {}}}, [0.5] * 50,
+)  # fmt: skip
+"""What may stand where something else is expected."""
+
+
+def ended(app: Any, *arguments: str | Path) -> int:
+    """Call a command; its exit code, if it keeps to what it owes."""
+    begun, grown = time.process_time(), _held()
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), (arguments, repr(done.exception))
+    assert done.exit_code in (0, 2), (done.exit_code, done.output)
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+    assert len(errors) == (done.exit_code == 2), done.stderr
+    assert all(line.startswith("error: ") and len(line) < 4000 for line in errors), errors
+    assert time.process_time() - begun < SECONDS
+    assert _held() - grown < MEMORY
+    return done.exit_code
+
+
+def read(function: Any, *arguments: Any) -> None:
+    """The same of a function that a command calls first: it gives something, or says in one line what is wrong."""
+    begun, grown = time.process_time(), _held()
+    said = ""
+    try:
+        function(*arguments)
+    except ParameterError as error:
+        said = str(error)
+    assert len(said.splitlines()) <= 1, said
+    assert time.process_time() - begun < SECONDS
+    assert _held() - grown < MEMORY
+
+
+def _held() -> int:
+    """Bytes that this process has in memory."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+# --- mutations ---
+
+
+@st.composite
+def bytes_of(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes flipped, cut, left out, put twice or put in."""
+    found = bytearray(content)
+    for _ in range(draw(st.integers(1, 4))):
+        if not found:
+            break
+        at = draw(st.integers(0, len(found) - 1))
+        size = draw(st.integers(1, 64))
+        kind = draw(st.sampled_from(("flip", "cut", "drop", "twice", "put")))
+        if kind == "flip":
+            found[at] ^= draw(st.integers(1, 255))
+        elif kind == "cut":
+            del found[at:]
+        elif kind == "drop":
+            del found[at : at + size]
+        elif kind == "twice":
+            found[at:at] = found[at : at + size]
+        else:
+            found[at:at] = draw(st.binary(min_size=1, max_size=8))
+    return bytes(found)
+
+
+@st.composite
+def json_of(draw: st.DrawFn, said: Any) -> Any:
+    """A document with keys dropped, put in or renamed, and values of other types and sizes."""
+    found = copy.deepcopy(said)
+    for _ in range(draw(st.integers(1, 3))):
+        places = _places(found)
+        if not places:
+            return _value(draw)
+        holder, key = draw(st.sampled_from(places))
+        kind = draw(st.sampled_from(("set", "set", "drop", "scale", "put")))
+        if kind == "drop":
+            del holder[key]
+        elif kind == "put" and isinstance(holder, dict):
+            holder[draw(st.sampled_from(("x", "kind", "rows", f"{key}_")))] = _value(draw)
+        elif kind == "scale" and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
+            holder[key] *= draw(st.sampled_from((-1, 0, 2, 1000, 1e-3, 10**9)))
+        else:
+            holder[key] = _value(draw)
+    return found
+
+
+def _value(draw: st.DrawFn) -> Any:
+    return copy.deepcopy(draw(st.sampled_from(VALUES)))  # it may be spoiled in its turn
+
+
+def _places(found: Any, most: int = 400) -> list[tuple[Any, Any]]:
+    """Where there are values in a document; of long lists the first few."""
+    places: list[tuple[Any, Any]] = []
+    level = [found]
+    while level and len(places) < most:
+        inner = []
+        for holder in level:
+            keys = list(holder) if isinstance(holder, dict) else list(range(min(len(holder), 6)))
+            places += [(holder, key) for key in keys]
+            inner += [holder[key] for key in keys if isinstance(holder[key], dict | list)]
+        level = inner
+    return places
+
+
+def written(said: Any) -> str:
+    """As JSON, of numbers that are none too."""
+    return json.dumps(said)
+
+
+@st.composite
+def lines_of(draw: st.DrawFn, text: str, mark: str = "=") -> str:
+    """A text of settings or of cells with lines dropped, put twice or exchanged, and values of other types and sizes."""
+    lines = text.splitlines()
+    for _ in range(draw(st.integers(1, 3))):
+        if not lines:
+            break
+        at = draw(st.integers(0, len(lines) - 1))
+        kind = draw(st.sampled_from(("set", "set", "set", "drop", "twice", "swap", "name")))
+        if kind == "drop":
+            del lines[at]
+        elif kind == "twice":
+            lines.insert(at, lines[at])
+        elif kind == "swap":
+            other = draw(st.integers(0, len(lines) - 1))
+            lines[at], lines[other] = lines[other], lines[at]
+        elif mark in lines[at]:
+            parts = lines[at].split(mark)
+            place = draw(st.integers(0, len(parts) - 1)) if mark == "," else kind != "name"
+            parts[int(place)] = draw(st.sampled_from(_WORDS if mark == "=" else _CELLS))
+            lines[at] = mark.join(parts)
+    return "\n".join(lines) + "\n"
+
+
+_WORDS = (
+    '""', '"x"', '"no.such.module"', "true", "[]", "{}", "[[]]", "0", "-1", "1", "2", "0.5", "1e-320", "1e300", "nan", "inf",
+    "10000", "1" + "0" * 30, "[0.5, 0.5]", '["x"]', "{ from = 0, to = 1, count = 3 }", '{ kind = "iid" }', '"' + "x" * 300 + '"',
+    "1979-05-27", '"../x"', '"a/b.json"', "[[1, 1e-200], [4, 1.1]]", "5e-324", "'''x\n'''", "=",
+)  # fmt: skip
+_CELLS = ("", "x", "nan", "inf", "-1", "0", "0.5", "1e-320", "1e12", "1e300", "9" * 400, '"', "true", " ", "\x00", "1;2", "ä" * 300)
+
+
+@st.composite
+def table_of(draw: st.DrawFn, table: pl.DataFrame) -> pl.DataFrame:
+    """A table with columns dropped, renamed or of other types, rows dropped or twice, and cells of other values."""
+    for _ in range(draw(st.integers(1, 2))):
+        if not table.width:
+            break
+        name = draw(st.sampled_from(table.columns))
+        kind = draw(st.sampled_from(("drop", "name", "type", "null", "cell", "cell", "cell", "rows", "none", "twice", "more")))
+        if kind == "drop":
+            table = table.drop(name)
+        elif kind == "name":
+            table = table.rename({name: f"{name}_"})
+        elif kind == "type":
+            as_other = draw(st.sampled_from((pl.String, pl.Float32, pl.Int8, pl.UInt64, pl.Boolean, pl.Date, pl.Binary, pl.Null)))
+            table = table.with_columns(_cast(table[name], as_other))
+        elif kind == "null":
+            table = table.with_columns(pl.lit(None).cast(table[name].dtype).alias(name))
+        elif kind == "rows":
+            table = table.head(draw(st.integers(0, 3)))
+        elif kind == "none":
+            table = table.clear()
+        elif kind == "twice":
+            table = pl.concat([table, table])
+        elif kind == "more":
+            table = table.with_columns(pl.lit(draw(st.sampled_from(("x", 1, -1.5)))).alias("more"))
+        elif table.height:
+            table = table.with_columns(_with_cell(draw, table[name]))
+    return table
+
+
+def _cast(column: pl.Series, to: Any) -> pl.Series:
+    try:
+        return column.cast(to, strict=False)
+    except pl.exceptions.PolarsError:
+        return pl.Series(column.name, [None] * column.len(), dtype=to)
+
+
+def _with_cell(draw: st.DrawFn, column: pl.Series) -> pl.Series:
+    row = draw(st.integers(0, min(column.len(), 50) - 1))
+    known = (None, 0, -1, 1, 10**9, 2**62, 0.5, math.nan, math.inf, 1e300, 1e-320, "x", "", [], [1], [None], True)
+    value = draw(st.sampled_from(known))
+    values = column.to_list()
+    values[row] = value
+    try:
+        return pl.Series(column.name, values, dtype=column.dtype, strict=False)
+    except (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
+        return column

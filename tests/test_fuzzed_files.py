@@ -1,0 +1,370 @@
+"""Every kind of file that is read, spoiled five hundred times: numbers or one line, in bounded time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import figures
+from calibrate import run_plan
+from calibrate.cli import app as calibrate
+from model import decision_log, device, position_log, profile, runs, transformer
+from sim.cli import app as sim
+from tests.comparisons import decoded, profiles, runs_of
+from tests.fuzzing import bytes_of, ended, fuzzed, json_of, lines_of, read, table_of, written
+from tests.test_importers import TABLES
+
+pytestmark = pytest.mark.slow
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A new folder for each example."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+# --- scenarios ---
+
+BASE = """[scenario]
+name = "x"
+tokens = 8
+replications = 4
+seed = 1
+views = ["formula", "paths"]
+
+[[method]]
+name = "ppd"
+layers = 8
+exit_layer = 4
+candidates = 2
+
+[[method]]
+name = "speculative"
+layers = 8
+draft_length = 3
+[method.cost]
+cost_ratio = 0.1
+verify_cost = [[1, 1.0], [4, 1.2]]
+
+[outcomes.match]
+kind = "iid"
+match_rate = 0.5
+trials = 100
+
+[outcomes.accept]
+kind = "iid"
+acceptance_rate = 0.6
+source = "measured"
+
+[cost]
+final_head = 0.5
+early_head = 0.1
+
+[cluster]
+units = 4
+
+[sweep]
+"outcomes.match.match_rate" = [0.1, 0.9]
+"""
+
+
+@given(data=st.one_of(lines_of(BASE).map(str.encode), bytes_of(BASE.encode())))
+@fuzzed
+def test_scenarios(data: bytes) -> None:
+    with folder() as here:
+        path = here / "s.toml"
+        path.write_bytes(data)
+        read_in = CliRunner().invoke(sim, ["lint", str(path)])
+        if read_in.exit_code == 1:  # some points would fail, and it says which
+            return
+        if ended(sim, "lint", path) == 0:
+            said = tomllib.loads(data.decode("utf-8-sig"))["scenario"]
+            small = said.get("tokens", 8) <= 1000 and said.get("replications", 1) <= 1000
+            if small:
+                ended(sim, "run", path, "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
+
+
+# --- measured runs, and logs of decisions ---
+
+
+@lru_cache(maxsize=1)
+def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
+    """The files of measured runs with their profiles; their two tables."""
+    clock = profiles(head=2e-3, wake=1e-3, turn=1e-4)
+    made = [
+        decoded("autoregressive", 5, {}), decoded("speculative", 5, {"acceptance_rate": 0.7}, draft_length=2),
+        decoded("ppd", 5, {"match_rate": 0.6}, exit_layer=8, candidates=1),
+    ]  # fmt: skip
+    found = runs_of(made, clock, units=[1, 1, 2])
+    with folder() as here:
+        named = {role: profile.save(clock[role], here).name for role in found.log.models}
+        runs.save(runs.Runs(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json")
+        return {path.name: path.read_bytes() for path in here.iterdir()}, found.table, found.log.table()
+
+
+def spoiled(data: st.DataObject, held: dict[str, bytes], name: str, table: pl.DataFrame, here: Path) -> None:
+    """Write all files, the pair NAME.json and NAME.parquet spoiled; checksums are right but where bytes are wrong."""
+    for other, content in held.items():
+        (here / other).write_bytes(content)
+    said = json.loads(held[f"{name}.json"])
+    kind = data.draw(st.sampled_from(("said", "said", "table", "table", "bytes of the table", "bytes")))
+    content = held[f"{name}.parquet"]
+    if kind == "said":
+        said = data.draw(json_of(said))
+    elif kind == "table":
+        frame = data.draw(table_of(table))
+        frame.write_parquet(here / "made")
+        content = (here / "made").read_bytes()
+        said["rows"] = frame.height
+    elif kind == "bytes of the table":
+        content = data.draw(bytes_of(content))
+    if isinstance(said, dict) and kind != "bytes":
+        said["sha256"] = hashlib.sha256(content).hexdigest()
+    text = data.draw(bytes_of(held[f"{name}.json"])) if kind == "bytes" else written(said).encode()
+    (here / f"{name}.json").write_bytes(text)
+    (here / f"{name}.parquet").write_bytes(content)
+
+
+@given(data=st.data())
+@fuzzed
+def test_measured_runs(data: st.DataObject) -> None:
+    held, table, _ = measured()
+    with folder() as here:
+        spoiled(data, held, "own", table, here)
+        ended(sim, "compare", here / "own.json", *data.draw(st.sampled_from(((), ("--json",)))))
+
+
+@given(data=st.data())
+@fuzzed
+def test_logs_of_decisions(data: st.DataObject) -> None:
+    held, _, reads = measured()
+    with folder() as here:
+        spoiled(data, held, "own.reads", reads, here)
+        path = here / "own.json"
+        digest = hashlib.sha256((here / "own.reads.json").read_bytes()).hexdigest()
+        path.write_text(written(json.loads(held["own.json"]) | {"reads_sha256": digest}))
+        read(decision_log.load, here / "own.reads.json")
+        ended(sim, "compare", path)
+
+
+# --- profiles ---
+
+LAYERED = """[scenario]
+name = "x"
+tokens = 8
+[[method]]
+name = "autoregressive"
+layers = {}
+[cost]
+kind = "profile"
+profile = "mine.json"
+"""
+
+
+@lru_cache(maxsize=3)
+def profiled(name: str) -> tuple[dict[str, bytes], pl.DataFrame]:
+    found = profile.load(name)
+    table = found.table.gather_every(max(1, found.table.height // 300))
+    with folder() as here:
+        profile.save(dataclasses.replace(found, name="mine", table=table), here)
+        return {path.name: path.read_bytes() for path in here.iterdir()}, table
+
+
+@given(data=st.data(), name=st.sampled_from(("a100-llama-2-7b", "cpu-llama-68m", "h100-operations")))
+@fuzzed
+def test_profiles(data: st.DataObject, name: str) -> None:
+    held, table = profiled(name)
+    with folder() as here:
+        spoiled(data, held, "mine", table, here)
+        (here / "s.toml").write_text(LAYERED.format(32 if "7b" in name else 2))
+        if ended(sim, "ls", "profiles", here / "mine.json") == 0:
+            ended(sim, "run", here / "s.toml", "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
+
+
+# --- position logs ---
+
+
+@lru_cache(maxsize=1)
+def logged() -> tuple[dict[str, bytes], pl.DataFrame]:
+    log = position_log.bundled()
+    table = log.table.filter(pl.col("text") < 3)
+    with folder() as here:
+        position_log.save(position_log.PositionLog(table, {**log.said, "prompts": log.said["prompts"][:3]}), here / "log.json")
+        return {path.name: path.read_bytes() for path in here.iterdir()}, table
+
+
+@given(data=st.data())
+@fuzzed
+def test_position_logs(data: st.DataObject) -> None:
+    held, table = logged()
+    with folder() as here:
+        spoiled(data, held, "log", table, here)
+        ended(calibrate, "rates", here / "log.json", *data.draw(st.sampled_from(((), ("--json",)))))
+
+
+# --- tables of other projects ---
+
+IMPORTS = {
+    "vidur": (["vidur", "--model", "llama-2-7b", "--gpu", "a100"], "vidur"),
+    "llmservingsim": (["llmservingsim", "--model", "llama-3.1-8b", "--gpu", "rtx-4090"], "llmservingsim/tp1"),
+    "aiconfigurator": (["aiconfigurator", "--gpu", "h100", "--engine", "vllm/1.0"], "aiconfigurator"),
+}  # fmt: skip
+
+
+@given(data=st.data(), source=st.sampled_from([*IMPORTS]))
+@fuzzed
+def test_tables_of_other_projects(data: st.DataObject, source: str) -> None:
+    (kind, *more), where = IMPORTS[source]
+    with folder() as here:
+        shutil.copytree(TABLES / source, here / source)
+        files = sorted(path for path in (here / where).rglob("*.csv"))
+        path = data.draw(st.sampled_from(files))
+        if source == "aiconfigurator":
+            frames = {each: pl.read_csv(each.read_bytes()) for each in files}
+            frames[path] = data.draw(table_of(frames[path]))
+            for each, frame in frames.items():
+                frame.write_parquet(each.with_suffix(".parquet"))
+            if data.draw(st.booleans()):
+                there = path.with_suffix(".parquet")
+                there.write_bytes(data.draw(bytes_of(there.read_bytes())))
+        else:
+            text = path.read_text()
+            path.write_bytes(data.draw(st.one_of(lines_of(text, ",").map(str.encode), bytes_of(text.encode()))))
+        ended(calibrate, "import", kind, here / where, *more, "-o", here / "out")
+
+
+# --- configurations, devices, plans ---
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": False, "rope_theta": 1e4, "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16", "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "head_dim": 16,
+}  # fmt: skip
+
+
+@given(data=st.data())
+@fuzzed
+def test_configurations(data: st.DataObject) -> None:
+    with folder() as here:
+        text = written(data.draw(json_of(CONFIG))).encode() if data.draw(st.booleans()) else data.draw(
+            bytes_of(json.dumps(CONFIG).encode())
+        )  # fmt: skip
+        (here / "config.json").write_bytes(text)
+        read(transformer.from_config, here / "config.json")
+        ended(sim, "ls", "shapes", here / "config.json")
+
+
+PLAN = """[run]
+model = "family"
+tokens = 8
+repeats = 2
+prompts = 1
+mode = "eager"
+
+[profile]
+widths = [1, 2]
+contexts = [0, 32]
+
+[[method]]
+name = "ppd"
+exit_layer = 6
+sweep = { candidates = [1, 3] }
+forced = { match_rate = [0.3, 0.7] }
+apart = "processes"
+
+[[method]]
+name = "speculative"
+draft_length = 2
+"""
+
+
+@given(data=st.one_of(lines_of(PLAN).map(str.encode), bytes_of(PLAN.encode())))
+@fuzzed
+def test_plans(data: bytes) -> None:
+    with folder() as here:
+        (here / "plan.toml").write_bytes(data)
+        read(run_plan.read, here / "plan.toml")
+
+
+DEVICE = """name = "mine"
+memory_bytes = 8e10
+bandwidth = 2e12
+link = 3e11
+host_link = 3e10
+cache_bytes = 4e7
+source = "my own"
+
+[rates]
+bfloat16 = 3e14
+float32 = 2e13
+"""
+
+
+@given(data=st.one_of(lines_of(DEVICE).map(str.encode), bytes_of(DEVICE.encode())))
+@fuzzed
+def test_devices(data: bytes) -> None:
+    with folder() as here:
+        path = here / "mine.toml"
+        path.write_bytes(data)
+        read(device.device, str(path))
+        ended(sim, "ls", "devices", path)
+
+
+# --- what a run has left ---
+
+
+RUN = ("run", "compare", "--set", "scenario.tokens=8", "--replications", "4", "--no-figures", "-q", "-j", "1")
+
+
+@lru_cache(maxsize=1)
+def left() -> dict[str, bytes]:
+    with folder() as here:
+        assert CliRunner().invoke(sim, [*RUN, "-o", str(here)]).exit_code == 0
+        return {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
+
+
+@given(data=st.data())
+@fuzzed
+def test_results(data: st.DataObject) -> None:
+    """Figures are drawn of whatever comes through, but not written."""
+    held = left()
+    with folder() as here, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda *_, **__: [])
+        for name, content in held.items():
+            (here / name).write_bytes(content)
+        name = data.draw(st.sampled_from([each for each in held if each.endswith(".parquet")]))
+        if data.draw(st.booleans()):
+            (here / name).write_bytes(data.draw(bytes_of(held[name])))
+        else:
+            data.draw(table_of(pl.read_parquet(held[name]))).write_parquet(here / name)
+        ended(sim, "plot", here)
+
+
+@given(data=st.one_of(st.sampled_from([b"", b"{}", b"[]", b"null"]), st.just(b"x")), more=st.data())
+@fuzzed
+def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
+    held = left()
+    with folder() as here:
+        for name, content in held.items():
+            (here / name).write_bytes(content)
+        said = json.loads(held["metadata.json"])
+        text = data if more.draw(st.booleans()) else more.draw(
+            st.one_of(bytes_of(held["metadata.json"]), json_of(said).map(written).map(str.encode))
+        )  # fmt: skip
+        (here / "metadata.json").write_bytes(text)
+        ended(sim, *RUN, "--resume", "-o", here)
