@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from calibrate.command import guarded
-from model.checks import ParameterError
 
 fitting = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,6 +51,8 @@ def roofline(
     if layer or product:
         _adapted(layer or [], product or [])
     elif folder is None:
+        from model.checks import ParameterError
+
         raise ParameterError("DATA_DIR is required without --layer and --product; name the folder, or set DECODESIM_DATA to it")
     else:
         _fitted(folder)
@@ -60,6 +61,7 @@ def roofline(
 def _adapted(layers: list[str], products: list[str]) -> None:
     """Print the keys of [cost] that these measured times give."""
     from calibrate.fits import roofline as fits
+    from model.checks import ParameterError
     from model.roofline import Efficiency
 
     cells = [fits.layer_cell(each) for each in layers] + [fits.product_cell(each) for each in products]

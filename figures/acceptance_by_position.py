@@ -60,7 +60,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
         figure.text(start, 0.885, f"{about}; below each point, how many were tested", fontsize=9, color=GREY, va="center")
         handles = [
             Line2D([], [], color=_POINTS, marker="o", markersize=5.5, label="accepted of tested, band of 95 % (Wilson)"),
-            Line2D([], [], color=_THEORY, linestyle=LINES[1], label=f"independent acceptances: α = {alpha:.3f} everywhere"),
+            Line2D([], [], color=_THEORY, linestyle=LINES[1], label=f"one rate: α = {alpha:.3f} everywhere"),
         ]
         if np.isfinite(ends[0]):
             handles.append(Patch(facecolor=_THEORY, alpha=0.18, label="its interval of 95 % between sequences"))  # type: ignore[arg-type]

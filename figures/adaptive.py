@@ -268,7 +268,8 @@ def _fixed(text: pl.DataFrame) -> str:
 
 def _told(table: pl.DataFrame) -> str:
     ratios = ", ".join(f"{ratio:g}" for ratio in table["cost_ratio"].unique(maintain_order=True))
-    return f"a draft costs c = {ratios} of a target pass; lines are medians over many decodings; all policies share one set of random draws"
+    drawn = "lines are medians over many decodings; all policies share one set of random draws"
+    return f"a draft costs c = {ratios} of a target pass; {drawn}"
 
 
 def _legend(figure: Figure, height: float) -> None:

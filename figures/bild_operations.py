@@ -20,7 +20,7 @@ from model.algorithms.bild import VARIANTS
 from model.transformer import preset
 
 PANELS = {
-    "operations_factor": "arithmetic (FLOPs)",
+    "operations_factor": "operations per token",
     "memory_factor": "weights read (MOPs)",
     "intensity_factor": "arithmetic intensity",
     "speedup": "speed",

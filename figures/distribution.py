@@ -61,7 +61,8 @@ def draw(rows: pl.DataFrame) -> Figure:
         panels = [only]
         if len(points) > 1:
             only.remove()
-            figure.subplots_adjust(left=0.8 / width, right=0.98, bottom=0.6 / height, top=1 - 1.05 / height, wspace=0.28, hspace=0.75)
+            sides = {"left": 0.8 / width, "right": 0.98, "bottom": 0.6 / height, "top": 1 - 1.05 / height}
+            figure.subplots_adjust(**sides, wspace=0.28, hspace=0.75)
             panels = [figure.add_subplot(down, across, index + 1) for index in range(len(points))]
         for index, (axes, point) in enumerate(zip(panels, points, strict=True)):
             _panel(axes, table.filter(pl.col("point").eq_missing(point)))

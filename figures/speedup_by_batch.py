@@ -14,17 +14,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from figures.labels import at_right
 from figures.style import GREY, INK, NAMES, VIEWS, Look, demand, house, looks, points, side_by_side
 from model import checks
+from model.algorithms._batches import SAID
 
 MOST_PANELS = 4
 MOST_LENGTHS = 6
 _NEEDED = ("sequences", "batching", "draft_length", "acceptance_rate", "view", "speedup")
 _APART = ("sequences", "draft_length", "acceptance_rate", "view")
 """What a point is told by."""
-SAID = {
-    "continuous": "the batch is kept full: a sequence that has ended is replaced at once",
-    "static": "all sequences begin together, and the batch waits for its slowest one",
-    "lockstep": "all sequences share one set of random outcomes",
-}
 
 
 def fits(rows: pl.DataFrame) -> bool:

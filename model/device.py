@@ -166,7 +166,7 @@ def _of_file(name: str, _: object) -> Device:
     except OSError as error:
         raise ParameterError(f"cannot read the device {path}: {error.strerror}; `sim ls devices h100` prints such a file") from None
     except ValueError as error:
-        raise ParameterError(f"the device {path} must be TOML: {str(error).splitlines()[0]}") from None
+        raise ParameterError(f"the device {path} must be TOML: {(str(error).splitlines() or ['damaged'])[0]}") from None
     known = [each.name for each in fields(Device)]
     for key in said:
         if key not in known:

@@ -15,7 +15,7 @@ from model.roofline import Efficiency, Roofline
 from model.surface import NONE, Bound, Estimate, Surface
 from model.transformer import Shape
 
-PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """All of a device's peaks: a bound that no time beats."""
 
 

@@ -37,7 +37,7 @@ def allowed() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def allowing(modules: Sequence[str]) -> Iterator[None]:
+def allowing(modules: Sequence[Any]) -> Iterator[None]:
     """Allow the methods of these modules, named by their dotted paths, beside those allowed already; each is imported and checked.
 
     >>> with allowing(["os.path"]):

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any
 
 from model import checks, device, profile, published, transformer
+from model.algorithms import _batches
 from model.device import DEVICES, Device
 from model.latency import RATIOS, UnitCost
 from model.profile import Profile
@@ -130,6 +131,9 @@ def _method(name: str) -> str:
     perhaps = ", where its parameters ask for it" if hasattr(kind, "asked") else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
+    ways = getattr(kind, "BATCHINGS", ())
+    if ways:
+        parts.append("batching of several sequences\n" + _rows({way: _batches.SAID[way] for way in ways}))
     required = [RATIOS[role] for role in methods.roles(kind, {})]
     looked_at, given = methods.costs(kind, {}), {*_given(cases.Cost), *_given(HardwareCost)}
     also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})

@@ -36,7 +36,7 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `seconds_per_layer`       what a layer-time is: a layer over one token of each sequence of the batch that is run; of a static batch,
                           which shrinks as its sequences end, over one token of one
 `context_drift`           by how much a step of the batch that is run grows from the first token to the last, or falls, below zero:
-                          costs are those in the middle of the context
+                          costs are those at mid-context
 `memory_share`            weights and cache over what a device has; `ways` is over how many of them a layer is split
 `prompt_s`                reading the prompt, before the first token is decoded: it is in no other column
 `cost_source`             whose times these are: measured, composed of operations, or assumed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +13,11 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.clockwork import Clockwork
+
+# Workers share the cores, and tests are of small products: further threads would only wait for each other, and use the time up.
+# To be said before a library looks; processes and notebooks that tests start hear it too.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 # The same examples every time: a change fails because of what it changed, never because of the day's luck.
 # Nor does it fail because a busy machine takes long to draw them.
@@ -51,5 +57,6 @@ def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     clock = Clockwork()
     clock.install(monkeypatch)
     monkeypatch.setattr(machine, "LITTLE", 16)
+    monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of looks at this clock; else there were a try between all rows
     monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
     return clock

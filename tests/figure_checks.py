@@ -90,8 +90,8 @@ def shown(figure: Figure) -> Shown:
         title = axes.get_title(loc="left") or axes.get_title()
         ticks = [tick.get_text() for tick in axes.get_xticklabels()], [tick.get_text() for tick in axes.get_yticklabels()]
         panels.append(Panel(
-            title, axes.get_xlabel(), axes.get_ylabel(), (axes.get_xscale(), axes.get_yscale()), lines, marks, segments, bars, bands,
-            [text.get_text() for text in axes.texts], ticks,
+            title, axes.get_xlabel(), axes.get_ylabel(), (axes.get_xscale(), axes.get_yscale()), lines, marks, segments, bars,
+            bands, [text.get_text() for text in axes.texts], ticks,
         ))  # fmt: skip
     legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
     said = [(each.get_title().get_text(), [text.get_text() for text in each.get_texts()]) for each in legends]

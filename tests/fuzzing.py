@@ -97,18 +97,22 @@ def json_of(draw: st.DrawFn, said: Any) -> Any:
     for _ in range(draw(st.integers(1, 3))):
         places = _places(found)
         if not places:
-            return draw(st.sampled_from(VALUES))
+            return _value(draw)
         holder, key = draw(st.sampled_from(places))
         kind = draw(st.sampled_from(("set", "set", "drop", "scale", "put")))
         if kind == "drop":
             del holder[key]
         elif kind == "put" and isinstance(holder, dict):
-            holder[draw(st.sampled_from(("x", "kind", "rows", f"{key}_")))] = draw(st.sampled_from(VALUES))
+            holder[draw(st.sampled_from(("x", "kind", "rows", f"{key}_")))] = _value(draw)
         elif kind == "scale" and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
             holder[key] *= draw(st.sampled_from((-1, 0, 2, 1000, 1e-3, 10**9)))
         else:
-            holder[key] = draw(st.sampled_from(VALUES))
+            holder[key] = _value(draw)
     return found
+
+
+def _value(draw: st.DrawFn) -> Any:
+    return copy.deepcopy(draw(st.sampled_from(VALUES)))  # it may be spoiled in its turn
 
 
 def _places(found: Any, most: int = 400) -> list[tuple[Any, Any]]:

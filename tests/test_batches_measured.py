@@ -1,5 +1,7 @@
 """Measured runs of batches that draft: forced outcomes, what files keep of them, what they are predicted by."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,13 @@ from calibrate.architectures import Architecture
 from calibrate.running import Plan
 from calibrate.sitting import Passes
 from calibrate.timing import prepared
-from model import forced, runs
+from model import decision_log, forced, runs
 from model.account import Account
 from model.algorithms import speculative
 from model.checks import ParameterError
 from model.measured import Measured
 from model.pass_cost import PassCost
-from model.replay import Replayed, steps_of, told
+from model.replay import Replayed, parameters_of, steps_of, told
 from model.steps import Forward
 from model.work import count
 from sim import compare, limits
@@ -63,6 +65,16 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
     assert {each.text for each in kept.log.decodings[1].commits} == {None}
     assert '"text": null' not in (tmp_path / "runs.reads.json").read_text()
     assert told(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
+    # Logs from before there were several ways of batching have a `batch`: all of them were static.
+    path = tmp_path / "runs.reads.json"
+    said = json.loads(path.read_text())
+    for each in said["texts"]:
+        each["settings"]["batch"] = each["settings"].pop("sequences")
+        del each["settings"]["batching"]
+    path.write_text(json.dumps(said))
+    for one, other in zip(made.log.decodings, decision_log.load(path).decodings, strict=True):
+        want = parameters_of(one)
+        assert parameters_of(other) == (want if want.together > 1 or want.lengths else replace(want, batching="continuous"))
 
 
 def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path) -> None:

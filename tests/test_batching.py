@@ -181,6 +181,16 @@ def test_every_method_has_the_keys_and_says_which_ways_it_has() -> None:
     assert all("lockstep" in own for own in ways.values())
 
 
+@pytest.mark.parametrize("name", methods.names())
+def test_a_method_says_its_ways_and_what_they_are(name: str) -> None:
+    done = CliRunner().invoke(app, ["ls", "methods", name])
+    assert done.exit_code == 0
+    listed = done.stdout.partition("batching of several sequences\n")[2].splitlines()
+    ways = methods.algorithm(name).Parameters.BATCHINGS
+    assert [line.split()[0] for line in listed[: len(ways)]] == [*ways]
+    assert all(len(line.split()) > 5 for line in listed[: len(ways)])
+
+
 def test_one_key_sets_all_methods_and_one_of_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(

@@ -269,7 +269,7 @@ def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 0, "layer_types": []}))
     words = refused("autoregressive", "--model", str(folder), "--prompt", "a")
-    assert "num_hidden_layers of model target must be between 1 and 10000, got 0" in words
+    assert "config.json of model target: num_hidden_layers must be between 1 and 1000, got 0" in words
 
 
 def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sim
+from model import early_exit as theory
+from model.algorithms import early_exit
 from model.checks import ParameterError
+from model.early_exit_lengths import Depths
 from model.hardware import Served, pass_time, prompt_time, step_time
 from model.latency import UnitCost
 from model.operating_point import operating_point
@@ -140,6 +143,22 @@ def test_the_three_views_agree_on_steps(case: str) -> None:
     room = 5 / 1.96 * (paths["latency_layers_high"] - paths["latency_layers_low"]) / 2
     assert abs(paths["latency_layers"] - formula["latency_layers"]) <= room + 1e-9 * formula["latency_layers"]
     assert formula["speedup"] * formula["latency_s"] == pytest.approx(paths["speedup"] * paths["latency_s"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("fill", "batch"), [("backfill", 1), ("propagate", 1), ("propagate", 3)])
+def test_rows_that_are_filled_in_and_deeper_tokens_pay_no_step(fill: str, batch: int) -> None:
+    """Where layers are as much slower the wider a pass is, a decoding takes longer by its steps alone, in the mean too."""
+    choice = early_exit.Parameters(6, measure="state", fill=fill, sequences=batch, batching="static")
+    law, tokens, step = Depths([0.1, 0.3, 0.1, 0.2, 0.1, 0.2]), 20, 7.0
+    slower = {width: 1.0 + (width - 1) / 5 for width in range(1, tokens + 1)}
+    without = UnitCost(6, early_head=0.5, final_head=0.5, propagation=0.75, verify_cost=tuple(slower.items()))
+    whole = without.target_pass
+    curve = tuple((width, (step + whole * times) / (step + whole)) for width, times in slower.items())
+    given_ = replace(without, step=step, verify_cost=curve)
+    found = [float(theory.predict(choice, tokens, law, cost).latency) for cost in (without, given_)]
+    assert found[1] - found[0] == pytest.approx(step * tokens, rel=1e-9)
+    bounds = [theory.slowest(choice, tokens, cost)[0] for cost in (without, given_)]
+    assert bounds[1] - bounds[0] == pytest.approx(step * tokens, rel=1e-9)
 
 
 def test_with_slow_steps_a_round_is_its_passes_alone() -> None:

@@ -35,7 +35,7 @@ from tests.test_figures_tradeoff import lines
 MODELS = tuple(name for name in profile.names() if profile.load(name).kind == "model")
 MEASURED, COMPOSED, TAKEN_OVER = "h100-llama-2-7b", "h100-llama-2-13b", "a40-llama-2-7b"
 CONTEXTS = (128, 512, 2048)
-PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 DRAFT = Uniform(preset("llama-68m"), 5e-4)
 """A draft pass of 1 ms at every batch."""
 

@@ -69,7 +69,8 @@ def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
         drawn = lines(axes)
         for name in set(rows["method"]) - {"autoregressive"}:
             series = [line for label, line in drawn.items() if label.startswith(METHODS[name])]
-            assert set().union(*(coordinates([line]) for line in series)) == set(last.filter(method=name).select(x, "speedup").rows())
+            found = set().union(*(coordinates([line]) for line in series))
+            assert found == set(last.filter(method=name).select(x, "speedup").rows())
 
 
 def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:

@@ -362,7 +362,10 @@ def several(**scenario: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-NAMES = {"speculative": "speculative decoding, γ = 3, α = 0.8", "ppd": "Predictive Pipelined Decoding, k = 2, exit layer 6, p = 0.6"}
+NAMES = {
+    "speculative": "speculative decoding, γ = 3, α = 0.8",
+    "ppd": "Predictive Pipelined Decoding, k = 2, exit layer 6, p = 0.6",
+}
 
 
 def test_every_method_stands_at_its_price() -> None:

@@ -235,7 +235,7 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     assert done.exit_code == 0, done.output
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, ways 1" in said
-    assert "costs are those in the middle" in said
+    assert "costs are those at mid-context" in said
     assert "whether weights and cache fit was not looked at" in said
     assert "nobody has timed, and it counts as nothing (column cost_missing): embedding" in said
 

@@ -322,7 +322,7 @@ def test_the_largest_fall_of_times_is_the_one_that_is_named(order: tuple[int, ..
     rows = [{"part": "dense", "tokens": 2**place, "time_s": time} for place, time in enumerate(found)]
     (note,) = tables.dips(rows, "dense", "tokens")
     at = 4 if order[1] == 1 else 16
-    assert note == f"dense: at 2 of 6 points the time falls by more than 5%, by 40% at tokens {at}; kept"
+    assert note == f"dense: at 2 of 6 points the time falls by more than 5%, by 40% at tokens {at}"
 
 
 META = "llmservingsim/meta.yaml"
@@ -443,7 +443,7 @@ def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "change", "message"),
     [
-        ("vidur", ["--model", "llama-9"], "unknown shape 'llama-9'; did you mean llama-"),
+        ("vidur", ["--model", "llama-9"], "unknown model 'llama-9'; did you mean llama-"),
         ("vidur", ["--gpu", "a1000"], "unknown device 'a1000'; did you mean a100?"),
         ("vidur", ["--unit", "h"], "unknown unit 'h'"),
         ("vidur", ["--attention", "nowhere.csv"], "nowhere.csv: there is no such file"),

@@ -164,7 +164,7 @@ def test_beyond_what_was_measured_the_share_of_the_peaks_is_held(ways: int) -> N
 
 
 def test_peaks_are_all_of_them() -> None:
-    nothing = dict.fromkeys(("launch", "attention_launch", "error", "attention_error"), 0)
+    nothing = dict.fromkeys(("launch", "attention_launch", "error", "attention_error", "compute_error"), 0)
     assert Efficiency(memory=1, compute=1, elementwise=1, cache=1, **nothing) == PEAKS
     bound = Roofline(SHAPE, 1e11, 1e13, PEAKS)
     assert float(bound.layer(1, 0).error) == 0

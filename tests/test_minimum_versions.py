@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SCENARIOS = ("ppd-figures-3-and-4", "speculative-deck", "bild", "beam-deck", "early-exit", "skipdecode", "hardware-compare")
+SCENARIOS = (
+    "ppd-figures-3-and-4", "speculative-deck", "bild", "beam-deck", "early-exit", "skipdecode", "hardware-compare",
+    "compare-lossy",
+)  # fmt: skip
 TESTS = (
     "tests/test_scenario.py", "tests/test_results.py", "tests/test_importers.py", "tests/test_impossible_runs.py",
-    "tests/test_outside_method.py", "tests/test_speculative_scenario.py", "tests/test_figures_speculative.py", "tests/test_sweep.py",
+    "tests/test_outside_method.py", "tests/test_speculative_scenario.py", "tests/test_figures_speculative.py",
+    "tests/test_sweep.py",
 )  # fmt: skip
 
 

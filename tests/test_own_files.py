@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -224,6 +225,8 @@ def test_files_give_what_names_give(tmp_path: Path) -> None:
     )
     assert own["cost_source"] == "assumed efficiencies of the peaks given of mine"
     assert own["latency_s"] < wanted["latency_s"]
+    like = row_of(tables(COST | {"device": str(device_file(tmp_path, "a100", bandwidth=1e12))}))
+    assert like["cost_source"] == "assumed efficiencies of the peaks given of a100"
     composed = {"kind": "profile", "profile": "h100-operations", "draft_profile": "h100-operations", "prompt": 64}
     names = {"shape": "llama-2-7b", "draft_shape": "llama-68m"}
     in_16_bits = {key: str(written(tmp_path, name, torch_dtype="float16")) for key, name in names.items()}
@@ -255,7 +258,7 @@ scenario = { name = "own", tokens = 16, views = ["formula"] }
 method = { name = "speculative", layers = 24, draft_length = 3 }
 outcomes = { kind = "iid", acceptance_rate = 0.8 }
 cost = { kind = "roofline", device = "a100-file.toml", shape = "opt-1.3b-files/config.json", draft_shape = "opt-125m" }
-sweep = { "cost.device" = ["a100", "a100-file.toml"] }
+sweep = { "cost.device" = ["a100", "a100-file.toml", "a40-file.toml"] }
 """
 
 
@@ -263,24 +266,26 @@ def test_files_lie_beside_the_scenario_and_a_run_is_of_what_they_hold(tmp_path: 
     there = tmp_path / "there"
     there.mkdir()
     model, gpu = written(there, "opt-1.3b"), device_file(there, "a100")
+    device_file(there, "a40")
     (there / "own.toml").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
     found = sim.run("there/own.toml", out=tmp_path / "run")
-    assert found["latency_s"].n_unique() == 1
-    assert found["cost.device"].to_list() == ["a100", "there/a100-file.toml"]
+    assert found["latency_s"].n_unique() == 2
+    assert found["cost.device"].to_list() == ["a100", "there/a100-file.toml", "there/a40-file.toml"]
     marks = {scenario.fingerprint(scenario.load("there/own.toml"))}
     for change in (
         lambda: gpu.write_text(devices.written(replace(DEVICES["a100"], bandwidth=1e12, name="other"))),
+        lambda: device_file(there, "a40", bandwidth=5e11),
         lambda: written(there, "opt-1.3b", torch_dtype="float16"),
     ):
         change()
         marks.add(scenario.fingerprint(scenario.load("there/own.toml")))
-    assert len(marks) == 3
+    assert len(marks) == 4
     again = CliRunner().invoke(app, ["run", "there/own.toml", "-o", "run"])
     assert again.exit_code == 2
     assert "holds the run of another scenario" in again.stderr
     other = sim.run("there/own.toml", out=tmp_path / "other")
-    assert other["latency_s"].n_unique() == 2
+    assert other["latency_s"].n_unique() == 3
     model.unlink()
     gone = CliRunner().invoke(app, ["run", "there/own.toml", "-o", "gone"])
     assert gone.exit_code == 2
@@ -299,6 +304,8 @@ def test_importers_take_files_for_names(folder: Path, tmp_path: Path) -> None:  
     assert by_file.shape == by_name.shape
     assert by_file.bandwidth == by_name.bandwidth
     assert by_file.table.equals(by_name.table)
+    # What it ran on is looked up among the known devices: of one from a file nothing is known to the contrary.
+    (folder / "llmservingsim/meta.yaml").write_text("gpu: NVIDIA GeForce RTX 4090\n")
     card = str(device_file(tmp_path, "rtx-4090", name="my-card"))
     of_card = llmservingsim.read(folder / "llmservingsim/tp1", model=str(written(tmp_path, "llama-3.1-8b")), gpu=card)
     assert (of_card.name, of_card.device) == ("my-card-llama-3.1-8b-files", "my-card")
@@ -308,3 +315,36 @@ def test_importers_take_files_for_names(folder: Path, tmp_path: Path) -> None:  
     assert (operations.name, operations.device) == ("mine-operations", "mine")
     with pytest.raises(ParameterError, match=r"unknown model 'llama-9'; .*; or give the path of a config\.json"):
         vidur.read(folder / "vidur", model="llama-9", gpu="a100")
+
+
+# --- whatever a file holds ---
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    for name, read in {"x.toml": devices.device, "x.json": transformer.named}.items():
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ParameterError, match="must be a regular file"):
+            read(str(tmp_path / name))
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=3)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_model_and_any_device_is_one_or_is_refused_in_a_line(tmp_path: Path, data: st.DataObject) -> None:
+    config = config_of("llama-2-7b", PRESETS["llama-2-7b"])
+    for key in data.draw(st.lists(st.sampled_from([*config, "head_dim", "num_experts", "attention_bias", "dtype"]), max_size=3)):
+        config[key] = data.draw(VALUES)
+    model = data.draw(st.just(json.dumps(config).encode()) | st.binary(max_size=60))
+    lines = devices.written(DEVICES["h100"]).splitlines()
+    lines[data.draw(st.integers(0, len(lines) - 1))] = data.draw(st.text(max_size=20))
+    gpu = data.draw(st.just("\n".join(lines).encode(errors="replace")) | st.binary(max_size=60))
+    for name, content, read in (("x.json", model, transformer.named), ("x.toml", gpu, devices.device)):
+        (tmp_path / name).write_bytes(content)
+        try:
+            assert read(str(tmp_path / name)) is not None
+        except ParameterError as error:
+            assert len(str(error).splitlines()) == 1  # noqa: PT017

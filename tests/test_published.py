@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sim
 from model import published
 from model.checks import ParameterError
-from model.published import ppd
+from model.published import ppd, ppd_figure_3
 
 DATA_SETS = {"squad": "ppd-table-6", "wmt": "ppd-table-7", "cnn_dm": "ppd-table-8"}
 LAYERS = (10, 20, 30, 35, 37)
@@ -248,3 +249,13 @@ def test_the_two_greedy_rates_of_one_model_differ_as_the_notes_say() -> None:
     assert note in published.table("ppd-table-3").notes
     for percent in ("47.24% against 50.77%", "41.99% against 40.84%"):
         assert percent in note
+
+
+def test_the_default_run_says_the_papers_own_limits() -> None:
+    """Figure 3 of the paper: .629 and .892 are Eq. 3, for many tokens; the run's own points are for 128."""
+    rows = sim.run(views=["formula"])
+    (said,) = ppd_figure_3.sentences(ppd_figure_3.replayed(rows.to_dicts()))
+    assert "0.629 (squad, trained head, k = 5) to 0.892 (wmt, final head, k = 1), at 4.973 and 1.561 busy units" in said
+    ends = rows["normalized_latency"].min(), rows["normalized_latency"].max()
+    assert f"for 128 tokens Theorem 4.1 gives {ends[0]:.4f} and {ends[1]:.4f}" in said
+    assert ppd_figure_3.replayed(rows.filter(data_set="squad").to_dicts()) == []

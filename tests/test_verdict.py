@@ -65,6 +65,9 @@ def test_plain_decoding_may_be_the_fastest_or_as_fast() -> None:
     same = of([row(0, 1.01, **spread(0.97, 1.05, "input_")), row(1, 0.9), row(2, 0.8)], tables(SPEC, **LENGTHS))
     assert same.text.startswith("About as fast as plain decoding on the same devices: speculative, draft_length 1: 1.01x (")
     assert same.document()["conditions"][0]["tied_with_plain"]
+    below = of([row(0, 0.99, **spread(0.97, 1.02, "input_"))], tables(SPEC))
+    assert below.answers[0].wins == "speculative, draft_length 3 or plain decoding"
+    assert below.text.startswith("About as fast as plain decoding")
     assert not slower.document()["conditions"][0]["tied_with_plain"]
     alone = of([row(0, 1.0, method="autoregressive")], tables(PLAIN))
     assert alone.text == "Only plain decoding was run: there is nothing to compare"
@@ -75,6 +78,9 @@ def test_choices_that_intervals_do_not_tell_apart_are_said() -> None:
     found = of(wide, tables(SPEC, **LENGTHS))
     assert "; not told apart from it: speculative, draft_length 2 (1.20x);" in found.text
     assert found.document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
+    # Each must lie within the other's bounds.
+    one_sided = [row(0, 1.21, **spread(1.0, 1.4, "input_")), row(1, 1.15, **spread(1.14, 1.16, "input_")), row(2, 0.5)]
+    assert of(one_sided, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == []
     # Sampling says nothing of a closed form, and without any bounds only what is equal is not told apart.
     sharp = [row(at, speed, **spread(0.5, 2.0)) for at, speed in enumerate((1.21, 1.21, 1.2099))]
     assert of(sharp, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
@@ -103,6 +109,9 @@ def test_what_differs_by_condition_is_said_by_condition() -> None:
     assert found.document()["best"] is None
     assert [each["at"] for each in found.document()["conditions"]] == [{"sequences": 1}, {"sequences": 8}, {"sequences": 32}]
     assert [each["speedup"] for each in found.document()["conditions"]] == [1.6, 1.3, 1.21]
+    order = [32, 1, 8]
+    unsorted = [row(at, speed) for at, speed in enumerate(speed for size in order for speed in speeds[size])]
+    assert of(unsorted, tables(SPEC, **{"method.sequences": order, **LENGTHS})).text == found.text
     # Two axes of conditions are counted; names are listed with those that have the same.
     both = tables(SPEC, **{"method.sequences": [1, 8, 32], "outcomes.acceptance_rate": [0.6, 0.8, 0.9]})
     assert of([row(at, 1.5 - 0.1 * at) for at in range(9)], both).text == (
@@ -111,7 +120,7 @@ def test_what_differs_by_condition_is_said_by_condition() -> None:
         " decoding (1.00x) in 1; costs are in layer-times"
     )
     alike = of([row(at, 1.5 - 0.01 * at) for at in range(9)], both).text
-    assert "Fastest in all 9 conditions (sequences x acceptance_rate), over plain decoding on the same devices: speculative, " in alike
+    assert "Fastest in all 9 conditions (sequences x acceptance_rate), over plain decoding on the same devices: spec" in alike
     assert "draft_length 3 (1.42x to 1.50x); costs" in alike
     named = of([row(at, speed) for at, speed in enumerate((2.0, 0.5, 1.5))], tables(SPEC, **{"cost.device": ["a", "b", "c"]}))
     assert "by device, over plain decoding on the same devices: a, c: speculative, draft_length 3 (1.50x to 2.00x); b: plain" in (

@@ -26,6 +26,11 @@ from model.latency import UnitCost
 from model.steps import Forward, Steps
 
 CONTINUOUS, STATIC, LOCKSTEP = BATCHING = ("continuous", "static", "lockstep")
+SAID = {
+    CONTINUOUS: "the batch is kept full: a sequence that has ended is replaced at once",
+    STATIC: "all sequences begin together, and the next batch begins when the slowest has ended",
+    LOCKSTEP: "all sequences share one set of random outcomes: what prices alone say of a batch",
+}
 MAX_STATIC = 4096
 """The most sequences of a static batch, all of which are played."""
 

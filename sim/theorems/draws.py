@@ -206,8 +206,8 @@ def decodings(
             "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
             "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
         }
-        if example["candidates"] > 1:
-            example["right"] = draw(st.integers(1, example["candidates"]))
+        if (count := choice(example).candidates) > 1:
+            example["right"] = draw(st.integers(1, count))
         if costs != "plain" and form != "nested":
             example["cost"] = draw(_costs(layers, costs))
         if cluster:
