@@ -512,6 +512,17 @@ def test_the_command_line_compares_writes_and_keeps_a_page(tmp_path: Path) -> No
     assert len(said["runs"]) == 4
 
 
+def test_a_mismatch_is_gone_on_with_where_that_is_asked_for(tmp_path: Path) -> None:
+    path, out = written(tmp_path, dtype="float64"), tmp_path / "errors.csv"
+    assert invoke(path, "-o", out).exit_code == 2
+    assert not out.exists()
+    result = invoke(path, "-o", out, "--allow-mismatch")
+    assert result.exit_code == 0, result.output
+    marks = pl.read_csv(out)["mismatch"].to_list()
+    assert len(marks) == 4
+    assert all("dtype must be float64, as of the runs, got float32 in made-target" in mark for mark in marks)
+
+
 @pytest.mark.parametrize(("change", "arguments", "said"), [
     ({"profiles": {}}, [], "profile is required"),
     ({"dtype": "float64"}, [], "dtype must be float64"),

@@ -342,7 +342,7 @@ def test_drawn_tokens_follow_the_seed(tiny: Path) -> None:
 
     assert written("--seed", "1") == written("--seed", "1") != written("--seed", "2")
     greedy = said(tiny, "speculative", "--prompt", "hello", "--tokens", "20")["texts"][0]["written"]
-    assert written("--top-k", "1") == greedy == written("--temperature", "0.0001")
+    assert written("--top-k", "1") == greedy == written("--temperature", "0.0001") == written("--top-p", "0.0001")
     # Whatever is predicted early, pipelined decoding draws what plain sampling draws: Appendix B of the paper.
     assert written("--top-k", "4", method="ppd") == written("--top-k", "4", method="autoregressive")
 

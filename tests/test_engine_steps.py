@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log2
 from typing import Any
 
 import pytest
@@ -70,6 +71,40 @@ def test_a_decoding_takes_so_much_more_as_it_has_steps(case: str) -> None:
         assert other["prompt_s"] - one["prompt_s"] == pytest.approx(0.002, rel=1e-6)
         if one["units"] == 1:
             assert other["latency_s"] == pytest.approx(other["busy_s"], rel=1e-9)
+
+
+PIPELINED = {"name": "ppd", "exit_layer": 12, "candidates": 2}
+EXITING = {"name": "early_exit", "measure": "state"}
+PAID: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], float]] = {
+    # The key, and by hand: how often it is paid until the last token, where all candidates match.
+    "dispatch": ("dispatch_s", PIPELINED | {"form": "literal"}, MATCH, {}, 24),
+    "dispatch of each process": ("dispatch_per_process_s", PIPELINED | {"form": "literal"}, MATCH, {}, 2 * 24),
+    "dispatch along a tree": ("dispatch_per_process_s", PIPELINED | {"form": "literal"}, MATCH, {"dispatch_law": "tree"},
+                              24 * log2(2 + 1)),
+    "links, which are slow": ("link_s", PIPELINED | {"form": "literal"}, MATCH, {"link_s": 0.05}, 24),
+    "links, and no wait for the last": ("link_s", PIPELINED | {"form": "eager"}, MATCH, {"link_s": 0.05}, 23),
+    "promotions of all but the last": ("promotion_s", PIPELINED | {"form": "literal"}, MATCH, {}, 23),
+    "checks of eight layers": ("state_check_s", EXITING, EXITS, {}, 24 * 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["roofline", "profile"])
+@pytest.mark.parametrize("case", PAID)
+def test_costs_in_seconds_are_paid_in_seconds(case: str, kind: str) -> None:
+    key, method, outcomes, also, count = PAID[case]
+    hardware_, layers = (COST, 24) if kind == "roofline" else ({"kind": "profile", "profile": "h100-llama-2-7b"}, 32)
+    given_ = [tables(method | {"layers": layers}, outcomes, hardware_ | also) for _ in range(2)]
+    for own, more in zip(given_, (0.0, 0.003), strict=True):
+        own["cost"][key] = own["cost"].get(key, 0.0) + more
+        if "exit_layer" in method:
+            own["method"][0]["exit_layer"] = layers // 2
+        if outcomes is EXITS:
+            own["outcomes"] = {"exit": {"kind": "hazards", "hazards": [0.0] * 7 + [1.0] + [0.0] * (layers - 9) + [1.0]}}
+        own["scenario"]["views"] = ["formula", "paths", "events"]
+    rows = [sim.run(own, out=None).to_dicts() for own in given_]
+    for one, other in zip(*rows, strict=True):
+        assert other["latency_s"] - one["latency_s"] == pytest.approx(0.003 * count, rel=1e-6), one["view"]
+        assert other["seconds_per_layer"] == one["seconds_per_layer"]
 
 
 HALF = {"match": {"kind": "iid", "match_rate": 0.5}}

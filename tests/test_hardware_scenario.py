@@ -91,6 +91,7 @@ def test_units_of_several_devices_are_counted_as_devices() -> None:
         assert row["speedup_over_one_device"] == pytest.approx(times[0] / times[1], rel=1e-9)
         assert row["mean_units"] == pytest.approx(4)
         assert row["held_units"] == row["units"] == row["ways"] == 4
+        assert row["peak_units"] == (4 if row["view"] == "events" else None)
         # Device-time over that of plain decoding on the same devices.
         assert row["compute_per_token"] == pytest.approx(1, rel=1e-9)
         assert row["speedup_input_low"] == row["speedup"] == row["speedup_input_high"]

@@ -399,7 +399,8 @@ def arguments(folder: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("source", READ)
 def test_the_command_writes_what_the_function_reads(source: str, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, [*arguments(folder)[source], "-o", str(out), "--name", "mine"])
+    more = ["-o", str(out), "--name", "mine", "--commit", "abc123"]
+    done = CliRunner().invoke(app, [*arguments(folder)[source], *more])
     assert done.exit_code == 0, (done.output, done.exception)
     assert "mine.json: measured" in done.stdout
     assert "covers " in done.stdout
@@ -407,7 +408,28 @@ def test_the_command_writes_what_the_function_reads(source: str, folder: Path, t
     made = profile.load(out / "mine.json")
     whole = READ[source](folder).table
     assert made.table.height == whole.filter(pl.col("part").is_in(made.parts)).height
+    assert {each.commit for each in made.sources} == {"abc123"}
     assert sorted(each.name for each in out.iterdir()) == ["mine.json", "mine.parquet"]
+
+
+def test_tables_of_vidur_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
+    """With all that lies elsewhere, in another unit, the profile is that of the whole folder."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    whole = from_vidur(folder)
+    given = []
+    for option, name in (("--attention", "attention.csv"), ("--overheads", "cpu_overheads.csv"), ("--network", "network")):
+        shutil.move(folder / "vidur" / name, elsewhere / name)
+        given += [option, str(elsewhere / name)]
+    for more in (given, given[2:4], given[4:]):
+        out = tmp_path / "-".join(more[::2])
+        done = CliRunner().invoke(app, [*arguments(folder)["vidur"], *more, "-o", str(out)])
+        assert done.exit_code == 0, done.output
+        made = profile.load(out / "a100-llama-2-7b.json")
+        assert ({*made.parts} == {*whole.parts}) == (more == given)
+        assert ("step" in made.parts) == ("--overheads" in more)
+        assert ("send" in made.parts) == ("--network" in more)
+        assert made.table.equals(whole.table.filter(pl.col("part").is_in(made.parts)).select(made.table.columns))
 
 
 def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from model import ppd, speculative
 from model.profile import Profile
+from model.runs import Runs
 from sim import compare, limits
 from tests.comparisons import LAYERS, PROMPT, decoded, every, profiles, runs_of
 
@@ -232,3 +233,19 @@ def test_what_units_lose_by_each_other_is_seen_in_their_passes() -> None:
     other = contended(1.5, 1.2)
     assert other["measured"] == pytest.approx(found["measured"])
     assert 1 < other["simulated"] < other["measured"]
+
+
+def test_a_pass_that_was_cancelled_tells_nothing_of_the_bus() -> None:
+    """A pass of the main process that was stopped took part of its time: neither it nor what is beside it counts."""
+    known = profiles(alone=1e-3, beside=1.5e-3)
+    made = [decoded(name, 25, rates, seed=3, **table) for name, table, rates in (PLAIN, PPD)]
+    runs = runs_of(made, profiles(), units=[1, 2], slower=1.5)
+    held = runs.table["spans"].to_list()
+    stopped = [
+        [*each, {**each[0], "unit": 0, "what": "forward", "start": each[-1]["end"], "end": each[-1]["end"], "fate": "cancelled",
+                 "role": "target", "first": 0, "last": 12, "width": 1, "position": 30}] if each else each
+        for each in held
+    ]  # fmt: skip
+    other = Runs(runs.log, runs.table.with_columns(pl.Series("spans", stopped, dtype=runs.table["spans"].dtype)), runs.about)
+    found = [limits.limits(each, compare.compare(each, known), known).filter(claim="bus").row(0, named=True) for each in (runs, other)]
+    assert found[0] == found[1]

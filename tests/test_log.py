@@ -18,12 +18,13 @@ from calibrate import log as logging
 from calibrate import rate_tables
 from calibrate.cli import app
 from calibrate.interpreter import Luck, Real, Sampling
-from model import position_log, speculative_laws
+from model import position_log, rates, speculative_laws
 from model.algorithms import adaptive, autoregressive, ppd, speculative
 from model.checks import ParameterError
 from model.latency import UnitCost
 from model.position_log import PositionLog
 from model.world import Draft, World
+from sim import lossy
 from sim.cluster import Cluster
 from sim.events import simulate
 from tests import real_models
@@ -31,7 +32,8 @@ from tests.real_models import DEPTHS, VOCABULARY
 
 LAYERS, TOKENS = DEPTHS["target"], 12
 SAID = {
-    "target": {"name": "target"}, "draft": {"name": "draft"}, "heads": None, "prompts": [], "asked": TOKENS, "sampling": None,
+    "target": {"name": "target", "checksum": "0", "layers": DEPTHS["target"]}, "heads": None, "prompts": [], "asked": TOKENS,
+    "draft": {"name": "draft", "checksum": "0", "layers": DEPTHS["draft"]}, "sampling": None,
     "seed": 0, "dtype": "float64", "versions": {}, "date": "2026-01-01",
 }  # fmt: skip
 PROMPTS = {number: [int(token) for token in np.random.default_rng(number).integers(0, VOCABULARY, 5)] for number in range(6)}
@@ -417,6 +419,42 @@ def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_pat
     text = CliRunner().invoke(app, arguments).stdout
     assert "q2" in text
     assert means["notes"][0] in text
+
+
+def test_speed_ups_go_by_the_cost_ratio_that_is_said(tmp_path: Path) -> None:
+    rows = [{"id": str(number), "prompt_token_ids": [1], "generated_token_ids": [3] * 6, "acc_mine": {"acc_len": each}}
+            for number, each in enumerate(([2, 1, 3, 2, 1, 1], [1, 4, 3, 2, 1, 1]))]  # fmt: skip
+    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["rates", str(tmp_path / "public.jsonl"), "--drafter", "mine", "--lengths", "3", "--json"]
+    lengths = [row["acc_mine"]["acc_len"] for row in rows]
+    for more, ratio in (([], 0.1), (["--cost-ratio", "0.4"], 0.4)):
+        done = CliRunner().invoke(app, [*arguments, *more])
+        assert (done.exit_code, done.stderr) == (0, "")
+        (error,) = (table for table in json.loads(done.stdout) if table["title"].startswith("Error of independence"))
+        assert error["title"].endswith(f"at cost_ratio={ratio:g} (assumed)")
+        (expected,) = rates.dependence(lengths, [3], ratio, 10, np.random.default_rng(0))
+        (row,) = error["rows"]
+        assert [*row.values()][-2:] == pytest.approx([*expected][-2:])
+
+
+def test_candidates_and_lengths_are_those_asked_for(tmp_path: Path) -> None:
+    position_log.save(made(), tmp_path / "log.json")
+    done = CliRunner().invoke(app, ["rates", str(tmp_path / "log.json"), "--candidates", "2,4", "--lengths", "6", "--json"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    rows = [row for table in json.loads(done.stdout) for row in table["rows"]]
+    assert {row["k"] for row in rows if "k" in row} == {2, 4}
+    assert {row["gamma"] for row in rows if "gamma" in row} - {"-"} == {6}
+
+
+def test_what_the_last_layer_says_is_what_was_written(tmp_path: Path) -> None:
+    """Of drawn texts too, whose tokens the last layer does not always find the likeliest."""
+    log = made(sampling=Sampling(temperature=3.0))
+    position_log.save(log, tmp_path / "log.json")
+    drawn = log.table["rank_common"].to_numpy() == 1
+    assert not drawn[:, -1].all()
+    agrees = lossy.Confidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
+    assert agrees[:, -1].all()
+    assert (agrees[:, :-1] == drawn[:, :-1]).all()
 
 
 def test_a_long_list_of_answers_is_cut_in_print_alone() -> None:

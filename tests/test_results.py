@@ -52,6 +52,26 @@ def test_interval_of_mean_units_is_that_of_a_bootstrap() -> None:
     assert wide["mean_units"] == pytest.approx(1.961 * spread, rel=0.06)
 
 
+@pytest.mark.parametrize("size", [2, 3, 10])
+def test_intervals_of_few_replications_are_student_s(size: int) -> None:
+    rng = np.random.default_rng(size)
+    latency = rng.gamma(20, 50, size)
+    busy = latency * rng.uniform(1, 3, size)
+    _, wide, spread = Sums.of(latency, busy).sampled(1280, 32)
+    assert spread == pytest.approx(latency.std(ddof=1), rel=1e-9)
+    samples = {"latency_layers": latency, "busy_layers": busy, "mean_units_per_run": busy / latency}
+    for name, sample in samples.items():
+        interval = stats.t.interval(0.95, size - 1, sample.mean(), stats.sem(sample))
+        assert wide[name] == pytest.approx((interval[1] - interval[0]) / 2, rel=1e-9), name
+    # The delta method: mean_units is a ratio of means.
+    residual = busy - busy.mean() / latency.mean() * latency
+    assert wide["mean_units"] == pytest.approx(stats.t.ppf(0.975, size - 1) * stats.sem(residual) / latency.mean(), rel=1e-9)
+    assert wide["tpot_layers"] == pytest.approx(wide["latency_layers"] / 32)
+    assert wide["normalized_latency"] == pytest.approx(wide["latency_layers"] / 1280)
+    assert wide["compute_per_token"] == pytest.approx(wide["busy_layers"] / 1280)
+    assert Sums.of(latency, busy).sampled(1280, 32, ways=4)[1]["compute_per_token"] == pytest.approx(wide["busy_layers"] / 5120)
+
+
 @pytest.mark.parametrize("value", [0.1, 1280.0, 1 / 3])
 def test_deterministic_point_has_no_width(value: float) -> None:
     latency = np.full(1000, 32 * value)

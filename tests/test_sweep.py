@@ -18,7 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from model.checks import ParameterError
-from sim import plan, sweep
+from sim import plan, sweep, views
+from sim.cases import Case
 from sim.cli import app
 from sim.files import alone, intact, write_hashed
 from sim.plan import Shard
@@ -226,6 +227,22 @@ def test_point_that_fails_is_kept_apart(tmp_path: Path) -> None:
     assert all(row["method.exit_layer"] == "30" and row["method.layers"] == "25" for row in report.failed)
     assert not set(report.frame()["point"]) & {row["point"] for row in report.failed}
     assert report.rows == 16 - 4
+
+
+def test_a_view_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one point the events alone cannot be had: the others of that point, and all of the next one, are in the table."""
+    whole = views.events_row
+
+    def events_row(case: Case, start: int, stop: int) -> dict[str, Any]:
+        if (case.outcomes["match"].rate, case.parameters.candidates) == (1 / 3, 1):
+            raise ParameterError("no events here")
+        return whole(case, start, stop)
+
+    monkeypatch.setattr(views, "events_row", events_row)
+    report = sweep.run(scenario(rates=2), out=tmp_path / "run", jobs=1)
+    assert {(row["point"], row["view"], row["error"]) for row in report.failed} == {(0, "events", "no events here")}
+    rows = report.frame().filter(pl.col("point") < 2).select("point", "view").rows()
+    assert rows == [(0, "formula"), (0, "paths"), (1, "formula"), (1, "paths"), (1, "events")]
 
 
 def test_what_a_run_has_once_cannot_be_swept(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from model.algorithms import ppd
 from model.checks import ParameterError
 from model.latency import UnitCost
 from model.world import World
+from sim import views
+from sim.cli import app
 from sim.events import Cluster, Run, simulate
 from sim.trace import chrome_trace, record, write
 
@@ -152,3 +155,55 @@ def test_passes_over_several_hypotheses_are_at_positions_that_there_are(rule: st
     assert {row.width for row in passes} == {6}
     assert "tokens 0–2 (6 in all) · layers 0–4" in {event["name"] for event in events(run, "X")}
     assert all(row.earliest >= 0 for row in run.intervals)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------------
+
+
+SMALL = """[scenario]
+name = "small"
+tokens = 8
+
+[[method]]
+name = "ppd"
+layers = 4
+exit_layer = 2
+candidates = 1
+
+[outcomes]
+kind = "iid"
+match_rate = 0.5
+"""
+
+
+@pytest.mark.parametrize(("words", "options"), [
+    ([], {}),
+    (["--replication", "3"], {"replication": 3}),
+    (["--seed", "5"], {"seed": 5}),
+    (["--tokens", "3"], {"tokens": 3}),
+    (["--set", "method.exit_layer=3"], {"set": {"method.exit_layer": 3}}),
+    (["--sweep", "method.layers=4,3", "--point", "1"], {"sweep": {"method.layers": [4, 3]}, "point": 1}),
+])  # fmt: skip
+def test_the_command_traces_the_decoding_that_is_asked_for(
+    words: list[str], options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text(SMALL)
+    asked: list[bool] = []
+    whole = views.simulate
+
+    def simulate(*arguments: Any, per_layer: bool, record: bool) -> Any:
+        asked.append(per_layer)
+        return whole(*arguments, per_layer=per_layer, record=record)
+
+    monkeypatch.setattr(views, "simulate", simulate)
+    for also in ([], ["--per-layer"]):
+        done = CliRunner().invoke(app, ["trace", "s.toml", "-o", "t.json", *words, *also])
+        assert (done.exit_code, done.stdout) == (0, "t.json\n"), done.output
+        events = json.loads(Path("t.json").read_text())["traceEvents"]
+        times = [(each["args"]["time"], each["args"]["kind"]) for each in events if each["ph"] == "i"]
+        assert asked.pop() == bool(also)
+        run = record("s.toml", **options)
+        assert times == [(time, kind) for time, kind, _ in run.commits]
+        if words:
+            assert times != [(time, kind) for time, kind, _ in record("s.toml").commits]

@@ -1,0 +1,159 @@
+"""What a run prints beside its verdict: which columns tell points apart, how many rows are left out, and the notes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import sim
+from sim import report, sweep
+from sim.cli import app
+
+PPD = {"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}
+SKIP = {"name": "skipdecode", "layers": 8, "min_layers": 4, "max_layers": 8, "prompt": 0, "sequence": 8, "warm_up": 1,
+        "sequences": 2, "batching": "static"}  # fmt: skip
+
+
+def tables(*methods: dict[str, Any], views: tuple[str, ...] = ("formula",), outcomes: Any = None, **more: Any) -> dict[str, Any]:
+    law = {"kind": "iid", "match_rate": 0.5} if outcomes is None else outcomes
+    settings = {"name": "shown", "tokens": 8, "replications": 16, "views": [*views]}
+    return {"scenario": settings, "method": [*methods], **({"outcomes": law} if law else {}), **more}
+
+
+def printed(given: dict[str, Any], out: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    made = sweep.run(given, out=out, jobs=1)
+    report.show(made, made.frame(report.MOST_LISTED), [])
+    return capsys.readouterr().out
+
+
+def test_rows_that_are_not_shown_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = [number / 100 for number in range(75)]
+    given = tables(PPD, views=("formula", "paths"), sweep={"outcomes.match_rate": rates})
+    shown = printed(given, tmp_path, capsys)
+    assert "... and 30 rows more in the table of results" in shown  # 75 points, 60 of them shown, with two views each
+    assert "0.5900" in shown
+    assert "0.6000" not in shown
+    few = printed(tables(PPD, sweep={"outcomes.match_rate": rates[:60]}), tmp_path / "few", capsys)
+    assert "more in the table" not in few
+
+
+def test_occupancy_is_shown_where_something_waits() -> None:
+    def columns(*lengths: list[int]) -> list[str]:
+        methods = [SKIP | {"lengths": each} for each in lengths]
+        return report.describing(sim.run(tables(PPD | {"layers": 8, "exit_layer": 4}, *methods)))
+
+    assert "occupancy" not in columns([8, 8])
+    assert "occupancy" in columns([8, 8], [8, 2])
+
+
+def test_what_is_not_known_of_rates_moves_a_speed_up_by_half_of_its_interval(tmp_path: Path) -> None:
+    given = tables(PPD, outcomes={"kind": "iid", "match_rate": 0.5, "trials": 40}, sweep={"scenario.tokens": [4, 8]})
+    made = sweep.run(given, out=tmp_path, jobs=1)
+    frame = made.frame()
+    half = max((row["speedup_input_high"] - row["speedup_input_low"]) / 2 for row in frame.to_dicts())
+    (note,) = (each for each in report.notes(made.table(), made.tables) if "what is not known" in each)
+    assert note == f"what is not known of the rates moves a speed-up by at most ±{half:.4f} (columns *_input_low, _high)"
+
+
+def test_an_interval_is_printed_as_plus_or_minus_half_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(tables(PPD, views=("formula", "paths")), tmp_path, capsys)
+    formula, paths = sweep.run(tables(PPD, views=("formula", "paths")), out=tmp_path / "again", jobs=1).frame().to_dicts()
+    for name in ("speedup", "mean_units"):
+        half = (paths[f"{name}_high"] - paths[f"{name}_low"]) / 2
+        assert f"{formula[name]:.4f}" in shown
+        assert f"{paths[name]:.4f} ±{half:.4f}" in shown
+
+
+def test_notes_on_single_points_are_cut_and_counted() -> None:
+    rows = [{"view": "formula", "point": at, "outcomes_note": f"note {at % 7}", "speedup": 1.0} for at in range(14)]
+    lines = report.notes(pl.LazyFrame(rows), {"cost": {}})
+    assert [line for line in lines if line.startswith("note ")] == [f"note {at}" for at in range(report.MOST_NOTES)]
+    assert "... and 2 more such notes (column outcomes_note)" in lines
+    assert not any("more such notes" in line for line in report.notes(pl.LazyFrame(rows[:5]), {"cost": {}}))
+
+
+@pytest.mark.parametrize(("drifts", "said"), [
+    ([0.1, 0.25], "grow by at most 25.0%"), ([-0.1, -0.25], "fall by at most 25.0%"), ([0.0, 0.0], "are the same"),
+    ([-0.3, 0.2], "grow by at most 20.0% or fall by at most 30.0%"),
+])  # fmt: skip
+def test_a_drift_has_its_sign(drifts: list[float], said: str) -> None:
+    rows = [{"view": "formula", "speedup": 1.0, "context_drift": each, "seconds_error": error, "cost_missing": None,
+             "memory_share": 0.5} for each, error in zip(drifts, (0.07, 0.125), strict=True)]  # fmt: skip
+    lines = report.notes(pl.DataFrame(rows, schema_overrides={"cost_missing": pl.String}).lazy(), {"cost": {}})
+    (line,) = (each for each in lines if each.startswith("a step's seconds"))
+    assert line == (
+        f"a step's seconds are off by up to about ±12.5%, and {said} from the first token to the last: costs are those at mid-context"
+    )
+    assert not any("nobody knows how much memory" in each for each in lines)
+
+
+def test_what_nobody_timed_and_memory_that_nobody_knows_are_said_once() -> None:
+    rows = [
+        {"view": "formula", "context_drift": 0.0, "seconds_error": 0.1, "cost_missing": missing, "memory_share": share}
+        for missing, share in (("step, draft_step", 0.5), ("step", None), (None, 0.25))
+    ]
+    lines = report.notes(pl.LazyFrame(rows), {"cost": {}})
+    (line,) = (each for each in lines if each.startswith("nobody has timed"))
+    assert re.fullmatch(r"nobody has timed, .*\(column cost_missing\): draft_step, step; \[cost\] takes step_s .*", line)
+    assert sum("nobody knows how much memory" in each for each in lines) == 1
+    sends = report.notes(pl.LazyFrame([{**rows[2], "cost_missing": "send"}]), {"cost": {}})
+    assert "nobody has timed, and it counts as nothing (column cost_missing): send" in sends
+
+
+@pytest.mark.parametrize(("differences", "said"), [
+    ([0.0, 0.0], "events and paths are equal to the last bit on all 30 decodings that both played"),
+    ([0.0, 1.5e-12], "events and paths differ by at most 1.5e-12 layer-times on all 30 decodings that both played"),
+])  # fmt: skip
+def test_how_far_paths_and_events_are_apart_is_said(differences: list[float], said: str) -> None:
+    rows = [{"view": "events", "replications": count, "paths_difference": each}
+            for count, each in zip((10, 20), differences, strict=True)]  # fmt: skip
+    rows.append({"view": "paths", "replications": 500, "paths_difference": None})
+    lines = report.notes(pl.DataFrame(rows, infer_schema_length=None).lazy(), {"cost": {}})
+    assert said in lines
+
+
+def test_failed_points_and_disagreements_beyond_ten_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = sweep.run(tables(PPD), out=tmp_path, jobs=1)
+    failed = [{"point": at, "view": "events", "error": f"no [{at}]"} for at in range(12)]
+    apart = [{"point": at, "quantity": "latency_layers", "views": ["paths", "events"], "values": [1.0, 2.0 + at],
+              "difference": 1.0 + at, "bound": 1e-9} for at in range(13)]  # fmt: skip
+    report.show(replace(made, failed=failed, disagreements=apart), made.frame(), [])
+    shown = capsys.readouterr().out
+    assert "failed: point 9, events: no [9]" in shown
+    assert "no [10]" not in shown
+    assert "... and 2 more in failed.json" in shown
+    assert "point 9: latency_layers is 1 by paths and 11 by events; they differ by 10, more than 1e-09" in shown
+    assert "point 10: latency_layers" not in shown
+    assert "; 3 more are in disagreements.json" in shown
+    report.show(replace(made, failed=failed[:10], disagreements=apart[:10]), made.frame(), [])
+    shown = capsys.readouterr().out
+    assert "failed.json" not in shown
+    assert "everything else is kept\n" in shown
+
+
+def test_the_document_is_what_is_printed(tmp_path: Path) -> None:
+    given = tables(PPD, views=("formula", "paths", "events"))
+    made = sweep.run(given, out=tmp_path, jobs=1)
+    found = report.document(made, made.frame(), [Path("a.png")])
+    assert (found["rows"], len(found["results"]), found["truncated"]) == (3, 3, False)
+    assert found["figures"] == ["a.png"]
+    assert found["shards"] == {"computed": made.computed, "resumed": 0}
+    assert found["notes"] == report.notes(made.table(), made.tables)
+    assert report.document(made, made.frame().head(2), [])["truncated"]
+    report.summarise(made, made.frame(), [])
+    assert json.loads((tmp_path / "summary.json").read_text()) == found | {"figures": []}
+    assert "speed-up" in (tmp_path / "summary.txt").read_text()
+
+
+def test_quiet_or_not_a_run_prints_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--view", "formula", "--no-figures", "-o"]
+    texts = [CliRunner().invoke(app, [*words, "out", *more]).stdout for more in ([], ["--resume", "-q"])]
+    assert texts[0] == texts[1] != ""
