@@ -89,7 +89,8 @@ def test_a_drift_has_its_sign(drifts: list[float], said: str) -> None:
     lines = report.notes(pl.DataFrame(rows, schema_overrides={"cost_missing": pl.String}).lazy(), {"cost": {}})
     (line,) = (each for each in lines if each.startswith("a step's seconds"))
     assert line == (
-        f"a step's seconds are off by up to about ±12.5%, and {said} from the first token to the last: costs are those at mid-context"
+        f"a step's seconds are off by up to about ±12.5%, and {said} from the first token to the last:"
+        " costs are those at mid-context"
     )
     assert not any("nobody knows how much memory" in each for each in lines)
 
