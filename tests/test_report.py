@@ -53,6 +53,13 @@ def test_occupancy_is_shown_where_something_waits() -> None:
     assert "occupancy" in columns([8, 8], [8, 2])
 
 
+def test_columns_without_a_value_are_not_shown() -> None:
+    frame = sim.run(tables(SKIP | {"lengths": [8, 2]}, outcomes={}))
+    assert frame["agreement"].null_count() == frame.height
+    assert "agreement" not in report.describing(frame)
+    assert "agreement" in report.describing(frame.with_columns(agreement=pl.lit(0.9)))
+
+
 def test_what_is_not_known_of_rates_moves_a_speed_up_by_half_of_its_interval(tmp_path: Path) -> None:
     given = tables(PPD, outcomes={"kind": "iid", "match_rate": 0.5, "trials": 40}, sweep={"scenario.tokens": [4, 8]})
     made = sweep.run(given, out=tmp_path, jobs=1)
