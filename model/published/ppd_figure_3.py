@@ -54,4 +54,4 @@ def _named(row: Mapping[str, Any]) -> str:
 
 def _finite(row: Mapping[str, Any]) -> float:
     latency = ppd.expected_latency(row["layers"], row["exit_layer"], row["tokens"], row["match_rate"])
-    return float(latency / (row["layers"] * row["tokens"]))
+    return float(latency) / float(row["layers"] * row["tokens"])
