@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from model.checks import ParameterError
+from sim import cases, outcomes
 from sim.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -422,3 +424,21 @@ def test_in_a_process_of_its_own(arguments: list[str], tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert done.stderr.strip()
     assert held(tmp_path) == before
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.7, 0.95])
+def test_a_bound_that_is_said_is_the_bound(rate: float) -> None:
+    """Beyond it a correlation is refused, and up to it taken."""
+    with pytest.raises(ParameterError, match="correlation must be between") as caught:
+        outcomes.Markov(rate, -1.0)
+    low = float(str(caught.value).split("between ")[1].split(" and ")[0])
+    assert outcomes.Markov(rate, low * (1 - 1e-4)).correlation > low
+    with pytest.raises(ParameterError, match=r"and 1 at match_rate=0\.\d+, got -"):
+        outcomes.Markov(rate, low * (1 + 1e-4))
+
+
+def test_a_time_that_is_next_to_none_is_refused() -> None:
+    with pytest.raises(ParameterError, match="early_head must be 0 or at least 1e-12, got 1e-13"):
+        cases.Cost(early_head=1e-13)
+    with pytest.raises(ParameterError, match=r"verify_cost\[1\]\[1\] must be at least 1e-12, got 0"):
+        cases.Cost(verify_cost=((1, 1.0), (4, 0.0)))

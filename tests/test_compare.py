@@ -400,9 +400,10 @@ TIMED = ("seconds", "commit_s", "pass_s", "read_s")
 
 @pytest.mark.parametrize("made", [some_runs, every])
 def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[Runs, dict[str, Profile]]]) -> None:
-    """Shortened times, each row by a factor of its own, leave every predicted number as it was; the errors are others."""
+    """Other times, each row by a factor of its own, leave every predicted number as it was; the errors are others."""
     found, profiles = made()
     before = compare.compare(found, profiles)
+    # Shorter, as a run is refused that takes longer than its machine can have taken.
     factors = np.random.default_rng(3).uniform(0.2, 0.9, (4, found.table.height))
     factors[2:] *= factors[0] / 0.9  # passes and reads are parts of the whole
     factors[1] = factors[0]

@@ -23,6 +23,7 @@ from model.roofline import Efficiency, Roofline
 from model.transformer import preset
 from sim.cli import app
 from sim.grid import Grid
+from sim.hardware import HardwareCost
 
 ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b"}
 MATCH = {"match": {"kind": "iid", "match_rate": 0.5}}
@@ -445,3 +446,9 @@ def test_what_a_wide_pass_costs_is_asked_of_batched_candidates_alone() -> None:
     assert slow < quick
     swept = sim.run(scenario(one, wide, MATCH), views=["formula"], sweep={"method.batched": [True, False]})
     assert swept["speedup"].to_list() == [slow, quick]
+
+
+@pytest.mark.parametrize("key", ["shape", "draft_shape", "medium_shape"])
+def test_a_shape_that_is_none_is_told_by_its_key(key: str) -> None:
+    with pytest.raises(ParameterError, match=f"unknown {key} 'llama-2-7c'; did you mean llama-2-7b"):
+        HardwareCost(**(ROOFLINE | {key: "llama-2-7c"}))

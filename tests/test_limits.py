@@ -247,5 +247,5 @@ def test_a_pass_that_was_cancelled_tells_nothing_of_the_bus() -> None:
         for each in held
     ]  # fmt: skip
     other = Runs(runs.log, runs.table.with_columns(pl.Series("spans", stopped, dtype=runs.table["spans"].dtype)), runs.about)
-    found = [limits.limits(each, compare.compare(each, known), known).filter(claim="bus").row(0, named=True) for each in (runs, other)]
-    assert found[0] == found[1]
+    found, again = (limits.limits(each, compare.compare(each, known), known).filter(claim="bus") for each in (runs, other))
+    assert found.rows() == again.rows() != []

@@ -91,7 +91,6 @@ SET: list[tuple[str, str, list[str]]] = [
     (LITTLE, "cost.verify_cost=[[1, 1.0], [3, 1.2]]", ["cost.verify_cost", "reach width 4", "bild", "got 3", "draft less"]),
     (LITTLE, "cost.shape=t5-larg", ["unknown shape 't5-larg'", "did you mean t5-large?"]),
     (LITTLE, "cost.shape=t5-large", ["method.layers", "must be 24", "cost.shape 't5-large'", "got 8", "leave out shapes"]),
-    (LITTLE, "cost.draft_shape=t5-small", ["method.draft_layers", "must be 6", "cost.draft_shape 't5-small'", "got 1"]),
     (LITTLE, "cost.medium_shape=t5-small", ["cost.medium_shape", "used by no method", "leave it out"]),
     (LATE, "method.min_layers=7", ["min_layers", "between 1 and max_layers=6", "got 7"]),
     (LATE, "method.min_layers=0", ["min_layers", "between 1 and max_layers=6", "got 0"]),
@@ -176,6 +175,10 @@ TOGETHER: list[tuple[str, list[str], list[str]]] = [
     (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.placement=apart"], ["placement", "'together'", "got 'apart'"]),
     (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.draft_layers=2"], ["draft_layers", "exit_layer", "got 2"]),
     (LITTLE, ["method.layers=24", "cost.shape=t5-large"], ["cost.draft_shape is required", "beside cost.shape", "or none"]),
+    (
+        LITTLE, ["method.layers=24", "method.draft_layers=3", "cost.shape=t5-large", "cost.draft_shape=t5-small"],
+        ["method.draft_layers", "must be 6", "cost.draft_shape 't5-small'", "got 3"],
+    ),
     (
         LITTLE, ["method.draft_layers=6", "cost.draft_shape=t5-small"],
         ["cost.shape is required by method bild beside cost.draft_shape", "or none"],

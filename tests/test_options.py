@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ TESTS = Path(__file__).parent
 APPS = {"sim": sim_app, "calibrate": calibrate_app}
 
 
-class Reached(Exception):
+class ReachedError(Exception):
     """The work itself, which is not done here."""
 
 
@@ -38,7 +39,7 @@ class Record:
         self.patch = patch
         self.calls: dict[str, dict[str, Any]] = {}
 
-    def replace(self, name: str, answer: Any = Reached) -> None:
+    def replace(self, name: str, answer: Any = ReachedError) -> None:
         """Have a function record its arguments and give this answer: a function of them, a value, or an exception."""
         module, _, function = name.rpartition(".")
         owner = importlib.import_module(module)
@@ -48,18 +49,18 @@ class Record:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             self.calls[name] = dict(bound.arguments)
-            if answer is Reached:
-                raise Reached
+            if answer is ReachedError:
+                raise ReachedError
             return answer(**bound.arguments) if callable(answer) else answer
 
         self.patch.setattr(owner, function, recorded)
 
 
-def ran(command: str, *words: str) -> None:
+def ran(command: str, words: str = "") -> None:
     """Run a command until it reaches the work."""
     program, *verbs = command.split()
-    done = CliRunner().invoke(APPS[program], [*verbs, *words])
-    assert isinstance(done.exception, Reached), (done.output, done.exception)
+    done = CliRunner().invoke(APPS[program], [*verbs, *words.split()])
+    assert isinstance(done.exception, ReachedError), (done.output, done.exception)
 
 
 @contextlib.contextmanager
@@ -281,7 +282,7 @@ def has(given: Any, expected: Any) -> bool:
 def test_options_reach_the_work(command: str, record: Record) -> None:
     words, work, expected = CASES[command]
     record.replace(work)
-    ran(command, *words.split())
+    ran(command, words)
     for function, arguments in expected.items():
         for name, value in arguments.items():
             assert has(record.calls[function][name], value), (function, name, record.calls[function][name])
@@ -292,7 +293,7 @@ def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
     words, expected = LEFT_OUT[command]
     work = CASES[command][1]
     record.replace(work)
-    ran(command, *words.split())
+    ran(command, words)
     for name, value in expected.items():
         assert has(record.calls[work][name], value), (name, record.calls[work][name])
     for function in record.calls:
@@ -305,8 +306,8 @@ def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
 def test_options_of_a_run_reach_it(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     record.replace("sim.cli._progress", lambda quiet: no_bar())
     record.replace("sim.sweep.run")
-    ran("sim run", *"s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7".split(),
-        *"--set a=1 --set b=2 --sweep c=1,2".split())  # fmt: skip
+    ran("sim run", "s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7 --set a=1 --set b=2"
+        " --sweep c=1,2")  # fmt: skip
     given = {"out": Path("out"), "jobs": 3, "resume": True, "yes": True, "progress": "a bar"}
     overrides = {"set": ["a=1", "b=2"], "sweep": ["c=1,2"], "views": ["formula", "events"], "replications": 5, "seed": 7}
     assert record.calls["sim.sweep.run"] == {"source": "s.toml", **given, "overrides": overrides}
@@ -344,3 +345,282 @@ def test_a_bar_is_shown_on_a_terminal_that_did_not_ask_for_quiet(terminal: bool,
             assert shown is None
         with bar(False) as shown:
             assert (shown is not None) == terminal
+
+
+# --- options with an effect that is seen at once ----------------------------------------------------------------------------
+
+
+def test_options_of_a_check_decide_what_is_tried(record: Record) -> None:
+    record.replace("sim.theorems.check", iter)
+    words = "check --method ppd --examples 12 --seed 3 --theorem 21a --theorem 26b"
+    done = CliRunner().invoke(sim_app, words.split(" "))
+    assert done.exception is not None
+    expected = {"method": "ppd", "examples": 12, "seed": 3, "only": ["21a", "26b"], "database": None}
+    assert record.calls["sim.theorems.check"] == expected
+
+
+def test_figures_are_drawn_unless_they_are_declined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import figures
+
+    drawn: list[Path] = []
+    monkeypatch.setattr(figures, "of_run", lambda out, frame: drawn.append(out) or [out / "figures" / "one.png"])
+    words = ["run", "--view", "formula", "-o", str(tmp_path / "out")]
+    choices = [], ["--resume", "--no-figures"], ["--resume", "--figures"]
+    shown = [CliRunner().invoke(sim_app, [*words, *more]).stdout for more in choices]
+    assert drawn == [tmp_path / "out"] * 2
+    assert ["one.png" in each for each in shown] == [True, False, True]
+
+
+def test_a_large_grid_is_run_where_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.sweep.ASK_BEYOND", 3)
+    words = ["run", "--view", "formula", "--no-figures", "-o", str(tmp_path / "out"), "-q"]
+    asked = CliRunner().invoke(sim_app, words)
+    assert (asked.exit_code, "say --yes" in asked.stderr, (tmp_path / "out").exists()) == (2, True, False)
+    assert CliRunner().invoke(sim_app, [*words, "--yes"]).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["sim run", "sim lint", "sim trace", "sim compare", "calibrate run"])
+def test_methods_from_outside_hold_while_a_command_runs(command: str, record: Record) -> None:
+    """What is allowed while the work is done is what was named, and nothing is afterwards."""
+    from model import methods
+
+    seen: list[Any] = []
+    places = {
+        "sim run": ("sim.sweep.run", "s.toml"), "sim lint": ("sim.sweep.resolve", "s.toml"),
+        "sim trace": ("sim.trace.described", "s.toml"), "sim compare": ("sim.compare.of_file", "runs.json"),
+        "calibrate run": ("calibrate.run_command.measured", "autoregressive -o runs.json"),
+    }  # fmt: skip
+    place, words = places[command]
+
+    def work(**_: Any) -> None:
+        seen.append([*methods.allowed()])
+        raise ReachedError
+
+    record.replace(place, work)
+    ran(command, f"{words} --methods model.algorithms.autoregressive")
+    ran(command, words)
+    assert seen == [["model.algorithms.autoregressive"], []]
+
+
+def test_an_example_is_tried_again() -> None:
+    words = ["check", "--theorem", "21a", "--method", "ppd", "--example"]
+    example = '{"form": "literal", "layers": 40, "exit_layer": 20, "candidates": 3, "matches": [true, false]}'
+    done = CliRunner().invoke(sim_app, [*words, example, "--json"])
+    assert done.exit_code == 0, done.output
+    [verdict] = json.loads(done.stdout)
+    assert (verdict["theorem"], verdict["tried"]) == ("21a", 1)
+
+
+QUICK: dict[str, dict[str, Any]] = {
+    "calibrate layers": {
+        "quick": True, "minutes": 1.0, "grid": {"widths": (1, 4, 9), "contexts": (128, 512)},
+        "effort": {"target": 0.05, "most": 20},
+    },
+    "calibrate links": {"sizes": (1024, 65_536, 1_048_576), "repeats": 5},
+    "calibrate train": {"recipe": {"epochs": 1.0, "batch": 4, "length": 64, "warm_up": 10}, "corpus": {"name": "a little"}},
+    "calibrate heads": {"settings": {"epochs": 1.0, "batch": 4, "length": 64}, "corpus": {"name": "a little"}},
+    "calibrate align": {
+        "settings": {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4}, "corpus": {"name": "a little"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_quick_is_a_little_of_the_work(command: str, record: Record) -> None:
+    work = CASES[command][1]
+    record.replace(work)
+    ran(command, f"{LEFT_OUT[command][0]} --quick")
+    assert has(record.calls[work], QUICK[command]), record.calls[work]
+
+
+@pytest.mark.parametrize("command", ["calibrate links", "calibrate log"])
+def test_a_document_is_the_result_as_json(command: str, record: Record) -> None:
+    spent = SimpleNamespace(models=1.5, total=2.0)
+    answers: dict[str, tuple[Any, dict[str, Any]]] = {
+        "calibrate links": (
+            SimpleNamespace(profiles={"gloo": Path("a.json")}, failed={}), {"profiles": {"gloo": "a.json"}, "failed": {}},
+        ),
+        "calibrate log": (
+            (SimpleNamespace(table=SimpleNamespace(height=7)), spent),
+            {"log": "log.json", "rows": 7, "texts": 1, "seconds": {"models": 1.5, "total": 2.0}},
+        ),
+    }  # fmt: skip
+    answer, expected = answers[command]
+    record.replace(CASES[command][1], lambda **_: answer)
+    done = CliRunner().invoke(calibrate_app, [*command.split()[1:], *LEFT_OUT[command][0].split(), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)) == (0, expected), done.output
+
+
+def test_a_plan_is_changed_by_what_is_said_beside_it(record: Record) -> None:
+    Path("plan.toml").write_text(
+        '[run]\nmodel = "big"\ntokens = 5\nrepeats = 9\n[[method]]\nname = "speculative"\ndraft_length = 2\n', encoding="utf-8"
+    )
+    record.replace("calibrate.run_command.measured")
+    ran("calibrate run", "--plan plan.toml --tokens 6 --seed 3 -o runs.json")
+    written = {
+        "run": {"model": "big", "tokens": 6, "repeats": 9, "seed": 3},
+        "choices": [{"method": "speculative", "settings": {"draft_length": 2}, "rates": None, "apart": None}],
+    }
+    assert has(record.calls["calibrate.run_command.measured"]["written"], written)
+
+
+def test_attention_of_another_engine(record: Record) -> None:
+    record.replace("calibrate.importers.aiconfigurator.read")
+    ran("calibrate import aiconfigurator", "data --gpu h100 --engine a/1 --attention b/2 --name mine --unit us -o out")
+    given = {"gpu": "h100", "engine": "a/1", "attention": "b/2", "name": "mine", "unit": "us", "commit": ""}
+    assert record.calls["calibrate.importers.aiconfigurator.read"] == {"folder": Path("data"), **given}
+
+
+# --- every option has a test ------------------------------------------------------------------------------------------------
+
+REACH, OFF = "test_options.py::test_options_reach_the_work", "test_options.py::test_flags_that_nobody_gave_are_off"
+METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
+TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
+COMPARED = "test_compare.py::test_the_command_line_compares_writes_and_keeps_a_page"
+LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
+IMPORTED = "test_importers.py::test_the_command_writes_what_the_function_reads"
+ELSEWHERE = "test_importers.py::test_tables_of_vidur_may_lie_elsewhere"
+SECONDS = "test_too_long.py::test_importers_refuse_milliseconds_that_are_called_seconds"
+EFFECTS: dict[str, dict[str, str]] = {
+    # Of each command, the tests that see an effect of its options.
+    "sim run": {
+        "test_options.py::test_options_of_a_run_reach_it":
+            "--set --sweep --view --replications --seed --out --jobs --resume --quiet",
+        "test_options.py::test_a_large_grid_is_run_where_that_is_said": "--yes",
+        "test_options.py::test_figures_are_drawn_unless_they_are_declined": "--figures",
+        "test_cli.py::test_a_dry_run_writes_nothing": "--dry-run --json",
+        METHODS: "--methods",
+    },
+    "sim plot": {"test_figures_hardware.py::test_a_command_draws_profiles": "--profile --out --json"},
+    "sim trace": {
+        TRACED: "--out --point --replication --tokens --per-layer --set --sweep --seed",
+        METHODS: "--methods",
+    },
+    "sim compare": {
+        COMPARED: "--out --page --check --json",
+        "test_compare.py::test_a_mismatch_is_gone_on_with_where_that_is_asked_for": "--allow-mismatch",
+        "test_figures_comparison.py::test_a_comparison_is_drawn_by_the_command": "--profile --figures",
+        METHODS: "--methods",
+    },
+    "sim check": {
+        "test_options.py::test_options_of_a_check_decide_what_is_tried": "--method --examples --seed --theorem",
+        "test_theorems.py::test_what_was_not_refuted_is_named_in_the_last_line": "--json",
+        "test_options.py::test_an_example_is_tried_again": "--example",
+    },
+    "sim lint": {METHODS: "--methods"},
+    "sim ls": {LISTED: "--methods", "test_cli.py::test_lists_and_environment": "--json"},
+    "sim schema": {LISTED: "--methods"},
+    "sim env": {"test_cli.py::test_lists_and_environment": "--json"},
+    "calibrate bundle": {REACH: "--out"},
+    "calibrate layers": {
+        REACH: "--model --out --device --dtype --mode --widths --contexts --batches --busy --rounds --source --minutes --target"
+               " --threads --resume --name --quiet",
+        "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_timing.py::test_the_document_says_the_same": "--json",
+    },
+    "calibrate links": {
+        REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_options.py::test_a_document_is_the_result_as_json": "--json",
+    },
+    "calibrate report": {"test_validation.py::test_a_page_out_of_date_is_told": "--check --out"},
+    "calibrate train": {
+        REACH: "--out --role --layers --hidden --ffn --epochs --batch --length --rate --seed --vocabulary --text --device --threads"
+               " --resume --quiet",
+        "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_family.py::test_train_writes_models_and_goes_on": "--json",
+    },
+    "calibrate heads": {
+        REACH: "--model --out --settings --layers --epochs --batch --length --rate --labels --seed --text --device --threads"
+               " --resume --quiet",
+        "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_heads.py::test_heads_are_trained_by_a_command": "--json",
+    },
+    "calibrate align": {
+        REACH: "--target --draft --out --prompts --prompt --tokens --held-out --epochs --batch --rate --seed --text --device"
+               " --threads --resume --quiet",
+        "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_align.py::test_align_is_a_command": "--json",
+    },
+    "calibrate decode": {
+        REACH: "--model --draft --medium --set --prompts --template --limit --tokens --sample --temperature --top-k --top-p --seed"
+               " --dtype --device --threads --log --plain --quiet",
+        "test_decode.py::test_trained_heads_are_read": "--heads",
+        "test_decode.py::test_every_method_decodes_and_says_what_it_did": "--prompt",
+        "test_decode.py::test_the_text_comes_first_and_the_histogram_counts_every_round": "--json",
+    },
+    "calibrate log": {
+        REACH: "--target --out --draft --heads --prompts --template --limit --prompt-tokens --tokens --sample --temperature --top-k"
+               " --top-p --seed --dtype --device --threads --resume --quiet",
+        "test_options.py::test_a_document_is_the_result_as_json": "--json",
+    },
+    "calibrate rates": {
+        "test_log.py::test_candidates_and_lengths_are_those_asked_for": "--candidates --lengths --json",
+        "test_log.py::test_speed_ups_go_by_the_cost_ratio_that_is_said": "--cost-ratio",
+        "test_log.py::test_rates_are_drawn_of_logs_of_ours_and_of_public_ones": "--drafter --figures",
+    },
+    "calibrate quality": {
+        REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
+               " --device --threads --resume --quiet",
+        "test_quality.py::test_the_command_writes_rows_and_pictures": "--figures --json",
+    },
+    "calibrate run": {
+        REACH: "--out --model --draft --medium --heads --set --sweep --forced --apart --prompts --limit --prompt-tokens --tokens"
+               " --repeats --seed --dtype --mode --device --gpus --threads --resume --quiet",
+        "test_options.py::test_a_plan_is_changed_by_what_is_said_beside_it": "--plan",
+        "test_running.py::test_the_command_line_times_a_method": "--json", METHODS: "--methods",
+    },
+    "calibrate import vidur": {
+        IMPORTED: "--model --gpu --out --name --commit", ELSEWHERE: "--attention --overheads --network", SECONDS: "--unit",
+    },
+    "calibrate import aiconfigurator": {
+        IMPORTED: "--gpu --out --name --commit", "test_importers.py::test_the_command_composes_a_model": "--model --ways",
+        "test_options.py::test_attention_of_another_engine": "--engine --attention --unit",
+    },
+    "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},
+    "calibrate fit roofline": {
+        "test_validation.py::test_what_is_fitted_to_one_layer_is_what_a_scenario_takes": "--layer --product",
+    },
+}  # fmt: skip
+
+
+def commands(of: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """All commands below one, by their whole names."""
+    if hasattr(of, "commands"):
+        for verb, each in of.commands.items():
+            yield from commands(each, f"{name} {verb}")
+    else:
+        yield name, of
+
+
+ALL = {name: each for program, app in APPS.items() for name, each in commands(typer.main.get_command(app), program)}
+
+
+@functools.cache
+def functions_of(file: str) -> dict[str, str]:
+    """The tests of a file by name, with their decorators; an empty text for those that are slow."""
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+    return {each.name: "" if any("slow" in ast.unparse(mark) for mark in each.decorator_list) else ast.unparse(each)
+            for each in functions}  # fmt: skip
+
+
+def test_every_command_is_listed() -> None:
+    assert {*EFFECTS} == {*ALL}
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_every_option_has_a_test_that_sees_its_effect(command: str) -> None:
+    parameters = [each for each in ALL[command].params if each.param_type_name == "option"]
+    options = {max(each.opts, key=len): {*each.opts} for each in parameters}
+    named = [option for words in EFFECTS[command].values() for option in words.split()]
+    assert sorted(named) == sorted(options), "EFFECTS names the tests of options, each once; a new option needs one"
+    for test, words in EFFECTS[command].items():
+        file, _, function = test.partition("::")
+        assert functions_of(file).get(function), f"{test} is no test of the quick tier"
+        text = (TESTS / file).read_text(encoding="utf-8")
+        for option in words.split():
+            assert any(each in text for each in options[option]), f"{file} does not say {option}"
+    # Options that reach the work do so in words of this command.
+    given = CASES[command][0].split() if REACH in EFFECTS[command] else []
+    for option in EFFECTS[command].get(REACH, "").split():
+        assert options[option] & {*given}, option

@@ -53,6 +53,13 @@ def test_occupancy_is_shown_where_something_waits() -> None:
     assert "occupancy" in columns([8, 8], [8, 2])
 
 
+def test_columns_without_a_value_are_not_shown() -> None:
+    frame = sim.run(tables(SKIP | {"lengths": [8, 2]}, outcomes={}))
+    assert frame["agreement"].null_count() == frame.height
+    assert "agreement" not in report.describing(frame)
+    assert "agreement" in report.describing(frame.with_columns(agreement=pl.lit(0.9)))
+
+
 def test_what_is_not_known_of_rates_moves_a_speed_up_by_half_of_its_interval(tmp_path: Path) -> None:
     given = tables(PPD, outcomes={"kind": "iid", "match_rate": 0.5, "trials": 40}, sweep={"scenario.tokens": [4, 8]})
     made = sweep.run(given, out=tmp_path, jobs=1)
@@ -89,7 +96,8 @@ def test_a_drift_has_its_sign(drifts: list[float], said: str) -> None:
     lines = report.notes(pl.DataFrame(rows, schema_overrides={"cost_missing": pl.String}).lazy(), {"cost": {}})
     (line,) = (each for each in lines if each.startswith("a step's seconds"))
     assert line == (
-        f"a step's seconds are off by up to about ±12.5%, and {said} from the first token to the last: costs are those at mid-context"
+        f"a step's seconds are off by up to about ±12.5%, and {said} from the first token to the last:"
+        " costs are those at mid-context"
     )
     assert not any("nobody knows how much memory" in each for each in lines)
 

@@ -140,3 +140,26 @@ def test_shards_of_a_point_are_put_together_exactly() -> None:
     assert_frame_equal(forward[0], backward[0], check_exact=True)
     for name, rows in forward[1].items():
         assert_frame_equal(rows, backward[1][name], check_exact=True)
+
+
+def test_operations_are_those_of_unit_time_where_units_are_busy_with_layers_alone() -> None:
+    """With overheads the unit-time holds more than operations: nothing is said of these."""
+    plain = views.formula_row(Grid(tables()).case(0))
+    assert plain["operations_per_token"] == plain["compute_per_token"] > 1
+    found = views.formula_row(Grid(tables() | {"cost": {"early_head": 0.5}}).case(0))
+    assert "operations_per_token" not in found
+
+
+@pytest.mark.parametrize("few", [1, 2, 3])
+def test_distributions_are_kept_up_to_so_many_points(few: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "FEW_POINTS", few)
+    given = tables() | {"sweep": {"outcomes.match_rate": [0.2, 0.8]}}
+    for views_ in (["paths"], ["formula", "paths"]):
+        folder = tmp_path / "-".join(views_)
+        sweep.run(given, views=views_, out=folder, jobs=1)
+        assert (folder / "distribution.parquet").exists() == (few >= 2)
+    if few >= 2:
+        kept = pl.read_parquet(tmp_path / "formula-paths" / "distribution.parquet")
+        for rows in kept.partition_by("point", "view"):
+            assert rows["probability"].sum() == pytest.approx(1)
+        assert kept.select("point", "view").n_unique() == 4

@@ -76,11 +76,11 @@ sweep.run(test_sweep.scenario(), out=sys.argv[1], jobs=int(sys.argv[2]), progres
 compute = sweep.compute
 
 
-def waiting(tables: Any, shard: Shard, path: Path) -> Any:
+def waiting(tables: Any, shard: Shard, path: Path, *more: Any) -> Any:
     """Compute a shard, the last two when they may."""
     while shard.view == "events" and shard.first and not (path.parents[2] / "go").exists():
         time.sleep(0.01)
-    return compute(tables, shard, path)
+    return compute(tables, shard, path, *more)
 
 
 def started(folder: Path, jobs: int) -> subprocess.Popen[str]:

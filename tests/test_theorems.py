@@ -4,10 +4,12 @@ Those of Predictive Pipelined Decoding, and what holds of theorems of any method
 """
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from sim.theorems import THEOREMS, check, replay, select
 from sim.theorems.statement import Theorem
 from tests.trying import FEW, MANY, Fault, after, comes_out, fails_small, is_refuted, one_more, survives_json
 
+ROOT = Path(__file__).parent.parent
 OWN = select("ppd")
 EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
 FALSE = [theorem for theorem in OWN if theorem.expect == "fails"]
@@ -270,6 +273,18 @@ def test_code_that_breaks_down_is_a_refutation_too(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("theorem", EVERY)
 def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
     survives_json(theorem, monkeypatch)
+
+
+def test_statements_are_sentences_and_cite_what_is_listed() -> None:
+    """What a source has in brackets is a reference that some docstring gives in full: a line of its key and its authors."""
+    files = [path for package in ("model", "sim") for path in (ROOT / package).rglob("*.py")]
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    references = {found[1] for line in lines if (found := re.match(r"\s*\[([A-Z][A-Za-z]+[0-9]*)\] [A-Z]", line))}
+    for theorem in THEOREMS:
+        assert theorem.statement.endswith(".")
+        assert {*re.findall(r"\[([^\]]+)\]", theorem.source)} <= references, theorem.number
+        for text in (theorem.statement, theorem.source):
+            assert not [word for word in re.findall(r"[A-Za-z]{5,}", text) if word.isupper()], text
 
 
 def test_reproduce_is_a_command_that_carries_the_example() -> None:

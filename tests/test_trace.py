@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from model.algorithms import ppd
@@ -17,7 +19,7 @@ from model.latency import UnitCost
 from model.world import World
 from sim import views
 from sim.cli import app
-from sim.events import Cluster, Run, simulate
+from sim.events import Cluster, Interval, Run, simulate
 from sim.trace import chrome_trace, record, write
 
 MATCHES = [True, False, True, True, False, True]
@@ -112,6 +114,22 @@ def test_commits_are_instants_and_count_up(run: Run) -> None:
     counts = [event["args"]["tokens"] for event in events(run, "C") if event["name"] == "tokens out"]
     assert counts[-1] == len(MATCHES)
     assert counts == sorted(counts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=12))
+def test_links_have_as_many_tracks_as_transfers_are_under_way_at_once(transfers: list[tuple[int, int]]) -> None:
+    """One that begins where another ends goes to its track."""
+    rows = [Interval(-1, float(start), float(start + length), "link", number, 0, 0, 0, "kept")
+            for number, (start, length) in enumerate(transfers)]  # fmt: skip
+    found = chrome_trace(rows, [], "test")["traceEvents"]
+    on = defaultdict(list)
+    for event in found:
+        if event["ph"] == "X":
+            on[event["tid"]].append((event["args"]["start"], event["args"]["end"]))
+    at_once = max(sum(start <= at < start + length for start, length in transfers) for at in range(20))
+    assert sorted(on) == [1 + lane for lane in range(at_once)]
+    for spans in on.values():
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(spans)))
 
 
 def test_tracks_are_named() -> None:

@@ -289,3 +289,40 @@ def test_every_bundled_scenario_has_a_verdict() -> None:
         assert found.answers
         if name != "hardware-compare":  # of a single condition
             assert found.answers[0].best.speedup == pytest.approx(table["speedup"][times.arg_min()])
+
+
+def test_bounds_are_scaled_with_what_they_are_bounds_of() -> None:
+    """On other devices plain decoding is another: the quickest of all is what speed-ups and their bounds are over."""
+    rows = [
+        row(0, 1.2, ways=1, held_units=1.0, tpot_ms=20 / 1.2, **ON_HARDWARE, **spread(1.1, 1.3, "input_")),
+        row(1, 1.5, ways=4, held_units=4.0, tpot_ms=8 / 1.5, **ON_HARDWARE, **spread(1.4, 1.7, "input_")),
+    ]
+    assert bounds(rows) == pytest.approx((1.5, 1.4, 1.7))
+    slow = [rows[0] | {"tpot_ms": 8 / 1.2}, rows[1] | {"tpot_ms": 16 / 1.5, "speedup_input_high": 1.7}]
+    assert bounds(slow) == pytest.approx((1.2, 1.1, 1.3))
+    slow[0] |= {"tpot_ms": 8 / 0.1, "speedup": 0.1}
+    slow[1] |= {"tpot_ms": 16 / 6, "speedup": 6.0, "speedup_input_high": 7.0}
+    assert bounds(slow) == pytest.approx((3.0, 0.7, 3.5))
+
+
+def test_a_condition_names_what_tells_it_apart_and_no_more() -> None:
+    """That eight sequences are a static batch goes with their number; where numbers are alike, it is what tells them apart."""
+    static = SPEC | {"sequences": 8, "batching": "static"}
+    assert conditions(SPEC, static) == [{"sequences": 1}, {"sequences": 8}]
+    assert conditions(SPEC | {"sequences": 8}, static) == [{"batching": "continuous"}, {"batching": "static"}]
+    assert conditions(SPEC, SPEC | {"sequences": 8}, static) == [
+        {"sequences": 1, "batching": "continuous"}, {"sequences": 8, "batching": "continuous"},
+        {"sequences": 8, "batching": "static"},
+    ]  # fmt: skip
+
+
+def conditions(*methods: dict[str, Any]) -> list[dict[str, Any]]:
+    found = of([row(number, 1.5) for number in range(len(methods))], tables(*methods))
+    return [dict(answer.at) for answer in found.answers]
+
+
+def bounds(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
+    """Those of the fastest on one device or four."""
+    (condition,) = of(rows, tables(SPEC, **{"cost.ways": [1, 4]})).answers
+    assert condition.best is not None
+    return condition.best.speedup, condition.best.low, condition.best.high
