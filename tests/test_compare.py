@@ -619,3 +619,16 @@ def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
     result = invoke(tmp_path / "log.json")
     assert result.exit_code == 2
     assert "error:" in result.output
+
+
+def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
+    """The middle repeat as measured, twice as slow as a clock of the profile says, beside what the profile says."""
+    known, clock = profiles(turn=3e-4), profiles(layer=2e-3, turn=3e-4)
+    made = [decoded("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
+    found = runs_of(made, clock, units=[2])
+    measured_, simulated = compare.side_by_side(found, known, 0)
+    timed = found.timed[0]
+    assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.middle)))
+    assert measured_.height == len(timed.spans(timed.middle))
+    assert simulated["end"].max() == pytest.approx(compare.compare(found, known)["predicted_total_s"][0])
+    assert simulated["end"].max() < 0.7 * measured_["end"].max()
