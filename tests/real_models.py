@@ -96,14 +96,16 @@ def logits(full: Any, text: Sequence[int]) -> Any:
         return full(**given, use_cache=False).logits[0, -1]
 
 
-def oracle(full: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    """The greedy text, one token at a time, each from scratch."""
-    return [*_oracle(full, tuple(prompt), tokens)]
+def oracle(full: Any, prompt: Sequence[int], tokens: int, stop: int | None = None) -> list[int]:
+    """The greedy text, one token at a time, each from scratch; it ends with `stop`, where that comes."""
+    text = _oracle(full, tuple(prompt), tokens, SOURCE)
+    return [*text[: text.index(stop) + 1]] if stop in text else [*text]
 
 
 @lru_cache(maxsize=1024)
-def _oracle(full: Any, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """The same for all who ask: most ask for one text of many methods."""
+def _oracle(full: Any, prompt: tuple[int, ...], tokens: int, source: tuple[int, ...]) -> tuple[int, ...]:
+    """The same for all tests of one sequence, which is that of many methods; an encoder-decoder reads `source`, which is SOURCE."""
+    assert source == SOURCE
     text = list(prompt)
     for _ in range(tokens):
         text.append(int(logits(full, text).argmax()))

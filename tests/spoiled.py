@@ -17,6 +17,7 @@ def verify(
     text: Sequence[int],
     guesses: Sequence[Guess],
     sampled: bool,
+    room: int | None = None,
     *,
     bound: Callable[[Fraction, Fraction], Fraction] = lambda p, q: p / q,
     correction: str = "residual",
@@ -26,7 +27,8 @@ def verify(
     tokens = (text[-1], *[guess.token for guess in guesses])
     out = yield Forward("target", tokens, len(text) - 1, 0, model.layers, None, len(tokens), model.unit)
     number: Any = None
-    for index, guess in enumerate(guesses):
+    used = guesses[:room]
+    for index, guess in enumerate(used):
         offset = index - len(tokens)
         p = yield Read("chance", out, offset, token=guess.token)
         q = yield Read("chance", guess.output, token=guess.token)
@@ -35,7 +37,7 @@ def verify(
         if not number < bound(p, q):
             against = guess.output if correction == "residual" else None
             return index, (yield Read(correction, out, offset, against=against))  # type: ignore[arg-type]
-    return len(guesses), (yield Read("sample", out))
+    return len(used), (yield Read("sample", out, len(used) - len(tokens)))
 
 
 def changed(**how: Any) -> Verify:
@@ -48,32 +50,32 @@ def upside_down(p: Fraction, q: Fraction) -> Fraction:
     return q / p if p else Fraction(1)
 
 
-def by_chance(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+def by_chance(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Tests greedy drafts by p / q too."""
-    return right(model, text, guesses, True)
+    return right(model, text, guesses, True, room)
 
 
-def bonus_dropped(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+def bonus_dropped(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Accepts no more than gamma - 1 of gamma tokens and puts the last one out as the target's own: no token comes for free."""
-    kept, token = yield from right(model, text, guesses, sampled)
+    kept, token = yield from right(model, text, guesses, sampled, room)
     return (kept - 1, guesses[-1].token) if guesses and kept == len(guesses) else (kept, token)
 
 
-def all_kept(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+def all_kept(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Looks at no drafted token."""
-    _, token = yield from right(model, text, guesses, sampled)
+    _, token = yield from right(model, text, guesses, sampled, room)
     return len(guesses), token
 
 
-def long_drafts_thrown_away(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+def long_drafts_thrown_away(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Verifies no draft of more than one token."""
-    return (yield from right(model, text, guesses if len(guesses) < 2 else (), sampled))
+    return (yield from right(model, text, guesses if len(guesses) < 2 else (), sampled, room))
 
 
-def verified_twice(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool) -> Any:
+def verified_twice(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Runs the target on the last token first, and again with the draft."""
     yield Forward("target", (text[-1],), len(text) - 1, 0, model.layers, None, 1, model.unit)
-    return (yield from right(model, text, guesses, sampled))
+    return (yield from right(model, text, guesses, sampled, room))
 
 
 def greedy_draft(right: Callable[..., Any], *args: Any) -> Any:

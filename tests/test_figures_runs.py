@@ -288,12 +288,12 @@ def test_choices_of_one_method_are_named_by_what_they_differ_in() -> None:
     rows = sim.run("early-exit", views=["formula"])
     figure = work.draw(rows)
     texts = [label.get_text().partition(", 9.2")[0] for label in figure.axes[0].get_yticklabels()]
-    assert texts == ["softmax, propagate", "state, propagate", "state, backfill", "state, propagate, batch of 8, static"]
+    assert texts == ["softmax, propagate", "state, propagate", "state, backfill", "state, propagate, batch of 8"]
     assert any(text.get_text().startswith("early exit; ") for text in figure.texts)
     assert not any("crosses" in text.get_text() for text in figure.legends[0].get_texts())
     assert inside(figure)
     batch = sim.run("skipdecode", views=["formula"])
-    assert "SkipDecode, batch of 4, static, 66% of it filled, 16 layers at first, 8 at last" in [
+    assert "SkipDecode, batch of 4, 66% of it filled, 16 layers at first, 8 at last" in [
         label.get_text() for label in work.draw(batch).axes[0].get_yticklabels()
     ]
 

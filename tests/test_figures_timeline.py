@@ -100,7 +100,7 @@ def test_every_kind_is_told_by_face_and_hatch_and_named() -> None:
     assert len(faces) == 5
     assert len(hatches) == 3
     assert None not in hatches
-    for words in ("unsure: hands over", "its token taken back", "pass once more, behind a rollback"):
+    for words in ("unsure: falls back", "its token rolled back", "pass once more, after a rollback"):
         assert words in legend(figure)
     assert "a rollback)" in figure.legends[0].get_title().get_text()
     assert any("rollback" in text for text in texts(figure))
@@ -145,7 +145,7 @@ def test_a_batch_says_how_many_texts_and_which_layers() -> None:
     assert passes[0].earliest == passes[0].position == 0
     figure = drawn(run)
     assert "token 0, 4 in all\nlayers 0–1, 9–24" in texts(figure) or "0 ×4\n0–1, 9–24" in texts(figure)
-    assert "×: so many tokens, of texts" in figure.legends[0].get_title().get_text()
+    assert "×: number of tokens, of\nsequences" in figure.legends[0].get_title().get_text()
     [first, *_] = [event["name"] for event in chrome_trace(passes, run.commits, "")["traceEvents"] if event["ph"] == "X"]
     assert first == "token 0 (4 in all) · layers 0–1, 9–24"
 

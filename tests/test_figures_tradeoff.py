@@ -108,7 +108,7 @@ def test_intervals_reach_from_low_to_high(x: str) -> None:
 def test_points_are_named_by_data_set_and_head() -> None:
     texts = [text.get_text() for text in tradeoff.draw(paper()).axes[0].texts]
     for data_set in TOKENS:
-        assert texts.count(data_set) == texts.count(f"{data_set} tr") == 3
+        assert texts.count(data_set) == texts.count(f"{data_set} trained") == 3
 
 
 @pytest.mark.parametrize("x", AXES)
