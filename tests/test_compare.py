@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import json
 import tempfile
@@ -15,10 +16,11 @@ import numpy as np
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
+from rich.console import Console
 from typer.testing import CliRunner
 
 from calibrate.interpreter import Real
-from model import decision_log, profile, runs
+from model import comparison, decision_log, profile, runs
 from model.algorithms import beam
 from model.checks import ParameterError
 from model.comparison import PARTS
@@ -32,7 +34,7 @@ from model.replay import Replayed, parameters_of, steps_of
 from model.runs import Runs
 from model.steps import Forward, Read
 from model.transformer import Shape, from_config
-from sim import compare
+from sim import compare, compare_report
 from sim.cli import app
 from sim.cluster import Cluster
 from sim.events import simulate
@@ -619,3 +621,60 @@ def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
     result = invoke(tmp_path / "log.json")
     assert result.exit_code == 2
     assert "error:" in result.output
+
+
+def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
+    """The middle repeat as measured, twice as slow as a clock of the profile says, beside what the profile says."""
+    known, clock = profiles(turn=3e-4), profiles(layer=2e-3, turn=3e-4)
+    made = [decoded("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
+    found = runs_of(made, clock, units=[2])
+    measured_, simulated = compare.side_by_side(found, known, 0)
+    timed = found.timed[0]
+    assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.middle)))
+    assert measured_.height == len(timed.spans(timed.middle))
+    assert simulated["end"].max() == pytest.approx(compare.compare(found, known)["predicted_total_s"][0])
+    assert simulated["end"].max() < 0.7 * measured_["end"].max()
+
+
+def test_what_is_printed_is_the_rows() -> None:
+    """Three tables: errors by method, the worst runs, and parts of the whole time in milliseconds; and the ranking."""
+    known, clock = profiles(alone=1e-3, beside=1.5e-3), profiles(wider=0.3, turn=3e-4)
+    choices = [("autoregressive", {}, {}), ("speculative", {"draft_length": 3}, {"acceptance_rate": 0.7}),
+               ("speculative", {"draft_length": 6}, {"acceptance_rate": 0.7}),
+               ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})]  # fmt: skip
+    made = [decoded(name, 25, rates, seed=3, **settings) for name, settings, rates in choices]
+    found = runs_of(made, clock, ["a prompt with a very long name"] * 4, units=[1, 1, 1, 2], slower=1.5)
+    table = compare.compare(found, known)
+    text = io.StringIO()
+    compare_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert "method settings runs median nine of ten worst bias noise bound held" in lines
+    for row in comparison.by_method(table):
+        errors = " ".join(f"{row[name]:.1%}" for name in ("median_error", "p90_error", "worst_error", "bias", "noise", "bound"))
+        assert f"{row['method']} {row['settings']} {row['runs']} {errors} {'yes' if row['held'] else 'NO'}" in lines
+    at = lines.index("method settings prompt predicted measured error noise")
+    worst = sorted(table.to_dicts(), key=lambda row: -abs(row["error"]))
+    for row, line in zip(worst, lines[at + 2 :], strict=False):
+        times = " ".join(f"{1e3 * row[name]:.1f} ms" for name in ("predicted_s", "measured_s"))
+        said = f"{row['method']} {row['settings'] or '-'} a prompt with a very lon {times} {row['error']:.1%} {row['noise']:.1%}"
+        assert line == said
+    assert " ".join(["method", *PARTS, "whole contention"]) in lines
+    for method in dict.fromkeys(table["method"]):
+        own = table.filter(table["method"] == method)
+        cells = []
+        for part in (*PARTS, "total"):
+            pair = [1e3 * own[f"{whose}_{part}_s"].mean() for whose in ("predicted", "measured")]  # type: ignore[operator]
+            cells.append(f"{pair[0]:.1f} / {pair[1]:.1f}" if max(map(abs, pair)) > 1e-6 else "-")
+        slower = 1e3 * own["contention_s"].mean()  # type: ignore[operator]
+        assert " ".join([method, *cells, f"{slower:.1f}" if slower else "-"]) in lines
+    pairs, right = comparison.ranking(table)
+    assert pairs
+    said = f"{right} of {pairs} pairs ({right / pairs:.1%}) that differ by more than twice the noise are ordered rightly"
+    assert f"ranking: {said}" in lines
+    page = [*compare_report.markdown([("own", table, dict(found.about) | {"mode": "cuda-graph", "devices": ["cuda:0", "cpu"]})])]
+    assert page[0] == f"### own: {found.about['machine']['name']}, float32, cuda-graph, processes on cuda:0"
+    said = f"Of {pairs} pairs of settings that differ by more than twice the noise {right / pairs:.1%} are ordered rightly."
+    assert said in page[2]
+    medians = [float(line.split("|")[4].strip(" %")) for line in page if line.startswith("| ") and "%" in line]
+    assert medians == sorted(medians, reverse=True)
+    assert len(medians) == len(comparison.by_method(table))

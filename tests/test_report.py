@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import sim
@@ -165,3 +167,30 @@ def test_quiet_or_not_a_run_prints_the_same(tmp_path: Path, monkeypatch: pytest.
     words = ["run", "--view", "formula", "--no-figures", "-o"]
     texts = [CliRunner().invoke(app, [*words, "out", *more]).stdout for more in ([], ["--resume", "-q"])]
     assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_reasons_for_no_value_are_told_up_to_four(count: int) -> None:
+    rows = [{"view": view, "no_value_because": f"reason {at}"} for at in range(count) for view in ("formula", "paths")]
+    rows.append({"view": "events", "no_value_because": "only the events have one"})
+    (line,) = (each for each in report.notes(pl.LazyFrame(rows), {"cost": {}}) if each.startswith("no value"))
+    told = "; ".join(f"reason {at}" for at in range(min(count, 4))) + "; ..." * (count > 4)
+    assert line.startswith(f"no value in formula and paths where something may wait (column no_value_because; {told}); only the")
+    formula = [row for row in rows if row["view"] == "formula"]
+    assert any("no value in formula where" in each for each in report.notes(pl.LazyFrame(formula), {"cost": {}}))
+
+
+def test_long_words_go_over_several_lines_and_numbers_are_whole(tmp_path: Path) -> None:
+    """A column of words is no wider than it must be where there is no room, and no number of the table is cut."""
+    text = io.StringIO()
+    given = tables(PPD, sweep={"cost.layer_times": [[1, 1, 1, 1], [1.125, 1.25, 1.375, 1.5], [1, 1, 1, 2]]})
+    made = sweep.run(given, out=tmp_path, jobs=1)
+    frame = made.frame()
+    words = frame.with_columns(pl.Series("form", [f"a very long form of words number {at}" for at in range(3)]))
+    report.show(made, words, [], Console(file=text, width=70, highlight=False))
+    lines = text.getvalue().splitlines()
+    table = [line for line in lines if "a very long" in line]
+    assert len(table) >= 3
+    assert not any("a very long form of words number" in line for line in table)
+    for row in frame.to_dicts():
+        assert any(f"{row['speedup']:.3f}" in line for line in lines)

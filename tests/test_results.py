@@ -163,3 +163,12 @@ def test_distributions_are_kept_up_to_so_many_points(few: int, tmp_path: Any, mo
         for rows in kept.partition_by("point", "view"):
             assert rows["probability"].sum() == pytest.approx(1)
         assert kept.select("point", "view").n_unique() == 4
+
+
+def test_units_are_reserved_as_many_as_a_method_wants_whatever_else_waits() -> None:
+    """Where a shared link makes processes wait, and not the number of units, a larger cluster does not reserve more of them."""
+    scenario = tables() | {"cluster": {"units": 10, "links": "shared"}, "cost": {"link": 1.0}}
+    case = Grid(scenario).case(0)
+    assert case.contended
+    assert case.held == case.parameters.units < 10
+    assert Grid(scenario | {"cluster": {"units": 2, "links": "shared"}}).case(0).held == 2

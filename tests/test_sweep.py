@@ -245,6 +245,18 @@ def test_a_view_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     assert rows == [(0, "formula"), (0, "paths"), (1, "formula"), (1, "paths"), (1, "events")]
 
 
+def test_a_table_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise pl.exceptions.ComputeError("no room left\nand more of that")
+
+    monkeypatch.setattr(pl.DataFrame, "write_csv", broken)
+    with pytest.raises(sweep.RunError) as caught:
+        sweep.run(scenario(rates=1, views=["formula"]), out=tmp_path / "run", jobs=1)
+    line, why = str(caught.value), "cannot be written or read again, as on a disk that is full: no room left; "
+    assert line.startswith(f"a table in {tmp_path / 'run'} {why}")
+    assert "and more" not in line
+
+
 def test_what_a_run_has_once_cannot_be_swept(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"scenario\.replications cannot be swept"):
         sweep.run(scenario(), out=tmp_path / "run", sweep={"scenario.replications": [10, 20]})

@@ -326,3 +326,9 @@ def bounds(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
     (condition,) = of(rows, tables(SPEC, **{"cost.ways": [1, 4]})).answers
     assert condition.best is not None
     return condition.best.speedup, condition.best.low, condition.best.high
+
+
+def test_a_single_condition_in_which_plain_decoding_is_fastest() -> None:
+    found = of([row(0, 1.5), row(1, 0.9)], tables(SPEC, **{"method.sequences": [1, 8]}))
+    assert "1: speculative, draft_length 3 (1.50x)" in found.text
+    assert "8: plain decoding (best other choice 0.90x)" in found.text
