@@ -312,7 +312,7 @@ def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile]
 def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, operations: dict[str, Profile]) -> None:
     """An error is about as likely to be passed as not: of layers of 1 to 4,096 tokens, whole and split.
 
-    Of models that it was not taken from at least 4 in 10 layers are within it, and 8 in 10 within twice as much; and not nearly all,
+    Of models that it was not taken from at least 4 in 10 layers are within it, and 8 in 10 within twice as much; and not all,
     or it says nothing.
 
     Of all models together: of Llama-2-7B alone a third is within it, and 6 to 8 in 10 within twice as much.

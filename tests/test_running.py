@@ -138,9 +138,9 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
 def test_models_are_asked_about_one_text_at_a_time() -> None:
     table = {"min_layers": 2, "max_layers": 4, "sequences": 2, "batching": "static"}
     models = models_of("skipdecode", table)
-    with pytest.raises(ParameterError, match="batch must be 1"):
+    with pytest.raises(ParameterError, match="sequences must be 1"):
         running.check(Plan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)
-    with pytest.raises(ParameterError, match="batch must be 1"):
+    with pytest.raises(ParameterError, match="sequences must be 1"):
         decoding.decode("skipdecode", models, (1, 2), 8, table)
 
 

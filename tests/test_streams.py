@@ -307,8 +307,10 @@ def test_a_run_that_it_is_not_for_is_refused(steps: Any, said: str) -> None:
 # --- timed runs ---
 
 
-def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_path: Path) -> None:
+def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, device = decoder_of("llama"), Device()
+    # An operation of the stand-in takes a nanosecond: all of them end within the run, whose seconds are real.
+    monkeypatch.setattr(device, "now", lambda: Device.now(device) * 1e-6)
     settings_ = {"exit_layer": 3, "candidates": 2}
     wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, apart="streams") for units in (1, 3)]
     models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
