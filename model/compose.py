@@ -388,7 +388,7 @@ def layer(
     >>> from model.transformer import preset
     >>> made = layer(profile.load("h100-operations"), preset("llama-2-13b"), [1, 2])
     >>> {ways: round(float(made.rows("dense", ways)["time_s"][0]) * 1e6) for ways in made.ways}  # 189 us to read it as a whole
-    {1: 245, 2: 134}
+    {1: 256, 2: 141}
     """
     _of_operations(operations)
     if off is not None:

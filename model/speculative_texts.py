@@ -155,7 +155,7 @@ def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: 
     >>> cost, static = UnitCost(40, cost_ratio=0.1), Parameters(40, 3, sequences=8, batching="static")
     >>> found = expected(static, 128, Iid(0.79), cost)
     >>> round(straggler_loss(static, cost, found.rounds, found.time), 3)
-    0.081
+    0.082
     """
     count, most = parameters.together, parameters.draft_length
     full = round_prices(cost, most, apart=parameters.placement == "apart", texts=count).time[most]
