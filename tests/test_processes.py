@@ -330,7 +330,8 @@ def alive(pid: int) -> bool:
 
 def left(pids: list[int]) -> list[str]:
     """Names of memory that these processes shared; what other processes of the machine share comes and goes."""
-    return [name for name in os.listdir("/dev/shm") if {*re.findall(r"\d+", name)} & {*map(str, pids)} and "loky" not in name and "joblib" not in name]
+    names = [name for name in os.listdir("/dev/shm") if "loky" not in name and "joblib" not in name]
+    return [name for name in names if {*re.findall(r"\d+", name)} & {*map(str, pids)}]
 
 
 def asking(token: int = 5) -> Steps:

@@ -254,7 +254,7 @@ def test_what_no_gpu_takes_is_refused(arguments: list[str], said: str, monkeypat
 
 
 def test_peaks_alone_foretell_no_layer(layers: tuple[fits.Layers, ...]) -> None:
-    """The checks can fail: without efficiencies the bounds are missed; but on the RTX 4090, which nearly reaches its bandwidth."""
+    """The checks can fail: without efficiencies the bounds are missed, but for the RTX 4090, which nearly reaches its bandwidth."""
     bare = [fits.LeftOut(one.gpu, one.model, one.tokens, one.errors(PEAKS)) for one in layers if one.gpu != "rtx-4090"]
     assert min(fits.pooled(bare).values()) > 0.25
     assert min(fits.pooled(bare, 64).values()) > 0.25
