@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
 from typer.testing import CliRunner
 
 import sim
@@ -153,6 +154,8 @@ def test_a_scenario_imports_nothing_by_itself(redundant: str, tmp_path: Path, co
 def test_workers_and_a_resumed_run_have_what_the_command_line_allows(redundant: str, tmp_path: Path) -> None:
     file, out = written(tmp_path, redundant), str(tmp_path / "out")
     arguments = ["run", file, "--sweep", "method.copies=1,2,3", "-o", out, "--no-figures", "-q"]
+    # Workers of earlier runs in this process would not look where the module is; those of a command of its own are new.
+    get_reusable_executor().shutdown(wait=True)
     done = CliRunner().invoke(app, [*arguments, "--methods", redundant, "-j", "2"])
     assert done.exit_code == 0, done.output
     first = (tmp_path / "out" / "results.parquet").read_bytes()
