@@ -34,8 +34,8 @@ _EFFICIENCIES = {
 """Keys of kind `roofline`, and what each is of `Efficiency`."""
 MAX_SECONDS = 1e6
 GONE = MappingProxyType({
-    "batch": "it is now method.sequences: passes are priced over so many in every way of method.batching; what it was, sequences"
-    " that share one set of random outcomes, is batching = 'lockstep'"
+    "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
+    " with batch, are method.batching = 'lockstep'"
 })
 """Keys of costs that there were, and what to say instead."""
 MAY_SEEM = 0.1

@@ -40,7 +40,7 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
 `memory_share`            weights and cache over what a device has; `ways` is over how many of them a layer is split
 `prompt_s`                reading the prompt, before the first token is decoded: it is in no other column
 `cost_source`             whose times these are: measured, composed of operations, or assumed
-`cost_missing`            parts of a pass that nobody has timed there (`step`: launching, preparing, sampling): taken to be nothing
+`cost_missing`            parts of a pass that were not measured (`step`: launching, preparing, sampling): assumed to take 0
 ========================  =========================================================================================
 """
 

@@ -237,9 +237,9 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         if lacking:
             parts = ", ".join(sorted({part for each in lacking for part in each.split(", ")}))
             remedy = "; [cost] takes step_s and draft_step_s for what an engine adds" if "step" in parts else ""
-            lines.append(f"nobody has timed, and it counts as nothing (column cost_missing): {parts}{remedy}")
+            lines.append(f"not measured, assumed 0 (column cost_missing): {parts}{remedy}")
         if "memory_share" not in names or _one(table, pl.col("memory_share").is_null().any()):
-            lines.append("of some devices nobody knows how much memory they have: whether weights and cache fit was not looked at")
+            lines.append("memory of some devices is not known: whether weights and cache fit was not checked")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:

@@ -237,8 +237,8 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, ways 1" in said
     assert "costs are those at mid-context" in said
-    assert "whether weights and cache fit was not looked at" in said
-    assert "nobody has timed, and it counts as nothing (column cost_missing): embedding" in said
+    assert "whether weights and cache fit was not checked" in said
+    assert "not measured, assumed 0 (column cost_missing): embedding" in said
 
 
 def _written(tables: dict[str, Any], folder: Path) -> list[str]:

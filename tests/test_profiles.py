@@ -315,20 +315,30 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
     Of models that it was not taken from at least 4 in 10 layers are within it, and 8 in 10 within twice as much; and not all,
     or it says nothing.
 
-    Of all models together: of Llama-2-7B alone a third is within it, and 6 to 8 in 10 within twice as much.
+    That is of all models together; of each alone at least 3 in 10, and 6 in 10: Llama-2-7B has .33 and .80 (H100), .34 and .61
+    (A100).
     """
-    models, within = {model: of_vidur(gpu, model) for model in bundle.VIDUR}, []
+
+    def shares(within: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        weight, ratio = (np.concatenate(each) for each in zip(*within, strict=True))
+        return [float(np.average(ratio <= times, weights=weight)) for times in (1, 2)]
+
+    models, every = {model: of_vidur(gpu, model) for model in bundle.VIDUR}, []
     for model, one in models.items():
         off = bundle.layer_errors(operations[gpu], [other for name, other in models.items() if name != model])
         stated = replace(operations[gpu], facts={compose.LAYER_ERRORS: off})
+        within = []
         for ways in bundle.WAYS:
             found = bundle.differences(operations[gpu], one, (ways,), most=4096)
             weight = np.gradient(np.log(found.at))  # passes of many tokens were measured more densely
             within.append((weight, np.abs(found.error) / compose.layer_error(stated, found.at, ways)))
-    weight, ratio = (np.concatenate(each) for each in zip(*within, strict=True))
-    shares = [np.average(ratio <= times, weights=weight) for times in (1, 2)]
-    assert 0.4 <= shares[0] <= 0.95, shares
-    assert shares[1] >= 0.8, shares
+        once, twice = shares(within)
+        assert once >= 0.3, (model, once)
+        assert twice >= 0.6, (model, twice)
+        every += within
+    once, twice = shares(every)
+    assert 0.4 <= once <= 0.95
+    assert twice >= 0.8
 
 
 @needs_data
