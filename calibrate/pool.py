@@ -286,7 +286,9 @@ class Pool:
         """What a worker says to a message, not to a pass."""
         until = time.monotonic() + STARTING
         while not post.end.poll(0.1):
-            self.look([post])
+            # Only whether it is alive: `look` would read an answer that has come since, and take it for a failure.
+            if not post.process.is_alive() and not post.end.poll():
+                raise self._gone(post)
             if time.monotonic() > until:
                 raise ProcessError(f"the process of {post.process.name} did not start within {STARTING:.0f} s")
         said: Any = b"."

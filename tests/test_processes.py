@@ -117,6 +117,31 @@ def test_a_decoder_behind_an_encoder(pool: Pool) -> None:
         pool.load(tiny("t5"))
 
 
+class Late:
+    """An end of a pipe whose first look finds nothing, though an answer comes before the next."""
+
+    def __init__(self, end: Any) -> None:
+        self.end, self.looked = end, False
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        there: bool = self.end.poll(timeout if self.looked else PATIENCE)
+        was, self.looked = self.looked, True
+        return was and there
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.end, name)
+
+
+def test_an_answer_that_comes_between_two_looks_is_no_failure(pool: Pool) -> None:
+    posts, late = dict(pool.posts), pool.posts[1].end
+    try:
+        pool.posts[1] = dataclasses.replace(posts[1], end=Late(late))
+        pool.load(tiny("llama", 2), 96)
+        assert not pool.broken
+    finally:
+        pool.posts[1] = posts[1]
+
+
 def test_the_same_processes_serve_text_after_text(pool: Pool) -> None:
     use(pool, tiny("llama", 1))
     for length in (1, 2, 40, 3):
