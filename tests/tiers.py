@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -> list[Any]:
@@ -16,3 +17,19 @@ def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -
         pytest.param(row, column, marks=() if column == columns[0] or row in few else pytest.mark.slow)
         for column in columns for row in rows
     ]  # fmt: skip
+
+
+def first_of_each(rows: Iterable[Any], of: Callable[[Any], Any], named: Callable[[Any], str]) -> list[Any]:
+    """Parameters of a test, named so: the first row of each kind is of the quick tier, further ones of the same are slow."""
+    seen, found = set(), []
+    for row in rows:
+        marks = pytest.mark.slow if of(row) in seen else ()
+        found.append(pytest.param(*row, marks=marks, id=named(row)))
+        seen.add(of(row))
+    return found
+
+
+def examples(quick: int) -> settings:
+    """So many examples in the quick tier, which draws the same ones every time; as many as the thorough profile says there."""
+    loaded = settings.default
+    return settings(max_examples=quick if loaded.derandomize else max(quick, loaded.max_examples))
