@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -17,16 +17,6 @@ def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -
         pytest.param(row, column, marks=() if column == columns[0] or row in few else pytest.mark.slow)
         for column in columns for row in rows
     ]  # fmt: skip
-
-
-def first_of_each(rows: Iterable[Any], of: Callable[[Any], Any], named: Callable[[Any], str]) -> list[Any]:
-    """Parameters of a test, named so: the first row of each kind is of the quick tier, further ones of the same are slow."""
-    seen, found = set(), []
-    for row in rows:
-        marks = pytest.mark.slow if of(row) in seen else ()
-        found.append(pytest.param(*row, marks=marks, id=named(row)))
-        seen.add(of(row))
-    return found
 
 
 def examples(quick: int) -> settings:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import Phase, Verbosity, find, settings
 
 from sim.cases import Case
-from sim.theorems import Verdict, check, replay
+from sim.theorems import Verdict, check, replay, select
 from sim.theorems.statement import Theorem
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -48,6 +50,28 @@ def fails_small(theorem: Theorem) -> dict[str, Any]:
     again = replay(theorem.number, verdict.counterexample, theorem.method)
     assert (again.holds, again.error, again.expected) == (False, verdict.error, True)
     return verdict.counterexample
+
+
+def refuting(faults: Sequence[tuple[str, str, Fault]]) -> list[Any]:
+    """Parameters of a test of planted faults: all are searched for, of each theorem the first is made small; slow: all are."""
+    first = {number: what for number, what, _ in reversed(faults)}
+    found = []
+    for number, what, fault in faults:
+        if first[number] != what:
+            found.append(pytest.param(number, fault, False, id=f"{number} {what}"))
+        marks = pytest.mark.slow if first[number] != what else ()
+        found.append(pytest.param(number, fault, True, id=f"{number} {what} made small", marks=marks))
+    return found
+
+
+def shows(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault shows on an example, as it was drawn, which is none once it is mended."""
+    [theorem] = select(method, only=[number])
+    how = settings(max_examples=MANY, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet)
+    with monkeypatch.context() as patch:
+        fault(patch)
+        example = find(theorem.given(), lambda example: theorem.error(example) is not None, settings=how, random=random.Random(0))
+    assert theorem.error(example) is None
 
 
 def is_refuted(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
