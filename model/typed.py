@@ -6,6 +6,7 @@ Kinds are written as Python writes them: `str`, `int`, `float` (finite, and whol
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -40,7 +41,7 @@ def check(value: Any, kind: Any, where: str) -> None:
     if not _shallow(value, kind):
         raise _wrong(where, _said(kind), value)
     if is_typeddict(kind):
-        hints = get_type_hints(kind, include_extras=True)  # annotations are texts: `__required_keys__` knows nothing of them
+        hints = _hints(kind)
         for key in sorted(key for key, each in hints.items() if key not in value and get_origin(each) is not NotRequired):
             raise ParameterError(f"{where}.{key} is missing" if where else f"{key} is missing")
         for key in hints.keys() & {*value}:
@@ -51,6 +52,12 @@ def check(value: Any, kind: Any, where: str) -> None:
     elif origin is dict and inner:
         for key, each in value.items():
             check(each, inner[1], f"{where}.{key}" if where else key)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The kinds of a table's keys; its annotations are texts: `__required_keys__` knows nothing of them."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _shallow(value: Any, kind: Any) -> bool:

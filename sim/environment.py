@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from importlib import metadata
 
@@ -10,6 +11,11 @@ LIBRARIES = ("decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "jo
 
 def versions() -> dict[str, str]:
     """Version by name, of what is installed."""
+    return dict(_versions())
+
+
+@functools.cache  # each run writes them down, and looking them up reads files
+def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

@@ -18,6 +18,8 @@ from sim import cases, scenario
 from sim.cases import Case
 from sim.scenario import SECTIONS, Tables
 
+KEPT = 256
+"""So many resolved points are kept."""
 LOOKED_AT_UP_TO = 512
 """A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
 ELSEWHERE = 64
@@ -95,6 +97,7 @@ class Grid:
         self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
         self.methods = len(scenario.method_tables(self.base))
         self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
+        self._cases: dict[int, Case] = {}
         self.points = 1
         for size in self.shape:
             self.points *= size
@@ -150,7 +153,14 @@ class Grid:
         return {axis.path: axis.values[index] for axis, index in zip(self.axes, where, strict=True)}
 
     def case(self, point: int) -> Case:
-        """The checked objects of a point."""
+        """The checked objects of a point; those asked for lately are kept, since every view and the plan ask for them."""
+        if point not in self._cases:
+            if len(self._cases) >= KEPT:
+                self._cases.pop(next(iter(self._cases)))
+            self._cases[point] = self._resolved(point)
+        return self._cases[point]
+
+    def _resolved(self, point: int) -> Case:
         method, *where = self.indices(point)
         tables = copy.deepcopy(self.base)
         for axis, index in zip(self.axes, where, strict=True):

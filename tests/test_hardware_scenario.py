@@ -120,8 +120,8 @@ def test_speed_ups_are_over_plain_decoding_on_the_same_devices() -> None:
     for length in (1, 4):
         accept = {"kind": "iid", "acceptance_rate": 0.7}
         method = {"name": "speculative", "layers": 80, "draft_length": length}
-        drafting = rows_of(scenario(method, SEVENTY, accept, tokens=256))
-        plain = rows_of(scenario({"name": "autoregressive", "layers": 80}, target_of(SEVENTY), tokens=256))
+        drafting = rows_of(scenario(method, SEVENTY, accept, tokens=256, event_replications=8))
+        plain = rows_of(scenario({"name": "autoregressive", "layers": 80}, target_of(SEVENTY), tokens=256, event_replications=8))
         for row, step in zip(drafting, plain, strict=True):
             assert row["speedup"] == pytest.approx(step["latency_s"] / row["latency_s"], rel=1e-9)
             assert 1 < row["speedup"] <= row["tokens_per_round"] < 1.05 * (1 - 0.7 ** (length + 1)) / 0.3

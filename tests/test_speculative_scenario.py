@@ -300,8 +300,10 @@ def test_the_published_deck_is_replayed_with_its_own_cost_ratio() -> None:
 
 
 def test_results_do_not_depend_on_workers(tmp_path: Path) -> None:
+    """More replications than one block of random draws has, and events in several shards."""
+    some = {"name": "s", "tokens": TOKENS, "replications": 4200, "event_replications": 2100}
     for jobs in (1, 2):
-        sim.run(tables(scenario={"name": "s", "tokens": TOKENS, "replications": 9000}), out=tmp_path / str(jobs), jobs=jobs)
+        sim.run(tables(scenario=some), out=tmp_path / str(jobs), jobs=jobs)
     for name in ("results.parquet", "accepted.parquet", "distribution.parquet"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 

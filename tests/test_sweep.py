@@ -24,14 +24,14 @@ from sim.cli import app
 from sim.files import alone, intact, write_hashed
 from sim.plan import Shard
 
-SHARD_SECONDS = 1 / 3
+SHARD_SECONDS = 1 / 15
 """Little work is then cut into five shards."""
 TABLES = ("results.parquet", "results.csv", "distribution.parquet")
 
 
 def scenario(rates: int = 6, **settings: Any) -> dict[str, Any]:
     return {
-        "scenario": {"name": "small", "tokens": 32, "replications": 100, "views": ["formula", "paths", "events"], **settings},
+        "scenario": {"name": "small", "tokens": 32, "replications": 20, "views": ["formula", "paths", "events"], **settings},
         "method": [{"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}],
         "outcomes": {"kind": "iid", "match_rate": 0.5, "trials": 1000},
         "sweep": {"outcomes.match_rate": [(1 + rate) / (rates + 1) for rate in range(rates)], "method.candidates": [1, 2]},

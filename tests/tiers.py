@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -> list[Any]:
@@ -16,3 +17,9 @@ def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -
         pytest.param(row, column, marks=() if column == columns[0] or row in few else pytest.mark.slow)
         for column in columns for row in rows
     ]  # fmt: skip
+
+
+def examples(quick: int) -> settings:
+    """So many examples in the quick tier, which draws the same ones every time; as many as the thorough profile says there."""
+    loaded = settings.default
+    return settings(max_examples=quick if loaded.derandomize else max(quick, loaded.max_examples))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import Phase, Verbosity, find, settings
 
 from sim.cases import Case
-from sim.theorems import Verdict, check, replay
+from sim.theorems import Verdict, check, replay, select
 from sim.theorems.statement import Theorem
 
 Fault = Callable[[pytest.MonkeyPatch], None]
-FEW, MANY = 60, 1000
+FEW, MORE, MANY = 30, 60, 1000
+"""Examples in the quick tier, of theorems whose planted faults show late, and in the slow tier."""
+SHOW_LATE = {("speculative", "28e"), ("ppd", "27c"), ("skipdecode", "30c")}
+"""Theorems with a planted fault that shows within `MORE` examples and not within `FEW`."""
 
 
 def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
@@ -22,23 +27,51 @@ def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
     return verdict
 
 
+def few(theorem: Theorem) -> int:
+    """The examples of a theorem in the quick tier."""
+    return MORE if (theorem.method, theorem.number) in SHOW_LATE else FEW
+
+
 def comes_out(theorem: Theorem, *, examples: int, seed: int = 0) -> None:
     verdict = verdict_on(theorem, examples=examples, seed=seed)
     assert verdict.expected is not False, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
     # Of many examples there may not be so many.
-    assert verdict.tried == examples or examples > FEW or not verdict.holds
+    assert verdict.tried == examples or examples > MORE or not verdict.holds
 
 
 def fails_small(theorem: Theorem) -> dict[str, Any]:
     """What must not hold fails on an example of a few words, and again when that is tried alone."""
     verdict = verdict_on(theorem, examples=MANY)
     assert not verdict.holds
+    assert verdict.expected
     assert verdict.error
     assert verdict.counterexample is not None
     assert len(json.dumps(verdict.counterexample)) < 300
     again = replay(theorem.number, verdict.counterexample, theorem.method)
     assert (again.holds, again.error, again.expected) == (False, verdict.error, True)
     return verdict.counterexample
+
+
+def refuting(faults: Sequence[tuple[str, str, Fault]]) -> list[Any]:
+    """Parameters of a test of planted faults: all are searched for, of each theorem the first is made small; slow: all are."""
+    first = {number: what for number, what, _ in reversed(faults)}
+    found = []
+    for number, what, fault in faults:
+        if first[number] != what:
+            found.append(pytest.param(number, fault, False, id=f"{number} {what}"))
+        marks = pytest.mark.slow if first[number] != what else ()
+        found.append(pytest.param(number, fault, True, id=f"{number} {what} made small", marks=marks))
+    return found
+
+
+def shows(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault shows on an example, as it was drawn, which is none once it is mended."""
+    [theorem] = select(method, only=[number])
+    how = settings(max_examples=MANY, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet)
+    with monkeypatch.context() as patch:
+        fault(patch)
+        example = find(theorem.given(), lambda example: theorem.error(example) is not None, settings=how, random=random.Random(0))
+    assert theorem.error(example) is None
 
 
 def is_refuted(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
