@@ -52,6 +52,7 @@ class Clockwork:
 
 AXES = {
     "HYPOTHESES": (1, 16), "FILLED": (1, 8), "GAPS": (0, 1000), "WIDE": (4,), "WIDE_GAPS": (0, 1000), "SHORT": (1,), "SETTLED": 1,
+    "PROCESS_TEXT": 4,
 }  # fmt: skip
 """The ends of what a sitting times besides passes: as many as a prediction interpolates between."""
 

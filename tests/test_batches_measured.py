@@ -81,7 +81,7 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
 def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_parts(monkeypatch)
     written = run_plan.of({
-        "run": {"model": "family", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
+        "run": {"model": "family:medium", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
         "method": [
             {"name": "autoregressive", "forced": {}},
             {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.7}},
