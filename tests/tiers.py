@@ -6,6 +6,13 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+
+def examples(quick: int) -> settings:
+    """So few examples in the quick tier, where they are the same every time; in the thorough profile as many as that says."""
+    own = settings.default
+    return settings(max_examples=quick if own.derandomize else max(quick, own.max_examples))
 
 
 def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -> list[Any]:
