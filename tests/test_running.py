@@ -194,14 +194,19 @@ def plan(repeats: int = 3, **more: Any) -> tuple[Plan, dict[str, Any]]:
     return Plan(each, 5, repeats, **more), models_of("speculative", {"draft_length": 1})
 
 
+def measured(folder: Path, **more: Any) -> Runs:
+    """The plan, timed into a folder."""
+    wanted_, models = plan(**more)
+    return running.measure(folder / "runs.json", wanted_, models)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
     """Three repeats of the plan, made once: the folder that they are in, and what they are."""
     folder = tmp_path_factory.mktemp("finished")
-    wanted_, models = plan()
     with pytest.MonkeyPatch.context() as patch:
         wound(patch)
-        return folder, running.measure(folder / "runs.json", wanted_, models)
+        return folder, measured(folder)
 
 
 @pytest.fixture(scope="module")
@@ -343,8 +348,7 @@ def test_doubtful_times_say_so(finished: tuple[Path, Runs], column: str, values:
 
 
 def test_repeats_that_waited_do_not_count_where_enough_others_did_not(tmp_path: Path) -> None:
-    wanted_, models = plan(5)
-    found = running.measure(tmp_path / "runs.json", wanted_, models)
+    found = measured(tmp_path, repeats=5)
     table = found.table.with_columns(
         pl.when(pl.col("repeat") < 2).then(100.0).otherwise(pl.col("seconds")).alias("seconds"),
         pl.when(pl.col("repeat") < 2).then(0.9).otherwise(0.0).alias("waited"),
