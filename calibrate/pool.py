@@ -54,7 +54,10 @@ PATIENCE = 60.0
 """Seconds in which a worker must have made a pass."""
 STARTING = 300.0
 """Seconds in which a worker must have loaded its model."""
-LIBRARIES = "torch.multiprocessing", "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "calibrate.units"
+LIBRARIES = (
+    "torch.multiprocessing", "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "transformers.masking_utils",
+    "transformers.modeling_layers", "transformers.generation.utils", "calibrate.family.store", "calibrate.units",
+)  # fmt: skip
 """What the server of processes loads, once for all of them."""
 THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 

@@ -13,6 +13,7 @@ that is watched all the while 3.3 (2.5 to 108). So it is watched for `calibrate.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import signal
@@ -374,6 +375,7 @@ class Orders(NamedTuple):
 def work(connection: Connection, orders: Orders) -> None:
     """A worker process: load what it is told to, and make passes until the parent has had enough of it, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    gc.freeze()  # libraries are shared with the server: a collection that looks through them would copy their memory
     if sys.platform == "linux":
         _end_with_parent()
     try:
@@ -474,8 +476,6 @@ class _Worker:
     def _load(
         self, replica: Replica, tensors: tuple[Sequence[Tensor], Sequence[Tensor]], source: tuple[int, ...], weights: Tensor | None
     ) -> None:
-        import gc
-
         import torch
 
         self.unit = None

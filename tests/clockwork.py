@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import calibrate
+from calibrate import machine, parts
 
 TICK = 1e-5
 """What looking at a clock takes [s]."""
@@ -47,6 +48,32 @@ class Clockwork:
         for name, module in [*sys.modules.items()]:
             if name.startswith("calibrate.") and vars(module).get("time") is time:
                 monkeypatch.setattr(module, "time", self)
+
+
+def wound(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
+    """A clock that is looked at by all that is timed in this process, with the ceilings of the device tried on little data."""
+    clock = Clockwork()
+    clock.install(monkeypatch)
+    monkeypatch.setattr(machine, "LITTLE", 16)
+    monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of looks at this clock; else there were a try between all rows
+    monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
+    return clock
+
+
+AXES = {
+    "HYPOTHESES": (1, 16), "FILLED": (1, 8), "GAPS": (0, 1000), "WIDE": (4,), "WIDE_GAPS": (0, 1000), "SHORT": (1,), "SETTLED": 1,
+    "PROCESS_TEXT": 4,
+}  # fmt: skip
+"""The ends of what a sitting times besides passes: as many as a prediction interpolates between."""
+
+
+def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
+    """Time the parts of a sitting that are no whole passes at fewer places and less often: enough where clocks have no noise."""
+    for name in ("reads", "after"):
+        whole = getattr(parts, name)
+        monkeypatch.setattr(parts, name, lambda decoder, whole=whole: whole(decoder, context, repeats))
+    for constant, value in AXES.items():
+        monkeypatch.setattr(parts, constant, value)
 
 
 class Machine(TorchDispatchMode):

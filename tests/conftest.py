@@ -31,6 +31,12 @@ settings.load_profile("default")
 _frozen = 0
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage looks through it again; what is timed makes many."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Tiny products are slower on several threads, and what a command sets for itself does not outlive its test."""
@@ -38,7 +44,7 @@ def one_thread() -> Iterator[None]:
     import transformers  # noqa: F401, with whatever tests of models import
 
     global _frozen
-    if len(sys.modules) > _frozen + 100:  # what is timed begins with a collection, which need not look through the libraries
+    if len(sys.modules) > _frozen + 10:  # what is timed begins with a collection, which need not look through the libraries
         gc.collect()
         gc.freeze()
         _frozen = len(sys.modules)
@@ -51,12 +57,6 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     """What is timed in this process takes what the test says, and the ceilings of the device are tried on little data."""
-    from calibrate import machine
-    from tests.clockwork import Clockwork
+    from tests.clockwork import wound
 
-    clock = Clockwork()
-    clock.install(monkeypatch)
-    monkeypatch.setattr(machine, "LITTLE", 16)
-    monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of looks at this clock; else there were a try between all rows
-    monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
-    return clock
+    return wound(monkeypatch)

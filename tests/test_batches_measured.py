@@ -23,6 +23,7 @@ from model.steps import Forward
 from model.work import count
 from sim import compare, limits
 from tests import real_models
+from tests.clockwork import few_parts
 from tests.test_compare import profile_of
 from tests.test_running import models_of, wanted
 
@@ -77,9 +78,10 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
         assert parameters_of(other) == (want if want.together > 1 or want.lengths else replace(want, batching="continuous"))
 
 
-def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path) -> None:
+def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_parts(monkeypatch)
     written = run_plan.of({
-        "run": {"model": "family", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
+        "run": {"model": "family:medium", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
         "method": [
             {"name": "autoregressive", "forced": {}},
             {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.7}},

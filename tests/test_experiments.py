@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from calibrate import layers, parts, run_command, run_plan
+from calibrate import layers, run_command, run_plan, running
 from calibrate.architectures import architecture
 from model import profile
 from model.checks import ParameterError
 from model.transformer import preset
 from sim import compare
+from tests.clockwork import few_parts
 from tests.recording import installed
 
 FOLDER = Path(str(resources.files("calibrate"))) / "experiments"
@@ -45,38 +46,74 @@ def narrow(name: str, folder: Path) -> str:
     return str(path)
 
 
-QUICK = (("gpu-opt-6.7b", "eager"), ("gpu-batches", "eager"), ("gpu-t5", "eager"), GRAPHS)
+KINDS = (("gpu-opt-6.7b", "eager"), ("gpu-batches", "eager"), ("gpu-t5", "eager"), GRAPHS)
 """Plans that between them have each kind of model, batches, drafts, exits and graphs; the others are of the slow tier."""
 
 
-@pytest.mark.parametrize(("name", "mode"), [
-    pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
-    for each in (*((each, run_plan.read(FOLDER / f"{each}.toml").run.mode) for each in GPU), GRAPHS)
+def carried_out(written: run_plan.Written, folder: Path) -> run_plan.Written:
+    """The plan for the processor: narrow models, two tokens, one repeat."""
+    run = written.run
+    draft = None if run.draft is None else narrow(run.draft, folder)
+    in_turn = tuple(replace(each, apart=None) for each in written.choices)  # streams and processes are of GPUs
+    return replace(written, run=replace(run, model=narrow(run.model, folder), draft=draft, tokens=2, repeats=1), choices=in_turn)
+
+
+def ends(choices: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of choices that name the same settings the first and the last, between which the others lie."""
+    kinds: dict[Any, list[Any]] = {}
+    for each in choices:
+        kinds.setdefault((each.method, *each.settings, each.apart), []).append(each)
+    return tuple(choice for own in kinds.values() for choice in own[:: max(len(own) - 1, 1)])
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_every_setting_of_a_plan_is_legal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On models of the plan's depth, for as many tokens as it asks for; checked before anything is timed."""
+    class Checked(Exception):  # noqa: N818
+        """Nothing is timed."""
+
+    asked: list[running.Plan] = []
+
+    def measure(_: Path, plan: running.Plan, *more: Any, **others: Any) -> Any:
+        asked.append(plan)
+        raise Checked
+
+    monkeypatch.setattr(running, "measure", measure)
+    written = run_plan.read(FOLDER / f"{name}.toml")
+    plan = carried_out(written, tmp_path)
+    plan = replace(plan, run=replace(plan.run, tokens=written.run.tokens, mode="eager"), profile=None)
+    with pytest.raises(Checked):
+        run_command.measured(plan, tmp_path / "runs.json", "cpu")
+    [found] = asked
+    assert [(each.method, each.settings, each.rates) for each in found.wanted] == [
+        (each.method, each.settings, each.rates) for each in written.choices
+    ]
+
+
+@pytest.mark.parametrize(("name", "mode", "whole"), [
+    *((*each, False) for each in KINDS),
+    *(pytest.param(each, run_plan.read(FOLDER / f"{each}.toml").run.mode, True, marks=pytest.mark.slow) for each in GPU),
+    pytest.param(*GRAPHS, True, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_every_setting_of_a_plan_runs_and_is_compared(
-    name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, mode: str, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for part in ("reads", "after"):  # fewer repeats than would say anything
-        whole = getattr(parts, part)
-        monkeypatch.setattr(parts, part, lambda decoder, whole=whole: whole(decoder, 8, 2))
-    for constant, value in (("PROCESS_TEXT", 3), ("SETTLED", 1)):
-        monkeypatch.setattr(parts, constant, value)
+    few_parts(monkeypatch)
     written = run_plan.read(FOLDER / f"{name}.toml")
     written = replace(written, run=replace(written.run, mode=mode))
     if mode != "eager":
         installed(monkeypatch)
         monkeypatch.setattr(layers, "check", lambda _: None)  # what disturbs a pass may seem to leave its layers no time
     assert written.profile is not None
+    written = written if whole else replace(written, choices=ends(written.choices))
     run, passes = written.run, written.profile
-    draft = None if run.draft is None else narrow(run.draft, tmp_path)
-    changed = replace(run, model=narrow(run.model, tmp_path), draft=draft, tokens=2, repeats=1)
     widths: tuple[int, ...] = (1, passes.widths[-1])
     together: tuple[int, ...] = (1,)
     if len(passes.together) > 1:
         widths = together = (1, passes.together[-1])
-    fewer = replace(passes, widths=widths, together=together, contexts=passes.contexts[:2], repeats=1)
-    in_turn = tuple(replace(each, apart=None) for each in written.choices)  # streams and processes are of GPUs
-    plan = replace(written, run=changed, profile=fewer, choices=in_turn)
+    batches = passes.batches if whole else passes.batches[:: max(len(passes.batches) - 1, 1)]
+    fewer = replace(passes, widths=widths, together=together, contexts=passes.contexts[:2], batches=batches, repeats=1)
+    plan = replace(carried_out(written, tmp_path), profile=fewer)
     out = tmp_path / "out" / f"{name}.json"
     found = run_command.measured(plan, out, "cpu")
     assert len(found.timed) == len(written.choices)
@@ -85,7 +122,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     assert table.height == len(written.choices)
     # Only what hands bytes from device to device is not timed, and no run does that.
     assert set(table["missing"]) == {""}
-    assert set(about["profiles"]) == ({"target"} if draft is None else {"target", "draft"})
+    assert set(about["profiles"]) == ({"target"} if run.draft is None else {"target", "draft"})
     encodes = preset(run.model).encoder_layers > 0
     assert {len(each.decoding.prompt) for each in found.timed.values()} == {1 if encodes else run.prompt_tokens}
     if encodes:

@@ -18,10 +18,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from calibrate import adapter, clocks, decoding, graphs, interpreter, parts, run_command, run_plan, running, timing
+from calibrate import adapter, clocks, decoding, graphs, interpreter, machine, parts, run_command, run_plan, running, timing
 from calibrate.adapter import Decoder
 from sim import compare
 from tests import real_models
+from tests.clockwork import few_parts
 from tests.recording import CUDAGraph, installed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,7 +108,7 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.settle)
     monkeypatch.setattr(timing, "clock_of", lambda *_: clocks.DeviceClock("cuda"))
-    monkeypatch.setattr(parts, "GAPS", (0, 500, 1000))
+    monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
 
 
 def by_graphs(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +169,7 @@ def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
     })  # fmt: skip
     gpu = Gpu(layer, launch)
     on(gpu, monkeypatch)
+    few_parts(monkeypatch, parts.CONTEXT)
     if mode != "eager":
         by_graphs(gpu, monkeypatch)
     out = tmp_path / "out" / "runs.json"

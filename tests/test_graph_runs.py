@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from calibrate import decode_pass, decoding, graphs, layers, passes, run_command, run_plan, running, sitting, timing
+from calibrate import decode_pass, decoding, graphs, layers, parts, passes, run_command, run_plan, running, sitting, timing
 from calibrate.architectures import architecture
 from calibrate.cli import app
 from calibrate.graphs import Graphs
@@ -24,6 +24,7 @@ from model import profile, runs
 from model.checks import ParameterError
 from sim import compare, compare_report
 from tests import real_models, recording
+from tests.clockwork import few_parts, wound
 from tests.recording import Cuda
 
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
@@ -63,9 +64,21 @@ def plan_of(folder: Path, **more: Any) -> run_plan.Written:
     })  # fmt: skip
 
 
-def test_runs_say_how_their_passes_were_made(cuda: Cuda, tmp_path: Path) -> None:
-    out = tmp_path / "out" / "runs.json"
-    found = run_command.measured(plan_of(tmp_path), out, "cpu")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, runs.Runs, Cuda]:
+    """Runs by graphs with the profiles of their sitting, made once: where they are written, what they are, and by which device."""
+    folder = tmp_path_factory.mktemp("made")
+    out = folder / "out" / "runs.json"
+    with pytest.MonkeyPatch.context() as patch:
+        wound(patch)
+        few_parts(patch, parts.CONTEXT)
+        patch.setattr(layers, "check", lambda _: None)
+        device = recording.installed(patch)
+        return out, run_command.measured(plan_of(folder), out, "cpu"), device
+
+
+def test_runs_say_how_their_passes_were_made(made: tuple[Path, runs.Runs, Cuda]) -> None:
+    out, found, cuda = made
     assert found.mode == runs.load(out).mode == "cuda-graph"
     assert found.about["room"] == 128  # as long as whatever is timed beside them needs
     assert [*found.about["profiles"].values()] == [f"cpu-{name}-graph-interpreter.json" for name in ("model", "draft")]
@@ -79,9 +92,8 @@ def test_runs_say_how_their_passes_were_made(cuda: Cuda, tmp_path: Path) -> None
     assert cuda.graphs
 
 
-def test_profiles_of_another_mode_are_refused(cuda: Cuda, tmp_path: Path) -> None:
-    out = tmp_path / "out" / "runs.json"
-    found = run_command.measured(plan_of(tmp_path), out, "cpu")
+def test_profiles_of_another_mode_are_refused(made: tuple[Path, runs.Runs, Cuda]) -> None:
+    out, found, _ = made
     timed = {role: profile.load(out.parent / name) for role, name in found.about["profiles"].items()}
     eager = runs.Runs(found.log, found.table, {key: value for key, value in found.about.items() if key != "mode"})
     assert eager.mode == "eager"  # as files were written that do not say it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from model.replay import told
 from model.runs import Runs
 from model.work import count
 from tests import real_models
+from tests.clockwork import wound
 from tests.real_models import DEPTHS
 
 LAYERS = DEPTHS["target"]
@@ -189,16 +191,52 @@ def test_runs_of_another_seed_are_not_gone_on_with(tmp_path: Path, monkeypatch: 
 def plan(repeats: int = 3, **more: Any) -> tuple[Plan, dict[str, Any]]:
     prompts = [("one", (1, 2, 3)), ("two", (4, 5, 6, 7))]
     each = [Wanted("speculative", {"draft_length": gamma}, prompt, name) for gamma in (1, 3) for name, prompt in prompts]
-    return Plan(each, 8, repeats, **more), models_of("speculative", {"draft_length": 1})
+    return Plan(each, 5, repeats, **more), models_of("speculative", {"draft_length": 1})
 
 
 def measured(folder: Path, **more: Any) -> Runs:
+    """The plan, timed into a folder."""
     wanted_, models = plan(**more)
     return running.measure(folder / "runs.json", wanted_, models)
 
 
-def test_repeats_are_interleaved_and_none_is_left_out(tmp_path: Path) -> None:
-    found = measured(tmp_path)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
+    """Three repeats of the plan, made once: the folder that they are in, and what they are."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        wound(patch)
+        return folder, measured(folder)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with seven rows of the plan, which was interrupted then."""
+    folder, (wanted_, models) = tmp_path_factory.mktemp("interrupted"), plan()
+    timed, left = running.timed, iter(range(7))
+
+    def broken(*given_: Any) -> dict[str, Any]:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return timed(*given_)
+
+    with pytest.MonkeyPatch.context() as patch:
+        wound(patch)
+        patch.setattr(running, "timed", broken)
+        with pytest.raises(KeyboardInterrupt):
+            running.measure(folder / "runs.json", wanted_, models)
+    return folder
+
+
+@pytest.fixture
+def there(interrupted: Path, tmp_path: Path) -> Path:
+    """A copy of the interrupted run."""
+    shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def test_repeats_are_interleaved_and_none_is_left_out(finished: tuple[Path, Runs]) -> None:
+    _, found = finished
     assert sorted(found.table.select("decoding", "repeat").rows()) == [(each, turn) for each in range(4) for turn in range(3)]
     orders = [found.table.sort("turn").filter(pl.col("repeat") == turn)["decoding"].to_list() for turn in range(3)]
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
@@ -206,47 +244,43 @@ def test_repeats_are_interleaved_and_none_is_left_out(tmp_path: Path) -> None:
     assert sorted(found.table["turn"]) == [*range(12)]
 
 
-def test_what_is_written_is_what_was_measured(tmp_path: Path) -> None:
-    found = measured(tmp_path)
-    again = runs.load(tmp_path / "runs.json")
+def test_what_is_written_is_what_was_measured(finished: tuple[Path, Runs]) -> None:
+    folder, found = finished
+    again = runs.load(folder / "runs.json")
     assert again.table.equals(found.table.select(*runs.UNITS))
     assert [each.tokens for each in again.log.decodings] == [each.tokens for each in found.log.decodings]
     assert [told(each) for each in again.log.decodings] == ["draft_length=1"] * 2 + ["draft_length=3"] * 2
     assert json.loads(json.dumps(dict(again.about))) == json.loads(json.dumps(dict(found.about)))
-    names = sorted(each.name for each in tmp_path.iterdir())
+    names = sorted(each.name for each in folder.iterdir())
     assert names == ["runs.json", "runs.parquet", "runs.reads.json", "runs.reads.parquet"]
 
 
 @pytest.mark.parametrize(("repeats", "made", "rows"), [(1, 0, 7), (2, 1, 8), (3, 5, 12), (4, 9, 16)])
 def test_fewer_repeats_than_were_done_end_a_run_and_more_go_on(
-    repeats: int, made: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repeats: int, made: int, rows: int, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven rows of three repeats of four decodings are there: they are kept whatever is asked for, and what is missing is made."""
     asked, models = plan()
     timed, calls = running.timed, [0]
 
     def counted(*given_: Any) -> dict[str, Any]:
-        if calls[0] == 7:
-            raise KeyboardInterrupt
         calls[0] += 1
         return timed(*given_)
 
     monkeypatch.setattr(running, "timed", counted)
-    with pytest.raises(KeyboardInterrupt):
-        running.measure(tmp_path / "runs.json", asked, models)
-    there = [json.loads(line)["seconds"] for line in (tmp_path / "runs.jsonl").read_text().splitlines()[1:]]
-    calls[0] = -100
-    found = running.measure(tmp_path / "runs.json", dataclasses.replace(asked, repeats=repeats), models, resume=True)
-    assert calls[0] + 100 == made
+    before = [json.loads(line)["seconds"] for line in (there / "runs.jsonl").read_text().splitlines()[1:]]
+    assert len(before) == 7
+    found = running.measure(there / "runs.json", dataclasses.replace(asked, repeats=repeats), models, resume=True)
+    assert calls[0] == made
     assert found.table.height == rows
-    assert {*there} <= {*found.table["seconds"]}
-    assert runs.load(tmp_path / "runs.json").table.height == rows
+    assert {*before} <= {*found.table["seconds"]}
+    assert runs.load(there / "runs.json").table.height == rows
     assert min(each.repeats for each in found.timed.values()) == repeats
 
 
-def test_what_is_broken_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, models = plan()
-    timed, left = running.timed, [7]
+def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path, (asked, models) = there, plan()
+    timed, left = running.timed, [0]
 
     def broken(*given_: Any) -> dict[str, Any]:
         left[0] -= 1
@@ -255,8 +289,6 @@ def test_what_is_broken_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.
         return timed(*given_)
 
     monkeypatch.setattr(running, "timed", broken)
-    with pytest.raises(KeyboardInterrupt):
-        running.measure(tmp_path / "runs.json", asked, models)
     kept = (tmp_path / "runs.jsonl").read_text().splitlines()
     assert len(kept) == 8
     (tmp_path / "runs.jsonl").write_text("\n".join(kept)[:-5])  # cut off within a row, which is then timed again
@@ -273,8 +305,8 @@ def test_what_is_broken_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.
     assert {*before} <= {*found.table["seconds"]}
 
 
-def test_files_are_refused_where_they_are_damaged(tmp_path: Path) -> None:
-    measured(tmp_path)
+def test_files_are_refused_where_they_are_damaged(finished: tuple[Path, Runs], tmp_path: Path) -> None:
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
     path = tmp_path / "runs.json"
     whole = {each: each.read_bytes() for each in tmp_path.iterdir()}
 
@@ -306,8 +338,8 @@ def test_files_are_refused_where_they_are_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("column", "values", "said"), [
     ("waited", [0.5] * 12, "heavy load"), ("waited", [0.0] * 12, ""),
 ])  # fmt: skip
-def test_doubtful_times_say_so(tmp_path: Path, column: str, values: list[float], said: str) -> None:
-    found = measured(tmp_path)
+def test_doubtful_times_say_so(finished: tuple[Path, Runs], column: str, values: list[float], said: str) -> None:
+    _, found = finished
     changed = Runs(found.log, found.table.with_columns(pl.Series(column, values)), found.about)
     assert any(said in each for each in changed.warnings) if said else not changed.warnings
     few = Runs(found.log, changed.table.filter(pl.col("repeat") < 2), found.about | {"warm_ups": 0})
@@ -363,8 +395,8 @@ def test_a_plan_that_names_nothing_known_is_refused(more: dict[str, Any], said: 
         run_plan.of({"method": [{"name": "ppd", "exit_layer": 6, "candidates": 1} | more]})
 
 
-def test_files_say_what_units_were_or_they_were_processes(tmp_path: Path) -> None:
-    found = measured(tmp_path)
+def test_files_say_what_units_were_or_they_were_processes(finished: tuple[Path, Runs]) -> None:
+    _, found = finished
     assert found.about["apart"] == ["processes"] * 4
     old = {key: value for key, value in found.about.items() if key != "apart"}
     for about, expected in ((old, "processes"), (old | {"apart": ["streams"] * 4}, "streams")):
@@ -381,13 +413,13 @@ def invoke(*arguments: str | Path) -> Any:
 
 def test_the_command_line_times_a_method(tmp_path: Path) -> None:
     out = tmp_path / "runs.json"
-    result = invoke("speculative", "--model", "family", "--sweep", "draft_length=1,2", "--limit", 1, "--tokens", 4, "--repeats", 3,
+    result = invoke("speculative", "--model", "family", "--sweep", "draft_length=1,2", "--limit", 1, "--tokens", 3, "--repeats", 2,
                     "--threads", 1, "--device", "cpu", "-o", out, "--json", "-q")  # fmt: skip
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert [each["settings"]["draft_length"] for each in said["runs"]] == [1, 2]
     assert all(each["source"] == "measured" for each in said["runs"])
-    assert runs.load(out).table.height == 6
+    assert runs.load(out).table.height == 4
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -416,7 +448,7 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments: list[str], said: str
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("more", [[], ["--dtype", "bfloat16"]])
+@pytest.mark.parametrize("more", [pytest.param([], marks=pytest.mark.slow), ["--dtype", "bfloat16"]])
 def test_a_shape_without_weights_is_decoded_where_nothing_is_left_to_chance(more: list[str], tmp_path: Path) -> None:
     given_ = ["autoregressive", "--model", "llama-68m", "--tokens", 2, "--repeats", 1, "--threads", 1, "--device", "cpu"]
     result = invoke(*given_, "--forced", "none", *more, "-o", tmp_path / "runs.json", "-q")

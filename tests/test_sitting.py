@@ -11,6 +11,7 @@ from calibrate import layers, loading, parts, run_command, run_plan, sitting
 from calibrate.sitting import Passes, Sitting
 from model import profile, runs
 from model.checks import ParameterError
+from tests.clockwork import few_parts
 
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
@@ -89,9 +90,7 @@ def test_what_was_timed_is_not_timed_again(decoders: dict[str, Any], timed: list
 def test_a_sitting_makes_profiles_of_the_decoders_that_decode(
     decoders: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("reads", "after"):  # fewer repeats than would say anything
-        whole = getattr(parts, name)
-        monkeypatch.setattr(parts, name, lambda decoder, whole=whole: whole(decoder, 8, 2))
+    few_parts(monkeypatch)
     ran = 0
     run = decoders["draft"].run
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate import parts, running, streams
@@ -32,7 +32,7 @@ from sim import compare
 from tests import real_models
 from tests.ordering import Device, Event, Stream
 from tests.real_models import DEPTHS
-from tests.tiers import crossed
+from tests.tiers import crossed, examples
 from tests.unended import UNENDED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -141,7 +141,7 @@ def test_what_is_written_is_what_the_plain_decoder_writes(parameters: Any, kind:
     prompt=st.lists(st.integers(0, real_models.VOCABULARY - 1), min_size=1, max_size=6), tokens=st.integers(2, 7),
     luck=st.integers(0, 99),
 )  # fmt: skip
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12))
 def test_whatever_is_read_replaced_or_let_go_of_is_in_order(
     parameters: Any, kind: str, seed: int, prompt: list[int], tokens: int, luck: int
 ) -> None:
@@ -155,7 +155,14 @@ def test_whatever_is_read_replaced_or_let_go_of_is_in_order(
     assert found.work.tokens == real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
 
 
-@pytest.mark.parametrize("parameters", [each for each in CHOICES if each.form != "nested" and each.exit_layer < LAYERS], ids=named)
+APART = [each for each in CHOICES if each.form != "nested" and each.exit_layer < LAYERS]
+FEW = {"literal 3 3", "literal 4 1", "eager 3 3", "flat 1 3", "flat 2 1", "flat 3 3", "literal 3 3 batched", "flat 2 2 batched"}
+"""One of each form and exit layer."""
+
+
+@pytest.mark.parametrize(
+    "parameters", [pytest.param(each, marks=() if named(each) in FEW else pytest.mark.slow) for each in APART], ids=named
+)
 def test_sub_processes_run_beside_the_main_one(parameters: Any) -> None:
     """None waits for the pass that is launched before it, but for those of its layers whose rows it reads; nor for each other."""
     _, passes, _ = run(parameters)
@@ -315,7 +322,7 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
     wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, apart="streams") for units in (1, 3)]
     models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
     with device:
-        found = running.measure(tmp_path / "runs.json", Plan(wanted, 8, 2), models, lanes=lanes)
+        found = running.measure(tmp_path / "runs.json", Plan(wanted, 6, 1, 0), models, lanes=lanes)
     alone, apart = runs.load(tmp_path / "runs.json").timed.values()
     assert [each.units for each in (alone, apart)] == [1, 3]
     assert alone.decoding.tokens == apart.decoding.tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -33,6 +34,7 @@ from model import physical, profile, transformer
 from model.checks import ParameterError
 from sim.hardware import HardwareCost
 from tests.clockwork import Clockwork, Machine
+from tests.tiers import examples
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -384,6 +386,7 @@ def test_the_rows_of_a_profile_follow_from_raw_rows() -> None:
     assert profile.table_of(table).height == len(table) == 7
 
 
+@settings(max_examples=examples(30))
 @given(
     st.lists(st.tuples(*[st.floats(5, 60)] * 3, st.floats(0, 30), st.floats(0, 30)), min_size=3, max_size=3), st.integers(1, 5)
 )
@@ -632,9 +635,19 @@ def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: 
     assert found.rows("layer", busy=1).height == found.rows("layer").height == 2
 
 
-def test_a_companion_that_cannot_build_its_model_says_so(tmp_path: Path) -> None:
+def test_a_companion_that_cannot_build_its_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from calibrate import companions
     from calibrate.companions import Companions
 
+    class Here:
+        """In the place of a process: it does at once what that would do."""
+
+        def __init__(self, target: Any, args: Any, daemon: bool) -> None:
+            self.start = lambda: target(*args)
+
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Here)
+    monkeypatch.setattr(companions.multiprocessing, "get_context", lambda kind: context)
+    monkeypatch.setattr(companions.signal, "signal", lambda *_: None)
     with pytest.raises(RuntimeError, match="a companion process failed: ParameterError: model must be a preset"):
         Companions(1, Spec(str(tmp_path / "gone.json"), "cpu", "float32", 7, 1))
 
@@ -783,12 +796,11 @@ def test_links_between_processes_are_timed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_link_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = links._timed
-
-    def timed(link: str, *more: Any) -> Any:
+    def timed(link: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
         if link == "gloo":
             raise RuntimeError("no such interface")
-        return whole(link, *more)
+        times = [1.0, 2.0, 3.0]
+        return [{"kind": "link", "link": link, "size": size, "repeats": repeats, "time_us": times} for size in sizes]
 
     monkeypatch.setattr(links, "_timed", timed)
     done = call("links", "--quick", "-o", str(tmp_path), "--link", "gloo,shared-memory", code=1)
