@@ -58,6 +58,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -183,12 +184,13 @@ class Profile:
             raise ParameterError("sources must name where the rows come from, got none")
         check_table(self.table, self.kind)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         """The parts that it has times of."""
-        return tuple(part for part in AXES if part in set(self.table["part"]))
+        present = set(self.table["part"].unique())
+        return tuple(part for part in AXES if part in present)
 
-    @property
+    @cached_property
     def ways(self) -> tuple[int, ...]:
         """The numbers of devices over which layers were split."""
         needed = self.table.filter(self.table["part"].is_in(list(KINDS[self.kind])))
@@ -409,3 +411,12 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
         raise checks.unknown("column", strange[0], schema)
     # Column by column: rows that lack some of the columns would be taken by position.
     return pl.DataFrame({name: [row.get(name) for row in full] for name in schema}, schema=schema)
+
+
+def added(table: pl.DataFrame, rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """A profile's table with more rows behind its own; a column that none of them has is left out."""
+    import polars as pl
+
+    both = pl.concat([table, table_of(rows)], how="diagonal_relaxed")
+    known = [name for name in ("part", *COUNTED, *TIMES, "repeats") if name in both.columns]
+    return both.select(name for name in known if both[name].null_count() < both.height)

@@ -128,7 +128,7 @@ def with_reductions(made: Profile, rows: list[dict[str, Any]], sources: tuple[So
     """The same profile with these reductions in place of its own, and their error between sizes."""
     table = made.table.filter(made.table["part"] != "all_reduce")
     return replace(
-        made, table=profile.table_of([*_rows_of(replace(made, table=table)), *rows]), notes=(*made.notes, note),
+        made, table=profile.added(table, rows), notes=(*made.notes, note),
         errors={**made.errors, **tables.errors(rows)},
         sources=(*(each for each in made.sources if each.parts != ("all_reduce",)), *sources),
     )  # fmt: skip
@@ -243,7 +243,7 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
     gave = {"gemm": ("head",), "decode": ("attention",)}
     added = [replace(each, parts=parts) for each in table.sources for part, parts in gave.items() if part in each.parts]
     return replace(
-        measured, table=profile.table_of([*_rows_of(measured), *rows]), provenance="composed", notes=(*notes, *measured.notes),
+        measured, table=profile.added(measured.table, rows), provenance="composed", notes=(*notes, *measured.notes),
         errors={**measured.errors, **{name: max(error, measured.errors.get(name, 0.0)) for name, error in errors.items()}},
         sources=(*measured.sources, *added),
     )  # fmt: skip
@@ -271,10 +271,6 @@ def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) ->
         as_measured = attention.measured and not other
         rows += compose.spread(head, off) + (fresh if as_measured else compose.spread(fresh, errors["attention"]))
     return rows, stood_in
-
-
-def _rows_of(one: Profile) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if value is not None} for row in one.table.to_dicts()]
 
 
 def _head_bytes(row: Mapping[str, Any], part: Shape) -> float:
@@ -326,7 +322,7 @@ def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]
     folder = root / "gpu/vidur/network" / NETWORKS[gpu]
     digest = hashlib.sha256(files.read_bytes(folder / "send_recv.csv")).hexdigest()
     source = Source(vidur.REPOSITORY, tables_["send"].shown, sha256=digest, parts=("send",))
-    table = profile.table_of([*_rows_of(made), *sends])
+    table = profile.added(made.table, sends)
     return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
 
 
