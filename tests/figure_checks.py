@@ -5,16 +5,26 @@ Figures are asserted by this data, never by pixels: what stands where, under whi
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import polars as pl
 from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
+import sim
+
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
+
+
+@cache
+def formula(scenario: str) -> pl.DataFrame:
+    """The rows of the closed forms of an embedded scenario: worked out once for all figures of it."""
+    return sim.run(scenario, views=["formula"])
 
 
 class Panel(NamedTuple):
@@ -98,9 +108,16 @@ def shown(figure: Figure) -> Shown:
     return Shown(panels, [text.get_text() for text in figure.texts], said)
 
 
+def laid_out(figure: Figure) -> Figure:
+    """The same figure with each of its texts in its position: once for all that ask, and without rendering it."""
+    if figure.stale:
+        figure.draw_without_rendering()
+    return figure
+
+
 def beyond(figure: Figure) -> list[str]:
     """The words that do not lie on the figure's page, those of legends included; ticks beyond the limits of axes are not shown."""
-    figure.canvas.draw()
+    laid_out(figure)
     page = figure.bbox
     parts: list[Text] = [*figure.texts]
     for legend in [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]:

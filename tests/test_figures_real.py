@@ -325,6 +325,7 @@ def test_a_logs_pictures_are_written(tmp_path: Path) -> None:
     assert {path.stem for path in drawn} == {"match_rate", "match_rate_by_position"}
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     made, shown = decoded()
     several = {
