@@ -121,8 +121,9 @@ def test_a_run_without_a_method_that_drafts_has_a_comparison_and_no_trade_off(tm
 @pytest.mark.usefixtures("unrendered")
 def test_accepted_lengths_say_which_choice_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch, accepted)
-    sim.run("bild", **FEW, views=["events"], out=tmp_path / "rates")
-    sim.run("bild-thresholds", **FEW, views=["events"], out=tmp_path / "thresholds")
+    short: dict[str, Any] = {"views": ["events"], "replications": 2, "set": {"scenario.tokens": 24}}
+    sim.run("bild", **short, out=tmp_path / "rates")
+    sim.run("bild-thresholds", **short, out=tmp_path / "thresholds")
     for folder in ("rates", "thresholds"):
         of_run(tmp_path / folder)
     (_, rates), (_, thresholds) = seen.of["accepted"]
