@@ -87,9 +87,9 @@ def profiles(data: str | Path) -> Iterator[Profile]:
             made = compose.layer(table, transformer.preset(model), WAYS, model=model)
             made = _with_links(made, root, gpu, networks)
             whole = [f"{error:.1%} up to {most} tokens" for ways, most, error in off[gpu] if ways == 1]
-            where = "" if gpu in NETWORKS else " on two other GPUs, whichever were worse"
+            where = "" if gpu in NETWORKS else " on two other GPUs"
             notes = (
-                f"dense: composed layers of other models are off by {', '.join(whole)} in the median of what was measured{where}",
+                f"dense: composed layers of other models are off by {', '.join(whole)}: the largest of their medians{where}",
                 *made.notes,
             )
             yield _finished(
@@ -147,15 +147,17 @@ def _measured(root: Path, gpu: str, model: str) -> Profile:
 
 
 def layer_errors(table: Profile, measured: Iterable[Profile], ways: Sequence[int] = WAYS) -> list[list[float]]:
-    """How far layers composed of a table are off from measured ones of the same GPU: rows of ways, most tokens and the median error
-    of all models, from the last row's tokens on. None without any to compare with."""
+    """How far layers composed of a table are off from measured ones of the same GPU: rows of ways, most tokens and an error, from the
+    last row's tokens on. None without any to compare with.
+
+    It is the largest of the models' median errors: a user's model may be as far off as the worst of those that were measured.
+    """
     of_models = [*measured]
     found: list[list[float]] = []
     for many in ways if of_models else ():
         each = [differences(table, one, (many,), most=RANGES[-1]) for one in of_models]
-        together = LeftOut(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
         for less, most in pairwise((0, *RANGES)):
-            found.append([many, most, round(together.median(less + 1, most), 4)])
+            found.append([many, most, round(float(np.nanmax([one.median(less + 1, most) for one in each])), 4)])
     return found
 
 
