@@ -399,18 +399,18 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     """A profile's table from rows; quartiles are the time itself, and ways 1 and busy 0, where a row does not say them."""
     import polars as pl
 
-    full = []
-    for row in rows:
-        more = {"ways": 1, "busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 1} | row
-        full.append(more)
-    used = {key for row in full for key in row} | {"ways", "busy"}
+    used = {"ways", "busy"}.union(*rows)
     schema: dict[str, Any] = {"part": pl.String} | {name: pl.Int64 for name in COUNTED if name in used}
     schema |= dict.fromkeys(TIMES, pl.Float64) | {"repeats": pl.Int64}
     strange = sorted(used - {*schema})
     if strange:
         raise checks.unknown("column", strange[0], schema)
     # Column by column: rows that lack some of the columns would be taken by position.
-    return pl.DataFrame({name: [row.get(name) for row in full] for name in schema}, schema=schema)
+    usual = {"ways": 1, "busy": 0, "repeats": 1}
+    columns = {name: [row.get(name, usual.get(name)) for row in rows] for name in schema}
+    for name in ("low_s", "high_s"):
+        columns[name] = [row.get(name, row["time_s"]) for row in rows]
+    return pl.DataFrame(columns, schema=schema)
 
 
 def added(table: pl.DataFrame, rows: list[dict[str, Any]]) -> pl.DataFrame:
