@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -410,10 +408,3 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     done = plot("--profile", MEASURED, "-o", str(tmp_path / "file" / "x"))
     assert done.exit_code == 2
     assert "cannot write" in done.stderr
-
-
-def test_no_figure_loads_what_it_does_not_need() -> None:
-    code = "import sys, figures.roofline, figures.verify_cost_hardware, figures.largest_batch, figures.layer_time;"
-    code += "import figures.speedup_by_device, figures.devices_held;"
-    code += "print(*{'matplotlib.pyplot', 'scipy', 'simpy', 'torch'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""

@@ -1,8 +1,6 @@
 """The figures on speculative decoding, by their artists: what is drawn is the theory, and what was simulated lies at its values."""
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -485,9 +483,3 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
     many = pl.concat([histogram().filter(point=0).with_columns(point=pl.lit(n, dtype=pl.Int64)) for n in range(13)])
     with pytest.raises(ParameterError, match="at most 12 points, got 13"):
         accepted.draw(many)
-
-
-def test_no_figure_loads_what_it_does_not_need() -> None:
-    code = "import sys, figures.speedup, figures.draft_length, figures.accepted, figures.verify_cost, figures.methods;"
-    code += "print(*{'matplotlib.pyplot', 'scipy', 'simpy', 'torch'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
