@@ -147,8 +147,8 @@ def _measured(root: Path, gpu: str, model: str) -> Profile:
 
 
 def layer_errors(table: Profile, measured: Iterable[Profile], ways: Sequence[int] = WAYS) -> list[list[float]]:
-    """How far layers composed of a table are off from measured ones of the same GPU: rows of ways, most tokens and an error, from the
-    last row's tokens on. None without any to compare with.
+    """How far layers composed of a table are off from measured ones of the same GPU: rows of ways, most tokens and an error, from
+    the last row's tokens on. None without any to compare with.
 
     It is the largest of the models' median errors: a user's model may be as far off as the worst of those that were measured.
     """
