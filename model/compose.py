@@ -193,8 +193,15 @@ def attention_left_out(operations: Profile, *, alike: bool = True) -> LeftOut:
         for place in places:
             others = missed[places[places != place]]
             known = ~np.isnan(others).all(axis=0)
-            expected[place, known] = np.nanmedian(others[:, known], axis=0)
+            expected[place, known] = _medians(others[:, known])
     return _left_out(missed - expected, contexts)
+
+
+def _medians(values: Floats) -> Floats:
+    """The median of what is known in each column: of few rows much faster than `np.nanmedian`."""
+    ordered, count = np.sort(values, axis=0), (~np.isnan(values)).sum(axis=0)  # what is nan comes last
+    column = np.arange(count.size)
+    return np.asarray((ordered[(count - 1) // 2, column] + ordered[count // 2, column]) / 2)
 
 
 def with_errors(operations: Profile) -> Profile:

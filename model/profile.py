@@ -187,8 +187,8 @@ class Profile:
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """The parts that it has times of."""
-        held = set(self.table["part"].unique())
-        return tuple(part for part in AXES if part in held)
+        present = set(self.table["part"].unique())
+        return tuple(part for part in AXES if part in present)
 
     @cached_property
     def ways(self) -> tuple[int, ...]:
@@ -399,15 +399,24 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     """A profile's table from rows; quartiles are the time itself, and ways 1 and busy 0, where a row does not say them."""
     import polars as pl
 
-    full = []
-    for row in rows:
-        more = {"ways": 1, "busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 1} | row
-        full.append(more)
-    used = {key for row in full for key in row} | {"ways", "busy"}
+    used = {"ways", "busy"}.union(*rows)
     schema: dict[str, Any] = {"part": pl.String} | {name: pl.Int64 for name in COUNTED if name in used}
     schema |= dict.fromkeys(TIMES, pl.Float64) | {"repeats": pl.Int64}
     strange = sorted(used - {*schema})
     if strange:
         raise checks.unknown("column", strange[0], schema)
     # Column by column: rows that lack some of the columns would be taken by position.
-    return pl.DataFrame({name: [row.get(name) for row in full] for name in schema}, schema=schema)
+    usual = {"ways": 1, "busy": 0, "repeats": 1}
+    columns = {name: [row.get(name, usual.get(name)) for row in rows] for name in schema}
+    for name in ("low_s", "high_s"):
+        columns[name] = [row.get(name, row["time_s"]) for row in rows]
+    return pl.DataFrame(columns, schema=schema)
+
+
+def added(table: pl.DataFrame, rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """A profile's table with more rows behind its own; a column that none of them has is left out."""
+    import polars as pl
+
+    both = pl.concat([table, table_of(rows)], how="diagonal_relaxed")
+    known = [name for name in ("part", *COUNTED, *TIMES, "repeats") if name in both.columns]
+    return both.select(name for name in known if both[name].null_count() < both.height)

@@ -43,6 +43,12 @@ def lines(what: str) -> dict[str, str]:
     return {name: published.table(name).title for name in published.names()}
 
 
+def _names(what: str) -> list[str]:
+    """What `lines` has a line of, without what the line says."""
+    known = {"methods": methods.names, "profiles": profile.names, "published": published.names, "scenarios": scenario.names}
+    return [*known[what]()] if what in known else [*lines(what)]
+
+
 def details(what: str, name: str) -> dict[str, str]:
     """All that there is to say of a method, kinds of outcomes, a cost, a shape, a device or a table; of a scenario its file.
 
@@ -61,8 +67,8 @@ def details(what: str, name: str) -> dict[str, str]:
         return {name: _rows(_of_shape(transformer.named(name), f"given in {name}; bfloat16 where it does not say a dtype"))}
     if what == "devices" and device.is_path(name):
         return {name: device.written(device.device(name))}
-    if name not in lines(what):
-        raise checks.unknown(what.removesuffix("s"), name, lines(what))
+    if name not in (there := _names(what)):
+        raise checks.unknown(what.removesuffix("s"), name, there)
     if what == "methods":
         return {name: _method(name)}
     if what == "scenarios":

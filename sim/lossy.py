@@ -94,6 +94,16 @@ class RatesByPosition:
         )
 
 
+@lru_cache(maxsize=8)
+def _assumed(sureness: float) -> Decisions:
+    """The record that is drawn where none was measured: every point of a run asks for the same one."""
+    luck = np.concatenate([*coins.tiles(0, "record", 0, 3 * -(-ASSUMED // coins.BLOCK))], axis=None)
+    found = decisions.synthetic(ASSUMED, luck[: 3 * ASSUMED].reshape(3, ASSUMED), sureness=sureness)
+    for column in (found.confidence, found.distance, found.agrees):
+        column.setflags(write=False)
+    return found
+
+
 @dataclass(frozen=True)
 class Thresholds:
     """The rates that the method's thresholds come to on a decision record, and the agreement that the record tells of.
@@ -127,8 +137,7 @@ class Thresholds:
         if self.log is not None:
             return _joined(log_of(self.log).decisions(), f"{self.source or 'measured'}: log {Path(self.log).name}")
         if self.sureness is not None:
-            luck = np.concatenate([*coins.tiles(0, "record", 0, 3 * -(-ASSUMED // coins.BLOCK))], axis=None)
-            return decisions.synthetic(ASSUMED, luck[: 3 * ASSUMED].reshape(3, ASSUMED), sureness=self.sureness)
+            return _assumed(self.sureness)
         assert self.file is not None
         found: Decisions = _read_once(_record_of, self.file, self.source or "measured", _stamp(self.file))
         return found

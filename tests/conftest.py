@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from tests.clockwork import Clockwork
 
 # Workers share the cores, and tests are of small products: further threads would only wait for each other, and use the time up.
@@ -52,6 +55,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(was)
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a run are drawn and their files are left empty: for tests that ask which figures a run has, or of which rows."""
+    import figures
+
+    def empty(_: Figure, path: str | Path, formats: Sequence[str] = figures.FORMATS) -> list[Path]:
+        paths = [Path(f"{path}.{name}") for name in formats]
+        for each in paths:
+            each.touch()
+        return paths
+
+    monkeypatch.setattr(figures, "save", empty)
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ Figures are asserted by this data, never by pixels: what stands where, under whi
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
+import polars as pl
 from matplotlib import color_sequences
 from matplotlib.artist import Artist
 from matplotlib.collections import Collection, LineCollection, PolyCollection, QuadMesh
@@ -21,8 +23,16 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+import sim
+
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
+
+
+@cache
+def formula(scenario: str) -> pl.DataFrame:
+    """The rows of the closed forms of an embedded scenario: worked out once for all figures of it."""
+    return sim.run(scenario, views=["formula"])
 
 
 class Panel(NamedTuple):
@@ -106,9 +116,16 @@ def shown(figure: Figure) -> Shown:
     return Shown(panels, [text.get_text() for text in figure.texts], said)
 
 
+def laid_out(figure: Figure) -> Figure:
+    """The same figure with each of its texts in its position: once for all that ask, and without rendering it."""
+    if figure.stale:
+        figure.draw_without_rendering()
+    return figure
+
+
 def words(figure: Figure) -> list[tuple[Text, Bbox]]:
     """All words that are seen, those of legends included, and where they lie [pixels]: those of arrows without the arrow."""
-    figure.canvas.draw()
+    laid_out(figure)
     parts: list[Text] = [*figure.texts]
     for legend in legends(figure):
         parts += [legend.get_title(), *legend.get_texts()]

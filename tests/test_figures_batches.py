@@ -48,6 +48,7 @@ def test_lines_go_through_the_speed_ups_of_the_first_view(views: tuple[str, ...]
     assert [text.get_text() for text in figure.legends[0].texts] == [NAMES[view] for view in views]
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     one, other = (save(speedup_by_batch.draw(rows()), tmp_path / name) for name in ("one", "other"))
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
@@ -66,6 +67,7 @@ def test_it_fits_where_nothing_else_tells_rows_apart() -> None:
         speedup_by_batch.draw(rows().drop("sequences"))
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_other_figures_of_a_run_tell_batches_apart(tmp_path: Path) -> None:
     table = rows().with_columns(point=pl.struct(KEYS[:3]).rank("dense"), method=pl.lit("speculative"), cost_ratio=0.1, tokens=64)
     paths = of_run(tmp_path, table)

@@ -18,6 +18,7 @@ from figures import bild, save
 from figures.bild import BOTH, LARGE, NO_FALLBACK, NO_ROLLBACK, SMALL
 from model.checks import ParameterError
 from model.decisions import Decisions, synthetic
+from tests.figure_checks import laid_out
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import lines, words
 
@@ -193,7 +194,7 @@ def test_records_stand_one_above_the_other_and_each_has_the_best_of_the_other() 
 
 
 def apart(figure: Figure) -> bool:
-    figure.canvas.draw()
+    laid_out(figure)
     texts = [*figure.texts, *(axes.title for axes in figure.axes), *(axes.xaxis.label for axes in figure.axes)]
     boxes = [matplotlib.text.Text.get_window_extent(text) for text in texts if text.get_text()]
     boxes += [legend.get_window_extent() for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes[::2]))]
@@ -209,6 +210,7 @@ def test_words_keep_apart_and_on_the_page(rows: pl.DataFrame) -> None:
     assert len({line.get_color() for label, line in lines(bild.draw(many).axes[0]).items() if label.startswith("rollback")}) == 8
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(rows: pl.DataFrame, tmp_path: Path) -> None:
     first, second = (save(bild.draw(rows), tmp_path / name, formats=("svg",))[0].read_bytes() for name in ("one", "two"))
     assert first == second

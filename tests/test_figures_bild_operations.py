@@ -16,6 +16,7 @@ from figures.bild_operations import PANELS, fallback_of_intensity, weights_ratio
 from model import bild, published
 from model.checks import ParameterError
 from model.published.bild import FIGURE_8
+from tests.figure_checks import laid_out
 from tests.test_figures_speculative import inside
 from tests.test_figures_tradeoff import lines, words
 
@@ -82,7 +83,7 @@ def test_bars_stand_at_the_factors_of_their_rate_and_variant() -> None:
 
 
 def ticks(axes: Any) -> Any:
-    axes.figure.canvas.draw()
+    laid_out(axes.figure)
     return axes.get_xticklabels()
 
 
@@ -153,6 +154,7 @@ def test_words_stay_on_the_page(count: int) -> None:
     assert inside(bild_operations.draw(made(1.0, rates), source="rates assumed, weights published", stated=FIGURE_8))
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     first, second = (
         save(bild_operations.draw(made(), source=""), tmp_path / name, formats=("svg",))[0].read_bytes() for name in ("one", "two")

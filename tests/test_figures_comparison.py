@@ -365,6 +365,7 @@ def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
     assert all(f"{name}.png" in done.output for name in names)
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     several = {
         "p": predicted_measured.draw(table()), "e": error_by_method.draw(table()), "t": time_parts.draw(table()),

@@ -17,6 +17,7 @@ from figures.tradeoff import draw
 from model.checks import ParameterError
 from model.device import DEVICES
 from sim.scenario import load
+from tests.figure_checks import formula
 from tests.test_figures_hardware import texts
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import lines
@@ -33,7 +34,7 @@ def compared() -> pl.DataFrame:
 
 @pytest.fixture(scope="module")
 def rivals() -> pl.DataFrame:
-    return sim.run("ppd-against-tensor-parallel", views=["formula"])
+    return formula("ppd-against-tensor-parallel")
 
 
 def bars(figure: Figure, panel: int = 0) -> dict[str, list[tuple[float, float]]]:
@@ -218,16 +219,16 @@ def names(paths: list[Path]) -> set[str]:
     return {path.stem for path in paths}
 
 
-def test_a_run_over_devices_draws_them(tmp_path: Path) -> None:
-    sim.run("ppd-against-tensor-parallel", out=tmp_path / "rivals", views=["formula"])
-    assert {"speedup_by_device", "devices_held", "tradeoff_mean_units"} <= names(of_run(tmp_path / "rivals"))
-    sim.run("hardware-compare", out=tmp_path / "compared", views=["formula"])
-    drawn = names(of_run(tmp_path / "compared"))
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_over_devices_draws_them(rivals: pl.DataFrame, tmp_path: Path) -> None:
+    assert {"speedup_by_device", "devices_held", "tradeoff_mean_units"} <= names(of_run(tmp_path, rivals))
+    drawn = names(of_run(tmp_path, formula("hardware-compare")))
     assert "speedup_by_device" in drawn
     assert not {"devices_held", "methods"} & drawn  # seven devices are too many settings to compare methods on
     assert "speedup_cost_ratio" not in drawn  # it was given by the devices, not swept
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_units_of_several_devices_have_no_place_among_the_curves(
     rivals: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,9 +241,9 @@ def test_units_of_several_devices_have_no_place_among_the_curves(
         assert set(rows["method"]) == {"ppd"}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_other_runs_draw_no_devices(tmp_path: Path) -> None:
-    sim.run("ppd-overheads", out=tmp_path / "run", views=["formula"])
-    assert not {"speedup_by_device", "devices_held"} & names(of_run(tmp_path / "run"))
+    assert not {"speedup_by_device", "devices_held"} & names(of_run(tmp_path, formula("ppd-overheads")))
 
 
 def test_plain_decoding_on_several_devices_is_a_choice_of_its_own(compared: pl.DataFrame) -> None:

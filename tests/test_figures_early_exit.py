@@ -159,6 +159,7 @@ def test_layers_before_the_first_check_take_none() -> None:
 # --- Both -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
     for make in (thresholds, batch):
         first, second = (save(make(), tmp_path / name, formats=("svg",))[0].read_bytes() for name in ("one", "two"))

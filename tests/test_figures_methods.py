@@ -12,7 +12,6 @@ import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
-import sim
 from figures import adaptive, hierarchical, of_run, save
 from model import hierarchical as theory
 from model import speculative
@@ -23,6 +22,7 @@ from model.checks import ParameterError
 from model.latency import UnitCost
 from model.published import deck_report
 from model.rounds import round_prices
+from tests.figure_checks import formula
 from tests.test_figures_speculative import apart, inside, xy
 from tests.test_figures_tradeoff import coordinates, lines, words
 
@@ -235,6 +235,7 @@ def test_a_point_without_a_reading_stands_in_every_map() -> None:
 # --- Both -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(changing: pl.DataFrame, tmp_path: Path) -> None:
     again = adaptive.trajectories(CHANGING, C, text="changing", replications=600)
     assert again.equals(changing)
@@ -246,8 +247,9 @@ def test_the_same_rows_give_the_same_bytes(changing: pl.DataFrame, tmp_path: Pat
         assert all(one.read_bytes() == two.read_bytes() for one, two in pairs)
 
 
-def test_another_seed_is_other_luck() -> None:
-    one, other = (adaptive.trajectories(CHANGING, C, seed=seed, replications=1) for seed in (0, 1))
+def test_a_seed_gives_the_same_draws_and_another_others() -> None:
+    one, again, other = (adaptive.trajectories(CHANGING, C, seed=seed, replications=1) for seed in (0, 0, 1))
+    assert one.equals(again)
     assert not one.equals(other)
 
 
@@ -278,12 +280,12 @@ def test_rows_and_values_that_cannot_be_drawn_are_refused(changing: pl.DataFrame
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
-def drawn(scenario: str, folder: Path, **more: Any) -> set[str]:
-    table = sim.run(scenario, views=["formula"], **more)
+def drawn(scenario: str, folder: Path) -> set[str]:
     folder.mkdir()
-    return {path.stem for path in of_run(folder, table)}
+    return {path.stem for path in of_run(folder, formula(scenario))}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_runs_have_the_figures_of_what_is_in_them(tmp_path: Path) -> None:
     hierarchy = drawn("speculative-hierarchy", tmp_path / "hierarchy")
     assert {"hierarchical", "deck"} <= hierarchy  # its pair has the deck's rates

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from model.checks import ParameterError
 from model.decoding import Decoding
 from model.position_log import PositionLog
 from model.steps import Commit, Forward
+from tests import figure_checks
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import lines, words
 
@@ -325,6 +324,14 @@ def test_a_logs_pictures_are_written(tmp_path: Path) -> None:
     assert {path.stem for path in drawn} == {"match_rate", "match_rate_by_position"}
 
 
+def test_a_readers_own_settings_change_nothing() -> None:
+    """As `test_figures_shown` has it of the others."""
+    with matplotlib.rc_context({"font.size": 20}):
+        figure = written_by.draw(*decoded())
+    assert max(text.get_fontsize() for text, _ in figure_checks.words(figure)) < 16
+
+
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     made, shown = decoded()
     several = {
@@ -338,12 +345,3 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
         for name, figure in several.items():
             for again in save(figure, tmp_path / f"{name}.b"):
                 assert again.read_bytes() == (tmp_path / again.name.replace(".b.", ".a.")).read_bytes()
-
-
-def test_no_figure_of_real_models_loads_one() -> None:
-    several = ("match_rate", "acceptance_by_position", "accepted_lengths", "agreement", "written_by")
-    names = ", ".join(f"figures.{name}" for name in several)
-    code = f"import sys, {names}; print(*{{'torch', 'transformers', 'simpy'}} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
-
-

@@ -22,6 +22,7 @@ from model.steps import Forward
 from model.transformer import preset
 from sim import report, trace
 from sim.sweep import resolve
+from tests.figure_checks import formula
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import coordinates, lines
 
@@ -52,15 +53,28 @@ def names(paths: list[Path]) -> set[str]:
 FEW: dict[str, Any] = {"replications": 8}
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of all methods."""
+    folder = tmp_path_factory.mktemp("compared") / "run"
+    sim.run("compare-lossy", **FEW, out=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(run: Path) -> pl.DataFrame:
+    return pl.read_parquet(run / "results.parquet")
+
+
 # --- All methods together -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, compared: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = Seen(monkeypatch, tradeoff, methods)
-    rows = sim.run("compare-lossy", **FEW, out=tmp_path / "run")
-    found = names(of_run(tmp_path / "run"))
+    seen, rows = Seen(monkeypatch, tradeoff, methods), compared
+    found = names(of_run(run))
     assert {"methods", "tradeoff_mean_units", "tradeoff_compute_per_token", "speedup_acceptance_rate"} <= found
     assert [set(given["method"]) for given, _ in seen.of["tradeoff"]] == 2 * [{"autoregressive", "ppd"}]
     ((_, figure),) = seen.of["methods"]
@@ -74,7 +88,7 @@ def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
 
 
 def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
-    rows = sim.run("compare-lossy", views=["formula"])
+    rows = formula("compare-lossy")
     figure = methods.draw(rows)
     exact = dict(rows.select("method", "exact").unique().rows())
     assert set(exact.values()) == {True, False}
@@ -91,6 +105,7 @@ def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
     assert not any("lossy" in text.get_text() for text in [*only.texts, *only.legends[0].get_texts()])
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_without_a_method_that_drafts_has_a_comparison_and_no_trade_off(tmp_path: Path) -> None:
     sim.run("skipdecode", **FEW, out=tmp_path / "run")
     found = names(of_run(tmp_path / "run"))
@@ -103,10 +118,12 @@ def test_a_run_without_a_method_that_drafts_has_a_comparison_and_no_trade_off(tm
 # --- What a run tells of its points -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_accepted_lengths_say_which_choice_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch, accepted)
-    sim.run("bild", **FEW, views=["events"], out=tmp_path / "rates")
-    sim.run("bild-thresholds", **FEW, views=["events"], out=tmp_path / "thresholds")
+    short: dict[str, Any] = {"views": ["events"], "replications": 2, "set": {"scenario.tokens": 24}}
+    sim.run("bild", **short, out=tmp_path / "rates")
+    sim.run("bild-thresholds", **short, out=tmp_path / "thresholds")
     for folder in ("rates", "thresholds"):
         of_run(tmp_path / folder)
     (_, rates), (_, thresholds) = seen.of["accepted"]
@@ -148,7 +165,7 @@ def rates() -> pl.DataFrame:
 
 @pytest.fixture(scope="module")
 def thresholds() -> pl.DataFrame:
-    return sim.run("bild-thresholds", views=["formula"])
+    return formula("bild-thresholds")
 
 
 def test_rates_have_a_line_for_each_rate_of_rollback_in_each_choice(rates: pl.DataFrame) -> None:
@@ -255,11 +272,6 @@ def test_points_of_several_choices_are_several_records(thresholds: pl.DataFrame)
 # --- What choices gain and work -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def compared() -> pl.DataFrame:
-    return sim.run("compare-lossy", **FEW)
-
-
 def test_every_choice_has_its_bars(compared: pl.DataFrame) -> None:
     figure = work.draw(compared.sample(fraction=1, shuffle=True, seed=2))
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(work.WORDS.values())
@@ -292,7 +304,7 @@ def test_choices_of_one_method_are_named_by_what_they_differ_in() -> None:
     assert any(text.get_text().startswith("early exit; ") for text in figure.texts)
     assert not any("crosses" in text.get_text() for text in figure.legends[0].get_texts())
     assert inside(figure)
-    batch = sim.run("skipdecode", views=["formula"])
+    batch = formula("skipdecode")
     assert "SkipDecode, batch of 4, 66% of it filled, 16 layers at first, 8 at last" in [
         label.get_text() for label in work.draw(batch).axes[0].get_yticklabels()
     ]
@@ -303,7 +315,7 @@ def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame
     for name in ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity"):
         assert compared[f"plain_{name}"].to_list() == pytest.approx([plain[name]] * compared.height)
     # Of a batch: one pass for all texts that are left.
-    rows = sim.run("skipdecode", views=["formula"])
+    rows = formula("skipdecode")
     account = Account()
     for start in (0, 4):
         lengths = [34, 12, 20, 27, 34, 5, 30, 18][start : start + 4]
@@ -315,22 +327,22 @@ def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame
     assert found["plain_flops_per_token"] == pytest.approx(expected.flops / 180)
     assert found["plain_weight_bytes_per_token"] == pytest.approx(expected.weight_bytes / 180)
     assert found["plain_arithmetic_intensity"] == pytest.approx(expected.intensity)
-    assert "plain_flops_per_token" not in sim.run("bild-thresholds", views=["formula"]).columns
+    assert "plain_flops_per_token" not in formula("bild-thresholds").columns
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_runs_have_the_figures_of_their_lossy_methods(tmp_path: Path) -> None:
     found = {}
     for name in ("bild", "bild-thresholds", "skipdecode", "early-exit", "compare-lossy"):
-        table = sim.run(name, views=["formula"])
-        (tmp_path / name).mkdir()
         own = {"choices", "bild_rates", "bild_thresholds", "skipdecode_layers"}
-        found[name] = own & names(of_run(tmp_path / name, table))
+        found[name] = own & names(of_run(tmp_path, formula(name)))
     assert found == {
         "bild": {"bild_rates"}, "bild-thresholds": {"bild_thresholds"}, "skipdecode": {"choices", "skipdecode_layers"},
         "early-exit": {"choices"}, "compare-lossy": {"choices", "skipdecode_layers"},
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(rates: pl.DataFrame, compared: pl.DataFrame, tmp_path: Path) -> None:
     for draw, rows in ((bild_rates.draw, rates), (work.draw, compared)):
         one, two = (save(draw(rows), tmp_path / name, formats=("svg",))[0].read_bytes() for name in ("one", "two"))
@@ -357,13 +369,14 @@ def test_rows_that_cannot_be_drawn_are_refused(rates: pl.DataFrame, compared: pl
 
 
 def test_the_scenario_has_the_settings_of_the_published_table() -> None:
-    rows = sim.run("skipdecode", views=["formula"]).filter(method="skipdecode")
+    rows = formula("skipdecode").filter(method="skipdecode")
     table = [row for row in published.table("skipdecode-table-2").rows if row["model"] == "opt-1.3b"]
     assert set(rows.select("min_layers", "max_layers").rows()) == {(row["min_layers"], row["max_layers"]) for row in table}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = sim.run("skipdecode", views=["formula"])
+    table = formula("skipdecode")
     schedules, bounds = exit_schedule.of_run(table) or ([], {})
     assert [each[1:] for each in schedules] == [(8, 16, 1.0), (6, 10, 1.0), (5, 7, 1.0), (4, 6, 1.0)]
     assert bounds == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings published (Table 2)"}
@@ -378,7 +391,7 @@ def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, monkeypatch:
 
 
 def test_other_schedules_are_not_called_published() -> None:
-    table = sim.run("skipdecode", views=["formula"])
+    table = formula("skipdecode")
     other = table.with_columns(min_layers=pl.when(min_layers=5).then(pl.lit(4)).otherwise("min_layers"))
     changes = [{"power": pl.lit(2.0)}, {"warm_up": pl.lit(2)}, {"layers": pl.lit(32)}]
     for changed in (other, *(table.with_columns(**change) for change in changes)):

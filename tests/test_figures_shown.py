@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-import sim
 from figures import (
     acceptance_by_position,
     accepted,
@@ -69,14 +69,9 @@ from tests import (
     test_figures_speculative,
     test_figures_tradeoff,
 )
-from tests.figure_checks import Panel, clipped, misplaced, shown, unexplained
+from tests.figure_checks import Panel, clipped, formula, misplaced, shown, unexplained, words
 
 KEPT = Path(__file__).parent / "data" / "figures_shown.json"
-
-
-@cache
-def run(name: str) -> pl.DataFrame:
-    return sim.run(name, views=["formula"])
 
 
 @cache
@@ -93,7 +88,7 @@ def of_batches() -> pl.DataFrame:
 
 
 def devices(name: str) -> pl.DataFrame:
-    rows = run(name)
+    rows = formula(name)
     [column] = [each for each in rows.columns if each in ("cost.device", "cost.profile")]
     return rows.filter(pl.col(column).is_in(rows[column].unique(maintain_order=True).head(2).to_list()))
 
@@ -112,11 +107,11 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "speedup_batches": lambda: speedup.draw(of_batches(), "draft_length"),
     "speedup_by_batch": lambda: speedup_by_batch.draw(test_figures_batches.rows()),
     "accepted": lambda: accepted.draw(test_figures_speculative.histogram(), "all of it"),
-    "methods": lambda: methods.draw(run("compare")),
-    "methods_settings": lambda: methods.draw(run("speculative-adaptive")),
-    "methods_lossy": lambda: methods.draw(run("skipdecode")),
-    "choices": lambda: work.draw(run("early-exit")),
-    "bild_rates": lambda: bild_rates.draw(bild_rates.of_run(run("bild"))),
+    "methods": lambda: methods.draw(formula("compare")),
+    "methods_settings": lambda: methods.draw(formula("speculative-adaptive")),
+    "methods_lossy": lambda: methods.draw(formula("skipdecode")),
+    "choices": lambda: work.draw(formula("early-exit")),
+    "bild_rates": lambda: bild_rates.draw(bild_rates.of_run(formula("bild"))),
     "bild": lambda: bild.draw(test_figures_bild.made()),
     "bild_operations": lambda: bild_operations.draw(
         bild_operations.factors(0.15, [0.0, 0.1], operations_ratio=0.25, memory_ratio=0.3, maximum_draft=10, cost_ratio=0.2),
@@ -146,7 +141,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "accepted_lengths": lambda: accepted_lengths.draw(test_figures_real.lengths(), [1, 3], "mine"),
     "agreement": lambda: agreement.draw(test_figures_real.quality()),
     "log_likelihood": lambda: agreement.draw(test_figures_real.quality(), quality="log_likelihood"),
-    "table_3": lambda: table_3.draw(run("ppd-table-3")),
+    "table_3": lambda: table_3.draw(formula("ppd-table-3")),
     "roofline": lambda: roofline.draw(profiles()),
     "layer_time": lambda: layer_time.draw(profiles(), batches=(1, 8), longest=1024),
     "verify_cost_hardware": lambda: verify_cost_hardware.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
@@ -155,7 +150,9 @@ BUILT: dict[str, Callable[[], Figure]] = {
 
 @cache
 def built(name: str) -> Figure:
-    return BUILT[name]()
+    """The figure as it is drawn for a reader whose own settings are others: they change nothing."""
+    with matplotlib.rc_context({"font.size": 20, "axes.grid": True, "axes.titleweight": "bold"}):
+        return BUILT[name]()
 
 
 def plain(text: str) -> str:
@@ -210,6 +207,11 @@ def test_legends_are_of_what_is_drawn_and_no_mark_is_cut_off(name: str) -> None:
     figure = built(name)
     assert not unexplained(figure)
     assert not clipped(figure)
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_readers_own_settings_change_nothing(name: str) -> None:
+    assert max(text.get_fontsize() for text, _ in words(built(name))) < 16
 
 
 @pytest.mark.parametrize("name", BUILT)

@@ -1,8 +1,6 @@
 """The figures on speculative decoding, by their artists: what is drawn is the theory, and what was simulated lies at its values."""
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from model import speculative
 from model.checks import ParameterError
 from model.speculative_batches import batched_speedup, largest_batch
 from model.width import PassTimes
+from tests.figure_checks import laid_out
 from tests.test_figures_tradeoff import coordinates, lines, words
 
 RATES, LENGTHS, RATIOS, TOKENS = (0.3, 0.8), (1, 4), (0.05, 0.4), (16, 100)
@@ -171,7 +170,7 @@ def test_an_axis_is_swept_where_all_else_is_the_same() -> None:
 
 def inside(figure: Figure) -> bool:
     """Whether all that is written is on the page; ticks beyond the axes' limits are not."""
-    figure.canvas.draw()
+    laid_out(figure)
     parts: list[Any] = [*figure.texts, *figure.legends]
     for axes in figure.axes:
         parts += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes.title]
@@ -182,7 +181,8 @@ def inside(figure: Figure) -> bool:
 
 def apart(axes: Axes) -> bool:
     """Whether no two of the words on and beside the axes overlap; the lines that tie them to their curves may."""
-    axes.figure.canvas.draw()
+    assert isinstance(axes.figure, Figure)
+    laid_out(axes.figure)
     boxes = [Text.get_window_extent(text) for text in axes.texts]
     return not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
@@ -386,6 +386,7 @@ def names(paths: list[Path]) -> set[str]:
     return {path.stem for path in paths}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
     scenario = several()
     scenario["method"] = scenario["method"][1]
@@ -394,6 +395,7 @@ def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
     assert names(of_run(out)) == {"speedup_acceptance_rate", "speedup_tokens", "accepted", "distribution_point_0"}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_law_of_accepted_tokens_is_drawn_only_where_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[pl.DataFrame] = []
     draw = accepted.draw
@@ -419,6 +421,7 @@ def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those
         assert found[f"tradeoff_{x}.png"] == path.read_bytes()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_drafts_of_a_length_chosen_on_the_way_have_no_place_in_the_trade_off_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +433,7 @@ def test_drafts_of_a_length_chosen_on_the_way_have_no_place_in_the_trade_off_eit
     assert [set(rows["method"]) for rows in drawn] == 2 * [{"autoregressive", "ppd"}]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_of_predictive_pipelined_decoding_has_its_figures_alone(tmp_path: Path) -> None:
     scenario = several()
     scenario["method"] = [scenario["method"][0], scenario["method"][2]]
@@ -449,6 +453,7 @@ def every() -> dict[str, Figure]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     for name, figure in every().items():
         save(figure, tmp_path / f"{name}.a")
@@ -478,9 +483,3 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
     many = pl.concat([histogram().filter(point=0).with_columns(point=pl.lit(n, dtype=pl.Int64)) for n in range(13)])
     with pytest.raises(ParameterError, match="at most 12 points, got 13"):
         accepted.draw(many)
-
-
-def test_no_figure_loads_what_it_does_not_need() -> None:
-    code = "import sys, figures.speedup, figures.draft_length, figures.accepted, figures.verify_cost, figures.methods;"
-    code += "print(*{'matplotlib.pyplot', 'scipy', 'simpy', 'torch'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""

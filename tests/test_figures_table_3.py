@@ -18,6 +18,7 @@ from model.checks import ParameterError
 from model.latency import UnitCost
 from model.published import ppd_table_3
 from model.published.ppd_table_3 import LAYERS, PER_PROCESS, SEPARATING, TOKENS
+from tests.figure_checks import laid_out
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +96,7 @@ def test_nothing_is_cut_off_and_no_text_covers_another(rows: pl.DataFrame) -> No
     few = rows.filter(pl.col("view") == "formula").head(1)
     many = pl.concat([rows.with_columns(pl.col("point") + 4 * copy) for copy in range(4)])
     for part in (rows, few, many):
-        figure = table_3.draw(part)
-        figure.canvas.draw()
+        figure = laid_out(table_3.draw(part))
         left, right = figure.axes
         labels = [axis.get_tightbbox() for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
         texts = [*left.texts, *right.texts, *figure.texts, left.title, right.title]
@@ -107,10 +107,15 @@ def test_nothing_is_cut_off_and_no_text_covers_another(rows: pl.DataFrame) -> No
         assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1 for box in boxes)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_has_the_figure_where_it_replays_the_table(rows: pl.DataFrame, tmp_path: Path) -> None:
     assert tmp_path / "figures" / "table_3.png" in figures.of_run(tmp_path, rows)
     other = rows.with_columns(tokens=pl.lit(64))
     assert not [path for path in figures.of_run(tmp_path, other) if path.stem == "table_3"]
+
+
+@pytest.mark.slow
+def test_the_same_rows_give_the_same_bytes(rows: pl.DataFrame, tmp_path: Path) -> None:
     first, second = (figures.save(table_3.draw(rows), tmp_path / name) for name in ("one", "two"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 

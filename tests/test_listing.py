@@ -38,10 +38,12 @@ def test_there_is_a_line_of_each(what: str) -> None:
 
 @pytest.mark.parametrize("what", listing.LISTS)
 def test_each_of_a_line_has_details(what: str) -> None:
+    first = next(iter(listing.lines(what)))
     for name in listing.lines(what):
         [text] = listing.details(what, name).values()
         assert said(what, name) == f"{text}\n"
-        assert json.loads(said(what, name, "--json")) == {name: text}
+        if name == first:  # how a name and its text are written does not depend on which it is
+            assert json.loads(said(what, name, "--json")) == {name: text}
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -310,13 +310,11 @@ def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile]
 @needs_data
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
 def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, operations: dict[str, Profile]) -> None:
-    """An error is about as likely to be passed as not: of layers of 1 to 4,096 tokens, whole and split.
+    """The error is the largest of the other models' medians, of layers of 1 to 4,096 tokens, whole and split.
 
-    Of models that it was not taken from at least 4 in 10 layers are within it, and 8 in 10 within twice as much; and not all,
-    or it says nothing.
-
-    That is of all models together; of each alone at least 3 in 10, and 6 in 10: Llama-2-7B has .33 and .80 (H100), .34 and .61
-    (A100).
+    Of models that it was not taken from at least half of the layers are within it, and 85 % within twice as much; and not all, or
+    it says nothing. That is of all models together. Of each alone it is at least a third, and 6 in 10: Llama-2-7B, itself the worst
+    of the three, has .42 and .83 (H100), .36 and .66 (A100).
     """
 
     def shares(within: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
@@ -333,12 +331,12 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
             weight = np.gradient(np.log(found.at))  # passes of many tokens were measured more densely
             within.append((weight, np.abs(found.error) / compose.layer_error(stated, found.at, ways)))
         once, twice = shares(within)
-        assert once >= 0.3, (model, once)
+        assert once >= 1 / 3, (model, once)
         assert twice >= 0.6, (model, twice)
         every += within
     once, twice = shares(every)
-    assert 0.4 <= once <= 0.95
-    assert twice >= 0.8
+    assert 0.5 <= once <= 0.95
+    assert twice >= 0.85
 
 
 @needs_data

@@ -87,9 +87,9 @@ def profiles(data: str | Path) -> Iterator[Profile]:
             made = compose.layer(table, transformer.preset(model), WAYS, model=model)
             made = _with_links(made, root, gpu, networks)
             whole = [f"{error:.1%} up to {most} tokens" for ways, most, error in off[gpu] if ways == 1]
-            where = "" if gpu in NETWORKS else " on two other GPUs, whichever were worse"
+            where = "" if gpu in NETWORKS else " on two other GPUs"
             notes = (
-                f"dense: composed layers of other models are off by {', '.join(whole)} in the median of what was measured{where}",
+                f"dense: composed layers of other models are off by {', '.join(whole)}: the largest of their medians{where}",
                 *made.notes,
             )
             yield _finished(
@@ -128,7 +128,7 @@ def with_reductions(made: Profile, rows: list[dict[str, Any]], sources: tuple[So
     """The same profile with these reductions in place of its own, and their error between sizes."""
     table = made.table.filter(made.table["part"] != "all_reduce")
     return replace(
-        made, table=profile.table_of([*_rows_of(replace(made, table=table)), *rows]), notes=(*made.notes, note),
+        made, table=profile.added(table, rows), notes=(*made.notes, note),
         errors={**made.errors, **tables.errors(rows)},
         sources=(*(each for each in made.sources if each.parts != ("all_reduce",)), *sources),
     )  # fmt: skip
@@ -147,15 +147,17 @@ def _measured(root: Path, gpu: str, model: str) -> Profile:
 
 
 def layer_errors(table: Profile, measured: Iterable[Profile], ways: Sequence[int] = WAYS) -> list[list[float]]:
-    """How far layers composed of a table are off from measured ones of the same GPU: rows of ways, most tokens and the median error
-    of all models, from the last row's tokens on. None without any to compare with."""
+    """How far layers composed of a table are off from measured ones of the same GPU: rows of ways, most tokens and an error, from
+    the last row's tokens on. None without any to compare with.
+
+    It is the largest of the models' median errors: a user's model may be as far off as the worst of those that were measured.
+    """
     of_models = [*measured]
     found: list[list[float]] = []
     for many in ways if of_models else ():
         each = [differences(table, one, (many,), most=RANGES[-1]) for one in of_models]
-        together = LeftOut(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
         for less, most in pairwise((0, *RANGES)):
-            found.append([many, most, round(together.median(less + 1, most), 4)])
+            found.append([many, most, round(float(np.nanmax([one.median(less + 1, most) for one in each])), 4)])
     return found
 
 
@@ -243,7 +245,7 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
     gave = {"gemm": ("head",), "decode": ("attention",)}
     added = [replace(each, parts=parts) for each in table.sources for part, parts in gave.items() if part in each.parts]
     return replace(
-        measured, table=profile.table_of([*_rows_of(measured), *rows]), provenance="composed", notes=(*notes, *measured.notes),
+        measured, table=profile.added(measured.table, rows), provenance="composed", notes=(*notes, *measured.notes),
         errors={**measured.errors, **{name: max(error, measured.errors.get(name, 0.0)) for name, error in errors.items()}},
         sources=(*measured.sources, *added),
     )  # fmt: skip
@@ -271,10 +273,6 @@ def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) ->
         as_measured = attention.measured and not other
         rows += compose.spread(head, off) + (fresh if as_measured else compose.spread(fresh, errors["attention"]))
     return rows, stood_in
-
-
-def _rows_of(one: Profile) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if value is not None} for row in one.table.to_dicts()]
 
 
 def _head_bytes(row: Mapping[str, Any], part: Shape) -> float:
@@ -326,7 +324,7 @@ def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]
     folder = root / "gpu/vidur/network" / NETWORKS[gpu]
     digest = hashlib.sha256(files.read_bytes(folder / "send_recv.csv")).hexdigest()
     source = Source(vidur.REPOSITORY, tables_["send"].shown, sha256=digest, parts=("send",))
-    table = profile.table_of([*_rows_of(made), *sends])
+    table = profile.added(made.table, sends)
     return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
 
 
