@@ -58,6 +58,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -183,12 +184,13 @@ class Profile:
             raise ParameterError("sources must name where the rows come from, got none")
         check_table(self.table, self.kind)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         """The parts that it has times of."""
-        return tuple(part for part in AXES if part in set(self.table["part"]))
+        present = {*self.table["part"].unique()}
+        return tuple(part for part in AXES if part in present)
 
-    @property
+    @cached_property
     def ways(self) -> tuple[int, ...]:
         """The numbers of devices over which layers were split."""
         needed = self.table.filter(self.table["part"].is_in(list(KINDS[self.kind])))

@@ -63,9 +63,13 @@ def test_any_change_of_the_library_changes_its_checksum(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         assert corpus.standard_library(tmp_path).checksum != first.checksum
         (tmp_path / name).write_text(before)
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "left_out.py").write_text("not read\n")
+    for path in ("test/left_out.py", "site-packages/a/b.py", "json/tests/c.py", "config-3/d.py", "_sysconfigdata_x.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("not read\n")
     assert corpus.standard_library(tmp_path) == first
+    (tmp_path / "email" / "mime").mkdir(parents=True)
+    (tmp_path / "email" / "mime" / "text.py").write_text("read\n")
+    assert [*corpus.standard_library(tmp_path).training] == ["email/mime/text.py", "random.py"]
 
 
 def test_one_file_is_split_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
