@@ -5,13 +5,21 @@ Figures are asserted by this data, never by pixels: what stands where, under whi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.collections import LineCollection, PolyCollection, QuadMesh
+from matplotlib import color_sequences
+from matplotlib.artist import Artist
+from matplotlib.collections import Collection, LineCollection, PolyCollection, QuadMesh
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -98,23 +106,94 @@ def shown(figure: Figure) -> Shown:
     return Shown(panels, [text.get_text() for text in figure.texts], said)
 
 
-def beyond(figure: Figure) -> list[str]:
-    """The words that do not lie on the figure's page, those of legends included; ticks beyond the limits of axes are not shown."""
+def words(figure: Figure) -> list[tuple[Text, Bbox]]:
+    """All words that are seen, those of legends included, and where they lie [pixels]: those of arrows without the arrow."""
     figure.canvas.draw()
-    page = figure.bbox
     parts: list[Text] = [*figure.texts]
-    for legend in [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]:
+    for legend in legends(figure):
         parts += [legend.get_title(), *legend.get_texts()]
     for axes in figure.axes:
         parts += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes.title, axes._left_title]  # type: ignore[attr-defined]
         for axis, low, high in ((axes.xaxis, *axes.get_xlim()), (axes.yaxis, *axes.get_ylim())):
             inside = [tick for tick in axis.get_major_ticks() if min(low, high) <= tick.get_loc() <= max(low, high)]
             parts += [tick.label1 for tick in inside if tick.label1.get_visible()]
+    return [(part, Text.get_window_extent(part)) for part in parts if part.get_text().strip() and part.get_visible()]
+
+
+def legends(figure: Figure) -> list[Legend]:
+    """Those of the figure and those of its axes."""
+    return [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
+
+
+def misplaced(figure: Figure) -> list[str]:
+    """What is wrong with where words are: off the page, over each other, over axes that they are not of, or a note that does not
+    begin below its title."""
+    placed, page, found = words(figure), figure.bbox, []
+    for part, box in placed:
+        if box.x0 < page.x0 - 0.5 or box.x1 > page.x1 + 0.5 or box.y0 < page.y0 - 0.5 or box.y1 > page.y1 + 0.5:
+            found.append(f"off the page: {part.get_text()}")
+    for (one, here), (other, there) in combinations(placed, 2):
+        if min(here.x1, there.x1) - max(here.x0, there.x0) > 1.5 and min(here.y1, there.y1) - max(here.y0, there.y0) > 1.5:
+            found.append(f"over each other: {one.get_text()} and {other.get_text()}")
+    beside = [(part.get_text(), box) for part, box in placed if part in figure.texts]
+    beside += [(f"legend {each.get_title().get_text()}", each.get_window_extent()) for each in legends(figure)]
+    found += [f"over axes: {text}" for text, box in beside for axes in figure.axes if box.overlaps(axes.bbox)]
+    begin = {part.get_position()[0] for part in figure.texts if part.get_fontsize() >= 9 and not part.get_rotation()}
+    return found + [f"title and notes begin at {sorted(begin)}"] * (len(begin) > 1)
+
+
+class Signs(NamedTuple):
+    """By what a reader tells one series from another: colours but for greys, markers, and hatches by their characters."""
+
+    colours: set[str]
+    markers: set[str]
+    hatches: set[str]
+
+    @classmethod
+    def of(cls, artists: Iterable[Artist]) -> Signs:
+        """The signs of lines, areas and groups of either; strokes that stand for other lines are no markers."""
+        colours: list[Any] = []
+        markers, hatches = set(), set()
+        for each in artists:
+            if isinstance(each, Line2D):
+                marker = str(each.get_marker())
+                colours += [each.get_color()] * (each.get_linestyle() not in ("None", ""))
+                if marker not in ("None", ""):
+                    colours += [each.get_markeredgecolor()] + [each.get_markerfacecolor()] * (marker in Line2D.filled_markers)
+                    markers |= {marker} - {"|", "_"}
+            elif isinstance(each, Patch):
+                colours.append(each.get_facecolor())
+                hatches |= set(each.get_hatch() or "")
+            elif isinstance(each, Collection):
+                values = each.get_array()
+                both: list[Any] = [*each.get_facecolor(), *each.get_edgecolor()]
+                colours += both if values is None else [*each.cmap(each.norm(np.unique(values)))]
+                hatches |= set(each.get_hatch() or "")
+        chosen = {to_hex(colour) for colour in colours if str(colour) != "none"}
+        return cls({colour for colour in chosen if np.ptp(to_rgb(colour)) > 0.02}, markers, hatches)
+
+
+def unexplained(figure: Figure) -> list[str]:
+    """Signs of legends that nothing in the axes has, and colours that nobody chose."""
+    drawn = Signs.of(artist for axes in figure.axes for artist in [*axes.lines, *axes.patches, *axes.collections])
+    found = [f"matplotlib's own colour: {colour}" for colour in drawn.colours & {*map(to_hex, color_sequences["tab10"])}]
+    for legend in legends(figure):
+        for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+            for said, there in zip(Signs.of([handle] if handle is not None else []), drawn, strict=True):
+                found += [f"{text.get_text()}: {each} is not drawn" for each in said - there]
+    return found
+
+
+def clipped(figure: Figure) -> list[str]:
+    """Marks that lie beyond the limits of their axes."""
     found = []
-    for part in parts:
-        box = part.get_window_extent()
-        off = box.x0 < page.x0 - 0.5 or box.x1 > page.x1 + 0.5 or box.y0 < page.y0 - 0.5 or box.y1 > page.y1 + 0.5
-        found += [part.get_text()] * bool(part.get_text() and part.get_visible() and off)
+    for axes in figure.axes:
+        limits = (sorted(axes.get_xlim()), sorted(axes.get_ylim()))
+        for line in axes.lines:
+            if str(line.get_marker()) not in ("None", "") and line.get_transform() == axes.transData:
+                for values, (low, high) in zip(line.get_data(), limits, strict=True):
+                    seen = np.asarray(values, dtype=float)
+                    found += [str(line.get_label())] * bool((seen < low).any() or (seen > high).any())
     return found
 
 

@@ -69,7 +69,7 @@ from tests import (
     test_figures_speculative,
     test_figures_tradeoff,
 )
-from tests.figure_checks import Panel, beyond, shown
+from tests.figure_checks import Panel, clipped, misplaced, shown, unexplained
 
 KEPT = Path(__file__).parent / "data" / "figures_shown.json"
 
@@ -201,8 +201,15 @@ def test_a_figure_shows_what_it_is_meant_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_no_words_leave_the_page(name: str) -> None:
-    assert not beyond(built(name))
+def test_words_lie_where_they_can_be_read(name: str) -> None:
+    assert not misplaced(built(name))
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_legends_are_of_what_is_drawn_and_no_mark_is_cut_off(name: str) -> None:
+    figure = built(name)
+    assert not unexplained(figure)
+    assert not clipped(figure)
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -215,4 +222,4 @@ if __name__ == "__main__":
     text = json.dumps({name: document(name) for name in BUILT}, indent=1, ensure_ascii=False)
     KEPT.write_text(text + "\n", encoding="utf-8")
     for each in BUILT:
-        print(each, beyond(built(each)))
+        print(each, misplaced(built(each)))
