@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import types
+from functools import lru_cache
 from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from model import checks
@@ -40,7 +41,7 @@ def check(value: Any, kind: Any, where: str) -> None:
     if not _shallow(value, kind):
         raise _wrong(where, _said(kind), value)
     if is_typeddict(kind):
-        hints = get_type_hints(kind, include_extras=True)  # annotations are texts: `__required_keys__` knows nothing of them
+        hints = _hints(kind)
         for key in sorted(key for key, each in hints.items() if key not in value and get_origin(each) is not NotRequired):
             raise ParameterError(f"{where}.{key} is missing" if where else f"{key} is missing")
         for key in hints.keys() & {*value}:
@@ -51,6 +52,12 @@ def check(value: Any, kind: Any, where: str) -> None:
     elif origin is dict and inner:
         for key, each in value.items():
             check(each, inner[1], f"{where}.{key}" if where else key)
+
+
+@lru_cache(maxsize=128)
+def _hints(kind: type) -> dict[str, Any]:
+    """Keys of a `TypedDict` with their kinds; annotations are strings, so `__required_keys__` says nothing about them."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _shallow(value: Any, kind: Any) -> bool:
