@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import lru_cache
 from importlib import metadata
 
 LIBRARIES = ("decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "joblib", "typer", "torch", "transformers")
@@ -10,6 +11,12 @@ LIBRARIES = ("decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "jo
 
 def versions() -> dict[str, str]:
     """Version by name, of what is installed."""
+    return dict(_installed())
+
+
+@lru_cache(maxsize=1)
+def _installed() -> dict[str, str]:
+    """The same, read once: parsing the metadata of all packages takes longer than a small run."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

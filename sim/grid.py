@@ -26,6 +26,8 @@ MAX_POINTS = 10**12
 """Far beyond what can be computed; with more, even the numbers of the points would run over."""
 SWEPT = ("scenario.tokens", "scenario.seed")
 """What an axis may take of [scenario]; the rest holds for a run as a whole."""
+KEPT = 64
+"""Points of a grid whose checked objects are kept."""
 EACH_UP_TO = 64
 """An axis with more values than this is checked at its ends: the bounds of every numeric parameter are intervals."""
 
@@ -95,6 +97,8 @@ class Grid:
         self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
         self.methods = len(scenario.method_tables(self.base))
         self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
+        self._cases: dict[int, Case] = {}
+        """Of the first points that were asked for: checking, planning, running and merging each ask for them."""
         self.points = 1
         for size in self.shape:
             self.points *= size
@@ -151,11 +155,16 @@ class Grid:
 
     def case(self, point: int) -> Case:
         """The checked objects of a point."""
-        method, *where = self.indices(point)
-        tables = copy.deepcopy(self.base)
-        for axis, index in zip(self.axes, where, strict=True):
-            scenario.apply(tables, axis.path, axis.values[index])
-        return cases.resolve(tables, method, self.used)
+        found = self._cases.get(point)
+        if found is None:
+            method, *where = self.indices(point)
+            tables = copy.deepcopy(self.base)
+            for axis, index in zip(self.axes, where, strict=True):
+                scenario.apply(tables, axis.path, axis.values[index])
+            found = cases.resolve(tables, method, self.used)
+            if len(self._cases) < KEPT:
+                self._cases[point] = found
+        return found
 
     @cached_property
     def used(self) -> list[frozenset[str]]:
