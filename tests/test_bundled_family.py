@@ -80,10 +80,10 @@ def differs(name: str, number: int, tokens: int, dtype: str, count: int = 3) -> 
     return real_models.differs(models(dtype)["target"].full, prompt, found, expected(number, tokens, dtype, count))
 
 
-@pytest.mark.parametrize(("name", "dtype"), crossed(EXACT, ["float64", "float32"], ("plain", "ppd literal", "speculative")))
+@pytest.mark.parametrize(("name", "dtype"), crossed(EXACT, ["float64", "float32"], ("ppd literal", "speculative")))
 def test_exact_methods_write_the_targets_text(name: str, dtype: str) -> None:
     if dtype == "float64":
-        assert not any(differs(name, number, 12, dtype) for number in range(2))
+        assert not differs(name, 0, 16, dtype)
     else:
         assert sum(differs(name, number, 16, dtype) for number in range(3)) <= 1
 

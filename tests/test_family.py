@@ -175,11 +175,21 @@ class BrokenOffError(Exception):
     """Somebody pulled the plug."""
 
 
+SHORT = replace(family.RECIPE, epochs=0.3)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose short training was not broken off."""
+    return family.made(tmp_path_factory.mktemp("whole"), recipe=SHORT)
+
+
 @pytest.mark.parametrize("stop", [1, 4, 7])
-def test_broken_off_training_ends_with_the_same_weights(stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_off_training_ends_with_the_same_weights(
+    stop: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
-    recipe = replace(family.RECIPE, epochs=0.3)
-    whole = family.made(tmp_path / "whole", recipe=recipe)
+    recipe = SHORT
 
     def pull(step: int, steps: int, at: str) -> None:
         assert steps > 8
@@ -271,7 +281,7 @@ def test_the_mean_loss_is_that_of_every_token_alone(read: corpus.Corpus) -> None
 
 def test_a_rate_that_blows_up_is_told_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="take a lower rate"):
-        family.made(tmp_path, recipe=replace(family.RECIPE, rate=1e30))
+        family.made(tmp_path, recipe=replace(family.RECIPE, rate=1e30, epochs=0.2))
     assert not (tmp_path / "tiny").exists()
 
 
