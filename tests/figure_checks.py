@@ -126,8 +126,8 @@ def legends(figure: Figure) -> list[Legend]:
 
 
 def misplaced(figure: Figure) -> list[str]:
-    """What is wrong with where words are: off the page, over each other, over axes that they are not of, or a note that does not
-    begin below its title."""
+    """What is wrong with where words are: off the page, over each other, over axes that they are not of, or a note that begins
+    neither where the title does nor where its axes do."""
     placed, page, found = words(figure), figure.bbox, []
     for part, box in placed:
         if box.x0 < page.x0 - 0.5 or box.x1 > page.x1 + 0.5 or box.y0 < page.y0 - 0.5 or box.y1 > page.y1 + 0.5:
@@ -138,8 +138,11 @@ def misplaced(figure: Figure) -> list[str]:
     beside = [(part.get_text(), box) for part, box in placed if part in figure.texts]
     beside += [(f"legend {each.get_title().get_text()}", each.get_window_extent()) for each in legends(figure)]
     found += [f"over axes: {text}" for text, box in beside for axes in figure.axes if box.overlaps(axes.bbox)]
-    begin = {part.get_position()[0] for part in figure.texts if part.get_fontsize() >= 9 and not part.get_rotation()}
-    return found + [f"title and notes begin at {sorted(begin)}"] * (len(begin) > 1)
+    notes = [part for part in figure.texts if part.get_fontsize() >= 9 and not part.get_rotation()]
+    begin = {round(part.get_position()[0], 6) for part in notes}
+    ends = {round(axes.get_position().x0, 6) for axes in figure.axes}
+    titles = {round(part.get_position()[0], 6) for part in figure.texts if part.get_fontsize() >= 12}
+    return found + [f"begins at {x}, the title at {sorted(titles)}" for x in begin if x not in ends | titles]
 
 
 class Signs(NamedTuple):

@@ -51,6 +51,9 @@ DROPPABLE = {
     "round", "sort", "strip", "sum", "tail", "unique", "cumsum", "expanduser", "resolve", "reverse",
 }  # fmt: skip
 
+SYMMETRIC = {"max", "min", "maximum", "minimum", "fmax", "fmin", "hypot", "gcd", "lcm", "isclose", "array_equal", "multiply", "add"}
+"""Calls that say the same of their first two arguments in either order."""
+
 
 class Fault(NamedTuple):
     """One small change of one file."""
@@ -105,12 +108,18 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
             yield "min/max", ast.Name(SWAPS[name])
         case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in DROPPABLE:
             yield "dropped call", inner
-        case ast.Call(args=[first, second, *rest]) if not any(isinstance(each, ast.Starred) for each in (first, second)):
+        case ast.Call(args=[first, second, *rest]) if not (
+            _called(node) in SYMMETRIC or any(isinstance(each, ast.Starred) for each in (first, second))
+        ):
             yield "swapped arguments", ast.Call(node.func, [second, first, *rest], node.keywords)
         case ast.keyword(arg=str(name)) if name not in WORDS:
             yield "dropped keyword", None
     if isinstance(node, ast.Expr | ast.AugAssign):
         yield "dropped statement", ast.Pass()
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _of_words(node: ast.AST) -> bool:
@@ -139,8 +148,7 @@ def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int | None, ast.AST
 def _aside(node: ast.AST) -> bool:
     typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
     if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return name in REFUSING or ast.unparse(node.func).startswith("checks.")
+        return _called(node) in REFUSING or ast.unparse(node.func).startswith("checks.")
     return typing or (isinstance(node, ast.keyword) and node.arg in (*WORDS, *LOOK))
 
 

@@ -22,6 +22,11 @@ def test_faults_are_small_changes(before: str, kind: str, after: str) -> None:
     assert (kind, after) in [(found, ast.unparse(changed)) for found, changed in changes(node) if changed is not None]
 
 
+@pytest.mark.parametrize("call", ["max(a, b)", "np.maximum(a, b)", "math.hypot(a, b)", "f(*a, b)"])
+def test_arguments_whose_order_says_nothing_are_not_swapped(call: str) -> None:
+    assert "swapped arguments" not in [kind for kind, _ in changes(ast.parse(call, mode="eval").body)]
+
+
 def test_words_that_only_explain_and_looks_are_left_alone() -> None:
     source = 'draw(1, help="so many", fontsize=9, label="time [ms]")\nraise ParameterError(f"{x} is" + " too large", 3)\n'
     kinds = [kind for *_, kind, _ in places(ast.parse(source))]
