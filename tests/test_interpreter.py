@@ -316,18 +316,15 @@ def test_sampled_speculative_decoding_has_the_targets_law_exactly() -> None:
     """Chi-square of pairs of tokens against their exact chances; a right program fails one time in a thousand."""
     from scipy.stats import chisquare
 
-    from calibrate.adapter import decoder_of
-
     sampling = Sampling(temperature=1.0, top_k=4)
-    # Of one layer each: 1,500 decodings of deeper models say nothing else of the drawing.
-    full, prompt = real_models.model("llama", 1, 5), [3, 4]
-    decoders = {"target": decoder_of(full, "target"), "draft": decoder_of(real_models.model("llama", 1, 105), "draft")}
+    full, prompt = real_models.model("llama", LAYERS, 5), [3, 4]
     exact: dict[tuple[int, int], float] = {}
     first = sampling.law(real_models.logits(full, prompt).numpy())
     for token in np.flatnonzero(first):
         second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
         exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
-    parameters = speculative.Parameters(1, 2, sampled=True, draft_layers=1)
+    decoders = real_models.decoders("llama", "draft", seed=5)
+    parameters = speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)
     seen = dict.fromkeys(exact, 0)
     trials = 1500
     for number in range(trials):
