@@ -138,6 +138,10 @@ def misplaced(figure: Figure) -> list[str]:
     beside = [(part.get_text(), box) for part, box in placed if part in figure.texts]
     beside += [(f"legend {each.get_title().get_text()}", each.get_window_extent()) for each in legends(figure)]
     found += [f"over axes: {text}" for text, box in beside for axes in figure.axes if box.overlaps(axes.bbox)]
+    found += [
+        f"over other axes: {part.get_text()}" for part, box in placed for axes in figure.axes
+        if part.axes not in (None, axes) and box.overlaps(axes.bbox)
+    ]  # fmt: skip
     notes = [part for part in figure.texts if part.get_fontsize() >= 9 and not part.get_rotation()]
     begin = {round(part.get_position()[0], 6) for part in notes}
     ends = {round(axes.get_position().x0, 6) for axes in figure.axes}
