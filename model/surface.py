@@ -115,6 +115,8 @@ class Surface:
         self._logs_flat, self._times, self._spread = self._logs.ravel(), np.nan_to_num(self.times).ravel(), self.spread.ravel()
         self._known, self._spreads = self.known.ravel(), bool(self.spread.any())
         self.error = self._left_out() if error is None else error
+        self._looked_up: dict[tuple[ArrayLike, ...], Estimate] = {}
+        """Single points that were asked for: a simulated decoding asks for the same few thousands of times."""
 
     def _filled(self) -> Floats:
         """Logarithms of the times; a point that was not measured keeps the efficiency of its neighbour."""
@@ -158,6 +160,16 @@ class Surface:
 
     def __call__(self, *point: ArrayLike) -> Estimate:
         """Time at a point, coordinates in the order of the axes; they may be arrays of any shapes that go together."""
+        if not all(type(value) is int for value in point):
+            return self._estimate(point)
+        found = self._looked_up.get(point)
+        if found is None:
+            if len(self._looked_up) >= PIECE:
+                self._looked_up.clear()
+            found = self._looked_up[point] = self._estimate(point)
+        return found
+
+    def _estimate(self, point: tuple[ArrayLike, ...]) -> Estimate:
         asked = [checks.array(name, value, 0) for name, value in zip(self.names, point, strict=True)]
         shape = np.broadcast_shapes(*(value.shape for value in asked))
         if int(np.prod(shape)) <= PIECE:

@@ -6,10 +6,12 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ settings.register_profile("default", derandomize=True, **calm)
 # The search proper: more examples, new ones at every run; the printed blob reproduces a failure.
 settings.register_profile("thorough", max_examples=1000, derandomize=False, **calm)
 settings.load_profile("default")
+
+# An app's commands are made of their signatures once; made anew at each call in this process they take longer than most calls.
+_runner: Any = typer.testing
+_runner._get_command = lru_cache(maxsize=8)(_runner._get_command)
 
 
 _frozen = 0

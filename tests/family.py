@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ TINY = Size(3, 32, 64)
 RECIPE = Recipe(epochs=1, batch=4, length=32, warm_up=5)
 
 
+@lru_cache(maxsize=1)
 def text() -> corpus.Corpus:
+    """The beginning of the standard library; read once, as many tests train on it."""
     return corpus.standard_library().cut(12_000)
 
 

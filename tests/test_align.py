@@ -22,7 +22,7 @@ from calibrate.family.training import Size
 from model.checks import ParameterError
 from tests import family
 
-FEW = Settings(prompts=24, prompt=8, tokens=16, held_out=8, epochs=8, batch=4, rate=6e-3, warm_up=2)
+FEW = Settings(prompts=24, prompt=8, tokens=16, held_out=8, epochs=2, batch=4, rate=6e-3, warm_up=2)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,7 +127,7 @@ def test_an_aligned_draft_agrees_more(folders: tuple[Path, Path], tmp_path: Path
             if parameter.ndim == 2 and ".layers." in name:
                 parameter *= 3
     store.save(loud, store.load(folders[1]).tokenizer, {}, tmp_path / "loud")
-    more = replace(FEW, prompts=128, held_out=24)
+    more = replace(FEW, prompts=128, held_out=24, epochs=5)
     found = align.align(store.load(tmp_path / "loud"), store.load(folders[1]), family.text(), more, tmp_path / "out")["agreement"]
     assert found["gain"] > 0.1 + 3 * found["gain_error"]
 

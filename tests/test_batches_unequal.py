@@ -16,11 +16,14 @@ from model.algorithms.speculative import Parameters
 from model.checks import ParameterError
 from model.steps import CacheError, Forward
 from tests import real_models
+from tests.tiers import crossed, examples
 
 KINDS = [kind for kind in real_models.KINDS if kind not in real_models.ENCODING]
 LAYERS, DRAFT = real_models.DEPTHS["target"], real_models.DEPTHS["draft"]
 PROMPTS = [[3, 4, 5], [6], [9, 9, 8, 7, 1, 2], [3, 4, 6], [11, 2]]
 LENGTHS = (12, 5, 9, 12, 1)
+DRAFTS = [(whose, batch) for whose in ("others", "its own") for batch in (1, 2, 5)]
+"""The draft's first weights, which make it right or wrong, and the size of the batch."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,10 +47,9 @@ def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:
     return Parameters(LAYERS, gamma, draft_layers=DRAFT, sequences=batch, batching="static", lengths=LENGTHS, **more)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("batch", [1, 2, 5])
-def test_greedy_texts_of_a_batch_are_the_targets_own(kind: str, same: bool, batch: int) -> None:
+@pytest.mark.parametrize(("drafts", "kind"), crossed(DRAFTS, KINDS, (("others", 5), ("its own", 2))))
+def test_greedy_texts_of_a_batch_are_the_targets_own(drafts: tuple[str, int], kind: str) -> None:
+    same, batch = drafts[0] == "its own", drafts[1]
     found = written(real_models.decoders(kind, "draft", same=same), choice(batch))
     full = real_models.model(kind, LAYERS)
     for number, length in enumerate(LENGTHS):
@@ -148,7 +150,7 @@ def test_a_copy_shares_rows_until_one_of_the_two_writes() -> None:
     assert torch.allclose(other.logits[3], real_models.logits(full, [6, 9, 9]), rtol=0, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.data())
 def test_rows_of_texts_are_joined_and_parted(lengths: list[int], data: st.DataObject) -> None:
     """A text's rows are its own, whichever others lie with it."""

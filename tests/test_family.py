@@ -63,9 +63,13 @@ def test_any_change_of_the_library_changes_its_checksum(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         assert corpus.standard_library(tmp_path).checksum != first.checksum
         (tmp_path / name).write_text(before)
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "left_out.py").write_text("not read\n")
+    for path in ("test/left_out.py", "site-packages/a/b.py", "json/tests/c.py", "config-3/d.py", "_sysconfigdata_x.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("not read\n")
     assert corpus.standard_library(tmp_path) == first
+    (tmp_path / "email" / "mime").mkdir(parents=True)
+    (tmp_path / "email" / "mime" / "text.py").write_text("read\n")
+    assert [*corpus.standard_library(tmp_path).training] == ["email/mime/text.py", "random.py"]
 
 
 def test_one_file_is_split_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
@@ -171,11 +175,21 @@ class BrokenOffError(Exception):
     """Somebody pulled the plug."""
 
 
+SHORT = replace(family.RECIPE, epochs=0.3)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose short training was not broken off."""
+    return family.made(tmp_path_factory.mktemp("whole"), recipe=SHORT)
+
+
 @pytest.mark.parametrize("stop", [1, 4, 7])
-def test_broken_off_training_ends_with_the_same_weights(stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_off_training_ends_with_the_same_weights(
+    stop: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
-    recipe = replace(family.RECIPE, epochs=0.3)
-    whole = family.made(tmp_path / "whole", recipe=recipe)
+    recipe = SHORT
 
     def pull(step: int, steps: int, at: str) -> None:
         assert steps > 8
@@ -267,7 +281,7 @@ def test_the_mean_loss_is_that_of_every_token_alone(read: corpus.Corpus) -> None
 
 def test_a_rate_that_blows_up_is_told_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="take a lower rate"):
-        family.made(tmp_path, recipe=replace(family.RECIPE, rate=1e30))
+        family.made(tmp_path, recipe=replace(family.RECIPE, rate=1e30, epochs=0.2))
     assert not (tmp_path / "tiny").exists()
 
 

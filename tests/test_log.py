@@ -29,6 +29,7 @@ from sim.cluster import Cluster
 from sim.events import simulate
 from tests import real_models
 from tests.real_models import DEPTHS, VOCABULARY
+from tests.tiers import examples
 
 LAYERS, TOKENS = DEPTHS["target"], 12
 SAID = {
@@ -164,7 +165,7 @@ def agree(real: Any, run: Any) -> None:
 
 
 @given(number=st.sampled_from([*PROMPTS]), form=st.sampled_from(ppd.FORMS), k=st.integers(1, 3), data=st.data())
-@settings(max_examples=24, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(16, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> None:
     least = {"literal": 3, "eager": 3, "nested": 1 if k < 3 else 2, "flat": 1}[form]
     layer = data.draw(st.integers(least, LAYERS - 1))
@@ -173,7 +174,7 @@ def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> N
 
 
 @given(number=st.sampled_from([*PROMPTS]), gamma=st.integers(0, 8))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(16, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_speculation_replayed_is_speculation_run(number: int, gamma: int) -> None:
     agree(*replayed(made(), number, speculative, speculative.Parameters(LAYERS, gamma, draft_layers=2)))
 
@@ -204,7 +205,7 @@ def test_drawn_texts_are_accepted_as_often_as_the_log_says() -> None:
     right program passes 999 times in 1000."""
     sampling = Sampling(top_k=6)
     decoders = kin()
-    prompts = dict.fromkeys(range(150), PROMPTS[0])
+    prompts = dict.fromkeys(range(12), PROMPTS[0])
     table = logging.logged(decoders["target"], prompts, 4, draft=decoders["draft"], sampling=sampling, seed=3)
     first = table.filter(pl.col("position") == 0)["overlap"].to_numpy()
     assert np.ptp(first) < 1e-6  # the same prompt, the same laws

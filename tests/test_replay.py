@@ -26,7 +26,7 @@ from sim.cluster import Cluster
 from sim.events import Run, simulate
 from tests import real_models
 from tests.real_models import DEPTHS, KINDS, VOCABULARY
-from tests.tiers import crossed
+from tests.tiers import crossed, examples
 
 LAYERS = DEPTHS["target"]
 COST = UnitCost(LAYERS, cost_ratio=0.2, medium_cost_ratio=0.5)
@@ -122,7 +122,7 @@ CHOICES = st.one_of(
 
 
 @given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds, stop=stops)
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_run_is_played_again(
     choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: tuple[int, ...]
 ) -> None:
@@ -253,7 +253,7 @@ def saved(found: Decoding, folder: Path) -> DecisionLog:
 
 
 @given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds, stop=stops)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_log_says_all_that_a_run_did(
     choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: tuple[int, ...]
 ) -> None:
@@ -309,7 +309,7 @@ def test_a_log_lies_as_it_was_named() -> None:
 
 
 @given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_decoding_says_who_wrote_what(choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int) -> None:
     """As many producers as tokens; the draft's are the accepted ones; without a draft there is none."""
     method, table = choice

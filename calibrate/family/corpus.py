@@ -7,6 +7,7 @@ modules of `HELD_OUT` are set aside: no model is trained on them; losses and pro
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sysconfig
 from collections.abc import Iterator
@@ -132,9 +133,12 @@ def _hidden(path: Path) -> bool:
 
 
 def _modules(root: Path) -> Iterator[PurePosixPath]:
-    if not root.is_dir():
-        return
-    for path in root.rglob("*.py"):
-        relative = PurePosixPath(path.relative_to(root).as_posix())
-        if not any(part in LEFT_OUT or part.startswith(("config-", "_sysconfigdata")) for part in relative.parts):
-            yield relative
+    """Paths of modules below the root; folders that are left out, which may hold every installed package, are not entered."""
+    for folder, below, names in os.walk(root):
+        below[:] = filter(_kept, below)
+        here = Path(folder).relative_to(root)
+        yield from (PurePosixPath(here.joinpath(name).as_posix()) for name in filter(_kept, names) if name.endswith(".py"))
+
+
+def _kept(part: str) -> bool:
+    return part not in LEFT_OUT and not part.startswith(("config-", "_sysconfigdata"))
