@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import random
+import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import Phase, Verbosity, find, settings
+from hypothesis.errors import NoSuchExample
 
 from sim.cases import Case
 from sim.theorems import Verdict, check, replay, select
@@ -18,6 +24,7 @@ from sim.theorems.statement import Theorem
 Fault = Callable[[pytest.MonkeyPatch], None]
 FEW, MORE, MANY = 30, 60, 1000
 """Examples in the quick tier, of theorems whose planted faults show late, and in the slow tier."""
+_NUMBER = r"-?\d[\d.]*(e-?\d+)?"
 SHOW_LATE = {("speculative", "28e"), ("ppd", "27c"), ("skipdecode", "30c")}
 """Theorems with a planted fault that shows within `MORE` examples and not within `FEW`."""
 
@@ -25,6 +32,35 @@ SHOW_LATE = {("speculative", "28e"), ("ppd", "27c"), ("skipdecode", "30c")}
 def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
     (verdict,) = check(theorem.method, only=[theorem.number], **options)
     return verdict
+
+
+def compared(theorem: Theorem) -> dict[str, Any]:
+    """What a theorem says, and what it compares on at least a fifth of its first examples; numbers in words are `#`."""
+    seen: Counter[str] = Counter()
+    examples: list[Any] = []
+    statement = importlib.import_module("sim.theorems.statement")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("equal", "at_most"):
+            own = getattr(statement, name)
+
+            def recording(what: str, *rest: Any, own: Any = own, name: str = name, **more: Any) -> None:
+                within = more.get("within", rest[2] if len(rest) > 2 else 0.0)
+                kind = "exactly" if within == 0 else "closely" if isinstance(within, int | float) and within <= 1e-6 else "nearly"
+                now.add(f"{name} {kind}: {re.sub(_NUMBER, '#', what)}")
+                own(what, *rest, **more)
+
+            for module in [*sys.modules.values()]:
+                if getattr(module, "__name__", "").startswith("sim.theorems") and getattr(module, name, None) is own:
+                    patch.setattr(module, name, recording)
+        how = settings(max_examples=10, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet)
+        with contextlib.suppress(NoSuchExample):
+            find(theorem.given(), lambda example: examples.append(example) or False, settings=how, random=random.Random(1))
+        for example in examples:
+            now: set[str] = set()
+            theorem.error(example)
+            seen.update(now)
+    of = {"statement": theorem.statement, "source": theorem.source, "expect": theorem.expect}
+    return of | {"compares": sorted(what for what, count in seen.items() if 5 * count >= len(examples))}
 
 
 def few(theorem: Theorem) -> int:

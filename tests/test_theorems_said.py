@@ -1,0 +1,43 @@
+"""What every theorem says and compares, so that none says or looks at less unseen.
+
+It is kept in `data/theorems.json`. `python -m tests.test_theorems_said` writes the file anew, to be read before it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.theorems import THEOREMS
+from sim.theorems.statement import Theorem
+from tests.trying import compared
+
+KEPT = Path(__file__).parent / "data" / "theorems.json"
+
+
+def name(theorem: Theorem) -> str:
+    return f"{theorem.method} {theorem.number}"
+
+
+@cache
+def kept() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_theorem_is_here() -> None:
+    assert [*kept()] == [name(each) for each in THEOREMS]
+
+
+@pytest.mark.parametrize("theorem", THEOREMS, ids=name)
+def test_a_theorem_says_and_compares_what_it_is_meant_to(theorem: Theorem) -> None:
+    assert compared(theorem) == kept()[name(theorem)]
+
+
+if __name__ == "__main__":
+    text = json.dumps({name(each): compared(each) for each in THEOREMS}, indent=1, ensure_ascii=False)
+    KEPT.write_text(text + "\n", encoding="utf-8")
