@@ -27,10 +27,10 @@ run: $(VENV)/.run-stamp  ## run the default scenario; ARGS="--set path=value" pa
 	$(BIN)/sim run $(ARGS)
 
 test: $(VENV)/.test-stamp  ## lint, types, contracts, doctests, the quick tests and the notebooks, on WORKERS=2 processes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --nbmake $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --nbmake $(ARGS)
 
 test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random examples, and the notebooks
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "slow or not slow" --hypothesis-profile=thorough --nbmake $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow" --hypothesis-profile=thorough --nbmake $(ARGS)
 
 mutate: $(VENV)/.test-stamp  ## plant faults drawn by seed in all packages and see which the tests catch; ARGS="--seed 1 --faults 20"
 	$(BIN)/python -m tests.mutation_sample $(ARGS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -37,11 +36,16 @@ _runner: Any = typer.testing
 _runner._get_command = lru_cache(maxsize=8)(_runner._get_command)
 
 
-_frozen = 0
-
-
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no collection of garbage looks through it again; what is timed makes many."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """No collection of garbage looks through what earlier files left: in a process that has run a thousand tests each takes
+    seconds, and what is timed begins with one."""
     gc.collect()
     gc.freeze()
 
@@ -50,13 +54,8 @@ def pytest_collection_finish() -> None:
 def one_thread() -> Iterator[None]:
     """Tiny products are slower on several threads, and what a command sets for itself does not outlive its test."""
     import torch
-    import transformers  # noqa: F401, with whatever tests of models import
 
-    global _frozen
-    if len(sys.modules) > _frozen + 10:  # what is timed begins with a collection, which need not look through the libraries
-        gc.collect()
-        gc.freeze()
-        _frozen = len(sys.modules)
+    gc.freeze()  # a run that was timed before has let go of what was frozen
     was = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

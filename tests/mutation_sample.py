@@ -93,7 +93,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
             yield "number", ast.Constant(value + 1)
         case ast.Constant(value=float(value)):
             yield "number", ast.Constant(value * 1.5 if value else 1.0)
-        case ast.Constant(value=str(value)) if " " in value or "[" in value:
+        case ast.Constant(value=str(value)) if (" " in value or "[" in value) and value.upper() != value.lower():
             yield "words", ast.Constant(value.upper() if value != value.upper() else value.lower())
         case ast.UnaryOp(op=ast.USub() | ast.Not()):
             yield "sign", node.operand
@@ -238,7 +238,7 @@ def recorded(folder: Path) -> None:
     """Run the quick tier once and record what it runs."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.coverage_map", "-p", "no:cacheprovider", "-n", "2", "--dist",
-               "loadgroup", "tests", "model", "sim", "figures", "calibrate"]  # fmt: skip
+               "loadfile", "tests", "model", "sim", "figures", "calibrate"]  # fmt: skip
     subprocess.run(command, cwd=ROOT, env={**os.environ, "MAP_OF": str(folder)}, check=False)
 
 

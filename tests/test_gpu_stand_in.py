@@ -147,10 +147,10 @@ METHODS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("mode", "layer", "launch", "bound"),
     [
-        ("eager", 400.0, 40.0, 0.02), ("eager", 40.0, 400.0, 0.02), ("cuda-graph", 400.0, 40.0, 0.03),
-        ("cuda-graph", 40.0, 10.0, 0.03),
+        pytest.param("eager", 400.0, 40.0, 0.02, id="device"), pytest.param("eager", 40.0, 400.0, 0.02, id="launches"),
+        pytest.param("cuda-graph", 400.0, 40.0, 0.03, id="graphs", marks=pytest.mark.slow),
+        pytest.param("cuda-graph", 40.0, 10.0, 0.03, id="graphs of little"),
     ],
-    ids=["device", "launches", "graphs", "graphs of little"],
 )  # fmt: skip
 def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
     mode: str, layer: float, launch: float, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,13 @@ def test_arguments_whose_order_says_nothing_are_not_swapped(call: str) -> None:
     assert "swapped arguments" not in [kind for kind, _ in changes(ast.parse(call, mode="eval").body)]
 
 
+def test_a_change_changes_something() -> None:
+    tree = ast.parse("', '.join(x) + ' [ms]' + '[#]' + str(-1) + str(0.0) + str(True)")
+    found = [(ast.unparse(node), ast.unparse(changed)) for *_, node, _, changed in places(tree) if changed is not None]
+    assert len(found) > 4
+    assert all(before != after for before, after in found)
+
+
 def test_words_that_only_explain_and_looks_are_left_alone() -> None:
     source = 'draw(1, help="so many", fontsize=9, label="time [ms]")\nraise ParameterError(f"{x} is" + " too large", 3)\n'
     kinds = [kind for *_, kind, _ in places(ast.parse(source))]

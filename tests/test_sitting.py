@@ -87,6 +87,7 @@ def test_what_was_timed_is_not_timed_again(decoders: dict[str, Any], timed: list
     assert len(done) + len(left) == 2 * 2 * 4
 
 
+@pytest.mark.slow
 def test_a_sitting_makes_profiles_of_the_decoders_that_decode(
     decoders: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
