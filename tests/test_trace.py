@@ -122,7 +122,7 @@ def test_commits_are_instants_and_count_up(run: Run) -> None:
 
 
 def test_passes_say_what_they_are_of(run: Run) -> None:
-    """Layers are half-open in `args`; the label says the same in words, and that of another model than the target begins with it."""
+    """Layers are half-open, fates and roles those of the run."""
     rows = {(row.start, row.end, row.process, row.unit + 1): row for row in run.intervals if row.what == "forward"}
     passes = [event for event in events(run, "X") if event["cat"].startswith("forward,")]
     assert len(passes) == len(rows)
