@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import sim
-from model.published import deck_report
+from model.published import deck_report, ppd_figure_3
 from sim import report, sweep, verdict
 from sim.cli import app
 
@@ -243,6 +243,10 @@ def test_estimates_are_printed_once_and_two_in_a_table_where_there_is_room(tmp_p
             assert [text.getvalue().count(title) for title in own] == [1] * len(own)
             rules = [line for line in text.getvalue().splitlines() if {*line.strip()} == {"─"}]
             assert len(rules) == math.ceil(len(own) / each)
+            headings = [line for line in text.getvalue().splitlines() if {"formula", "paths", "events"} <= {*line.split()}]
+            with_units = [line.rstrip().endswith("held") for line in headings]
+            assert sum(with_units) == 1  # beside the mean of busy units
+            assert with_units.index(True) == own.index("mean units busy") // each
             assert text.getvalue().count("paths") == len(own) + 1  # and a note on both views
             assert all(len(line) <= width for line in text.getvalue().splitlines() if "±" in line)
 
@@ -309,3 +313,12 @@ def test_what_events_assume_of_candidates_that_wait_is_said(view: str, rate: flo
              "match_rate": 0.5}]  # fmt: skip
     lines = report.notes(pl.LazyFrame(rows, schema_overrides={"match_rate": pl.Float64}), {"cost": {}})
     assert any("assumed to be any with equal chances" in line for line in lines) is said
+
+
+def test_the_papers_own_limits_are_found_among_other_methods() -> None:
+    own = sim.run(views=["formula"])
+    other = pl.concat([own.with_columns(method=pl.lit("other"), tokens=pl.lit(at, pl.Int64)) for at in range(8)])
+    (said,) = ppd_figure_3.sentences(ppd_figure_3.replayed(own.to_dicts()))
+    for frame in (own, pl.concat([other, own])):
+        assert said in report.notes(frame.lazy(), {"cost": {}})
+    assert said not in report.notes(other.lazy(), {"cost": {}})
