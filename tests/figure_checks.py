@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 import sim
@@ -210,6 +210,28 @@ def unexplained(figure: Figure) -> list[str]:
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
             for said, there in zip(Signs.of([handle] if handle is not None else []), drawn, strict=True):
                 found += [f"{text.get_text()}: {each} is not drawn" for each in said - there]
+    return found
+
+
+def misnamed(figure: Figure) -> list[str]:
+    """Names to the right of axes, in colour, that are not tied to the end of a line of that colour."""
+    found = []
+    laid_out(figure)
+    for axes in figure.axes:
+        frame = axes.get_window_extent()
+        ends: list[tuple[str, float]] = []
+        for line in axes.lines:
+            x, y = (np.asarray(values, dtype=float) for values in line.get_data())
+            known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+            if known.size and line.get_transform() == axes.transData:
+                last = known[np.argmax(x[known])]
+                height = float(np.clip(axes.transData.transform((x[last], y[last]))[1], frame.y0, frame.y1))
+                ends += [(colour, height) for colour in Signs.of([line]).colours]
+        for text in axes.texts:
+            if isinstance(text, Annotation) and text.xycoords == "axes fraction" and text.xy[0] == 1:
+                at, colour = frame.y0 + text.xy[1] * frame.height, to_hex(text.get_color())
+                chromatic = np.ptp(to_rgb(colour)) > 0.02
+                found += [text.get_text()] * bool(chromatic and not any(one == colour and abs(end - at) < 0.5 for one, end in ends))
     return found
 
 

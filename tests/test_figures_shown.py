@@ -75,7 +75,7 @@ from tests import (
     test_figures_speculative,
     test_figures_tradeoff,
 )
-from tests.figure_checks import Panel, clipped, formula, misplaced, shown, unexplained, words
+from tests.figure_checks import Panel, clipped, formula, misnamed, misplaced, shown, unexplained, words
 
 KEPT = Path(__file__).parent / "data" / "figures_shown.json"
 
@@ -231,6 +231,7 @@ def test_legends_are_of_what_is_drawn_and_no_mark_is_cut_off(name: str) -> None:
     figure = built(name)
     assert not unexplained(figure)
     assert not clipped(figure)
+    assert not misnamed(figure)
 
 
 @pytest.mark.parametrize("name", BUILT)
