@@ -394,3 +394,15 @@ def test_a_choice_that_is_true_or_false_is_said_in_words() -> None:
     found = of([row(0, 1.5, method="bild"), row(1, 0.9, method="bild")], swept)
     assert "yes: bild" in found.text
     assert "no: plain decoding" in found.text
+
+
+def test_rows_with_units_of_time_of_their_own_are_compared_by_their_ratios_alone() -> None:
+    """Plain decoding takes another time in two rows on one device, so that times on four of them say nothing, either."""
+    said = tables(SPEC, SPEC | {"draft_length": 5}, **{"cost.ways": [1, 4]})
+    each = [(1.9, 1, 5.0), (1.2, 4, 0.1), (1.6, 1, 1.0), (1.1, 4, 0.1)]
+    rows = [row(at, speed, ways=ways, held_units=ways, tpot_layers=time) for at, (speed, ways, time) in enumerate(each)]
+    (answer,) = of(rows, said).answers
+    assert answer.best is not None
+    assert (answer.best.label, answer.best.speedup, answer.plain) == (
+        "speculative, draft_length 3 on 1 unit", 1.9, "plain decoding",
+    )  # fmt: skip
