@@ -93,7 +93,7 @@ def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[s
 
     Every round puts out one token that was not drafted.
     """
-    rounds, drafted, operations = (np.asarray(value, dtype=np.float64) for value in (rounds, drafted, operations))
+    rounds, drafted, operations = (np.asarray(value) for value in (rounds, drafted, operations))
     with np.errstate(divide="ignore", invalid="ignore"):
         values = tokens / rounds, (tokens - rounds) / drafted, operations / tokens
     return dict(zip(PER_ROUND, values, strict=True))

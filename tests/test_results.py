@@ -10,6 +10,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from scipy import stats
 
+from model.account import Bill
 from model.intervals import half_width, wilson
 from sim import metrics, outcomes, results, sweep, views
 from sim.grid import Grid
@@ -93,11 +94,27 @@ def test_estimates_of_whole_numbers_are_floats() -> None:
         "latency_layers": 640, "tpot_layers": 20, "speedup": 2, "normalized_latency": 0.5, "busy_layers": 1920,
         "compute_per_token": 0.75, "mean_units": 3, "mean_units_per_run": 3,
     }  # fmt: skip
+    assert metrics.estimates(640, 1920, 3, 1280, 32)["compute_per_token"] == 1.5  # on one device
     each = metrics.per_round(10, 4, 12, 15)
     assert {name: float(value) for name, value in each.items()} == {
         "tokens_per_round": 2.5, "draft_acceptance_rate": 0.5, "operations_per_token": 1.5,
     }  # fmt: skip
     assert {value.dtype for value in (*found.values(), *each.values())} == {np.dtype(np.float64)}
+
+
+def test_decodings_that_take_no_time_or_less_than_a_layer_have_a_ratio() -> None:
+    sums = Sums.of(np.array([0.0, 0.5, 2.0]), np.array([0.0, 1.0, 6.0]))
+    assert (sums.count, sums.latency, sums.busy, sums.ratio, sums.ratio_square) == (3, 2.5, 7.0, 5.0, 13.0)
+    assert (sums.latency_square, sums.busy_square, sums.product) == (4.25, 37.0, 12.5)
+
+
+def test_sequences_share_each_reading_of_the_weights_and_nothing_else() -> None:
+    bill = Bill(*(float(3 * 2**number) for number in range(len(Bill._fields))))
+    alone, shared = metrics.worked(bill, 3), metrics.worked(bill, 3, 4)
+    assert [alone[name] for name in metrics.WORK] == [2.0**number for number in range(len(Bill._fields))]
+    differing = {name: alone[name] / shared[name] for name in metrics.WORK if alone[name] != shared[name]}
+    assert differing == {"weight_bytes_per_token": 4}
+    assert shared["arithmetic_intensity"] == bill._replace(weight_bytes=bill.weight_bytes / 4).intensity > bill.intensity
 
 
 def test_two_records_have_an_interval_and_one_has_none() -> None:
