@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibrate.interpreter import Answered, Luck, Real, Sampling, softmax
+from model import forced
 from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
 from model.checks import ParameterError
 from model.steps import CacheError, Commit, Forward, Read, Steps
@@ -335,6 +336,98 @@ def test_sampled_speculative_decoding_has_the_targets_law_exactly() -> None:
     rest = trials - counted.sum(axis=0)
     table = np.vstack([counted, rest]) if rest[1] > 1e-6 else counted
     assert chisquare(table[:, 0], table[:, 1] * table[:, 0].sum() / table[:, 1].sum()).pvalue > 1e-3
+
+
+class Told(Luck):
+    """Random numbers that a test says, in the order in which they are drawn, and then 0.5; `asked` is what each was drawn for."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__()
+        self.numbers, self.asked = [*numbers], list[tuple[str, int, int]]()
+
+    def draw(self, purpose: str, position: int, text: int = 0) -> float:
+        """The next of the numbers."""
+        self.asked.append((purpose, position, text))
+        return self.numbers.pop(0) if self.numbers else 0.5
+
+
+def shares(law: Any) -> dict[int, tuple[float, float]]:
+    """The numbers in [0, 1) that fall on each token of a law, which need not add up to 1: just within both ends of its share."""
+    ends = np.cumsum(law) / np.sum(law)
+    found = {int(token): (float(ends[token - 1]) if token else 0.0, float(ends[token])) for token in np.flatnonzero(law)}
+    return {token: (low + 1e-12, high - 1e-12) for token, (low, high) in found.items() if high - low > 1e-9}
+
+
+def test_random_numbers_decide_exactly_at_the_bounds_of_their_laws() -> None:
+    """A drafted token is kept by a number below p/q and else replaced by inverse CDF of the residual law; each draw has a purpose."""
+    sampling, prompt = Sampling(temperature=1.3), [3, 4]
+    decoders = real_models.decoders("llama", "draft", seed=5)
+    parameters = speculative.Parameters(LAYERS, 1, sampled=True, **SMALL)
+    full = real_models.model("llama", LAYERS, 5)
+    p, q = (sampling.law(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
+
+    def told(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
+        luck = Told(*numbers)
+        return Real(decoders, sampling=sampling, luck=luck).run(speculative.decode(parameters, prompt, 2), 2).tokens, luck.asked
+
+    drafted, residual = shares(q), shares(np.maximum(p - q, 0))
+    doubtful = sorted((token for token in drafted if p[token] < q[token]), key=lambda token: abs(p[token] / q[token] - 0.5))[:2]
+    sure = max(drafted, key=lambda token: p[token] - q[token])
+    assert told(drafted[sure][1], 1 - 1e-12)[0][0] == sure  # p > q: whatever the number
+    assert 0.1 < p[doubtful[0]] / q[doubtful[0]] < 0.9
+    for token in doubtful:
+        bound = p[token] / q[token]
+        behind = shares(sampling.law(real_models.logits(full, [*prompt, token]).numpy()))
+        for place, (drawn, (other, range_of)) in enumerate(zip(drafted[token], [*behind.items()][:2], strict=True)):
+            written, asked = told(drawn, bound * (1 - 1e-9), range_of[place])
+            assert written == [token, other]
+            assert [each[1:] for each in asked] == [(2, 0), (2, 0), (3, 0)]
+            kept = [each[0] for each in asked]
+        for drawn, (other, ends) in zip(drafted[token], [*residual.items()][:2], strict=True):
+            for end in ends:
+                written, asked = told(drawn, bound * (1 + 1e-9), end)
+                assert written[0] == other
+                assert [each[1:] for each in asked[:3]] == [(2, 0)] * 3
+        # What is drafted, tested, replaced and added is drawn by streams of their own.
+        assert kept[:2] == [each[0] for each in asked[:2]]
+        assert len({*kept, *(each[0] for each in asked)}) == 4
+
+
+def test_draws_are_for_the_position_and_the_sequence_of_the_token_that_follows() -> None:
+    """Sequences 3 and 1 of a batch, at unequal positions: a number drawn in one is no number of the other."""
+    decoders = real_models.decoders("llama")
+    luck = Told(0.25, 0.75)
+    found: list[Any] = []
+
+    def steps() -> Any:
+        for text, tokens in ((3, (4, 5, 6)), (1, (4, 5))):
+            yield Forward("target", tokens, 0, 0, LAYERS, None, 1, texts=(text,))
+        both = yield Forward("target", (7, 8), 2, 0, LAYERS, None, 2, texts=(3, 1), places=(3, 2))
+        for offset in (-2, -1):
+            found.append((yield Read("uniform", both, offset)))
+        yield Commit("token", (1,))
+
+    Real(decoders, luck=luck).run(steps(), 1)
+    assert found == [0.25, 0.75]
+    assert [each[1:] for each in luck.asked] == [(4, 3), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("module", "parameters", "rates"),
+    [
+        (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL), {"acceptance_rate": 0.5}),
+        (bild, bild.Parameters(LAYERS, 4, **SMALL), {"fallback_rate": 0.3, "rollback_rate": 0.3}),
+    ],
+)  # fmt: skip
+def test_forced_outcomes_are_read_of_tokens_that_the_models_have(module: Any, parameters: Any, rates: Any) -> None:
+    """Tokens of a world are places in a sequence, here beyond the vocabulary on either side; passes and looks are of real tokens."""
+    tokens, prompt = 12, real_models.VOCABULARY - 3
+    world = forced.world(parameters, prompt, tokens, rates, seed=2)
+    log: list[Answered] = []
+    steps = module.decode(parameters, tuple(range(prompt)), tokens)
+    assert Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens[-1] > real_models.VOCABULARY
+    assert any(each.token is not None and each.token < -real_models.VOCABULARY for each in log)
+    assert any(each.token is not None and each.token > real_models.VOCABULARY for each in log)
 
 
 def test_drawn_texts_are_the_same_for_the_same_seed_and_others_for_another() -> None:
