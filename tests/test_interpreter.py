@@ -359,7 +359,7 @@ def shares(law: Any) -> dict[int, tuple[float, float]]:
 
 
 def test_random_numbers_decide_exactly_at_the_bounds_of_their_laws() -> None:
-    """A drafted token is kept by a number below p/q and else replaced by inverse CDF of the residual law; each draw has a purpose."""
+    """A drafted token is kept by a number below p/q, and else replaced by inverse CDF of the residual law; no two draws are one."""
     sampling, prompt = Sampling(temperature=1.3), [3, 4]
     decoders = real_models.decoders("llama", "draft", seed=5)
     parameters = speculative.Parameters(LAYERS, 1, sampled=True, **SMALL)
@@ -420,12 +420,13 @@ def test_draws_are_for_the_position_and_the_sequence_of_the_token_that_follows()
     ],
 )  # fmt: skip
 def test_forced_outcomes_are_read_of_tokens_that_the_models_have(module: Any, parameters: Any, rates: Any) -> None:
-    """Tokens of a world are places in a sequence, here beyond the vocabulary on either side; passes and looks are of real tokens."""
+    """Tokens of a world are places in a sequence, here beyond the vocabulary on either side."""
     tokens, prompt = 12, real_models.VOCABULARY - 3
     world = forced.world(parameters, prompt, tokens, rates, seed=2)
     log: list[Answered] = []
     steps = module.decode(parameters, tuple(range(prompt)), tokens)
-    assert Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens[-1] > real_models.VOCABULARY
+    written = Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens
+    assert written[-1] > real_models.VOCABULARY
     assert any(each.token is not None and each.token < -real_models.VOCABULARY for each in log)
     assert any(each.token is not None and each.token > real_models.VOCABULARY for each in log)
 

@@ -332,6 +332,12 @@ def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> Non
     with pytest.raises(ParameterError, match=r"log\.parts/00000\.json: .*sha256.*; remove log\.parts/00000\.json, and --resume"):
         logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
     part.write_bytes(content)
+    own = part.with_suffix(".json")
+    kept = own.read_text()
+    own.write_text(json.dumps(json.loads(kept) | {"schema_version": 99}))
+    with pytest.raises(ParameterError, match=r"00000\.json: schema_version must be \d+, got 99; log it again; remove log\.parts/0"):
+        logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
+    own.write_text(kept)
     tomorrow = said | {"date": "2026-01-02"}
     again, spent = logging.make(out, tomorrow, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
     assert again.said["date"] == "2026-01-02"
@@ -359,6 +365,23 @@ def test_what_cannot_end_well_is_refused_before_anything_is_written(tmp_path: Pa
     refused("cannot be written to; choose another place with -o", tmp_path / "more" / "log.json")
     assert [path.name for path in tmp_path.iterdir()] == ["log.parquet"]
     assert (tmp_path / "log.parquet").read_text() == "somebody's"
+
+
+def test_match_rates_are_of_the_heads_that_each_layer_has() -> None:
+    """Trained heads at layers 2 and 3 alone, whose ranks are better by one: a row for each head that is there, and no other."""
+    log = made()
+    common = log.table["rank_common"].to_numpy()
+    ranks = np.maximum(common - 1, 1) * np.isin(np.arange(1, LAYERS + 1), (2, 3))
+    table = log.table.with_columns(pl.Series("rank_trained", ranks, log.table.schema["rank_trained"]))
+    found = PositionLog(table, log.said | {"heads": {"name": "heads", "checksum": "0"}})
+    rows = {row[:3]: row[3] for row in rate_tables.matches(found, [1, 2], position_log.HEADS).rows}
+    heads = [(layer, "N") for layer in range(1, LAYERS)] + [(2, "Y"), (3, "Y")]
+    assert {*rows} == {(*each, k) for each in heads for k in (1, 2)}
+    for (layer, head, k), rate in rows.items():
+        assert rate == pytest.approx((common[:, layer - 1] <= k + (head == "Y")).mean())
+    by_position = next(each for each in rate_tables.tables(found, [1], [1], 0.1) if "by output position" in each.title)
+    assert [row[0] for row in by_position.rows] == [2, 3]
+    assert "trained head" in by_position.title
 
 
 def test_tables_of_rates_count_what_the_log_holds() -> None:
