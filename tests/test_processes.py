@@ -311,6 +311,31 @@ def test_rows_that_are_not_those_believed_are_refused() -> None:
         other.make(units.Command(12, (3,) * 17, 0, 0, 5, 0, None, (), 0))
 
 
+def test_passes_of_processes_that_start_others_say_layer_by_layer_how_far_they_are(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those others may follow them; a single pass starts nobody, and is spared it."""
+    use(pool, tiny("llama"))
+    made: list[units.Command] = []
+
+    def command(*asked: Any) -> units.Command:
+        made.append(units.Command(*asked))
+        return made[-1]
+
+    monkeypatch.setattr(processes, "Command", command)
+
+    def process() -> Steps:
+        yield Forward("target", (6,), 2, 0, LAYERS)
+
+    def steps() -> Steps:
+        yield Forward("target", (3, 4), 0, 0, LAYERS)
+        yield Join((yield Fork((Forward("target", (5,), 2, 0, LAYERS), process()), (1, 2))))
+        yield Commit("token", (1,))
+
+    Parallel(pool).run(steps(), 1)
+    assert {each.tokens: each.followed for each in made} == {(3, 4): True, (5,): False, (6,): True}
+
+
 @pytest.mark.parametrize(("kind", "longest", "capacity"), [("llama", 96, 96), ("t5", None, 2048), ("llama", 4096, 2048)])
 def test_there_is_room_for_all_positions_that_a_model_knows_up_to_2048(kind: str, longest: int | None, capacity: int) -> None:
     replica = tiny(kind)
