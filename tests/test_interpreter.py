@@ -569,6 +569,34 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     assert np.count_nonzero(Sampling(top_p=0.51).law(np.zeros(4))) == 3
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_a_position_is_read_from_either_end_of_its_pass(heads: int) -> None:
+    """Of three tokens the last ones are projected: offsets are as in a list, and chances are the model's own."""
+    full, prompt = real_models.model("llama", LAYERS), [3, 4, 5]
+    found: dict[int, list[Any]] = {}
+
+    def steps() -> Any:
+        out = yield Forward("target", tuple(prompt), 0, 0, LAYERS, None, heads)
+        for offset in range(-heads, heads):
+            place = offset if offset < 0 else 3 - heads + offset
+            law = softmax(real_models.logits(full, prompt[: place % 3 + 1]).numpy())
+            best = int(law.argmax())
+            asked = [Read("next", out, place), Read("top", out, place, 2), Read("distance", out, place, token=best)]
+            asked += [Read("confidence", out, place), Read("chance", out, place, token=best)]
+            asked += [Read("confidence", out, place, token=1)]
+            found[place] = []
+            for read in asked:
+                found[place].append((yield read))
+            order = np.argsort(-law)[:2].tolist()
+            assert found[place][:2] == [best, order]
+            assert found[place][2:] == pytest.approx([-np.log(law[best]), law[best], law[best], law[1]])
+        yield Commit("token", (1,))
+
+    Real(real_models.decoders("llama")).run(steps(), 1)
+    assert len(found) == 2 * heads
+    assert all(found[place] == found[place - 3] for place in range(3 - heads, 3))
+
+
 def test_random_draws_differ_by_purpose_position_sequence_and_turn() -> None:
     draws = [(purpose, position, text) for purpose in ("a", "b") for position in (3, 4) for text in (0, 1)]
     first, again = Luck(5), Luck(5)

@@ -396,6 +396,49 @@ def test_tables_of_rates_count_what_the_log_holds() -> None:
     assert all("\n".join(table.lines()) and json.dumps(table.document()) for table in found.values())
 
 
+def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
+    """Cell by cell from the columns of a log, for one k and one draft length; ranges of positions hold every position once."""
+    log = made()
+    found = [*rate_tables.tables(log, [2], [3], 0.1)]
+
+    def table(title: str) -> rate_tables.Table:
+        return next(each for each in found if each.title.startswith(title))
+
+    position, common = log.table["position"].to_numpy(), log.table["rank_common"].to_numpy()
+    matched = table("Match rates at k=2 by output position")
+    ranges = [tuple(map(int, name.split("-"))) for name in matched.columns[1:]]
+    assert len(ranges) == min(rate_tables.BINS, TOKENS)
+    assert [place for low, high in ranges for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
+    for layer, *cells in matched.rows:
+        inside = [(position + 1 >= low) & (position + 1 <= high) for low, high in ranges]
+        assert cells == pytest.approx([(common[each, layer - 1] <= 2).mean() for each in inside])
+    for layer, k, rate, *_, spread in table("Are matches independent?").rows:
+        sums = np.array([each.sum() for each in np.split(common[:, layer - 1] <= k, len(PROMPTS))])
+        mean = sums.sum() / (len(PROMPTS) * TOKENS)
+        assert rate == pytest.approx(mean)
+        expected = np.sqrt(((sums - TOKENS * mean) ** 2).mean() / (TOKENS * mean * (1 - mean))) if 0 < mean < 1 else np.nan
+        assert spread == pytest.approx(expected, nan_ok=True)
+    lengths = [each + 1 for each in log.column("accepted")]
+    played = rates.play(lengths, 3)
+    rows = {row[0]: row for row in table("Acceptance (measured").rows}
+    assert rows["mean_acceptance_length"][1:3] == (3, pytest.approx(played.accepted.mean() + 1))
+    assert rows["mean_acceptance_length"][5] == played.accepted.size
+    assert rows["tested"][6] <= rows["tested"][2] <= rows["tested"][7]
+    assert [row[0] for row in table("Acceptance by place").rows] == [1, 2, 3]
+    assert sum(row[4] for row in table("Acceptance by output position").rows) == rows["tested"][5]
+    at = [tuple(map(int, row[0].split("-"))) for row in table("Acceptance by output position").rows]
+    assert [place for low, high in at for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
+
+
+def test_acceptance_of_drawn_drafts_is_the_mean_of_two_columns() -> None:
+    log = made(sampling=Sampling(temperature=2.0))
+    (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of drawn"))
+    for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.chances()), strict=True):
+        values = np.concatenate(column)
+        assert (rate, count) == (pytest.approx(values.mean()), values.size)
+        assert error == pytest.approx(np.sqrt(((values - values.mean()) ** 2).sum() / (values.size - 1) / values.size))
+
+
 def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> None:
     position_log.save(made(), tmp_path / "log.json")
     done = CliRunner().invoke(app, ["rates", str(tmp_path / "log.json"), "--lengths", "2,4", "--figures", str(tmp_path / "ours")])
