@@ -11,19 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from figures import naming
 from figures.baseline import ONE, over_one_device
 from figures.style import GREY, INK, VIEWS, canvas, demand, house, looks
 from model.checks import ParameterError
 
 MOST_DEVICES, MOST_CHOICES = 12, 8
-WORDS = {
-    "autoregressive": "plain decoding", "ppd": "pipelined decoding (PPD)", "speculative": "speculative decoding",
-    "adaptive": "adaptive drafts", "hierarchical": "three models", "beam": "beam search", "bild": "Big Little Decoder",
-    "skipdecode": "SkipDecode", "early_exit": "early exit",
-}  # fmt: skip
+WORDS = naming.METHODS | {"ppd": "pipelined decoding (PPD)"}
 _TOLD = {
-    "candidates": "k = {}", "draft_length": "γ = {}", "acceptance_rate": "α = {:.3g}", "exit_layer": "exit layer {}",
-    "max_layers": "{} layers at first", "min_layers": "{} at last", "sequences": "batch of {}", "batching": "{}",
+    name: naming.WORDS[name] for name in (
+        "candidates", "draft_length", "acceptance_rate", "exit_layer", "max_layers", "min_layers", "sequences", "batching",
+    )
 }  # fmt: skip
 _BOUNDS = ("speedup_input_low", "speedup_input_high")
 _NEEDED = ("point", "view", "method", "speedup", "held_units", "ways")

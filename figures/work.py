@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from figures import naming
 from figures.naming import METHODS
 from figures.style import GREY, INK, NAMES, VIEWS, canvas, demand, house, looks
 from model import checks
@@ -31,18 +32,13 @@ WORDS = {
 _OF = {"flops": "flops_per_token", "weights": "weight_bytes_per_token", "intensity": "arithmetic_intensity"}
 MOST_POINTS = 16
 _PLAIN = "autoregressive"
-_MAIN = {
-    "candidates": "k = {}", "match_rate": "p = {:.3g}", "draft_length": "γ = {}", "acceptance_rate": "α = {:.3g}",
-    "fallback_rate": "f = {:.3g}", "rollback_rate": "r = {:.3g}", "max_layers": "{} layers at first", "min_layers": "{} at last",
-    "exit_layer": "exit layer {}", "mean_exit_layer": "{:.3g} layers on average",
-}  # fmt: skip
+_MAIN = {name: naming.WORDS[name] for name in (*naming.MAIN[1:], "mean_exit_layer")}
 """What a choice is named by; the others only where choices of a method differ in them."""
 _MORE = {
-    "form": "{}", "variant": "variant {}", "placement": "{}", "measure": "{}", "fill": "{}", "sequences": "batch of {}",
-    "batching": "{}", "occupancy": "{:.0%} of it filled",
-    "fallback_threshold": "fallback below {:g}", "rollback_threshold": "rollback above {:g}",
-    "maximum_draft": "drafts to {}", "warm_up": "{} to warm up", "power": "power {:g}", "cost_ratio": "c = {:.3g}",
-    "data_set": "{}", "units": "{} units", "tokens": "{} tokens",
+    name: (naming.WORDS | {"occupancy": "{:.0%} of it filled"})[name] for name in (
+        "form", "variant", "placement", "measure", "fill", "sequences", "batching", "occupancy", "fallback_threshold",
+        "rollback_threshold", "maximum_draft", "warm_up", "power", "cost_ratio", "data_set", "units", "tokens",
+    )
 }  # fmt: skip
 _SIDE, _WIDE, _BAR, _HEAD, _FOOT = 4.1, 2.45, 0.34, 1.45, 0.55  # inches
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 import sim
@@ -43,8 +43,8 @@ class Panel(NamedTuple):
     y: str
     scales: tuple[str, str]
     lines: list[tuple[str, list[Point]]]
-    marks: list[tuple[str, str, Any]]
-    """Of each line its label, its marker and its line style."""
+    marks: list[tuple[str, str, Any, str]]
+    """Of each line its label, its marker, its line style and its colour."""
     segments: list[tuple[str, list[tuple[Point, Point]]]]
     """Error bars, and other lines between two points."""
     bars: list[tuple[str, list[Box]]]
@@ -53,6 +53,8 @@ class Panel(NamedTuple):
     """The corners of filled areas."""
     texts: list[str]
     ticks: tuple[list[str], list[str]]
+    grid: str
+    """The axes that have grid lines: "x", "y", "xy" or ""."""
 
     def line(self, label: str) -> list[Point]:
         """The points of the one line of this label."""
@@ -92,7 +94,8 @@ def shown(figure: Figure) -> Shown:
         for line in axes.lines:
             x, y = (np.asarray(values, dtype=float).tolist() for values in line.get_data())
             lines.append((str(line.get_label()), [*zip(x, y, strict=True)]))
-            marks.append((str(line.get_label()), str(line.get_marker()), line.get_linestyle()))
+            shade: Any = line.get_markeredgecolor() if line.get_linestyle() in ("None", "") else line.get_color()
+            marks.append((str(line.get_label()), str(line.get_marker()), line.get_linestyle(), to_hex(shade)))
         segments, bands = [], []
         for each in axes.collections:
             if isinstance(each, LineCollection):
@@ -110,6 +113,8 @@ def shown(figure: Figure) -> Shown:
         panels.append(Panel(
             title, axes.get_xlabel(), axes.get_ylabel(), (axes.get_xscale(), axes.get_yscale()), lines, marks, segments, bars,
             bands, [text.get_text() for text in axes.texts], ticks,
+            "".join(name for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)) if any(
+                each.get_visible() for each in axis.get_gridlines())),
         ))  # fmt: skip
     legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
     said = [(each.get_title().get_text(), [text.get_text() for text in each.get_texts()]) for each in legends]
@@ -131,7 +136,7 @@ def words(figure: Figure) -> list[tuple[Text, Bbox]]:
         parts += [legend.get_title(), *legend.get_texts()]
     for axes in figure.axes:
         parts += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes.title, axes._left_title]  # type: ignore[attr-defined]
-        for axis, low, high in ((axes.xaxis, *axes.get_xlim()), (axes.yaxis, *axes.get_ylim())):
+        for axis, low, high in ((axes.xaxis, *axes.get_xlim()), (axes.yaxis, *axes.get_ylim())) if axes.axison else ():
             inside = [tick for tick in axis.get_major_ticks() if min(low, high) <= tick.get_loc() <= max(low, high)]
             parts += [tick.label1 for tick in inside if tick.label1.get_visible()]
     return [(part, Text.get_window_extent(part)) for part in parts if part.get_text().strip() and part.get_visible()]
@@ -205,6 +210,28 @@ def unexplained(figure: Figure) -> list[str]:
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
             for said, there in zip(Signs.of([handle] if handle is not None else []), drawn, strict=True):
                 found += [f"{text.get_text()}: {each} is not drawn" for each in said - there]
+    return found
+
+
+def misnamed(figure: Figure) -> list[str]:
+    """Names to the right of axes, in colour, that are not tied to the end of a line of that colour."""
+    found = []
+    laid_out(figure)
+    for axes in figure.axes:
+        frame = axes.get_window_extent()
+        ends: list[tuple[str, float]] = []
+        for line in axes.lines:
+            x, y = (np.asarray(values, dtype=float) for values in line.get_data())
+            known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+            if known.size and line.get_transform() == axes.transData:
+                last = known[np.argmax(x[known])]
+                height = float(np.clip(axes.transData.transform((x[last], y[last]))[1], frame.y0, frame.y1))
+                ends += [(colour, height) for colour in Signs.of([line]).colours]
+        for text in axes.texts:
+            if isinstance(text, Annotation) and text.xycoords == "axes fraction" and text.xy[0] == 1:
+                at, colour = frame.y0 + text.xy[1] * frame.height, to_hex(text.get_color())
+                chromatic = np.ptp(to_rgb(colour)) > 0.02
+                found += [text.get_text()] * bool(chromatic and not any(one == colour and abs(end - at) < 0.5 for one, end in ends))
     return found
 
 

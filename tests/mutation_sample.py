@@ -37,7 +37,8 @@ BYTES = 12 << 30
 WORDS = ("help", "epilog", "rich_help_panel", "description")
 """Keywords whose texts are documentation: a fault in them is a matter of reading."""
 LOOK = (
-    "alpha", "bbox", "bbox_to_anchor", "borderaxespad", "capsize", "capthick", "columnspacing", "dashes", "elinewidth", "facecolor",
+    "alignment", "alpha", "bbox", "bbox_to_anchor", "borderaxespad", "capsize", "capthick", "columnspacing", "dashes",
+    "elinewidth", "facecolor",
     "figsize", "fontsize", "framealpha", "frameon", "ha", "handlelength", "handletextpad", "height_ratios", "hspace", "labelpad",
     "labelspacing", "left", "length", "linewidth", "linewidths", "loc", "lw", "markeredgecolor", "markeredgewidth",
     "markerfacecolor", "markersize", "ncols", "pad", "path_effects", "rotation", "rounding_size", "top", "va",

@@ -37,7 +37,10 @@ from figures import (
     early_exit_batch,
     error_by_method,
     exit_schedule,
+    formula_limits,
+    gantt_pair,
     hierarchical,
+    largest_batch,
     layer_map,
     layer_time,
     match_rate,
@@ -54,10 +57,12 @@ from figures import (
     verify_cost,
     verify_cost_hardware,
     work,
+    written_by,
 )
 from figures.exit_schedule import Schedule
 from figures.style import headed
 from model import profile
+from model.device import DEVICES
 from model.measured import Measured
 from model.published import deck_report
 from tests import (
@@ -65,11 +70,12 @@ from tests import (
     test_figures_batches,
     test_figures_bild,
     test_figures_comparison,
+    test_figures_hardware,
     test_figures_real,
     test_figures_speculative,
     test_figures_tradeoff,
 )
-from tests.figure_checks import Panel, clipped, formula, misplaced, shown, unexplained, words
+from tests.figure_checks import Panel, clipped, formula, misnamed, misplaced, shown, unexplained, words
 
 KEPT = Path(__file__).parent / "data" / "figures_shown.json"
 
@@ -144,6 +150,21 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "table_3": lambda: table_3.draw(formula("ppd-table-3")),
     "roofline": lambda: roofline.draw(profiles()),
     "layer_time": lambda: layer_time.draw(profiles(), batches=(1, 8), longest=1024),
+    "choices_bild": lambda: work.draw(formula("bild").filter(pl.col("point").rank("dense") <= 16)),
+    "choices_skipdecode": lambda: work.draw(formula("skipdecode")),
+    "largest_batch": lambda: largest_batch.draw(
+        {"H100": Measured(profiles()[0])}, {"H100": test_figures_hardware.DRAFT}, acceptance_rate=0.8, draft_length=3,
+        source="assumed", contexts=(128, 1024), most=64, memories={"H100": DEVICES["h100"].memory_bytes},
+    ),
+    "written_by": lambda: written_by.draw(*test_figures_real.decoded(), prompt=["a", " b"], title="mine"),
+    "gantt_pair": lambda: gantt_pair.draw(*[
+        test_figures.INTERVALS.with_columns(pl.col("start", "end") * stretch) for stretch in (1.25, 1.0)
+    ]),
+    "formula_limits": lambda: formula_limits.draw(pl.DataFrame({
+        "claim": "ppd", "series": ["k=1", "k=1", "k=3", "k=3"], "x": [2.0, 3.0] * 2, "formula": [1.2, 1.4, 1.3, 1.5],
+        "simulated": [1.1, 1.2, 1.2, 1.3], "measured": [1.0, 1.2, 1.1, 1.2], "noise": 0.02, "x_name": "exit layer",
+        "y_name": "speed-up", "about": "given the match rate",
+    })),
     "verify_cost_hardware": lambda: verify_cost_hardware.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
 }
 
@@ -166,10 +187,13 @@ def of_panel(panel: Panel) -> dict[str, Any]:
         "error bars": sum(len(pairs) for _, pairs in panel.segments), "bars": sum(len(boxes) for _, boxes in panel.bars),
         "areas": len(panel.bands),
     }  # fmt: skip
-    looks = Counter(f"{marker} {'-' if style not in ('None', '') else 'none'}" for _, marker, style in panel.marks)
+    looks = Counter(f"{marker} {'-' if style not in ('None', '') else 'none'} {colour}" for _, marker, style, colour in panel.marks)
+    labels = {label for label, _ in [*panel.lines, *panel.segments, *panel.bars, *panel.bands] if not label.startswith("_")}
     return {
         "title": plain(panel.title), "x": panel.x, "y": panel.y, "scales": [*panel.scales], "counts": counts,
-        "looks": dict(sorted(looks.items())), "texts": sorted({plain(text) for text in panel.texts}),
+        "looks": dict(sorted(looks.items())), "labels": sorted({plain(label) for label in labels}), "grid": panel.grid,
+        "texts": sorted({plain(text) for text in panel.texts}),
+        "ticks": [sorted({*map(plain, each)} - {""}) for each in panel.ticks],
     }  # fmt: skip
 
 
@@ -207,6 +231,7 @@ def test_legends_are_of_what_is_drawn_and_no_mark_is_cut_off(name: str) -> None:
     figure = built(name)
     assert not unexplained(figure)
     assert not clipped(figure)
+    assert not misnamed(figure)
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -214,7 +239,7 @@ def test_a_readers_own_settings_change_nothing(name: str) -> None:
     assert max(text.get_fontsize() for text, _ in words(built(name))) < 16
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", [name for name in BUILT if name != "written_by"])  # tokens stand on no axes
 def test_axes_say_what_they_are_of(name: str) -> None:
     panels = shown(built(name)).panels
     assert any(panel.x or panel.y for panel in panels)
