@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from model import strict_json
 from sim import agreement, metrics, verdict
@@ -121,7 +122,8 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
     views = [view for view in VIEWS if view in frame["view"].unique().to_list()]
     for estimate in estimates:
         for index, view in enumerate(views):
-            table.add_column(f"{TITLES[estimate] if index == 0 else ''}\n{view}", justify="right", no_wrap=True)
+            title = Text(f"{TITLES[estimate] if index == 0 else ''}\n{view}")  # a unit in brackets is no markup
+            table.add_column(title, justify="right", no_wrap=True)
     if "mean_units" in estimates:
         table.add_column("units\nheld", justify="right")
     for part in frame.partition_by("point", maintain_order=True):

@@ -12,12 +12,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+import typer
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 import sim
 from sim import cases, methods, scenario
-from sim.cli import app
+from sim.cli import app, guarded
 from sim.hardware import HardwareCost
 from sim.schema import of_scenarios
 
@@ -149,6 +150,53 @@ def test_a_dry_run_writes_nothing(folder: Path, more: list[str]) -> None:
     assert [path.name for path in folder.iterdir()] == ["s.toml"]
     if more:
         assert json.loads(shown)["points"] == 10**9
+
+
+def test_a_dry_run_says_what_a_run_would_do(folder: Path) -> None:
+    words = ["s.toml", "--sweep", "outcomes.match_rate=0.1:0.9:5", "--sweep", "method.candidates=1,2", "--replications", "128"]
+    facts = json.loads(call("run", *words, "--view", "formula,paths", "--dry-run", "--json"))
+    assert {name: facts[name] for name in ("points", "axes", "views", "decodings")} == {
+        "points": 10, "axes": {"outcomes.match_rate": 5, "method.candidates": 2}, "views": ["formula", "paths"],
+        "decodings": {"paths": 1_280},
+    }  # fmt: skip
+    assert facts["shards"] == 2
+    shown = call("run", *words, "--view", "formula,paths", "--dry-run").splitlines()
+    assert [line[:20].strip() for line in shown[:-1]] == [name.replace("_", " ") for name in facts]
+    assert [line[21:] for line in shown[:4]] == [
+        "10", "outcomes.match_rate 5, method.candidates 2", "formula, paths", "paths 1,280"
+    ]  # fmt: skip
+    assert shown[-1] == "nothing was run, nothing was written"
+
+
+def test_lint_counts_points_that_would_fail_and_warns_once_of_waiting(folder: Path) -> None:
+    (folder / "wrong.toml").write_text(SMALL + '[sweep]\n"method.form" = ["flat", "literal"]\n"method.exit_layer" = [2, 1]\n')
+    done = CliRunner().invoke(app, ["lint", "wrong.toml"])
+    assert done.exit_code == 1
+    [wrong, last] = done.stdout.splitlines()
+    assert wrong.startswith("point 3 {'method.form': 'literal', 'method.exit_layer': 1} would fail: ")
+    assert last.startswith("wrong.toml: 1 points would fail; 4 points in formula, paths, events; about ")
+    (folder / "waits.toml").write_text(SMALL + "[cluster]\nunits = 1\n" + '[sweep]\n"outcomes.match_rate" = [0.4, 0.5]\n')
+    warning, last = call("lint", "waits.toml").splitlines()
+    assert warning.startswith("warning: formula and paths have no value where something may wait; ")
+    assert last.startswith("waits.toml: 2 points in formula, paths, events; about ")
+    (folder / "events.toml").write_text(SMALL.replace("[[m", 'views = ["events"]\n[[m', 1) + "[cluster]\nunits = 1\n")
+    assert "warning" not in call("lint", "events.toml")
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (OSError(28, "No space left on device", "a/b"), "No space left on device (a/b)"),
+    (OSError(28, "No space left on device"), "No space left on device"),
+    (OSError("odd"), "odd"),
+    (OSError(36, "File name too long", "x" * 300), f"File name too long ({'x' * 200})"),
+])  # fmt: skip
+def test_an_error_of_the_system_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as stopped:
+        guarded(command)()
+    assert stopped.value.exit_code == 2
+    assert capsys.readouterr() == ("", f"error: {said}\n")
 
 
 def test_a_scenario_with_spaces_in_its_path_and_a_byte_order_mark(folder: Path) -> None:

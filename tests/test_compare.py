@@ -502,6 +502,7 @@ def test_the_command_line_compares_writes_and_keeps_a_page(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert "speculative" in result.output
     assert pl.read_csv(tmp_path / "errors.csv").height == 4
+    assert result.stdout.splitlines()[-2:] == [str(tmp_path / "errors.csv"), str(page)]
     text = page.read_text()
     assert text.startswith("# Before\n\nwhat others say\n")
     assert "## Predicted against real" in text

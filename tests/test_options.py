@@ -409,6 +409,10 @@ def test_an_example_is_tried_again() -> None:
     assert done.exit_code == 0, done.output
     [verdict] = json.loads(done.stdout)
     assert (verdict["theorem"], verdict["tried"]) == ("21a", 1)
+    for named in ([], ["--theorem", "21a", "--theorem", "26b"]):
+        done = CliRunner().invoke(sim_app, ["check", *named, "--example", example])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr == "error: --example needs the one --theorem that it is an example of\n"
 
 
 QUICK: dict[str, dict[str, Any]] = {

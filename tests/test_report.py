@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import sim
-from sim import report, sweep
+from model.published import deck_report, ppd_figure_3
+from sim import report, sweep, verdict
 from sim.cli import app
 
 PPD = {"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}
@@ -117,6 +119,19 @@ def test_what_nobody_timed_and_memory_that_nobody_knows_are_said_once() -> None:
     assert "not measured, assumed 0 (column cost_missing): send" in sends
 
 
+def test_the_slides_are_judged_only_where_all_of_their_table_is_replayed() -> None:
+    rows = deck_report.rows()
+    printed = sorted({row["speedup"] for row in rows if row["draft_length"] is not None})
+    sentences = deck_report.sentences(rows)
+
+    def said(speedups: list[float | None]) -> list[str]:
+        frame = pl.DataFrame({"view": "formula", "published_speedup": speedups}, schema_overrides={"published_speedup": pl.Float64})
+        return [line for line in report.notes(frame.lazy(), {"cost": {}}) if line in sentences]
+
+    assert said([*printed, None, 1.0]) == sentences
+    assert said([None]) == said(printed[1:]) == []
+
+
 @pytest.mark.parametrize(("differences", "said"), [
     ([0.0, 0.0], "events and paths are equal to the last bit on all 30 decodings that both played"),
     ([0.0, 1.5e-12], "events and paths differ by at most 1.5e-12 layer-times on all 30 decodings that both played"),
@@ -131,17 +146,17 @@ def test_how_far_paths_and_events_are_apart_is_said(differences: list[float], sa
 
 def test_failed_points_and_disagreements_beyond_ten_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = sweep.run(tables(PPD), out=tmp_path, jobs=1)
-    failed = [{"point": at, "view": "events", "error": f"no [{at}]"} for at in range(12)]
+    failed = [{"point": at, "view": "events", "error": f"no [{at}]"} for at in range(11)]
     apart = [{"point": at, "quantity": "latency_layers", "views": ["paths", "events"], "values": [1.0, 2.0 + at],
-              "difference": 1.0 + at, "bound": 1e-9} for at in range(13)]  # fmt: skip
+              "difference": 1.0 + at, "bound": 1e-9} for at in range(11)]  # fmt: skip
     report.show(replace(made, failed=failed, disagreements=apart), made.frame(), [])
     shown = capsys.readouterr().out
     assert "failed: point 9, events: no [9]" in shown
     assert "no [10]" not in shown
-    assert "... and 2 more in failed.json" in shown
+    assert "... and 1 more in failed.json" in shown
     assert "point 9: latency_layers is 1 by paths and 11 by events; they differ by 10, more than 1e-09" in shown
     assert "point 10: latency_layers" not in shown
-    assert "; 3 more are in disagreements.json" in shown
+    assert "; 1 more are in disagreements.json" in shown
     report.show(replace(made, failed=failed[:10], disagreements=apart[:10]), made.frame(), [])
     shown = capsys.readouterr().out
     assert "failed.json" not in shown
@@ -194,3 +209,116 @@ def test_long_words_go_over_several_lines_and_numbers_are_whole(tmp_path: Path) 
     assert not any("a very long form of words number" in line for line in table)
     for row in frame.to_dicts():
         assert any(f"{row['speedup']:.3f}" in line for line in lines)
+
+
+def test_a_run_is_printed_with_its_name_its_files_and_its_figures(tmp_path: Path) -> None:
+    out = tmp_path / "a folder whose name is longer than a line of the console [1]"
+    made = sweep.run(tables(PPD), out=out, jobs=1)
+
+    def lines(about: str = "") -> list[str]:
+        text = io.StringIO()
+        named = replace(made, tables=made.tables | {"scenario": made.tables["scenario"] | {"description": about}})
+        report.show(named, made.frame(), [out / "a.png", out / "a.svg"], Console(file=text, width=70, highlight=False))
+        return text.getvalue().splitlines()
+
+    shown = lines()
+    assert shown[0] == verdict.of(made.table(), made.tables).text
+    assert shown[1] == "shown"
+    assert lines("of [x]")[1] == "shown: of [x]"
+    assert shown[-2:] == [f"results: {out}/results.parquet, .csv", f"figure:  {out}/a.png"]
+    (out / "results.csv").unlink()
+    assert lines()[-2] == f"results: {out}/results.parquet"
+
+
+def test_estimates_are_printed_once_and_two_in_a_table_where_there_is_room(tmp_path: Path) -> None:
+    made = sweep.run(tables(PPD, views=("formula", "paths", "events")), out=tmp_path, jobs=1)
+    titles = [title for name, title in report.TITLES.items() if name in made.frame().columns and made.frame()[name].count()]
+    for dropped in ([], ["compute_per_token"]):
+        for width, each in ((report.WIDE, 2), (80, 1)):
+            text = io.StringIO()
+            frame = made.frame().drop(dropped)
+            report.show(made, frame, [], Console(file=text, width=width, highlight=False))
+            own = [title for title in titles if title not in (report.TITLES[name] for name in dropped)]
+            assert len(own) == 5 - len(dropped)
+            assert [text.getvalue().count(title) for title in own] == [1] * len(own)
+            rules = [line for line in text.getvalue().splitlines() if {*line.strip()} == {"─"}]
+            assert len(rules) == math.ceil(len(own) / each)
+            headings = [line for line in text.getvalue().splitlines() if {"formula", "paths", "events"} <= {*line.split()}]
+            with_units = [line.rstrip().endswith("held") for line in headings]
+            assert sum(with_units) == 1  # beside the mean of busy units
+            assert with_units.index(True) == own.index("mean units busy") // each
+            assert text.getvalue().count("paths") == len(own) + 1  # and a note on both views
+            assert all(len(line) <= width for line in text.getvalue().splitlines() if "±" in line)
+
+
+def test_that_no_view_has_a_value_is_said_unless_a_reason_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = sweep.run(tables(PPD, sweep={"outcomes.match_rate": [0.4, 0.5]}), out=tmp_path, jobs=1)
+    silent = made.frame().with_columns(pl.lit(None, pl.Float64).alias(name) for name in report.TITLES)
+    reasons = [["waits", "waits"], ["waits", None]]
+    said = []
+    for frame in (made.frame(), silent, *(silent.with_columns(pl.Series("no_value_because", each)) for each in reasons)):
+        report.show(made, frame, [])
+        said.append(report.NOTHING in capsys.readouterr().out)
+    assert said == [False, True, False, True]
+
+
+def test_units_and_exactness_are_shown_where_they_tell_points_apart() -> None:
+    frame = sim.run(tables(PPD, sweep={"outcomes.match_rate": [0.4, 0.5]}))
+
+    def shown(**columns: Any) -> set[str]:
+        changed = frame.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
+        return {"units", "exact"} & {*report.describing(changed)}
+
+    assert shown() == shown(units=[2, 3], held_units=[2, 3]) == shown(contended=[True, True]) == set()
+    assert shown(units=[2, 3], held_units=[2, 2]) == shown(units=[2, 3], held_units=[2, 3], contended=[False, True]) == {"units"}
+    assert shown(exact=[True, False]) == {"exact"}
+
+
+@pytest.mark.parametrize(("names", "of"), [
+    (["match_rate"], "match"), (["rollback_rate", "fallback_rate"], "fallback and rollback"),
+    (["mean_exit_layer", "acceptance_rate", "match_rate"], "match, acceptance and exit"),
+])  # fmt: skip
+def test_whose_rates_these_are_is_said_by_kind(names: list[str], of: str) -> None:
+    frame = pl.DataFrame({"outcomes_source": ["published: a: b", "assumed", "published: c", None]}).with_columns(
+        pl.lit(0.5).alias(name) for name in names
+    )
+    lines = report.notes(frame.lazy(), {"cost": {}})
+    assert lines[0] == f"{of} rates: assumed, published"
+
+
+def test_lossy_methods_are_named_with_what_is_known_of_their_agreement() -> None:
+    known = [("bild", "measured: a"), ("exit", "unknown"), ("skip", "measured: a"), ("bild", "measured: a"), ("plain", None)]
+    rows = [{"method": method, "exact": False, "agreement_source": source} for method, source in [*known, ("z", "assumed: b")]]
+    rows.append({"method": "exact", "exact": True, "agreement_source": "measured: a"})
+    lines = report.notes(pl.LazyFrame(rows), {"cost": {}})
+    unlike = "not exact, another text than the target's"
+    assert [line for line in lines if line.startswith("not exact")] == [
+        f"{unlike}: bild, skip; agreement is measured: a",
+        f"{unlike}: exit; nobody has measured how far it agrees with the target's",
+        f"{unlike}: z; agreement is assumed: b",
+    ]
+
+
+def test_a_static_batch_s_loss_is_the_largest_of_all_points() -> None:
+    lines = report.notes(pl.LazyFrame([{"straggler_loss": loss} for loss in (0.05, 0.125, None)]), {"cost": {}})
+    (line,) = (each for each in lines if each.startswith("a static batch"))
+    assert "which takes up to 12.5% of its time (column straggler_loss)" in line
+    without = report.notes(pl.LazyFrame({"straggler_loss": [None]}, schema={"straggler_loss": pl.Float64}), {"cost": {}})
+    assert not any(each.startswith("a static batch") for each in without)
+
+
+@pytest.mark.parametrize(("view", "rate", "said"), [("events", 0.5, True), ("events", None, False), ("paths", 0.5, False)])
+def test_what_events_assume_of_candidates_that_wait_is_said(view: str, rate: float | None, said: bool) -> None:
+    rows = [{"view": view, "no_value_because": "waits", "match_rate": rate}, {"view": "events", "no_value_because": None,
+             "match_rate": 0.5}]  # fmt: skip
+    lines = report.notes(pl.LazyFrame(rows, schema_overrides={"match_rate": pl.Float64}), {"cost": {}})
+    assert any("assumed to be any with equal chances" in line for line in lines) is said
+
+
+def test_the_papers_own_limits_are_found_among_other_methods() -> None:
+    own = sim.run(views=["formula"])
+    other = pl.concat([own.with_columns(method=pl.lit("other"), tokens=pl.lit(at, pl.Int64)) for at in range(8)])
+    (said,) = ppd_figure_3.sentences(ppd_figure_3.replayed(own.to_dicts()))
+    for frame in (own, pl.concat([other, own])):
+        assert said in report.notes(frame.lazy(), {"cost": {}})
+    assert said not in report.notes(other.lazy(), {"cost": {}})

@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 from scipy import stats
 
 from model.intervals import half_width, wilson
-from sim import metrics, results, sweep, views
+from sim import metrics, outcomes, results, sweep, views
 from sim.grid import Grid
 from sim.metrics import Sums
 from sim.plan import Shard
@@ -85,6 +85,35 @@ def test_one_replication_has_no_interval(tmp_path: Any) -> None:
     for name in metrics.ESTIMATES:
         assert row[name].null_count() == 0
         assert row[f"{name}_low"].null_count() == row[f"{name}_high"].null_count() == 2, name
+
+
+def test_estimates_of_whole_numbers_are_floats() -> None:
+    found = metrics.estimates(640, 1920, 3, 1280, 32, ways=2)
+    assert {name: float(value) for name, value in found.items()} == {
+        "latency_layers": 640, "tpot_layers": 20, "speedup": 2, "normalized_latency": 0.5, "busy_layers": 1920,
+        "compute_per_token": 0.75, "mean_units": 3, "mean_units_per_run": 3,
+    }  # fmt: skip
+    each = metrics.per_round(10, 4, 12, 15)
+    assert {name: float(value) for name, value in each.items()} == {
+        "tokens_per_round": 2.5, "draft_acceptance_rate": 0.5, "operations_per_token": 1.5,
+    }  # fmt: skip
+    assert {value.dtype for value in (*found.values(), *each.values())} == {np.dtype(np.float64)}
+
+
+def test_two_records_have_an_interval_and_one_has_none() -> None:
+    """That of Student between records, about the rate at each position and within [0, 1]."""
+    records = ((True, False, True, False), (True, True, True, False))
+    found = outcomes.Replay(records=records).outcome(None, 4)
+    shares = [0.5, 0.75]
+    assert found.rate == pytest.approx(0.625)
+    half = stats.t.ppf(0.975, 1) * stats.sem(shares)
+    low, high = (np.clip([1 + shift, 0.5 + shift, 1 + shift, shift], 0, 1).mean() for shift in (-half, half))
+    assert (found.rate_low, found.rate_high, found.trials) == (pytest.approx(low), pytest.approx(high), 8)
+    assert float(found.low.mean(4)) / 4 == pytest.approx(low)
+    assert float(found.high.mean(4)) / 4 == pytest.approx(high)
+    for single in (records[:1], 2 * records[:1]):
+        alike = outcomes.Replay(records=single).outcome(None, 4)
+        assert (alike.rate, alike.low, alike.rate_low, alike.trials) == (0.5, None, None, None)
 
 
 def test_input_intervals_hold_the_formula_at_the_wilson_bounds() -> None:

@@ -20,7 +20,7 @@ from model.world import World
 from sim import views
 from sim.cli import app
 from sim.events import Cluster, Interval, Run, simulate
-from sim.trace import chrome_trace, record, write
+from sim.trace import chrome_trace, described, record, write
 
 MATCHES = [True, False, True, True, False, True]
 PLAIN, OVERHEADS = UnitCost(40), UnitCost(40, early_head=0.3, final_head=0.7, dispatch=0.1, link=1 / 3, promotion=0.9)
@@ -32,6 +32,7 @@ def simulated(form: str = "literal", exit_layer: int = 20, cost: UnitCost = PLAI
     return simulate(steps, len(MATCHES), Cluster(units or choice.units), cost, World(1, 40, MATCHES), record=True)
 
 
+TINY = {"layers": 4, "exit_layer": 2, "candidates": 1}
 RUNS = {
     "literal": simulated(),
     "eager": simulated("eager", 25, OVERHEADS),
@@ -111,9 +112,44 @@ def test_the_counter_of_busy_units_integrates_to_the_unit_time_busy_and_peaks_wh
 def test_commits_are_instants_and_count_up(run: Run) -> None:
     instants = [(event["args"]["time"], event["args"]["kind"], event["args"]["tokens"]) for event in events(run, "i")]
     assert instants == run.commits
-    counts = [event["args"]["tokens"] for event in events(run, "C") if event["name"] == "tokens out"]
+    counted = [event for event in events(run, "C") if event["name"] == "tokens out"]
+    counts = [event["args"]["tokens"] for event in counted]
+    assert counts == [*itertools.accumulate(tokens for _, _, tokens in run.commits)]
     assert counts[-1] == len(MATCHES)
-    assert counts == sorted(counts)
+    assert [event["name"].split(": ")[1] for event in events(run, "i")] == [f"{count} out" for count in counts]
+    for event, (time, *_) in zip([*events(run, "i"), *counted], 2 * run.commits, strict=True):
+        assert event["ts"] == pytest.approx(1000 * time, abs=1e-3)
+
+
+def test_passes_say_what_they_are_of(run: Run) -> None:
+    """Layers are half-open, fates and roles those of the run."""
+    rows = {(row.start, row.end, row.process, row.unit + 1): row for row in run.intervals if row.what == "forward"}
+    passes = [event for event in events(run, "X") if event["cat"].startswith("forward,")]
+    assert len(passes) == len(rows)
+    for event in passes:
+        said = event["args"]
+        row = rows[said["start"], said["end"], said["process"], event["tid"]]
+        assert (said["position"], said["role"], said["tokens"]) == (row.position, row.role, row.width)
+        assert (said["layers"], said["fate"]) == (f"[{row.first}, {row.last})", row.fate)
+        assert event["cat"] == f"forward,{row.fate}"
+    starts = [event["ts"] for event in events(run, "X")]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize(("more", "label"), [
+    ({}, "token 7 · layers 2–4"),
+    ({"role": "draft"}, "draft: token 7 · layers 2–4"),
+    ({"width": 3}, "tokens 5–7 · layers 2–4"),
+    ({"width": 6, "depth": 3}, "tokens 5–7 (6 in all) · layers 2–4"),
+    ({"gaps": ((2, 3),)}, "token 7 · layers 3–4"),
+    ({"first": 0, "gaps": ((1, 3),)}, "token 7 · layers 0–1, 3–4"),
+    ({"rows_only": True}, "token 7 · keys and values of layers 2–4"),
+    ({"first": 4}, "token 7 · head"),
+])  # fmt: skip
+def test_a_pass_is_named_by_its_tokens_and_layers(more: dict[str, Any], label: str) -> None:
+    row = Interval(0, 0.0, 1.0, "forward", 0, 7, 2, 4, "kept")._replace(**more)
+    names = [event["name"] for event in chrome_trace([row], [], "test")["traceEvents"] if event["ph"] == "X"]
+    assert names == [label]
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=12))
@@ -145,6 +181,8 @@ def test_what_is_written_is_read_back_and_is_the_same_every_time(tmp_path: Path,
     one, other = (write(tmp_path / f"{name}{suffix}", run, "test") for name in ("one", "other"))
     assert one.read_bytes() == other.read_bytes()
     text = gzip.decompress(one.read_bytes()) if suffix == ".json.gz" else one.read_bytes()
+    if suffix == ".json.gz":
+        assert one.read_bytes()[4:8] == bytes(4)  # no time of writing: it would differ from one second to the next
     assert json.loads(text) == chrome_trace(run.intervals, run.commits, "test")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, other.name])
 
@@ -158,6 +196,28 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="record=True"):
         write(tmp_path / "run.json", Run(), "test")
     assert not list(tmp_path.iterdir())
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ParameterError, match=r"cannot write .*folder\.json"):
+        write(tmp_path / "folder.json", run, "test")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]  # nothing half written is left
+
+
+def test_times_are_milliseconds_where_a_layer_s_seconds_are_known() -> None:
+    law = {"kind": "iid", "match_rate": 0.5}
+    given: dict[str, Any] = {"scenario": {"name": "timed", "tokens": 32}, "method": [{"name": "ppd", **TINY}], "outcomes": law}
+    run, (plain, about, unit) = record(given), described(given)
+    assert (plain, unit, about["scenario"]) == (run, "layer-times", "timed")
+    assert [*run.commits] != [*described(given, replication=1).run.commits]
+    timed, _, unit = described(given | {"cost": {"seconds_per_layer": 0.004}})
+    assert unit == "ms"
+    assert (timed.latency, timed.busy) == pytest.approx((4 * run.latency, 4 * run.busy))
+    assert [time for time, *_ in timed.commits] == pytest.approx([4 * time for time, *_ in run.commits])
+    assert [row[1:] for row in timed.commits] == [row[1:] for row in run.commits]
+    for name in ("start", "end"):
+        assert [getattr(row, name) for row in timed.intervals] == pytest.approx([4 * getattr(row, name) for row in run.intervals])
+    assert chrome_trace(timed.intervals, timed.commits, "timed", unit)["otherData"]["time"] == "simulated"
+    with pytest.raises(ParameterError, match="point must be"):
+        record(given, point=1)
 
 
 @pytest.mark.parametrize("rule", ["exact", "per-beam"])

@@ -332,3 +332,77 @@ def test_a_single_condition_in_which_plain_decoding_is_fastest() -> None:
     found = of([row(0, 1.5), row(1, 0.9)], tables(SPEC, **{"method.sequences": [1, 8]}))
     assert "1: speculative, draft_length 3 (1.50x)" in found.text
     assert "8: plain decoding (best other choice 0.90x)" in found.text
+
+
+def test_a_parameter_of_one_method_is_no_choice_of_another() -> None:
+    other = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 2}
+    swept = {"method.speculative.draft_length": [1, 2]}
+    rows = [row(at, speed, method=name) for at, (speed, name) in
+            enumerate(((1.5, "speculative"), (1.2, "speculative"), (1.1, "ppd"), (1.1, "ppd")))]  # fmt: skip
+    (answer,) = of(rows, tables(SPEC, other, **swept)).answers
+    assert answer.best is not None
+    assert answer.best.label == "speculative, draft_length 1"
+    (answer,) = of([each | {"speedup": 2.0 - each["speedup"]} for each in rows], tables(SPEC, other, **swept)).answers
+    assert answer.best is not None
+    assert answer.best.label == "ppd, exit_layer 20, candidates 2"
+
+
+def test_kernels_alone_are_said_where_one_of_several_conditions_has_no_choice() -> None:
+    """Only plain decoding has a value at the second load."""
+    said = tables(PLAIN, SPEC, **{"method.sequences": [1, 8]})
+    real = {"cost_source": "measured", "cost_missing": "step"}
+    rows = [row(0, 1.0, method="autoregressive", **real), row(1, 1.0, method="autoregressive", **real), row(2, 1.5, **real)]
+    found = of([*rows, row(3, None, **real)], said)
+    assert [answer.best is None for answer in found.answers] == [False, True]
+    assert found.text.endswith("; kernels only: what an engine adds is not included")
+
+
+def test_units_held_are_the_devices_of_a_pass_where_no_column_says_them() -> None:
+    rows = [{name: value for name, value in row(at, 1.5 - at / 10, ways=1 + at).items() if name != "held_units"} for at in (0, 1)]
+    (answer,) = of(rows, tables(SPEC, **{"cost.ways": [1, 2]})).answers
+    assert {each.label.partition(" on ")[2] for each in (answer.best, *answer.ties) if each} <= {"1 unit", "2 units"}
+    assert answer.best is not None
+    assert " on " in answer.best.label
+
+
+def test_an_interval_is_said_with_as_many_digits_as_tell_its_ends_apart() -> None:
+    ends = {(1.20, 1.22): "1.20 to 1.22", (1.211, 1.2141): "1.211 to 1.214", (1.21111, 1.21131): "1.2111 to 1.2113",
+            (1.211111, 1.211112): "1.21 to 1.21"}  # fmt: skip
+    for (low, high), said in ends.items():
+        assert f"(input uncertainty {said})" in of([row(0, (low + high) / 2, **spread(low, high, "input_"))], tables(SPEC)).text
+    small = of([row(0, 0.0123, **spread(0.01231, 0.01229, "input_"))], tables(SPEC))
+    assert "0.0123x (input uncertainty 0.01229 to 0.01231)" in small.text
+
+
+def test_a_document_of_plain_decoding_that_is_fastest_has_no_bounds() -> None:
+    (lost,) = of([row(0, 0.9, **spread(0.8, 0.95, "input_"))], tables(SPEC)).document()["conditions"]
+    assert lost == {
+        "at": {}, "best": "plain decoding", "speedup": 1.0, "low": None, "high": None, "tied_with_plain": False, "ties": [],
+        "exact": True, "next": {"best": "speculative, draft_length 3", "speedup": 0.9},
+    }  # fmt: skip
+    (won,) = of([row(0, 1.2, exact=False, **spread(1.1, 1.3, "input_"))], tables(SPEC)).document()["conditions"]
+    assert won == {
+        "at": {}, "best": "speculative, draft_length 3", "speedup": 1.2, "low": 1.1, "high": 1.3, "tied_with_plain": False,
+        "ties": [], "exact": False, "next": None,
+    }  # fmt: skip
+    (even,) = of([row(0, 1.0, **spread(0.9, 1.1, "input_"))], tables(SPEC)).document()["conditions"]
+    assert (even["best"], even["tied_with_plain"], even["next"]) == ("speculative, draft_length 3", True, None)
+
+
+def test_a_choice_that_is_true_or_false_is_said_in_words() -> None:
+    swept = tables({"name": "bild", "layers": 40}, **{"cost.busy": [True, False]})
+    found = of([row(0, 1.5, method="bild"), row(1, 0.9, method="bild")], swept)
+    assert "yes: bild" in found.text
+    assert "no: plain decoding" in found.text
+
+
+def test_rows_with_units_of_time_of_their_own_are_compared_by_their_ratios_alone() -> None:
+    """Plain decoding takes another time in two rows on one device, so that times on four of them say nothing, either."""
+    said = tables(SPEC, SPEC | {"draft_length": 5}, **{"cost.ways": [1, 4]})
+    each = [(1.9, 1, 5.0), (1.2, 4, 0.1), (1.6, 1, 1.0), (1.1, 4, 0.1)]
+    rows = [row(at, speed, ways=ways, held_units=ways, tpot_layers=time) for at, (speed, ways, time) in enumerate(each)]
+    (answer,) = of(rows, said).answers
+    assert answer.best is not None
+    assert (answer.best.label, answer.best.speedup, answer.plain) == (
+        "speculative, draft_length 3 on 1 unit", 1.9, "plain decoding",
+    )  # fmt: skip
