@@ -247,6 +247,18 @@ def test_a_copy_never_writes_in_a_buffer_that_its_original_goes_on_in() -> None:
     assert (held(original), held(copy)) == ([1, 2, 8], [1, 2, 7])
 
 
+def test_rows_move_to_a_larger_buffer_only_when_theirs_is_full() -> None:
+    """The last row of a buffer is written where it is; the next takes a larger buffer, in which all before it are too."""
+    rows = rows_of([1.0, 2.0])
+    assert rows.keys is not None
+    first, room = rows.keys, rows.keys.shape[2] - rows.length
+    rows.write(*[torch.full((1, 1, room, 1), 3.0)] * 2)
+    assert rows.keys is first
+    rows.write(*[torch.full((1, 1, 1, 1), 4.0)] * 2)
+    assert rows.keys.shape[2] > first.shape[2]
+    assert held(rows) == [1, 2, *[3] * room, 4]
+
+
 @pytest.mark.parametrize(("mine", "theirs", "at"), [(2, 4, 3), (3, 3, 3)])
 def test_rows_are_adopted_only_right_after_those_held(mine: int, theirs: int, at: int) -> None:
     """Refused: rows missing between those held and the one adopted, and a position that the other has no row of."""

@@ -501,6 +501,7 @@ def test_bundled_models_are_found_by_name_and_others_named(monkeypatch: pytest.M
 def test_models_of_the_package_are_what_they_say(name: str) -> None:
     """Their own loss on a few windows of the held-out text, where this Python has the text that they read."""
     log = store.log_of(store.bundled(name))
+    assert log["corpus"]["name"] == corpus.standard_library().name  # or `calibrate quality` would ask for a text
     loaded = store.load(name)
     assert log["parameters"] == sum(each.numel() for each in loaded.model.parameters())
     found = corpus.standard_library()
@@ -562,6 +563,19 @@ def test_train_refuses_and_leaves_nothing(words: str, message: str, tmp_path: Pa
     out = tmp_path / "out"
     assert message in family.told("train", "-o", str(out), *words.split())
     assert not out.exists() or not list(out.iterdir())
+
+
+def test_a_model_that_is_there_is_trained_no_more_unless_it_is_to_go_on(kept: Path, tmp_path: Path) -> None:
+    """Without `resume` neither a model nor what a broken-off training left is touched."""
+    folder = tmp_path / "family"
+    shutil.copytree(kept, folder / "tiny")
+    asked = "tiny", family.TINY, family.RECIPE, family.text(), None
+    with pytest.raises(ParameterError, match="tiny is there already; remove it"):
+        making.make(*asked, folder)
+    assert making.make(*asked, folder, resume=True) == store.log_of(folder / "tiny")
+    (folder / "tiny").rename(folder / "tiny.kept")
+    with pytest.raises(ParameterError, match="of a training that was broken off; --resume goes on with it, or remove it"):
+        making.make(*asked, folder)
 
 
 def test_an_interrupted_train_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

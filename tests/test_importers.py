@@ -452,6 +452,7 @@ def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
         ("aiconfigurator", ["--engine", "vllm/2.0"], "engine of gemm must be one of trtllm/9.9, vllm/1.0, got vllm/2.0"),
         ("aiconfigurator", ["--model", "t5-small"], "encoder_layers must be 0, got 6"),
         ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "two"], "ways must be whole numbers"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "1, two"], "ways must be whole numbers"),
         ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "3"], "ways must divide heads=32, got 3"),
         ("aiconfigurator", ["--model", "opt-1.3b"], "head_dim must be one of 128"),
     ],

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibrate.interpreter import Answered, Luck, Real, Sampling, softmax
+from model import forced
 from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
 from model.checks import ParameterError
 from model.steps import CacheError, Commit, Forward, Read, Steps
@@ -337,6 +338,99 @@ def test_sampled_speculative_decoding_has_the_targets_law_exactly() -> None:
     assert chisquare(table[:, 0], table[:, 1] * table[:, 0].sum() / table[:, 1].sum()).pvalue > 1e-3
 
 
+class Told(Luck):
+    """Random numbers that a test says, in the order in which they are drawn, and then 0.5; `asked` is what each was drawn for."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__()
+        self.numbers, self.asked = [*numbers], list[tuple[str, int, int]]()
+
+    def draw(self, purpose: str, position: int, text: int = 0) -> float:
+        """The next of the numbers."""
+        self.asked.append((purpose, position, text))
+        return self.numbers.pop(0) if self.numbers else 0.5
+
+
+def shares(law: Any) -> dict[int, tuple[float, float]]:
+    """The numbers in [0, 1) that fall on each token of a law, which need not add up to 1: just within both ends of its share."""
+    ends = np.cumsum(law) / np.sum(law)
+    found = {int(token): (float(ends[token - 1]) if token else 0.0, float(ends[token])) for token in np.flatnonzero(law)}
+    return {token: (low + 1e-12, high - 1e-12) for token, (low, high) in found.items() if high - low > 1e-9}
+
+
+def test_random_numbers_decide_exactly_at_the_bounds_of_their_laws() -> None:
+    """A drafted token is kept by a number below p/q, and else replaced by inverse CDF of the residual law; no two draws are one."""
+    sampling, prompt = Sampling(temperature=1.3), [3, 4]
+    decoders = real_models.decoders("llama", "draft", seed=5)
+    parameters = speculative.Parameters(LAYERS, 1, sampled=True, **SMALL)
+    full = real_models.model("llama", LAYERS, 5)
+    p, q = (sampling.law(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
+
+    def told(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
+        luck = Told(*numbers)
+        return Real(decoders, sampling=sampling, luck=luck).run(speculative.decode(parameters, prompt, 2), 2).tokens, luck.asked
+
+    drafted, residual = shares(q), shares(np.maximum(p - q, 0))
+    doubtful = sorted((token for token in drafted if p[token] < q[token]), key=lambda token: abs(p[token] / q[token] - 0.5))[:2]
+    sure = max(drafted, key=lambda token: p[token] - q[token])
+    assert told(drafted[sure][1], 1 - 1e-12)[0][0] == sure  # p > q: whatever the number
+    assert 0.1 < p[doubtful[0]] / q[doubtful[0]] < 0.9
+    for token in doubtful:
+        bound = p[token] / q[token]
+        behind = shares(sampling.law(real_models.logits(full, [*prompt, token]).numpy()))
+        for place, (drawn, (other, range_of)) in enumerate(zip(drafted[token], [*behind.items()][:2], strict=True)):
+            written, asked = told(drawn, bound * (1 - 1e-9), range_of[place])
+            assert written == [token, other]
+            assert [each[1:] for each in asked] == [(2, 0), (2, 0), (3, 0)]
+            kept = [each[0] for each in asked]
+        for drawn, (other, ends) in zip(drafted[token], [*residual.items()][:2], strict=True):
+            for end in ends:
+                written, asked = told(drawn, bound * (1 + 1e-9), end)
+                assert written[0] == other
+                assert [each[1:] for each in asked[:3]] == [(2, 0)] * 3
+        # What is drafted, tested, replaced and added is drawn by streams of their own.
+        assert kept[:2] == [each[0] for each in asked[:2]]
+        assert len({*kept, *(each[0] for each in asked)}) == 4
+
+
+def test_draws_are_for_the_position_and_the_sequence_of_the_token_that_follows() -> None:
+    """Sequences 3 and 1 of a batch, at unequal positions: a number drawn in one is no number of the other."""
+    decoders = real_models.decoders("llama")
+    luck = Told(0.25, 0.75)
+    found: list[Any] = []
+
+    def steps() -> Any:
+        for text, tokens in ((3, (4, 5, 6)), (1, (4, 5))):
+            yield Forward("target", tokens, 0, 0, LAYERS, None, 1, texts=(text,))
+        both = yield Forward("target", (7, 8), 2, 0, LAYERS, None, 2, texts=(3, 1), places=(3, 2))
+        for offset in (-2, -1):
+            found.append((yield Read("uniform", both, offset)))
+        yield Commit("token", (1,))
+
+    Real(decoders, luck=luck).run(steps(), 1)
+    assert found == [0.25, 0.75]
+    assert [each[1:] for each in luck.asked] == [(4, 3), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("module", "parameters", "rates"),
+    [
+        (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL), {"acceptance_rate": 0.5}),
+        (bild, bild.Parameters(LAYERS, 4, **SMALL), {"fallback_rate": 0.3, "rollback_rate": 0.3}),
+    ],
+)  # fmt: skip
+def test_forced_outcomes_are_read_of_tokens_that_the_models_have(module: Any, parameters: Any, rates: Any) -> None:
+    """Tokens of a world are places in a sequence, here beyond the vocabulary on either side."""
+    tokens, prompt = 12, real_models.VOCABULARY - 3
+    world = forced.world(parameters, prompt, tokens, rates, seed=2)
+    log: list[Answered] = []
+    steps = module.decode(parameters, tuple(range(prompt)), tokens)
+    written = Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens
+    assert written[-1] > real_models.VOCABULARY
+    assert any(each.token is not None and each.token < -real_models.VOCABULARY for each in log)
+    assert any(each.token is not None and each.token > real_models.VOCABULARY for each in log)
+
+
 def test_drawn_texts_are_the_same_for_the_same_seed_and_others_for_another() -> None:
     parameters = speculative.Parameters(LAYERS, 3, sampled=True, **SMALL)
     texts = [run("llama", speculative, parameters, [3, 4], 20, luck=Luck(seed)).tokens for seed in (1, 1, 2)]
@@ -473,6 +567,34 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     """Four equal chances: two of them make up one half exactly, and a third is not kept."""
     assert Sampling(top_p=0.5).law(np.zeros(4)).tolist() == [0.5, 0.5, 0, 0]
     assert np.count_nonzero(Sampling(top_p=0.51).law(np.zeros(4))) == 3
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_a_position_is_read_from_either_end_of_its_pass(heads: int) -> None:
+    """Of three tokens the last ones are projected: offsets are as in a list, and chances are the model's own."""
+    full, prompt = real_models.model("llama", LAYERS), [3, 4, 5]
+    found: dict[int, list[Any]] = {}
+
+    def steps() -> Any:
+        out = yield Forward("target", tuple(prompt), 0, 0, LAYERS, None, heads)
+        for offset in range(-heads, heads):
+            place = offset if offset < 0 else 3 - heads + offset
+            law = softmax(real_models.logits(full, prompt[: place % 3 + 1]).numpy())
+            best = int(law.argmax())
+            asked = [Read("next", out, place), Read("top", out, place, 2), Read("distance", out, place, token=best)]
+            asked += [Read("confidence", out, place), Read("chance", out, place, token=best)]
+            asked += [Read("confidence", out, place, token=1)]
+            found[place] = []
+            for read in asked:
+                found[place].append((yield read))
+            order = np.argsort(-law)[:2].tolist()
+            assert found[place][:2] == [best, order]
+            assert found[place][2:] == pytest.approx([-np.log(law[best]), law[best], law[best], law[1]])
+        yield Commit("token", (1,))
+
+    Real(real_models.decoders("llama")).run(steps(), 1)
+    assert len(found) == 2 * heads
+    assert all(found[place] == found[place - 3] for place in range(3 - heads, 3))
 
 
 def test_random_draws_differ_by_purpose_position_sequence_and_turn() -> None:

@@ -332,6 +332,12 @@ def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> Non
     with pytest.raises(ParameterError, match=r"log\.parts/00000\.json: .*sha256.*; remove log\.parts/00000\.json, and --resume"):
         logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
     part.write_bytes(content)
+    own = part.with_suffix(".json")
+    kept = own.read_text()
+    own.write_text(json.dumps(json.loads(kept) | {"schema_version": 99}))
+    with pytest.raises(ParameterError, match=r"00000\.json: schema_version must be \d+, got 99; log it again; remove log\.parts/0"):
+        logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
+    own.write_text(kept)
     tomorrow = said | {"date": "2026-01-02"}
     again, spent = logging.make(out, tomorrow, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
     assert again.said["date"] == "2026-01-02"
@@ -361,6 +367,23 @@ def test_what_cannot_end_well_is_refused_before_anything_is_written(tmp_path: Pa
     assert (tmp_path / "log.parquet").read_text() == "somebody's"
 
 
+def test_match_rates_are_of_the_heads_that_each_layer_has() -> None:
+    """Trained heads at layers 2 and 3 alone, whose ranks are better by one: a row for each head that is there, and no other."""
+    log = made()
+    common = log.table["rank_common"].to_numpy()
+    ranks = np.maximum(common - 1, 1) * np.isin(np.arange(1, LAYERS + 1), (2, 3))
+    table = log.table.with_columns(pl.Series("rank_trained", ranks, log.table.schema["rank_trained"]))
+    found = PositionLog(table, log.said | {"heads": {"name": "heads", "checksum": "0"}})
+    rows = {row[:3]: row[3] for row in rate_tables.matches(found, [1, 2], position_log.HEADS).rows}
+    heads = [(layer, "N") for layer in range(1, LAYERS)] + [(2, "Y"), (3, "Y")]
+    assert {*rows} == {(*each, k) for each in heads for k in (1, 2)}
+    for (layer, head, k), rate in rows.items():
+        assert rate == pytest.approx((common[:, layer - 1] <= k + (head == "Y")).mean())
+    by_position = next(each for each in rate_tables.tables(found, [1], [1], 0.1) if "by output position" in each.title)
+    assert [row[0] for row in by_position.rows] == [2, 3]
+    assert "trained head" in by_position.title
+
+
 def test_tables_of_rates_count_what_the_log_holds() -> None:
     log = made()
     found = {table.title: table for table in rate_tables.tables(log, [1, 2], [1, 3], 0.1)}
@@ -371,6 +394,49 @@ def test_tables_of_rates_count_what_the_log_holds() -> None:
         assert trials == len(PROMPTS) * TOKENS
         assert low <= rate <= high
     assert all("\n".join(table.lines()) and json.dumps(table.document()) for table in found.values())
+
+
+def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
+    """Cell by cell from the columns of a log; ranges hold every position once, and places are of the longest drafts."""
+    log = made()
+    found = [*rate_tables.tables(log, [2], [2, 3], 0.1)]
+
+    def table(title: str) -> rate_tables.Table:
+        return next(each for each in found if each.title.startswith(title))
+
+    position, common = log.table["position"].to_numpy(), log.table["rank_common"].to_numpy()
+    matched = table("Match rates at k=2 by output position")
+    ranges = [tuple(map(int, name.split("-"))) for name in matched.columns[1:]]
+    assert len(ranges) == min(rate_tables.BINS, TOKENS)
+    assert [place for low, high in ranges for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
+    for layer, *cells in matched.rows:
+        inside = [(position + 1 >= low) & (position + 1 <= high) for low, high in ranges]
+        assert cells == pytest.approx([(common[each, layer - 1] <= 2).mean() for each in inside])
+    for layer, k, rate, *_, spread in table("Are matches independent?").rows:
+        sums = np.array([each.sum() for each in np.split(common[:, layer - 1] <= k, len(PROMPTS))])
+        mean = sums.sum() / (len(PROMPTS) * TOKENS)
+        assert rate == pytest.approx(mean)
+        expected = np.sqrt(((sums - TOKENS * mean) ** 2).mean() / (TOKENS * mean * (1 - mean))) if 0 < mean < 1 else np.nan
+        assert spread == pytest.approx(expected, nan_ok=True)
+    lengths = [each + 1 for each in log.column("accepted")]
+    played = rates.play(lengths, 3)
+    rows = {row[0]: row for row in table("Acceptance (measured").rows}
+    assert rows["mean_acceptance_length"][1:3] == (3, pytest.approx(played.accepted.mean() + 1))
+    assert rows["mean_acceptance_length"][5] == played.accepted.size
+    assert rows["tested"][6] <= rows["tested"][2] <= rows["tested"][7]
+    assert [row[0] for row in table("Acceptance by place").rows] == [1, 2, 3]
+    assert sum(row[4] for row in table("Acceptance by output position").rows) == rows["tested"][5]
+    at = [tuple(map(int, row[0].split("-"))) for row in table("Acceptance by output position").rows]
+    assert [place for low, high in at for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
+
+
+def test_acceptance_of_drawn_drafts_is_the_mean_of_two_columns() -> None:
+    log = made(sampling=Sampling(temperature=2.0))
+    (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of drawn"))
+    for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.chances()), strict=True):
+        values = np.concatenate(column)
+        assert (rate, count) == (pytest.approx(values.mean()), values.size)
+        assert error == pytest.approx(np.sqrt(((values - values.mean()) ** 2).sum() / (values.size - 1) / values.size))
 
 
 def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import re
 import signal
@@ -26,6 +27,7 @@ from calibrate import pool as pool_of
 from calibrate.interpreter import Luck, Real, Sampling
 from calibrate.processes import GONE, Parallel, Pool, ProcessError, started
 from calibrate.replicas import Replica
+from model import forced
 from model.algorithms import autoregressive, beam, ppd, speculative
 from model.checks import ParameterError
 from model.decoding import Answered
@@ -225,7 +227,10 @@ def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
 def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PROCESS_TEXT", 8)
     use(pool, tiny("llama"))
+    seeds, whole = [], forced.world
+    monkeypatch.setattr(forced, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))
     raw = parts.apart([parts.over_processes(pool, seed) for seed in range(2)], LAYERS)
+    assert seeds == [0, 0, 0, 1, 1, 1]  # each sequence has outcomes of its own
     assert raw["exit_layer"] == 3
     for part in parts.BETWEEN:
         assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
@@ -304,6 +309,40 @@ def test_rows_that_are_not_those_believed_are_refused() -> None:
         other.make(step._replace(serial=11, first=2, state=3))
     with pytest.raises(CacheError, match="rows up to position 17 do not fit"):
         other.make(units.Command(12, (3,) * 17, 0, 0, 5, 0, None, (), 0))
+
+
+def test_passes_of_processes_that_start_others_say_layer_by_layer_how_far_they_are(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those others may follow them; a single pass starts nobody, and is spared it."""
+    use(pool, tiny("llama"))
+    made: list[units.Command] = []
+
+    def command(*asked: Any) -> units.Command:
+        made.append(units.Command(*asked))
+        return made[-1]
+
+    monkeypatch.setattr(processes, "Command", command)
+
+    def process() -> Steps:
+        yield Forward("target", (6,), 2, 0, LAYERS)
+
+    def steps() -> Steps:
+        yield Forward("target", (3, 4), 0, 0, LAYERS)
+        yield Join((yield Fork((Forward("target", (5,), 2, 0, LAYERS), process()), (1, 2))))
+        yield Commit("token", (1,))
+
+    Parallel(pool).run(steps(), 1)
+    assert {each.tokens: each.followed for each in made} == {(3, 4): True, (5,): False, (6,): True}
+
+
+@pytest.mark.parametrize(("kind", "longest", "capacity"), [("llama", 96, 96), ("t5", None, 2048), ("llama", 4096, 2048)])
+def test_there_is_room_for_all_positions_that_a_model_knows_up_to_2048(kind: str, longest: int | None, capacity: int) -> None:
+    replica = tiny(kind)
+    if longest is not None:
+        replica = dataclasses.replace(replica, model=json.dumps(json.loads(replica.model) | {"max_position_embeddings": longest}))
+    with started(replica, 1, source=SOURCE if kind == "t5" else ()) as pool:
+        assert (pool.decoder.longest, pool.capacity) == (longest, capacity)
 
 
 def test_replicas_share_weights_only_if_these_are_the_same() -> None:

@@ -347,6 +347,15 @@ def test_held_out_prompts_are_starts_of_one_length_that_do_not_overlap(
     assert found == held_out(length, 8, seed, corpus=small)[:count]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_may_end_where_others_begin(seed: int) -> None:
+    """Functions of seven characters each: all of them are prompts of 7, and none that overlaps another is one of 8."""
+    held = corpus.Corpus({"kept.py": "x"}, {"a.py": "def a\n\ndef b\n\ndef c\n\n"}, "3.x", "none")
+    assert {*texts(held_out(7, 3, seed, corpus=held))} == {"def a\n\n", "def b\n\n", "def c\n\n"}
+    with pytest.raises(ParameterError, match=r"^count must be at most 1, got 3"):
+        held_out(8, 3, seed, corpus=held)
+
+
 def test_held_out_prompts_of_tokens(small: corpus.Corpus) -> None:
     tokenizer = vocabulary.learnt(small, 300)
     for seed in range(3):

@@ -157,6 +157,7 @@ def test_times_add_up() -> None:
     assert times.commits == sorted(times.commits)
     assert times.commits[-1] <= found.seconds
     assert set(times.passes) == {"target", "draft"}
+    assert min(*times.passes.values(), times.reads) > 0
     assert sum(times.passes.values()) + times.reads <= found.seconds
 
 

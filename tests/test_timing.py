@@ -578,6 +578,30 @@ def test_a_slow_layout_of_operands_is_no_ceiling(
     assert (layer.rate() > 2 * 1.1e9).all()  # faster than the slow layout: that is no ceiling
 
 
+def test_the_least_data_that_is_tried_may_reach_the_ceiling(clockwork: Clockwork) -> None:
+    """Products that a cache holds are faster here than all larger ones: the best of them, in whatever layout, is the ceiling."""
+    with Machine(clockwork, rate=1e9, slow=1e8, inner=machine.LITTLE, best=1e10, bandwidth=1e15):
+        found = machine.Ceilings("cpu", "float16", quick=True)
+    assert found.best["flop_per_s"] == pytest.approx(1e10, rel=0.05)
+
+
+@pytest.mark.parametrize(("device", "warmups"), [("cpu", 5), ("cuda:0", 20)])
+def test_a_gpu_is_warmed_up_for_longer(device: str, warmups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock rises with its work; passes that are not timed go before those that are, unless they are asked for otherwise."""
+    seen: list[Effort] = []
+    begun = SimpleNamespace(
+        spec=SimpleNamespace(device=device), built=None, rows=SimpleNamespace(header={}, rows=[]),
+        ceilings=SimpleNamespace(between=None),
+    )  # fmt: skip
+    monkeypatch.setattr(layers, "open_model", lambda *_, **__: begun)
+    monkeypatch.setattr(layers, "go_over", lambda *_, effort, **__: seen.append(effort))
+    monkeypatch.setattr(layers, "write", lambda *_: ({}, {}))
+    monkeypatch.setattr(layers, "ceilings_of", lambda *_: {})
+    for asked in (None, Effort(warmups=3)):
+        layers.time_layers("any", Grid((1,), (4,)), tmp_path, effort=asked)
+    assert [each.warmups for each in seen] == [warmups, 3]
+
+
 def test_what_beats_a_measured_ceiling_is_told_and_kept(
     config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
 ) -> None:

@@ -327,6 +327,37 @@ def test_a_gpu_left_out_is_left_out() -> None:
     assert worst["phi-2"] == pytest.approx(0.5, abs=1e-3)
 
 
+def test_the_command_prints_how_far_off_it_is_on_what_it_has_not_seen(
+    operations: dict[str, Profile], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A GPU that takes twice as long over few tokens alone: its errors are of these, as printed by kind and by range of tokens."""
+    measured = [made_up(gpu, model) for gpu in ("a100", "a40") for model in ("llama-2-7b", "llama-2-13b")]
+    measured[2:] = [replace(each, seconds=each.seconds * np.where(each.tokens <= fits.FEW, 2, 1)) for each in measured[2:]]
+    monkeypatch.setattr(fits, "layers", lambda _: measured)
+    monkeypatch.setattr(fits, "attention", lambda _: [attention_made_up(operations["a100"], LAW)])
+    done = CliRunner().invoke(app, [*FIT, str(tmp_path)])
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    found = dict(re.findall(r"^median errors on an unseen (.*): (.*)$", done.stdout, re.MULTILINE))
+    kinds = {
+        "model on the same GPU": fits.unseen_models(measured), "GPU": fits.unseen_gpus(measured),
+        "GPU with one measured layer of 1 token": fits.one_measured(measured, [1]),
+    }  # fmt: skip
+    expected = {}
+    for kind, left in kinds.items():
+        for where, inside in (("to 64 tokens", lambda tokens: tokens <= 64), ("beyond 256 tokens", lambda tokens: tokens > 256)):
+            errors = {gpu: [abs(one.error[inside(one.tokens)]) for one in left if one.gpu == gpu] for gpu in ("a100", "a40")}
+            medians = {gpu: validation.percent(float(np.median(np.concatenate(each)))) for gpu, each in errors.items()}
+            expected[f"{kind}, {where}"] = ", ".join(f"{gpu} {error}" for gpu, error in medians.items())
+    assert found == expected
+    assert found["GPU, to 64 tokens"].endswith(f"a40 {validation.percent(0.5)}")
+    law = fits.fit(measured, fits.attention(tmp_path))
+    for name in fits.OF_LAYERS:
+        scale = 1e6 if name.endswith("launch") else 1
+        fitted, usual = (f"{scale * getattr(each, name):.3f}" for each in (law, Efficiency()))
+        assert re.search(rf"^  {name} +{fitted}.* comes along: {usual}", done.stdout, re.MULTILINE)
+    assert f"fitted to {sum(each.tokens.size for each in measured)} layers and " in done.stdout
+
+
 def test_attention_that_obeys_a_law_gives_its_efficiencies(operations: dict[str, Profile]) -> None:
     found = fits.fit_attention([attention_made_up(operations[gpu], LAW) for gpu in ("a100", "l40s")], LAW)
     for name in fits.OF_ATTENTION:
