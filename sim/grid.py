@@ -19,7 +19,7 @@ from sim.cases import Case
 from sim.scenario import SECTIONS, Tables
 
 KEPT = 256
-"""So many resolved points are kept."""
+"""Resolved points that a grid keeps."""
 LOOKED_AT_UP_TO = 512
 """A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
 ELSEWHERE = 64

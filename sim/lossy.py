@@ -97,8 +97,8 @@ class RatesByPosition:
 @lru_cache(maxsize=8)
 def _assumed(sureness: float) -> Decisions:
     """The record that is drawn where none was measured: every point of a run asks for the same one."""
-    luck = np.concatenate([*coins.tiles(0, "record", 0, 3 * -(-ASSUMED // coins.BLOCK))], axis=None)
-    found = decisions.synthetic(ASSUMED, luck[: 3 * ASSUMED].reshape(3, ASSUMED), sureness=sureness)
+    draws = np.concatenate([*coins.tiles(0, "record", 0, 3 * -(-ASSUMED // coins.BLOCK))], axis=None)
+    found = decisions.synthetic(ASSUMED, draws[: 3 * ASSUMED].reshape(3, ASSUMED), sureness=sureness)
     for column in (found.confidence, found.distance, found.agrees):
         column.setflags(write=False)
     return found

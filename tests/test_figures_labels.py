@@ -62,13 +62,13 @@ def test_a_lone_point_is_named_at_once_to_its_right_and_tied_to_it_only_from_afa
     assert text.arrow_patch is None  # type: ignore[attr-defined]
     # A fence around the point leaves room farther away alone, and a line leads there.
     fenced = axes_of(dpi)
-    around = fenced.transData.inverted().transform(fenced.transData.transform((0.5, 0.5)) + np.array(
-        [(0, 0), (10, 8), (10, -8), (-10, 8), (-10, -8), (14, 16), (14, -16), (-14, 16), (-14, -16), (12, 0), (-12, 0)]
-    ))  # fmt: skip
+    fence = np.array([(x, y) for x in range(-24, 25, 4) for y in range(-24, 25, 4) if (x, y) != (0, 0)])
+    around = fenced.transData.inverted().transform(fenced.transData.transform((0.5, 0.5)) + fence)
     assert labels.place(fenced, [(0.5, 0.5, "alone")], [each[None] for each in around]) == 0
     [text], [box] = fenced.texts, boxes(fenced)
-    gap = np.hypot(max(box.x0 - at[0], at[0] - box.x1, 0), max(box.y0 - at[1], at[1] - box.y1, 0))
-    assert text.arrow_patch is not None or gap <= labels._LEADER  # type: ignore[attr-defined]
+    beside = max(box.x0 - at[0], at[0] - box.x1), (box.y0 + box.y1) / 2 - at[1]
+    assert np.hypot(*beside) > labels._LEADER  # the fence leaves no room that is nearer
+    assert text.arrow_patch is not None  # type: ignore[attr-defined]
 
 
 def test_where_there_is_no_room_words_are_counted() -> None:

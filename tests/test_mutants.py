@@ -16,7 +16,6 @@ def test_every_mutant_differs_from_the_model_and_from_the_others() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("mutants")  # one after the other: each takes all the cores it is given
 @pytest.mark.parametrize("module", mutants.TESTS)
 def test_95_percent_of_the_mutants_are_killed_and_the_others_listed(module: str) -> None:
     command = [sys.executable, "-m", "tests.mutants", module]

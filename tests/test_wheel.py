@@ -13,8 +13,6 @@ PACKAGES = ("model", "sim", "calibrate", "figures")
 RESULTS = ("results.parquet", "results.csv", "summary.json")
 FIGURES = 2
 
-pytestmark = pytest.mark.xdist_group("wheel")  # on one worker, so that the wheel is built once
-
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
