@@ -241,6 +241,8 @@ def recorded(folder: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.coverage_map", "-p", "no:cacheprovider", "-n", "2", "--dist",
                "loadfile", "tests", "model", "sim", "figures", "calibrate"]  # fmt: skip
     subprocess.run(command, cwd=ROOT, env={**os.environ, "MAP_OF": str(folder)}, check=False)
+    if not Map(folder).seconds:
+        raise SystemExit(f"no test of the quick tier passed while lines were recorded in {folder}")
 
 
 # --- running -----------------------------------------------------------------------------------------------------------
@@ -435,6 +437,8 @@ def main() -> int:
         print(f"lines recorded after {time.perf_counter() - start:.0f} s", flush=True)
         faults = [fault for package in asked.packages.split(",") for fault in drawn(package, asked.faults, asked.seed)]
         known = Map(where)
+        if not known.seconds:
+            raise SystemExit(f"{where} has lines of no test: remove the folder, and they are recorded anew")
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = "1"
         os.environ.setdefault("DECODESIM_DATA", str(ROOT.parent / "shared" / "data"))
