@@ -405,13 +405,14 @@ def interrupted() -> Steps:
     """The same, and the user interrupts it while a sub-process is at work."""
     steps = asking()
     answer = None
-    for number in range(1_000_000):
+    for number in range(1000):
         step = steps.send(answer)
         if number == 6:
             signal.raise_signal(signal.SIGINT)
         answer = yield step
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
