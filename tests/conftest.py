@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +32,8 @@ settings.register_profile("default", derandomize=True, **calm)
 # The search proper: more examples, new ones at every run; the printed blob reproduces a failure.
 settings.register_profile("thorough", max_examples=1000, derandomize=False, **calm)
 settings.load_profile("default")
+# Examples would also be made of numbers in those of the project's files that are loaded: of which tests ran before in the process.
+providers.is_local_module_file = lambda _: False
 
 # An app's commands are made of their signatures once; made anew at each call in this process they take longer than most calls.
 _runner: Any = typer.testing
