@@ -1,8 +1,9 @@
-"""What every figure shows, read off its artists: its words exactly, and how many marks, error bars, bars and areas of each kind.
+"""What every figure shows, read off its artists: its words exactly, how many marks, error bars, bars and areas of each kind, and
+where all of it stands on the page.
 
 The words are kept in `data/figures_shown.json`, numbers in them as `#`: which numbers stand there, and where the marks stand, is
-asserted figure by figure from the rows that are drawn. `python -m tests.test_figures_shown` writes the file anew, to be read before
-it is kept.
+asserted figure by figure from the rows that are drawn. Sizes, limits, places and strokes are kept in `data/figures_layout.json`.
+`python -m tests.test_figures_shown` writes both files anew, to be read (and the figures looked at) before they are kept.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ from tests import (
     test_figures_speculative,
     test_figures_tradeoff,
 )
-from tests.figure_checks import Panel, clipped, formula, misnamed, misplaced, shown, unexplained, words
+from tests.figure_checks import Layout, Panel, clipped, formula, misnamed, misplaced, shown, unexplained, words
 
 KEPT = Path(__file__).parent / "data" / "figures_shown.json"
+LAYOUT = KEPT.with_name("figures_layout.json")
 
 
 @cache
@@ -206,19 +208,50 @@ def document(name: str) -> dict[str, Any]:
     }
 
 
+def layout(name: str) -> dict[str, Any]:
+    """Where all of a figure stands. Numbers of words are `#`: where the end of a word is depends on its digits."""
+    found = Layout.of(built(name))._asdict()
+    return found | {"words": [" ".join([plain(text), *map(str, at)]) for text, *at in found["words"]],
+                    "boxes": [" ".join(map(str, each)) for each in found["boxes"]],
+                    "limits": [" ".join(map(str, each)) for each in found["limits"]],
+                    "legends": [" ".join(map(str, each)) for each in found["legends"]],
+                    "size": " ".join(map(str, found["size"]))}  # fmt: skip
+
+
+def near(got: dict[str, Any], want: dict[str, Any]) -> bool:
+    """The same layout; words and what follows from their size may be 0.3 hundredths off: letters are not of one width everywhere."""
+    return [*got] == [*want] and all(
+        got[part] == want[part] if part in ("size", "limits", "strokes") else
+        len(got[part]) == len(want[part]) and all(map(_close, got[part], want[part])) for part in want
+    )  # fmt: skip
+
+
+def _close(one: str, other: str) -> bool:
+    """The same words up to numbers, and those nearly the same."""
+    ours, theirs = (re.findall(r"-?\d+\.\d+", each) for each in (one, other))
+    same = re.sub(r"-?\d+\.\d+", "", one) == re.sub(r"-?\d+\.\d+", "", other)
+    return same and all(abs(float(a) - float(b)) <= 0.3 for a, b in zip(ours, theirs, strict=True))
+
+
 @cache
-def kept() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8"))
+def kept(where: Path = KEPT) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(where.read_text(encoding="utf-8"))
     return found
 
 
 def test_every_figure_is_here() -> None:
-    assert [*kept()] == [*BUILT]
+    assert [*kept()] == [*kept(LAYOUT)] == [*BUILT]
 
 
 @pytest.mark.parametrize("name", BUILT)
 def test_a_figure_shows_what_it_is_meant_to(name: str) -> None:
     assert document(name) == kept()[name]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_all_of_a_figure_stands_where_it_is_meant_to(name: str) -> None:
+    got, want = layout(name), kept(LAYOUT)[name]
+    assert near(got, want), [(part, got[part], want[part]) for part in got if not near({part: got[part]}, {part: want[part]})]
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -246,7 +279,7 @@ def test_axes_say_what_they_are_of(name: str) -> None:
 
 
 if __name__ == "__main__":
-    text = json.dumps({name: document(name) for name in BUILT}, indent=1, ensure_ascii=False)
-    KEPT.write_text(text + "\n", encoding="utf-8")
+    for where, of in ((KEPT, document), (LAYOUT, layout)):
+        where.write_text(json.dumps({name: of(name) for name in BUILT}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for each in BUILT:
         print(each, misplaced(built(each)))
