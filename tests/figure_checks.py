@@ -159,7 +159,8 @@ def stroke(artist: Any) -> str:
             parts += [to_hex(fill) if (fill := artist.get_markerfacecolor()) != "none" else "hollow"]
     elif isinstance(artist, Patch):
         fill = to_hex(artist.get_facecolor()) if artist.get_facecolor()[3] else "hollow"
-        parts = [type(artist).__name__, fill, to_hex(artist.get_edgecolor()), f"{artist.get_linewidth():.2g}", artist.get_hatch() or ""]
+        parts = [type(artist).__name__, fill, to_hex(artist.get_edgecolor()), f"{artist.get_linewidth():.2g}"]
+        parts += [artist.get_hatch() or ""]
     else:
         shades = {to_hex(each) for each in [*artist.get_facecolor(), *artist.get_edgecolor()]}
         parts = [type(artist).__name__, *(sorted(shades) if len(shades) < 4 else ["many colours"]), artist.get_hatch() or ""]
