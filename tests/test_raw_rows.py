@@ -103,7 +103,8 @@ def test_parts_of_runs_over_processes_follow_from_their_rows() -> None:
     rounds = [
         apart(wake_us={"1": [4, 5, 9], "2": [1, 2, 3]}, alone_us={"1": [64, 70, 100]}, beside_us={"1": [41, 45, 51]},
               called_us={"1": [50, 60, 70], "2": [8, 9, 10]}),
-        apart(wake_us={"1": [6, 7, 11]}, alone_us={"1": [64, 70, 100]}, beside_us={"1": [41, 45, 51]}, called_us={"1": [50, 60, 70]}),
+        apart(wake_us={"1": [6, 7, 11]}, alone_us={"1": [64, 70, 100]}, beside_us={"1": [41, 45, 51]},
+              called_us={"1": [50, 60, 70]}),
     ]  # fmt: skip
     found = by_place(parts.process_rows(rounds, {"alone": 10e-6, "beside": 5e-6}, 5))
     assert found == {
@@ -121,7 +122,7 @@ def test_texts_over_processes_are_means_between_quartiles_by_how_many_there_are(
         return {1: {name: [*seconds] for name in names}, 2: {name: [1e-6] if name == "wake" else [] for name in names}}
 
     found = parts.apart([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
-    assert {name: found[f"{name}_us"]["1"] for name in names} == dict.fromkeys(names, [1.75, 4.0, 4.75])
+    assert {name: found[f"{name}_us"]["1"] for name in names} == {name: [1.75, 4.0, 4.75] for name in names}
     assert [name for name in names if "2" in found[f"{name}_us"]] == ["wake"]
     assert found["wake_us"]["2"] == [1.0] * 3
     assert found["exit_layer"] == 3  # the middle of five layers, rounded up
