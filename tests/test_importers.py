@@ -308,6 +308,18 @@ def test_a_folder_split_over_devices_that_do_not_divide_the_heads_is_refused(fol
             llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
 
 
+@pytest.mark.parametrize(("name", "ways"), [("tp2", 2), ("tp8", 8), ("profile", 1), ("tp", 1)])
+def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(folder: Path, name: str, ways: int) -> None:
+    whole = from_llmservingsim(folder)
+    where = folder / "llmservingsim" / name
+    shutil.copytree(folder / "llmservingsim" / "tp1", where)
+    made = llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
+    assert {*whole.table["ways"]} == {1}
+    assert {*made.table.select("part", "ways").rows()} == {(part, ways) for part in whole.parts}
+    for part in whole.parts:
+        assert times(made, part, ways) == times(whole, part)
+
+
 def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: Path) -> None:
     swap("2,4096,4096,0.016", "2,4096,4096,0.0")(folder / GEMM)
     made = from_aiconfigurator(folder)
