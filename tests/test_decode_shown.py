@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,17 @@ def test_no_line_is_wrapped_or_cut(columns: str, capsys: pytest.CaptureFixture[s
     result: Any = SimpleNamespace(decoding=decoding, pieces=[words, "[red]x", "\x1b"])
     printer.text(result)
     assert capsys.readouterr().out == f"{words}\n{words}[red]x\\x1b\n"
+
+
+def test_what_an_encoding_cannot_show_is_shown_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+    printer = Printer(5, sampled=False, exact=True)
+    printer.line("caf\u00e9 \u65e5")
+    assert raw.getvalue() == b"caf\\xe9 \\u65e5\n"
+    assert printer.solid == "#"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    assert Printer(5, sampled=False, exact=True).solid == "\u2588"
 
 
 @pytest.mark.parametrize(("prompts", "quiet", "styled", "as_json", "bar"), [
