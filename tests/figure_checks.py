@@ -18,6 +18,7 @@ from matplotlib.artist import Artist
 from matplotlib.collections import Collection, LineCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -153,10 +154,15 @@ def stroke(artist: Any) -> str:
     if isinstance(artist, Line2D):
         marker = str(artist.get_marker())
         pen = artist.get_linestyle() not in ("None", "")
-        parts = [to_hex(artist.get_color()), f"{artist.get_linestyle()} {artist.get_linewidth():.2g}"] if pen else []
+        _, dashes = artist._dash_pattern  # type: ignore[attr-defined]  # the style of all that has a pattern is "--"
+        dash = "/".join(f"{each:.2g}" for each in dashes or ())
+        parts = [to_hex(artist.get_color()), f"{artist.get_linestyle()}{dash} {artist.get_linewidth():.2g}"] if pen else []
         if marker not in ("None", ""):
             parts += [f"{marker} {artist.get_markersize():.2g}", to_hex(artist.get_markeredgecolor())]
             parts += [to_hex(fill) if (fill := artist.get_markerfacecolor()) != "none" else "hollow"]
+    elif isinstance(artist, AxesImage):
+        parts = ["image", str(artist.get_interpolation()), str(artist.origin), "{:g} to {:g}".format(*artist.get_clim())]
+        parts += [to_hex(each) for each in artist.cmap(artist.norm(np.unique(artist.get_array())))[:4]]
     elif isinstance(artist, Patch):
         fill = to_hex(artist.get_facecolor()) if artist.get_facecolor()[3] else "hollow"
         parts = [type(artist).__name__, fill, to_hex(artist.get_edgecolor()), f"{artist.get_linewidth():.2g}"]
@@ -199,7 +205,7 @@ class Layout(NamedTuple):
             ends = np.log10([low, high]) if scale == "log" else np.array([low, high])
             return [float(f"{each:.3g}") for each in ends]
 
-        drawn = [[*axes.lines, *axes.patches, *axes.collections] for axes in figure.axes]
+        drawn = [[*axes.lines, *axes.patches, *axes.collections, *axes.images] for axes in figure.axes]
         drawn += [[handle for handle in each.legend_handles if handle is not None] for each in legends(figure)]
         return cls(
             [round(float(each), 2) for each in figure.get_size_inches()],
