@@ -212,7 +212,7 @@ class Map:
         return self.lines[path]
 
     def tests(self, fault: Fault, most: float) -> list[str]:
-        """Tests that run the line of a fault, a case of each in turn, fastest first; where only an import runs it, those of its file."""
+        """Tests that run the line of a fault, a case of each in turn; where only an import runs it, those of its file."""
         lines = self.of(fault.path)
         found = lines.get(fault.line) or set()
         if not found:
