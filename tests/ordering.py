@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,7 +128,6 @@ class Device(TorchDispatchMode):
         self.dead: defaultdict[int, list[Block]] = defaultdict(list)
         """Of each stream, what was let go of since it was launched last, and was used by others too."""
         self.races: list[str] = []
-        self.places: dict[Any, Any] = {}
         self.doing = ""
 
     # --- what torch.cuda has ---
@@ -216,24 +215,11 @@ class Device(TorchDispatchMode):
             if late.size:
                 self.races.append(f"{self.doing}: stream {stream.number} uses memory again that {late.tolist()} still use")
 
-    def _elements(self, tensor: Any) -> Any:
-        """Where in its memory a tensor's elements are: numbers in order, or a slice where they are without a gap."""
-        key = tensor.shape, tensor.stride(), tensor.storage_offset()
-        if key not in self.places:
-            found = np.full((1,) * len(key[0]), key[2])
-            for axis, (size, stride) in enumerate(zip(*key[:2], strict=True)):
-                found = found + stride * np.arange(size).reshape([-1 if axis == each else 1 for each in range(len(key[0]))])
-            places: Any = np.unique(found)
-            if places.size and places[-1] - places[0] + 1 == places.size:
-                places = slice(int(places[0]), int(places[-1]) + 1)
-            self.places[key] = places
-        return self.places[key]
-
     def _read(self, name: str, tensor: Any, key: int, stream: Stream) -> None:
         block = self.blocks.get(key)
         if block is None:
             return  # there before: weights
-        places, number = self._elements(tensor), stream.number
+        places, number = _elements(tensor), stream.number
         if not block.whole and (block.writer[places] < 0).any():
             self.races.append(f"{self.doing}: {name} on stream {number} reads what nobody has written")
         if not block.alone or block.owner != number:
@@ -248,7 +234,7 @@ class Device(TorchDispatchMode):
         block = self.blocks.get(key)
         if block is None:
             return
-        places, number = self._elements(tensor), stream.number
+        places, number = _elements(tensor), stream.number
         if not block.alone or block.owner != number:
             block.alone = False
             writer = block.writer[places]
@@ -261,6 +247,23 @@ class Device(TorchDispatchMode):
         block.whole = block.whole or (isinstance(places, slice) and places == slice(0, block.size))
         for times in block.reads.values():
             times[places] = 0
+
+
+def _elements(tensor: Any) -> Any:
+    """Where in its memory a tensor's elements are: numbers in order, or a slice where they are without a gap."""
+    if tensor.is_contiguous():
+        start = tensor.storage_offset()
+        return slice(start, start + tensor.numel())
+    return _scattered(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@lru_cache(maxsize=4096)
+def _scattered(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Any:
+    found = np.full((1,) * len(shape), offset)
+    for axis, (size, step) in enumerate(zip(shape, stride, strict=True)):
+        found = found + step * np.arange(size).reshape([-1 if axis == each else 1 for each in range(len(shape))])
+    places = np.unique(found)
+    return slice(int(places[0]), int(places[-1]) + 1) if np.ptp(places) + 1 == places.size else places
 
 
 def _memory(tensor: Any) -> int:
