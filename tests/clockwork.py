@@ -92,6 +92,11 @@ class Machine(TorchDispatchMode):
         clock.tick = 1e-9  # next to nothing: operations are shorter than what looking at a clock usually takes
         self.slow, self.inner, self.best = rate if slow is None else slow, inner, rate if best is None else best
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: torch need not guard each operation against that."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         operands = [each for each in args if isinstance(each, torch.Tensor) and each.ndim >= 2][-2:]
