@@ -586,8 +586,10 @@ def test_a_record_is_beside_its_scenario(kind: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("spoil", ["method", "outcomes", "cost", "kind"])
-def test_the_schema_refuses_keys_that_it_does_not_know(name: str, spoil: str) -> None:
+@pytest.mark.parametrize(("spoil", "message"), [
+    ("method", "laayers"), ("outcomes", "rollback"), ("cost", "propagatoin"), ("kind", "unknown .*'hazard'"),
+])  # fmt: skip
+def test_the_schema_refuses_keys_that_it_does_not_know(name: str, spoil: str, message: str) -> None:
     schema, given = of_scenarios(), tables(name, views=None)
     del given["views"]
     given = json.loads(json.dumps(given))
@@ -601,7 +603,7 @@ def test_the_schema_refuses_keys_that_it_does_not_know(name: str, spoil: str) ->
     else:
         given["outcomes"] = {**given.get("outcomes", RATES), "kind": "hazard"}
     assert not fits(given, schema)
-    with pytest.raises(ParameterError):
+    with pytest.raises(ParameterError, match=message):
         Grid(given)
 
 
