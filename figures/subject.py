@@ -23,10 +23,9 @@ def of_run(folder: str | Path) -> str:
     What is swept is left out: the figures say it of each point.
     """
     try:
-        tables = files.json_of(files.read_text(Path(folder) / "metadata.json"))["scenario"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return of_scenario(files.json_of(files.read_text(Path(folder) / "metadata.json"))["scenario"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # somebody else's
         return ""
-    return of_scenario(tables)
 
 
 def of_scenario(tables: Mapping[str, Any]) -> str:

@@ -325,12 +325,14 @@ def test_runs_of_engines(data: st.DataObject) -> None:
             without_room(here, STAMPS, {})
         name = data.draw(st.sampled_from(("timeseries.csv", "requests.jsonl", "meta.json")))
         text = (here / name).read_text()
-        spoiled_ = {
-            "timeseries.csv": st.one_of(lines_of(text, ",").map(str.encode), bytes_of(text.encode())),
-            "requests.jsonl": rows_of(text.splitlines()),
-            "meta.json": st.one_of(json_of(json.loads(text)).map(written).map(str.encode), bytes_of(text.encode())),
-        }  # fmt: skip
-        (here / name).write_bytes(data.draw(spoiled_[name]))
+        kinds = [bytes_of(text.encode())]
+        if name == "timeseries.csv":
+            kinds.append(lines_of(text, ",").map(str.encode))
+        elif name == "meta.json":
+            kinds.append(json_of(json.loads(text)).map(written).map(str.encode))
+        else:
+            kinds.append(rows_of(text.splitlines()))
+        (here / name).write_bytes(data.draw(st.one_of(kinds)))
         read(engine_run.read, here)
 
 
@@ -462,21 +464,36 @@ def test_pages(data: bytes) -> None:
 # --- what a run has left ---
 
 
-RUN = ("run", "compare", "--set", "scenario.tokens=8", "--replications", "4", "--no-figures", "-q", "-j", "1")
+FINISHED = {
+    "ppd": """
+scenario = { name = "x", tokens = 8, replications = 4, seed = 1, views = ["formula", "paths"] }
+method = { name = "ppd", layers = 8, exit_layer = 4, candidates = 2 }
+outcomes = { kind = "iid", match_rate = 0.5 }
+""",
+    "speculative": """
+scenario = { name = "x", tokens = 8, replications = 4, seed = 1, views = ["formula", "paths"] }
+method = { name = "speculative", layers = 8, draft_length = 3 }
+outcomes = { kind = "iid", acceptance_rate = 0.6, trials = 100 }
+cost = { cost_ratio = 0.1 }
+""",
+}
+RUN = ("--no-figures", "-q", "-j", "1")
 
 
-@lru_cache(maxsize=1)
-def left() -> dict[str, bytes]:
+@lru_cache(maxsize=2)
+def left(method: str) -> dict[str, bytes]:
+    """What a run leaves in its directory but shards."""
     with folder() as here:
-        assert CliRunner().invoke(sim, [*RUN, "-o", str(here)]).exit_code == 0
-        return {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
+        (here / "s.toml").write_text(FINISHED[method])
+        assert CliRunner().invoke(sim, ["run", str(here / "s.toml"), *RUN, "-o", str(here / "run")]).exit_code == 0
+        return {path.name: path.read_bytes() for path in (here / "run").iterdir() if path.is_file()}
 
 
-@given(data=st.data())
+@given(data=st.data(), method=st.sampled_from([*FINISHED]))
 @fuzzed
-def test_results(data: st.DataObject) -> None:
+def test_results(data: st.DataObject, method: str) -> None:
     """Figures are drawn of whatever comes through, but not written."""
-    held = left()
+    held = left(method)
     with folder() as here, pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", lambda *_, **__: [])
         for name, content in held.items():
@@ -492,8 +509,10 @@ def test_results(data: st.DataObject) -> None:
 @given(data=st.one_of(st.sampled_from([b"", b"{}", b"[]", b"null"]), st.just(b"x")), more=st.data())
 @fuzzed
 def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
-    held = left()
-    with folder() as here:
+    held = left("speculative")
+    with folder() as above:
+        here = above / "run"
+        here.mkdir()
         for name, content in held.items():
             (here / name).write_bytes(content)
         said = json.loads(held["metadata.json"])
@@ -502,4 +521,5 @@ def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
         )  # fmt: skip
         (here / "metadata.json").write_bytes(text)
         assert isinstance(subject.of_run(here), str)
-        ended(sim, *RUN, "--resume", "-o", here)
+        (above / "s.toml").write_text(FINISHED["speculative"])
+        ended(sim, "run", above / "s.toml", *RUN, "--resume", "-o", here)

@@ -100,8 +100,8 @@ def test_heads(data: st.DataObject) -> None:
 # --- work that was broken off ---
 
 
-def training_of(kept: Path) -> training.Work:
-    """Six steps of a matrix towards nothing."""
+def work_of_six_steps() -> training.Work:
+    """A matrix on its way to nothing."""
     torch.manual_seed(0)
     module = torch.nn.Linear(4, 4)
     optimizers = training.optimizers_of(module, family.RECIPE)
@@ -114,15 +114,22 @@ def training_of(kept: Path) -> training.Work:
     return training.Work(module, optimizers, learn, lambda: 1.0, lambda _: 0.01, 6, '{"some": 1}')
 
 
+@lru_cache(maxsize=1)
+def half_trained() -> bytes:
+    """What is kept of it after some steps."""
+    with folder() as here, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "KEEP_EVERY", 0.0)
+        broken_off(work_of_six_steps().done, here / "some.kept", after=4)
+        return (here / "some.kept").read_bytes()
+
+
 @given(data=st.data())
 @fuzzed
 def test_trainings_that_were_broken_off(data: st.DataObject) -> None:
-    with folder() as here, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "KEEP_EVERY", 0.0)
+    with folder() as here:
         kept = here / "some.kept"
-        broken_off(training_of(kept).done, kept, after=4)
-        kept.write_bytes(data.draw(tensors_of(kept.read_bytes())))
-        read(partial(training_of(kept).done, kept, resume=True))
+        kept.write_bytes(data.draw(tensors_of(half_trained())))
+        read(partial(work_of_six_steps().done, kept, resume=True))
 
 
 @given(data=st.data())
