@@ -36,6 +36,8 @@ class Grid:
     def __post_init__(self) -> None:
         for name, least in (("widths", 1), ("contexts", 0), ("batches", 1), ("busy", 0)):
             values = getattr(self, name)
+            if not isinstance(values, tuple | list):  # what a plan's file holds may be anything
+                raise ParameterError(f"{name} must be a list of whole numbers, got {checks.shown(values)}")
             if not values:
                 raise ParameterError(f"{name} must be at least one number, got none")
             for value in values:

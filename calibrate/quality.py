@@ -313,7 +313,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     clean = [{name: float("inf") if each.get(name) == "inf" else each.get(name) for name in names} for each in rows]
     columns = {name: [each[name] for each in clean] for name in names}
     try:
-        return pl.DataFrame({name: pl.Series(values, strict=False) for name, values in columns.items()})
+        found = pl.DataFrame({name: pl.Series(values, strict=False) for name, values in columns.items()})
+        mixed = [name for name, kind in found.schema.items() if kind == pl.Object]
+        if mixed:
+            raise ParameterError(f"column {mixed[0]} has values of several kinds")
+        return found
     except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # rows that were kept
         line = str(error).partition("\n")[0]
         raise ParameterError(f"kept rows cannot be put into one table: {line}; remove what is kept, and begin anew") from None

@@ -24,7 +24,7 @@ SECONDS = 60.0
 """Of processor time that one example may take; a valid file takes a few at most."""
 MEMORY = 3 * 2**30
 """By which the process may have grown at the end of an example [bytes]."""
-fuzzed = settings(max_examples=40, deadline=None, suppress_health_check=[*HealthCheck])
+fuzzed = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 10**5, 10**9, 2**63, 10**400, -0.5, 0.5, 1e-320, 1e-200, 1e12, 1e300, "", "x", "nan", "inf",
@@ -37,7 +37,8 @@ def ended(app: Any, *arguments: str | Path, failing: bool = False) -> int:
     """Call a command; its exit code, if it keeps to what it owes. Of one that is `failing` points may fail: its exit code is 1."""
     begun, grown = time.process_time(), _held()
     done = CliRunner().invoke(app, [*map(str, arguments)])
-    assert done.exception is None or isinstance(done.exception, SystemExit), (arguments, repr(done.exception))
+    if not isinstance(done.exception, SystemExit | None):
+        raise AssertionError(f"{arguments} ended by {done.exception!r}") from done.exception
     assert done.exit_code in ((0, 1, 2) if failing else (0, 2)), (done.exit_code, done.output)
     assert "views disagree" not in done.output
     errors = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]

@@ -467,7 +467,7 @@ def test_whole_messages_about_files(written, tmp_path):
         ({"rows": 9}, "rows must be the table's 8, got 9"),
         (
             {"sources": [{"repository": "x"}]},
-            "sources must each have repository, file, commit, licence, sha256 and parts: 'parts'",
+            "sources must each have repository, file, commit, licence, sha256 and parts: sources[0].commit is missing",
         ),
     ):
         assert refusal(profile.load, written(**more)) == f"tiny.json: {message}"
