@@ -693,7 +693,7 @@ TRACED = {
 @pytest.mark.parametrize("name", TRACED)
 @pytest.mark.parametrize("tokens", [None, 4, 1, 50])
 def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None) -> None:
-    """All of them, or the first of every text; layer by layer it takes as long."""
+    """All of them, or the first of every text."""
     method = TRACED[name]
     given = tables(name.partition("-")[0], method=[method])
     if "exit_layer" in method:
@@ -704,8 +704,6 @@ def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None) -> None:
     lengths = method.get("lengths", [TOKENS])
     assert len(run.tokens) == sum(min(length, tokens or TOKENS) for length in lengths)
     assert sum(tokens for _, _, tokens in run.commits) == len(run.tokens)
-    layered = trace.record(given, tokens=tokens, seed=3, per_layer=True)
-    assert layered.latency == pytest.approx(run.latency)
     document = trace.chrome_trace(run.intervals, run.commits, name)
     assert max(event["ts"] for event in document["traceEvents"] if event["ph"] == "i") == pytest.approx(run.latency * 1000)
 
