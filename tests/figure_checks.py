@@ -90,6 +90,7 @@ class Shown(NamedTuple):
 
 def shown(figure: Figure) -> Shown:
     """The data of a figure."""
+    stale = figure.stale
     panels = []
     for axes in figure.axes:
         lines, marks = [], []
@@ -118,6 +119,7 @@ def shown(figure: Figure) -> Shown:
             "".join(name for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)) if any(
                 each.get_visible() for each in axis.get_gridlines())),
         ))  # fmt: skip
+    figure.stale = stale  # only looked at, though matplotlib takes it for changed
     legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
     said = [(each.get_title().get_text(), [text.get_text() for text in each.get_texts()]) for each in legends]
     return Shown(panels, [text.get_text() for text in figure.texts], said)
@@ -234,6 +236,7 @@ def misplaced(figure: Figure) -> list[str]:
         f"over other axes: {part.get_text()}" for part, box in placed for axes in figure.axes
         if part.axes not in (None, axes) and box.overlaps(axes.bbox)
     ]  # fmt: skip
+    figure.stale = False  # laid out, and only looked at since, though matplotlib takes it for changed
     notes = [part for part in figure.texts if part.get_fontsize() >= 9 and not part.get_rotation()]
     begin = {round(part.get_position()[0], 6) for part in notes}
     ends = {round(axes.get_position().x0, 6) for axes in figure.axes}
