@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from calibrate import grid, layers, quality, running
+from calibrate import architectures, grid, layers, quality, running
 from calibrate import log as logging
 from calibrate.family import align, heads, store, training
 from calibrate.fits import cpu_step
@@ -78,6 +78,19 @@ def test_models(data: st.DataObject) -> None:
         put(held | {name: data.draw(spoiled_file(name, held[name]))}, here)
         read(store.load, here)
         read(store.log_of, here)
+
+
+ARCHITECTURE = real_models.config("llama", 2).to_dict() | {"architectures": ["LlamaForCausalLM"]}
+
+
+@given(data=st.data())
+@fuzzed
+def test_architectures(data: st.DataObject) -> None:
+    """As `calibrate layers` reads them, which builds a model of one that it takes."""
+    with folder() as here:
+        content = st.one_of(json_of(ARCHITECTURE).map(written).map(str.encode), bytes_of(written(ARCHITECTURE).encode()))
+        (here / "config.json").write_bytes(data.draw(content))
+        read(architectures.architecture, str(here / "config.json"))
 
 
 @lru_cache(maxsize=1)

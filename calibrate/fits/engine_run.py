@@ -30,8 +30,6 @@ FEWEST = 10
 """Texts that must run: with fewer the run is ending within the second."""
 LENGTHS = ("input_toks", "output_toks", "first_token_ts")
 """What requests must say where the room of the cache is not known."""
-MOST_ROOM = 10**12
-"""Tokens that no cache has room for."""
 STEP = 0.02
 """How finely the clocks of the two files are put together [s]."""
 
@@ -100,8 +98,9 @@ def read(folder: str | Path) -> Run:
         stamps = ("queued_ts", "scheduled_ts", "last_token_ts", *(() if room is not None else LENGTHS))
         of = {key: checks.array(key, [each[key] for each in requests], 0) for key in stamps}
         if room is not None:
-            checks.whole("kv_cache.num_kv_tokens", room, 1, MOST_ROOM)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            checks.whole("kv_cache.num_kv_tokens", room, 1)
+            room = float(room)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ParameterError(
             f"{root.name}: meta.json and requests.jsonl must be there and say queued_ts, scheduled_ts and last_token_ts, and"
             f" kv_cache.num_kv_tokens or {', '.join(LENGTHS)}: {error!r}; give the folder of a whole run"
