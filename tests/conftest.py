@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,17 @@ def frozen() -> None:
     seconds, and what is timed begins with one."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def read_once() -> Iterator[None]:
+    """Each public table is read, and compared with layers composed of it, once for all tests of a module: nothing changes either."""
+    from calibrate.importers import aiconfigurator, bundle, vidur
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((aiconfigurator, "read"), (vidur, "read"), (bundle, "operations"), (bundle, "differences")):
+            patch.setattr(module, name, cache(getattr(module, name)))
+        yield
 
 
 @pytest.fixture

@@ -212,9 +212,14 @@ class Map:
             self.lines[path] = found
         return self.lines[path]
 
+    def of_folder(self, path: str) -> set[str]:
+        """Tests that run any file beside this one."""
+        beside = {name for _, names in self.parts for name in names if Path(name).parent == Path(path).parent}
+        return {test for name in beside for tests in self.of(name).values() for test in tests}
+
     def tests(self, fault: Fault, most: float) -> list[str]:
-        """Tests that run the line of a fault, fastest first; of one that only an import runs, those that run its file, and of a
-        function's defaults those that call it.
+        """Tests that run the line of a fault, a case of each in turn; of a function's defaults those that call it. Of what only an
+        import runs those that run its file, or where none does, its folder.
         """
         lines = self.of(fault.path)
         found = lines.get(fault.line) or set()
@@ -222,18 +227,22 @@ class Map:
             tree = ast.parse((ROOT / fault.path).read_text(encoding="utf-8"))
             spans = [(node.lineno, _body_of(node), node.end_lineno or node.lineno) for node in ast.walk(tree)
                      if isinstance(node, ast.FunctionDef | ast.Lambda)]  # fmt: skip
-            inside = [span for span in spans if span[0] <= fault.line <= span[2]]
-            if inside:
-                first, body, last = max(inside)
-                if fault.line < body:  # a default
-                    near = sorted(line for line in lines if body <= line <= last and lines[line])[:1]
-                else:  # a statement over several lines: coverage knows its first
-                    near = [line for line in lines if first <= line <= fault.line and lines[line]]
-                found = lines[max(near)] if near else set()
-            else:
-                found = set().union(*lines.values())
-        chosen, spent = [], 0.0
+            first, body, last = max([span for span in spans if span[0] <= fault.line <= span[2]], default=(0, 0, 0))
+            ran = {line for line in lines if body <= line <= (last if fault.line < body else fault.line)}
+            near = [line for line in ran if lines[line]]
+            if first and near:  # a default; or a statement over several lines, of which coverage knows the first
+                found = lines[min(near) if fault.line < body else max(near)]
+            elif not first or ran:
+                found = set().union(*lines.values()) or self.of_folder(fault.path)
+        # One case of each test, then a second one of each: cases of one test look at the same thing.
+        place: Counter[str] = Counter()
+        turn = {}
         for name in sorted(found, key=lambda name: (self.seconds[name], name)):
+            test = name.partition("[")[0]
+            turn[name] = place[test]
+            place[test] += 1
+        chosen, spent = [], 0.0
+        for name in sorted(found, key=lambda name: (turn[name], self.seconds[name], name)):
             spent += self.seconds[name] + 0.005
             if spent > most and chosen:
                 break

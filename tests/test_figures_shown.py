@@ -66,6 +66,7 @@ from model import profile
 from model.device import DEVICES
 from model.measured import Measured
 from model.published import deck_report
+from sim.trace import record
 from tests import (
     test_figures,
     test_figures_batches,
@@ -74,6 +75,7 @@ from tests import (
     test_figures_hardware,
     test_figures_real,
     test_figures_speculative,
+    test_figures_timeline,
     test_figures_tradeoff,
 )
 from tests.figure_checks import Layout, Panel, clipped, formula, misnamed, misplaced, shown, unexplained, words
@@ -99,6 +101,20 @@ def devices(name: str) -> pl.DataFrame:
     rows = formula(name)
     [column] = [each for each in rows.columns if each in ("cost.device", "cost.profile")]
     return rows.filter(pl.col(column).is_in(rows[column].unique(maintain_order=True).head(2).to_list()))
+
+
+def ranges() -> pl.DataFrame:
+    """More latencies than a bar each can show."""
+    count = 3 * distribution.MOST_BARS
+    shares = [2 * (place + 1) / count / (count + 1) for place in range(count)]
+    latencies = [100.0 + place for place in range(count)]
+    return pl.DataFrame({"point": 0, "view": "paths", "latency_layers": latencies, "probability": shares})
+
+
+def of_schedules(rows: pl.DataFrame) -> Figure:
+    found = exit_schedule.of_run(rows)
+    assert found is not None
+    return exit_schedule.draw(found[0], **found[1])
 
 
 BUILT: dict[str, Callable[[], Figure]] = {
@@ -167,6 +183,12 @@ BUILT: dict[str, Callable[[], Figure]] = {
         "simulated": [1.1, 1.2, 1.2, 1.3], "measured": [1.0, 1.2, 1.1, 1.2], "noise": 0.02, "x_name": "exit layer",
         "y_name": "speed-up", "about": "given the match rate",
     })),
+    "bild_records": lambda: bild.draw(test_figures_bild.two()),
+    "bild_of_run": lambda: bild.draw(bild.of_run(formula("bild-thresholds"))),
+    "distribution_ranges": lambda: distribution.draw(ranges()),
+    "exit_schedule_of_run": lambda: of_schedules(formula("skipdecode")),
+    "timeline_bild": lambda: test_figures_timeline.drawn(record(test_figures_timeline.SCENARIO, replication=1)),
+    "tradeoff_forms": lambda: tradeoff.draw(formula("ppd-forms")),
     "verify_cost_hardware": lambda: verify_cost_hardware.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
 }
 

@@ -68,6 +68,11 @@ def test_the_tests_of_a_line_are_picked_fastest_first_within_the_time(monkeypatc
     assert of(12, 100) == of(10, 100) == []
     known.lines["some.py"][12] = {"other"}
     assert of(10, 100) == ["other"]  # a default: whatever calls it
+    known.lines["some.py"] = {1: set(), 4: set(), 5: set()}
+    known.parts = [(None, {"some.py": "", "beside.py": "", "below/other.py": ""})]
+    known.lines |= {"beside.py": {1: {"quick"}}, "below/other.py": {1: {"slow"}}}
+    assert of(1, 100) == of(5, 100) == ["quick"]  # run while the modules of the folder are imported
+    assert of(12, 100) == []  # never run
 
 
 def test_a_summary_has_rates_with_intervals_and_what_was_left() -> None:
