@@ -52,7 +52,7 @@ def frozen() -> None:
 
 @pytest.fixture(scope="module")
 def read_once() -> Iterator[None]:
-    """Each public table is read, and compared with layers composed of it, once for all tests of a module: nothing changes either."""
+    """Each public table is read, and compared with layers composed of it, once for all tests of a module: none is changed."""
     from calibrate.importers import aiconfigurator, bundle, vidur
 
     with pytest.MonkeyPatch.context() as patch:
