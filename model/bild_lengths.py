@@ -50,7 +50,7 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     runs = written + np.array([[0.0], [1.0]])
     slowdown = np.array([cost.slowdown(width) for width in range(1, parameters.widest + 1)])
     if parameters.exit_layer is None:
-        busy = runs * cost.required("draft") + cost.target_pass * slowdown
+        time, busy = (runs * cost.required("draft") * share + cost.target_pass * slowdown for share in (1.0, cost.draft_devices))
         moved = 2 * cost.link * (runs > 0) if parameters.placement == "apart" else 0.0
         operations = 1 + written + np.where(runs > 0, runs * cost.operations("draft"), 0.0)
     else:
@@ -58,10 +58,10 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
         little = cost.span(0, first)
         wider = np.array([cost.layers_slowdown(width) for width in range(1, parameters.widest + 1)])
         deep = cost.step + (cost.span(first, layers) + cost.final_head) * wider
-        busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
+        time = busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
         moved, operations = 0.0, np.broadcast_to(1 + written, runs.shape)
     again = cost.target_pass * np.append(slowdown[1:], np.nan)
-    return Prices(np.array([busy + moved, busy, operations]), np.array([again, again, written + 2]))
+    return Prices(np.array([time + moved, busy, operations]), np.array([again, again, written + 2]))
 
 
 def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: Prices, replications: int) -> Tally:

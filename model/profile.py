@@ -62,12 +62,12 @@ from functools import cached_property
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks, pairs
+from model import checks, pairs, typed
 from model.checks import ParameterError
 from model.steps import Read
 
@@ -354,8 +354,9 @@ def _read(path: Path) -> Profile:
     if table.height != said["rows"]:
         raise ParameterError(f"rows must be the table's {table.height}, got {checks.shown(said['rows'])}")
     try:
+        typed.check(said["sources"], list[_Source], "sources")
         sources = tuple(Source(**{**each, "parts": tuple(each["parts"])}) for each in said["sources"])
-    except (TypeError, KeyError) as error:
+    except (TypeError, ParameterError) as error:
         raise ParameterError(f"sources must each have repository, file, commit, licence, sha256 and parts: {error}") from None
     same = {name: said[name] for name in _SAME}
     same |= {name: said[name] for name in ("errors", "facts")}
@@ -364,6 +365,17 @@ def _read(path: Path) -> Profile:
     found = Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
     physical.refuse_slow(found)
     return found
+
+
+class _Source(TypedDict):
+    """A `Source` as files hold it."""
+
+    repository: str
+    file: str
+    commit: str
+    licence: str
+    sha256: str
+    parts: list[str]
 
 
 _TABLES = ("shape", "errors", "facts", "columns")

@@ -119,12 +119,18 @@ def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
         frame = files.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else files.read_parquet(path)
     except (ParameterError, OSError) as error:
         raise ParameterError(f"{shown}: {error}") from None
-    for name in columns:
-        if name not in frame.columns:
-            raise ParameterError(f"{shown}: column {name} is missing; {_nearest(name, frame.columns)}")
+    found = Table(path, shown, frame, np.arange(1, frame.height + 1))
+    require(found, columns)
     if not frame.height:
         raise ParameterError(f"{shown}: the table is empty; it must have at least one row")
-    return Table(path, shown, frame, np.arange(1, frame.height + 1))
+    return found
+
+
+def require(table: Table, columns: Iterable[str]) -> None:
+    """Refuse a table that lacks one of these columns."""
+    for name in columns:
+        if name not in table.frame.columns:
+            raise ParameterError(f"{table.shown}: column {name} is missing; {_nearest(name, table.frame.columns)}")
 
 
 def _nearest(name: str, columns: list[str]) -> str:
