@@ -82,8 +82,9 @@ def _from_file(path: Path, name: str) -> Architecture:
         config = CONFIG_MAPPING[said["model_type"]].from_dict(said)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ParameterError(f"{path.name}: transformers does not take it: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # the library has errors of its own, and passes on what its parts raise
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ParameterError(f"{path.name}: transformers does not take it: {said}") from None
     return Architecture(name, config, shape)
 
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from calibrate.timing import MODES, Effort, Point, measure
-from model import checks, files, strict_json
+from model import checks, files, strict_json, typed
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Grid:
     def __post_init__(self) -> None:
         for name, least in (("widths", 1), ("contexts", 0), ("batches", 1), ("busy", 0)):
             values = getattr(self, name)
+            if not isinstance(values, tuple | list):  # what a plan's file holds may be anything
+                raise ParameterError(f"{name} must be a list of whole numbers, got {checks.shown(values)}")
             if not values:
                 raise ParameterError(f"{name} must be at least one number, got none")
             for value in values:
@@ -85,7 +87,6 @@ class Rows:
             lines = [strict_json.dumps(row) for row in (self.header, *self.rows)]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(strict_json.dumps(header) + "\n", encoding="utf-8")
 
     def done(self) -> set[Point]:
@@ -100,6 +101,30 @@ class Rows:
             file.flush()
 
 
+class _Row(TypedDict):
+    kind: str
+
+
+class _Point(TypedDict):
+    """What a row of a point says of it, and its times: low, middle and high [us]."""
+
+    mode: str
+    width: int
+    context: int
+    batch: int
+    busy: int
+    round: int
+    repeats: int
+    whole_us: list[float]
+    head_us: list[float]
+    embedding_us: list[float]
+    layers_us: NotRequired[list[list[float]]]
+    sum_us: NotRequired[list[float]]
+
+
+_KINDS: dict[str, Any] = {"point": _Point}
+
+
 def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine and the rows of a raw file; a last line that was cut off is left out."""
     path = Path(path)
@@ -111,11 +136,13 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         try:
             row = files.json_of(line)
-            row["kind"]
-        except (ValueError, KeyError, TypeError):
+            typed.check(row, _Row, "row")
+            typed.check(row, _KINDS.get(row["kind"], _Row), "row")
+        except ValueError as error:
             if number == len(lines) and number > 1:
                 break
-            raise ParameterError(f"{path.name}, line {number}: it must be a raw row of `calibrate layers`") from None
+            why = f"it must be a raw row of `calibrate layers`: {error}"
+            raise ParameterError(f"{path.name}, line {number}: {why}") from None
         rows.append(row)
     if not rows or rows[0]["kind"] != "machine":
         raise ParameterError(f"{path.name}: its first line must say the machine; it is no file of `calibrate layers`")

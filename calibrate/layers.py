@@ -173,6 +173,8 @@ def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str,
                 profile = replace(profile, facts={**profile.facts, "warnings": warnings})
         except ParameterError as error:
             refused[mode] = str(error)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # rows that were gone on from
+            refused[mode] = f"its raw rows, in {rows.path.name}, cannot be put together ({error!r}); begin anew with another -o"
         else:
             written[mode] = save(profile, out)
     return written, refused

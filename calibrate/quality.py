@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from calibrate import decoding
 from calibrate.adapter import Decoder
 from calibrate.family import store
-from model import files, methods, rates, strict_json, transformer
+from model import files, methods, rates, strict_json, transformer, typed
 from model.account import Account
 from model.checks import ParameterError
 from model.decision_log import plain
@@ -158,13 +158,14 @@ def measure(
     if folder.exists() and not resume:
         raise ParameterError(f"{folder.name} holds settings of a run that was broken off; go on with --resume, or remove it")
     asked = {"said": dict(said), "prompts": [[*map(int, prompt)] for prompt in prompts], "tokens": tokens}
-    own = _kept(folder / "plain.json", asked, lambda: _own_texts(models["target"], prompts, tokens))
+    own = _kept(folder / "plain.json", asked, lambda: _own_texts(models["target"], prompts, tokens), list[_Own])
+    _check_texts(own, folder / "plain.json", prompts, tokens, models["target"].vocabulary)
     begun, rows = [Plain.of(models, prompt, **each) for prompt, each in zip(prompts, own, strict=True)], []
     for number, each in enumerate(settings):
         if report is not None:
             report(number, len(settings), ", ".join(f"{key}={value}" for key, value in each.items()))
         key = {**asked, "method": method, "settings": plain(each)}
-        rows.append(_kept(folder / f"{number:05}.json", key, partial(row, method, models, prompts, tokens, each, begun)))
+        rows.append(_kept(folder / f"{number:05}.json", key, partial(row, method, models, prompts, tokens, each, begun), dict[str, _Cell]))
     table = _table([{**row_of, **said} for row_of in rows])
     _write(table, out)
     shutil.rmtree(folder)
@@ -190,6 +191,28 @@ class Plain:
         steps = autoregressive.decode(autoregressive.Parameters(layers), [*range(len(prompt))], len(tokens))
         account = count(steps, World(len(prompt), layers), len(tokens)).account
         return cls(judged(models["target"], prompt, tokens), account, seconds)
+
+
+class _Own(TypedDict):
+    """What plain decoding wrote behind a prompt, and how long it took [s]."""
+
+    tokens: list[int]
+    seconds: float
+
+
+_Cell = str | int | float | bool | list[Any] | None
+"""What a row holds in one column."""
+
+
+def _check_texts(own: Sequence[_Own], path: Path, prompts: Sequence[Any], tokens: int, vocabulary: int) -> None:
+    """Refuse kept texts that no model can have written behind these prompts."""
+    whole = len(own) == len(prompts)
+    if not whole or not all(
+        1 <= len(each["tokens"]) <= tokens and 0 <= min(each["tokens"]) and max(each["tokens"]) < vocabulary and each["seconds"] > 0
+        for each in own
+    ):
+        bound = f"up to {tokens} tokens below the vocabulary={vocabulary} and a time above 0 for each of {len(prompts)} prompts"
+        raise ParameterError(f"{path.parent.name}/{path.name} must hold {bound}; remove it and go on")
 
 
 def _own_texts(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> list[dict[str, Any]]:
@@ -289,7 +312,15 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     names = dict.fromkeys(name for each in rows for name in each)
     clean = [{name: float("inf") if each.get(name) == "inf" else each.get(name) for name in names} for each in rows]
     columns = {name: [each[name] for each in clean] for name in names}
-    return pl.DataFrame({name: pl.Series(values, strict=False) for name, values in columns.items()})
+    try:
+        found = pl.DataFrame({name: pl.Series(values, strict=False) for name, values in columns.items()})
+        mixed = [name for name, kind in found.schema.items() if kind == pl.Object]
+        if mixed:
+            raise ParameterError(f"column {mixed[0]} has values of several kinds")
+        return found
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # rows that were kept
+        line = str(error).partition("\n")[0]
+        raise ParameterError(f"kept rows cannot be put into one table: {line}; remove what is kept, and begin anew") from None
 
 
 def _write(table: pl.DataFrame, out: Path) -> None:
@@ -309,13 +340,15 @@ def _write(table: pl.DataFrame, out: Path) -> None:
         whole.unlink(missing_ok=True)
 
 
-def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-    """What was found for just this before, or what is found now, and kept."""
+def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any], kind: Any) -> Any:
+    """What was found for just this before, of a kind as `model.typed` has them, or what is found now, and kept."""
     told = json.loads(strict_json.dumps(asked))
     if path.exists():
         try:
             before = files.json_of(files.read_bytes(path))
             was, found = before["asked"], before["found"]
+            typed.check(was, dict[str, Any], "asked")
+            typed.check(found, kind, "found")
         except (ValueError, KeyError, TypeError):
             raise ParameterError(f"{path.parent.name} holds {path.name}, which cannot be read; remove it and go on") from None
         if was != told:

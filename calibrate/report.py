@@ -65,7 +65,7 @@ OTHERS = "<!-- "
 
 
 def _behind(path: Path) -> str:
-    _, mark, rest = files.read_text(path).partition(f"\n{OTHERS}") if path.is_file() else ("", "", "")
+    _, mark, rest = files.read_page(path).partition(f"\n{OTHERS}")
     return mark + rest
 
 
@@ -85,7 +85,7 @@ def stale(found: Sequence[Claim], path: Path) -> str:
     wanted = text(found).splitlines()
     if not path.is_file():
         return f"{path.name} is not there"
-    there = files.read_text(path).partition(f"\n{OTHERS}")[0].splitlines()
+    there = files.read_page(path).partition(f"\n{OTHERS}")[0].splitlines()
     for number, (line, other) in enumerate(zip(there, wanted, strict=False), 1):
         if line != other:
             return f"{path.name}, line {number}: {line!r} should be {other!r}"

@@ -418,7 +418,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     kinds = {name: pl.String if name in texts else pl.Float32 if name in times else whole for name in KEPT}
     schema["spans"] = pl.List(pl.Struct(kinds))
     known = pl.col("load").fill_null(float("nan"))  # not every system says it
-    found = pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+    try:
+        found = pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # rows that were kept
+        line = str(error).partition("\n")[0]
+        raise ParameterError(f"kept rows cannot be put into one table: {line}; remove what is kept, and begin anew") from None
     return found.with_columns(known).sort("decoding", "repeat")
 
 

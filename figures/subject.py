@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from model import files
 
 _MODELS = {"shape": "{}", "draft_shape": "draft {}", "medium_shape": "medium {}"}
 _DEVICES = {"device": "{}", "profile": "profile {}"}
@@ -22,10 +23,9 @@ def of_run(folder: str | Path) -> str:
     What is swept is left out: the figures say it of each point.
     """
     try:
-        tables = json.loads((Path(folder) / "metadata.json").read_text(encoding="utf-8"))["scenario"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return of_scenario(files.json_of(files.read_text(Path(folder) / "metadata.json"))["scenario"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # somebody else's
         return ""
-    return of_scenario(tables)
 
 
 def of_scenario(tables: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     runs = written + np.array([[0.0], [1.0]])
     slowdown = np.array([cost.slowdown(width) for width in range(1, parameters.widest + 1)])
     if parameters.exit_layer is None:
-        busy = runs * cost.required("draft") + cost.target_pass * slowdown
+        time, busy = (runs * cost.required("draft") * share + cost.target_pass * slowdown for share in (1.0, cost.draft_devices))
         moved = 2 * cost.link * (runs > 0) if parameters.placement == "apart" else 0.0
         operations = 1 + written + np.where(runs > 0, runs * cost.operations("draft"), 0.0)
     else:
@@ -58,10 +58,10 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
         little = cost.span(0, first)
         wider = np.array([cost.layers_slowdown(width) for width in range(1, parameters.widest + 1)])
         deep = cost.step + (cost.span(first, layers) + cost.final_head) * wider
-        busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
+        time = busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
         moved, operations = 0.0, np.broadcast_to(1 + written, runs.shape)
     again = cost.target_pass * np.append(slowdown[1:], np.nan)
-    return Prices(np.array([busy + moved, busy, operations]), np.array([again, again, written + 2]))
+    return Prices(np.array([time + moved, busy, operations]), np.array([again, again, written + 2]))
 
 
 def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: Prices, replications: int) -> Tally:
@@ -74,6 +74,7 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
     ([3.0], [4.0], [0, 3, 0])
     """
     longest, again = parameters.longest, parameters.variant == "code"
+    segment = price.segment.reshape(len(price.segment), -1)  # looked up by one number, which is faster than by two
     time, busy, operations, passes, drafted = np.zeros((5, replications))
     accepted = np.zeros(longest + 1, dtype=np.int64)
     place, written = np.zeros((2, replications), dtype=np.uint8)
@@ -83,8 +84,9 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
         starting = (place == 0) & ~behind
         np.copyto(written, np.minimum(clear, most), where=starting)
         unsure = (written < most).view(np.uint8)
-        for total, each in zip((time, busy, operations), price.segment, strict=True):
-            total += each[unsure, written] * starting
+        at = unsure * np.intp(segment.shape[-1] // 2) + written
+        for total, each in zip((time, busy, operations), segment, strict=True):
+            total += each.take(at) * starting
         passes += starting
         drafted += written * starting
         back = (place < written) & (decision == UNLIKELY) & ~behind

@@ -15,7 +15,14 @@ MAX_LAYERS, MAX_TOKENS, MAX_CANDIDATES, MAX_UNITS = 10_000, 1_000_000, 1_000, 10
 
 
 class ParameterError(ValueError):
-    """A value that the user gave is outside its bound; the message is complete and needs no traceback."""
+    """A value that the user gave is outside its bound; the message is complete, in one line, and needs no traceback.
+
+    >>> print(ParameterError("column a" + chr(13) + "b is missing"))
+    column a b is missing
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(" ".join(str(message).splitlines()))  # what it quotes may have any of a dozen ends of lines
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -66,6 +66,17 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig").read()
 
 
+def read_page(path: str | Path) -> str:
+    """The text of a page, of which a part is to be written anew; empty where there is none yet."""
+    try:
+        return read_text(path)
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        said = f"{Path(path).name} must be text in UTF-8, and is not (byte {error.start + 1})"
+        raise ParameterError(f"{said}; name another page, or remove it") from None
+
+
 def _check_kind(path: Path, found: os.stat_result, most: int | None) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise ParameterError(f"{path.name} is a folder, and must be a file")

@@ -57,7 +57,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     accept, medium_accept = laws["accept"], laws["medium_accept"]
     found = hierarchical_lengths.moments(parameters, int(np.asarray(tokens)), accept, medium_accept, cost)
-    ratio = 1.0 if parameters.placement == "together" or not cost.link else float("nan")
+    alike = cost.draft_devices == 1 and (parameters.placement == "together" or not cost.link)
+    ratio = 1.0 if alike else float("nan")
     plain = float(np.asarray(tokens)) * cost.target_pass
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))

@@ -39,22 +39,24 @@ class Prices(NamedTuple):
     link: float
     draft_operations: float
     medium_operations: float
+    share: float = 1.0
+    """Units that a pass of the small or the medium model keeps busy."""
 
-    def work(self, drafts: Any, mediums: Any, offered: Any) -> tuple[Any, Any]:
-        """Unit-time, and arithmetic, of a round with so many passes of the small and the medium model; numbers or arrays.
+    def work(self, drafts: Any, mediums: Any, offered: Any) -> tuple[Any, Any, Any]:
+        """Time without moves, unit-time and arithmetic of a round with so many passes of the small and the medium model.
 
-        A pass of the medium model reads what was drafted for it, and one token more.
+        Numbers or arrays. A pass of the medium model reads what was drafted for it, and one token more.
         """
-        busy = drafts * self.draft + mediums * self.medium + self.verify[offered]
+        smaller, verify = drafts * self.draft + mediums * self.medium, self.verify[offered]
         beside = drafts * self.draft_operations + (drafts + mediums) * self.medium_operations
-        return busy, offered + 1 + beside
+        return smaller + verify, smaller * self.share + verify, offered + 1 + beside
 
 
 def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     """What passes and moves between units take."""
     verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest + 2)])
     link = cost.link if parameters.placement == "apart" else 0.0
-    return Prices(cost.required("draft"), cost.required("medium"), verify, link, *map(cost.operations, ("draft", "medium")))
+    return Prices(cost.required("draft"), cost.required("medium"), verify, link, *map(cost.operations, ("draft", "medium")), cost.draft_devices)
 
 
 def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: UnitCost) -> rounds.Moments:
@@ -133,9 +135,9 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
 def round_price(reading: str, count: int, kept: int, offered: int, price: Prices) -> tuple[float, float, float]:
     """Time, unit-time and arithmetic of a round whose draft of `count` tokens has `kept` that the medium model keeps."""
     missing = count - kept if reading == "literal" else max(count - kept - 1, 0)
-    busy, operations = price.work(count, 1 + missing if count else 0, offered)
+    time, busy, operations = price.work(count, 1 + missing if count else 0, offered)
     moves = 3 if count else 0  # to the small model, on to the medium, and back
-    return float(busy) + moves * price.link, float(busy), float(operations)
+    return float(time) + moves * price.link, float(busy), float(operations)
 
 
 def _spend(sums: Floats, time: float, busy: float, operations: float, offered: int) -> Floats:
@@ -197,9 +199,9 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
     gamma, inner = parameters.draft_length, parameters.inner_draft_length
     assert inner is not None
     drafted = np.arange(inner + 1.0)
-    busy_of = np.asarray(drafted * price.draft + price.medium)
+    time_of = np.asarray(drafted * price.draft + price.medium)
     operations = np.asarray(drafted * price.draft_operations + (drafted + 1) * price.medium_operations)
-    inside = rounds.RoundPrices(busy_of + np.where(drafted > 0, 2 * price.link, 0.0), busy_of, operations)
+    inside = rounds.RoundPrices(time_of + np.where(drafted > 0, 2 * price.link, 0.0), time_of * price.share, operations)
 
     @cache
     def expected(start: int, count: int) -> tuple[float, float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -52,6 +51,9 @@ class UnitCost:
         A whole pass of the draft model, and of the medium one of a hierarchy, in passes of the target [-].
     operations_ratio, medium_operations_ratio
         Arithmetic of a token in a pass of the draft model, and of the medium one, over that in a pass of the target [-].
+    draft_devices
+        Devices of a unit on which a smaller model runs by itself, over those of a unit of the target, which may have several: what
+        passes of smaller models count in unit-time [-].
     verify_cost
         What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
         is bound by reading the weights. In a batch, of whatever kind, the width is that of all sequences of the pass together, and
@@ -77,6 +79,7 @@ class UnitCost:
     medium_cost_ratio: float | None = None
     operations_ratio: float | None = None
     medium_operations_ratio: float | None = None
+    draft_devices: float = 1.0
     verify_cost: tuple[tuple[int, float], ...] | None = None
     by_texts: tuple[tuple[str, int, int, float], ...] | None = None
 
@@ -171,9 +174,7 @@ class UnitCost:
         scaled = {name: getattr(self, name) * one for name in ("early_head", "final_head", "propagation", "state_check")}
         times = tuple(time * one for time in self.layer_times or (1.0,) * self.layers)
         pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, widest + 1))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a table that dips this one has been warned of
-            return replace(self, layer_times=times, verify_cost=pairs, **scaled)
+        return replace(self, layer_times=times, verify_cost=pairs, **scaled)
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one; a head belongs to the last."""
@@ -273,4 +274,4 @@ class UnitCost:
         """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
         # What a draft pass or a wide one costs, or leaving early, is nothing to a method that has none.
         foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost", "by_texts"))
-        return replace(self, **foreign, propagation=0.0, state_check=0.0) == UnitCost(self.layers)
+        return replace(self, **foreign, draft_devices=1.0, propagation=0.0, state_check=0.0) == UnitCost(self.layers)

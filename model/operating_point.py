@@ -7,7 +7,6 @@ embedding is put before the first layer, since it is there once for every new to
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,16 +135,12 @@ def operating_point(
         # A part of the error is the same for all widths, and cancels; what is left is at most that of the wide pass itself.
         relative = found.seconds / found.seconds[0]
         spread = np.where(many > 1, found.error, 0.0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a measured curve dips is said where its profile is listed
-            cost = replace(cost, verify_cost=_pairs(widths, relative))
-            slow = replace(cost, verify_cost=_pairs(widths, relative * (1 + spread)))
-            fast = replace(cost, verify_cost=_pairs(widths, np.maximum(relative * (1 - spread), 1e-9)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name, error in wrong:
-            ratio = known[name]
-            slow, fast = replace(slow, **{name: ratio * (1 + error)}), replace(fast, **{name: ratio * max(1 - error, 0.0)})
+        cost = replace(cost, verify_cost=_pairs(widths, relative))
+        slow = replace(cost, verify_cost=_pairs(widths, relative * (1 + spread)))
+        fast = replace(cost, verify_cost=_pairs(widths, np.maximum(relative * (1 - spread), 1e-9)))
+    for name, error in wrong:
+        ratio = known[name]
+        slow, fast = replace(slow, **{name: ratio * (1 + error)}), replace(fast, **{name: ratio * max(1 - error, 0.0)})
     run = max(batch, together, widest if texts else 1)  # sequences of the batch
     first, middle, last = pass_time(target, 1, np.asarray([prompt, context, prompt + tokens]), run, busy=busy).seconds
     drift = float((last - first) / middle)

@@ -60,13 +60,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks, pairs
+from model import checks, pairs, typed
 from model.checks import ParameterError
 from model.steps import Read
 
@@ -353,8 +354,9 @@ def _read(path: Path) -> Profile:
     if table.height != said["rows"]:
         raise ParameterError(f"rows must be the table's {table.height}, got {checks.shown(said['rows'])}")
     try:
+        typed.check(said["sources"], list[_Source], "sources")
         sources = tuple(Source(**{**each, "parts": tuple(each["parts"])}) for each in said["sources"])
-    except (TypeError, KeyError) as error:
+    except (TypeError, ParameterError) as error:
         raise ParameterError(f"sources must each have repository, file, commit, licence, sha256 and parts: {error}") from None
     same = {name: said[name] for name in _SAME}
     same |= {name: said[name] for name in ("errors", "facts")}
@@ -363,6 +365,17 @@ def _read(path: Path) -> Profile:
     found = Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
     physical.refuse_slow(found)
     return found
+
+
+class _Source(TypedDict):
+    """A `Source` as files hold it."""
+
+    repository: str
+    file: str
+    commit: str
+    licence: str
+    sha256: str
+    parts: list[str]
 
 
 _TABLES = ("shape", "errors", "facts", "columns")
@@ -405,11 +418,18 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     strange = sorted(used - {*schema})
     if strange:
         raise checks.unknown("column", strange[0], schema)
-    # Column by column: rows that lack some of the columns would be taken by position.
+    # Column by column: rows that lack some of the columns would be taken by position. Rows beside each other mostly have the same.
     usual = {"ways": 1, "busy": 0, "repeats": 1}
-    columns = {name: [row.get(name, usual.get(name)) for row in rows] for name in schema}
-    for name in ("low_s", "high_s"):
-        columns[name] = [row.get(name, row["time_s"]) for row in rows]
+    columns: dict[str, list[Any]] = {name: [] for name in schema}
+    for has, alike in groupby(rows, key=tuple):
+        together = [*alike]
+        for name, column in columns.items():
+            if name in has:
+                column += [row[name] for row in together]
+            elif name in ("low_s", "high_s"):
+                column += [row["time_s"] for row in together]
+            else:
+                column += [usual.get(name)] * len(together)
     return pl.DataFrame(columns, schema=schema)
 
 

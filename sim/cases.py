@@ -208,7 +208,7 @@ class Cost:
 
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
-        apart = ("layers", "step", "by_texts")
+        apart = ("layers", "step", "by_texts", "draft_devices")
         own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in apart}
         if self.data_set is not None and self.fitted_on is not None:
             own |= ppd_table_3.costs(self.data_set, self.fitted_on, self.dispatch_law)
@@ -306,6 +306,11 @@ class Case:
         """Devices in a unit: more than one where layers are split over them."""
         return 1 if self.priced is None else self.priced.ways
 
+    def devices(self, units: int) -> int:
+        """Devices of so many units: layers are split over those of the target's units, a smaller model's own has one."""
+        single = min(_units_of_smaller_models(self.parameters), max(units - 1, 0))
+        return (units - single) * self.ways + single
+
     @cached_property
     def contention(self) -> str | None:
         """Why closed forms and paths, for which nothing waits, say nothing here; None where they do."""
@@ -327,6 +332,11 @@ class Case:
         if self.contended and not getattr(self.parameters, "bounded", True):
             return self.cluster.units
         return min(max(int(self.parameters.units), self.demand.units), self.cluster.units)
+
+
+def _units_of_smaller_models(parameters: Any) -> int:
+    """Units of their own that smaller models have."""
+    return len(methods.roles_of(parameters)) if getattr(parameters, "placement", "together") == "apart" else 0
 
 
 def contention(wanted: Demand, cluster: Cluster) -> str | None:
@@ -407,6 +417,10 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
     if hasattr(parameters, "informed"):
         parameters = parameters.informed(model)
     if priced is not None:
+        if priced.ways > 1 and 0 < _units_of_smaller_models(parameters) < cluster.units:  # with fewer units they share the target's
+            model = replace(model, draft_devices=1 / priced.ways)
+            ends = {end: replace(getattr(priced.point, end), draft_devices=1 / priced.ways) for end in ("cost", "slow", "fast")}
+            priced = replace(priced, point=replace(priced.point, **ends))
         return Case(name, parameters, settings, found, model, priced.point.seconds_per_layer, cluster, priced.shapes, priced)
     shapes = _shapes(cost, parameters, name, where["cost"])
     seconds = cost.seconds(parameters.layers)

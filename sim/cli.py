@@ -225,7 +225,6 @@ def trace(
     point: Annotated[int, typer.Option(min=0, help="Point of the grid.")] = 0,
     replication: Annotated[int, typer.Option(min=0, help="Which decoding of that point.")] = 0,
     tokens: Annotated[int | None, typer.Option(min=1, help="Decode at most so many. Default: all; a picture shows six.")] = None,
-    per_layer: Annotated[bool, typer.Option("--per-layer", help="Simulate layer by layer.")] = False,
     set_: Set = None,
     sweep: Sweep = None,
     seed: Seed = None,
@@ -243,7 +242,7 @@ def trace(
     picture = out.suffix in (".png", ".svg")
     wanted = tokens if tokens is not None or not picture else _SHOWN
     overrides = _overrides(set_, sweep, None, None, seed)
-    options: dict[str, Any] = {"point": point, "replication": replication, "tokens": wanted, "per_layer": per_layer}
+    options: dict[str, Any] = {"point": point, "replication": replication, "tokens": wanted}
     result, about, unit = traces.described(scenario, **options, **overrides)
     choice = ", ".join([naming.method(about), *naming.words(about, naming.COMMON[:-2])])
     name, where = f"{choice}: {len(result.tokens)} tokens", f"{about['scenario']}, point {point}, decoding {replication}"
@@ -300,7 +299,7 @@ def compare(
     if page is not None:
         written = compare_report.put(page, named)
         if check:
-            stale = not page.exists() or files.read_text(page) != written
+            stale = files.read_page(page) != written
             print(f"{page.name} is {'out of date; write it again without --check' if stale else 'what the runs say'}")
             if stale:
                 raise typer.Exit(1)

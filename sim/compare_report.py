@@ -154,8 +154,8 @@ MARK = "<!-- predicted against measured: sim compare -->"
 def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
     """The page with this section in the place of the one that it has."""
     try:
-        before = files.read_text(page).partition(MARK)[0] if page.exists() else ""
-    except (OSError, ValueError) as error:
+        before = files.read_page(page).partition(MARK)[0]
+    except OSError as error:
         raise ParameterError(f"{page.name} cannot be read: {error}") from None
     head = [before.rstrip("\n"), ""] if before else []
     return "\n".join([*head, MARK, INTRODUCTION, *markdown(named)]).rstrip("\n") + "\n"

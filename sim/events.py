@@ -157,6 +157,7 @@ class _Engine:
         self.per_layer, self.record = per_layer, record
         self.dispatching = cache(cost.dispatching)
         self.by_position = getattr(cost, "by_position", False)
+        self.draft_devices: float = getattr(cost, "draft_devices", 1.0)
         self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
         self.among: Callable[[int], float] | None = None if per_layer else getattr(cost, "among", None)
         self.sharing: list[_Process] = []  # the processes that slow each other down
@@ -573,9 +574,13 @@ class _Process:
     def release(self, fate: str) -> None:
         engine, unit = self.engine, self.unit
         now = engine.env.now
-        engine.busy += now - self.since
-        if fate == "cancelled" and isinstance(self.step, Forward):  # one that ends is counted where it ends
-            self.count(self.step)
+        step, share = self.step, 1.0
+        if isinstance(step, Forward):
+            if step.role != "target":
+                share = engine.draft_devices
+            if fate == "cancelled":  # one that ends is counted where it ends
+                self.count(step)
+        engine.busy += (now - self.since) * share
         if engine.record:
             self._record(fate, now)
         self.unit = -1

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model.checks import ParameterError
+from model.files import check_regular
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -45,8 +48,9 @@ def write_hashed(path: Path, write: Callable[[Path], object]) -> Path:
 def intact(path: Path) -> bool:
     """Whether a file written by `write_hashed` still is what was written."""
     try:
+        check_regular(path)
         return path.stem.rpartition("-")[2] == _digest(path)
-    except OSError:
+    except (OSError, ParameterError):
         return False
 
 

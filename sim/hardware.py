@@ -65,7 +65,8 @@ class HardwareCost:
         Cached positions when the first token is decoded. Costs are those in the middle of the text, at the batch of the method
         (`sequences`).
     ways
-        Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split.
+        Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split;
+        with `placement` apart its unit is one device.
     busy
         Other units of the same host that are at work meanwhile, where the profile knows what that does.
     step_s

@@ -187,7 +187,7 @@ def log_of(name: Any) -> PositionLog:
     """A decision log by its file, or by the name of a bundled one; read once."""
     if not isinstance(name, str):
         raise checks.ParameterError(f"log must be a path or a name in quotes, got {checks.shown(name)}")
-    return _log_once(name, Path(name).stat().st_mtime_ns if Path(name).is_file() else None)
+    return _log_once(name, files.stamp(name))
 
 
 @lru_cache(maxsize=4)

@@ -42,7 +42,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
     row |= views.over_one_device(case, row)
-    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": float(case.held * case.ways)}
+    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": float(case.devices(case.held))}
     return row
 
 

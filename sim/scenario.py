@@ -12,7 +12,7 @@ import difflib
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -61,10 +61,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
 
 def _located(tables: Tables, folder: Path) -> Tables:
     """A file that a scenario names is beside it, not wherever the command happens to run."""
-    for table in _laws_of(tables):
-        if isinstance(table.get("file"), str):
-            table["file"] = str(folder / table["file"])
-    for table, key in _hardware_files(tables):
+    for table, key in (*_outcome_files(tables), *_hardware_files(tables)):
         table[key] = str(folder / table[key])
     for values, index in _file_axes(tables):
         values[index] = str(folder / values[index])
@@ -78,6 +75,16 @@ def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
     found = [table.get("outcomes") for table in above if isinstance(table, Mapping)]
     inner = [each for table in found if isinstance(table, dict) for each in table.values()]
     return [table for table in (*found, *inner) if isinstance(table, dict)]
+
+
+RECORDS: dict[str, Callable[[str], bool]] = {"file": lambda _: True, "log": lambda name: name.endswith(".json")}
+"""Of the outcomes those that are files, or names of bundled ones, and how to tell which."""
+
+
+def _outcome_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
+    """Where a scenario names files of recorded outcomes."""
+    given = [(table, key) for table in _laws_of(tables) for key in RECORDS if isinstance(table.get(key), str)]
+    return [(table, key) for table, key in given if RECORDS[key](table[key])]
 
 
 SHAPES = ("shape", "draft_shape", "medium_shape")
@@ -107,9 +114,9 @@ def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
     found = []
     for path, values in sweep.items() if isinstance(sweep, Mapping) else ():
         last = path.rpartition(".")[2]
-        every = "outcomes" in path and last == "file"
-        if isinstance(values, list) and (every or (last in NAMED and "cost" in path)):
-            found += [(values, at) for at, each in enumerate(values) if isinstance(each, str) and (every or NAMED[last](each))]
+        is_file = RECORDS.get(last) if "outcomes" in path else NAMED.get(last) if "cost" in path else None
+        if isinstance(values, list) and is_file is not None:
+            found += [(values, at) for at, each in enumerate(values) if isinstance(each, str) and is_file(each)]
     return found
 
 
@@ -289,10 +296,9 @@ def fingerprint(tables: Tables) -> str:
     """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
     from sim.version import RESULTS_VERSION
 
-    named = [table.get("file") for table in _laws_of(tables)]
-    named += [values[index] for values, index in _file_axes(tables)]
-    named += [table[key] for table, key in _hardware_files(tables)]
-    contents = {str(name): _digest(Path(name)) for name in named if name is not None}
+    named = [values[index] for values, index in _file_axes(tables)]
+    named += [table[key] for table, key in (*_outcome_files(tables), *_hardware_files(tables))]
+    contents = {str(name): _digest(Path(name)) for name in named}  # the JSON of a log or a profile has its table's checksum
     text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
     return hashlib.sha256(text.encode()).hexdigest()
 

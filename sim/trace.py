@@ -37,7 +37,6 @@ def record(
     point: int = 0,
     replication: int = 0,
     tokens: int | None = None,
-    per_layer: bool = False,
     methods: Sequence[str] = (),
     **overrides: Any,
 ) -> Run:
@@ -45,7 +44,7 @@ def record(
 
     `methods` are modules from outside that it may name, `overrides` those of `sim.sweep.resolve`.
     """
-    given: dict[str, Any] = {"point": point, "replication": replication, "tokens": tokens, "per_layer": per_layer}
+    given: dict[str, Any] = {"point": point, "replication": replication, "tokens": tokens}
     return _recorded(scenario, methods=methods, **given, **overrides)[0]
 
 
@@ -65,7 +64,7 @@ def described(
 
 def _recorded(
     scenario: str | Path | Mapping[str, Any] | None, *, point: int, replication: int, tokens: int | None = None,
-    per_layer: bool = False, methods: Sequence[str] = (), **overrides: Any,
+    methods: Sequence[str] = (), **overrides: Any,
 ) -> tuple[Run, Case, dict[str, Any]]:  # fmt: skip
     with allowing(methods):
         grid = Grid(resolve(scenario, **overrides))
@@ -76,7 +75,7 @@ def _recorded(
             checks.whole("tokens", tokens, 1)
             case = _shortened(case, min(tokens, case.settings.tokens))
         [world] = views.worlds(case, replication, replication + 1)
-        run: Run = views.simulate(case, world, per_layer=per_layer, record=True)
+        run: Run = views.simulate(case, world, record=True)
         return run, case, views.described(grid, point, case) | {"scenario": grid.tables["scenario"].get("name", "")}
 
 

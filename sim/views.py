@@ -87,7 +87,8 @@ def on_devices(case: Case, prediction: Prediction) -> Prediction:
     """A prediction in units, in devices: where layers are split a unit is several, of plain decoding too."""
     if case.ways == 1:
         return prediction
-    return replace(prediction, **{name: getattr(prediction, name) * case.ways for name in ("busy", "units_ratio", "units")})
+    in_devices = {name: getattr(prediction, name) * case.ways for name in ("busy", "units_ratio")}
+    return replace(prediction, **in_devices, units=np.asarray(float(case.devices(int(prediction.units)))))
 
 
 def over_one_device(case: Case, row: Row) -> Row:
@@ -137,7 +138,7 @@ def formula_row(case: Case) -> Row:
         row |= {name: float(value) for name, value in found.items()}
         row |= straggling(case, float(prediction.rounds), row["latency_layers"])
     row |= work_of(case)
-    held = float(case.held * case.ways)
+    held = float(case.devices(case.held))
     return row | {"latency_sd_layers": float(prediction.latency_variance) ** 0.5, "held_units": held}
 
 
@@ -283,7 +284,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     said = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
     row |= {"outcomes_note": "; ".join(said)} if said else {}
     row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in methods.roles_of(case.parameters)}
-    row |= {"units": case.cluster.units * case.ways, "contended": case.contended, "exact": case.parameters.EXACT}
+    row |= {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.EXACT}
     row |= {"no_value_because": case.contention} if case.contended else {}
     if not case.parameters.EXACT:
         known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)
@@ -310,7 +311,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
 
 def without_value(grid: Grid, point: int, case: Case) -> Row:
     """The row of a view that cannot see waiting, of a point at which something may wait: it says why it has no estimates."""
-    return described(grid, point, case) | {"held_units": float(case.held * case.ways)}
+    return described(grid, point, case) | {"held_units": float(case.devices(case.held))}
 
 
 def _cell(value: Any) -> Any:
@@ -451,19 +452,19 @@ def lossy_worlds(case: Case, start: int, stop: int) -> Iterator[Lossy]:
         yield Lossy(1, layers, decisions, depths)
 
 
-def simulate(case: Case, world: World, *, per_layer: bool = False, record: bool = False) -> Any:
+def simulate(case: Case, world: World, *, record: bool = False) -> Any:
     """One decoding on units and links; a `sim.events.Run`."""
     from sim import events
 
     steps = methods.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
-    return events.simulate(steps, case.outputs, case.cluster, case.cost, world, per_layer=per_layer, record=record)
+    return events.simulate(steps, case.outputs, case.cluster, case.cost, world, record=record)
 
 
 def events_row(case: Case, start: int, stop: int) -> Row:
     """Sums over replications [start, stop), which lie in one block, and how far the vectorised paths are from them."""
     runs = [simulate(case, world) for world in worlds(case, start, stop)]
     latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs]) * case.ways
-    peak = max(run.peak_units for run in runs) * case.ways
+    peak = case.devices(max(run.peak_units for run in runs))
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}
     account = Account()
     for run in runs:

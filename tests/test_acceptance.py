@@ -197,5 +197,10 @@ def test_a_law_by_position_ends_where_its_rates_end() -> None:
 
 
 def test_the_most_negative_correlation_is_allowed() -> None:
+    """There a match follows no match, or no miss a miss; and no correlation is more negative."""
     for p in np.arange(1, 1000) / 1000:
-        Markov(p, -min(p / (1 - p), (1 - p) / p))
+        bound = -min(p / (1 - p), (1 - p) / p)
+        law = Markov(p, bound)
+        assert law.after_failure == pytest.approx(1.0) if p >= 0.5 else law.after_success == pytest.approx(0.0, abs=1e-12)
+        with pytest.raises(ParameterError, match="correlation must be at least -min" if bound > -1 else "correlation must be between"):
+            Markov(p, bound - 1e-9)

@@ -75,13 +75,20 @@ def _on_curve(width: int) -> Fraction:
 @pytest.mark.parametrize("method", [DRAFTING, DRAFTING | {"placement": "apart"}], ids=["together", "apart"])
 @pytest.mark.parametrize("batching", ["continuous", "lockstep", "static"])
 def test_the_views_agree(method: dict[str, Any], batching: str) -> None:
-    """Events and paths to the last bit, where times are whole numbers of eighths; the formula within five standard errors."""
+    """Events and paths to the last bit, where times are whole numbers of eighths; the formula within five standard errors.
+
+    Of rounds and drafted tokens the run itself compares formula and paths, at a false alarm in a million runs: it would warn, which
+    is an error here. In a batch that is kept full every round takes the same time.
+    """
     cost = {"cost_ratio": 0.25, "verify_cost": CURVE, "operations_ratio": 0.5} | ({"link": 0.5} if "placement" in method else {})
     own = method | {"sequences": 8, "batching": batching}
     formula, paths, events = rows(own, cost=cost, views=["formula", "paths", "events"], replications=4096)
     assert events["paths_difference"] == 0
-    for name in ("latency_layers", "operations_per_token", "tokens_per_round"):
-        assert paths[name] == pytest.approx(formula[name], rel=0.02)
+    if batching == "continuous":
+        round_time = formula["latency_layers"] * formula["tokens_per_round"]
+        assert paths["latency_layers"] * paths["tokens_per_round"] == pytest.approx(round_time, rel=1e-12)
+        drafted = formula["operations_per_token"] * formula["tokens_per_round"]
+        assert paths["operations_per_token"] * paths["tokens_per_round"] == pytest.approx(drafted, rel=1e-12)
     error = paths["latency_sd_layers"] / 4096**0.5
     assert paths["latency_layers"] == pytest.approx(formula["latency_layers"], abs=5 * error)
 

@@ -623,7 +623,7 @@ def test_a_layer_above_needs_all_of_a_tree() -> None:
     cache.write(Forward("target", (7, 8), 0, 0, 2, after=(-1, -1)))
     cache.write(Forward("target", (7, 8), 0, 2, 3, after=(-1, -1)))
     assert cache.rows == {"target": [1, 1, 1]}
-    with pytest.raises(CacheError):
+    with pytest.raises(CacheError, match="target: layers"):
         cache.write(Forward("target", (7, 8), 0, 2, 3, after=(-1, 0)))
 
 
@@ -673,7 +673,7 @@ def test_steps_of_several_hypotheses_in_both_interpreters() -> None:
         assert found.rounds == {(2, 2): 1, (1, 5): 1}
     assert count(inherits(), World(1, 2), 1).tokens == simulated(inherits(), 1, cost).tokens == [1]
     for run in (lambda: count(disowned(), World(1, 2), 1), lambda: simulated(disowned(), 1, cost)):
-        with pytest.raises(CacheError):
+        with pytest.raises(CacheError, match=r"target: layers \[0, 2\) at position 1, but the layers hold \[\]"):
             run()
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,12 @@ def test_embedded_scenarios_are_clean(name: str, folder: Path) -> None:
 # --- the schema --------------------------------------------------------------------------------------------------------
 
 
+@cache
+def schema_of_scenarios() -> dict[str, Any]:
+    """The schema, which no test changes."""
+    return of_scenarios()
+
+
 def fits(value: Any, schema: dict[str, Any]) -> bool:
     """The part of JSON Schema that the schema of scenarios uses."""
     kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
@@ -269,35 +276,35 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "value"),
+    ("section", "key", "value", "message"),
     [
-        ("scenario", "tokns", 3),
-        ("scenario", "tokens", "3"),
-        ("method", "exit_layer", 20.5),
-        ("method", "name", "pdd"),
-        ("outcomes", "kind", "idd"),
-        ("outcomes", "match_rate", 0.5),  # of another kind of outcomes
-        ("cost", "early_heads", 1),
-        ("cluster", "units", True),
-        ("sweep", "method.candidates", 3),
-        ("sweep", "method.candidates", []),
-        ("plots", "x", 1),
+        ("scenario", "tokns", 3, "unknown key scenario.tokns"),
+        ("scenario", "tokens", "3", "tokens must be a whole number, got '3'"),
+        ("method", "exit_layer", 20.5, "exit_layer must be a whole number, got 20.5"),
+        ("method", "name", "pdd", "unknown method 'pdd'"),
+        ("outcomes", "kind", "idd", "unknown .*'idd'"),
+        ("outcomes", "match_rate", 0.5, "match_rate"),  # of another kind of outcomes
+        ("cost", "early_heads", 1, "early_heads"),
+        ("cluster", "units", True, "units must be a whole number, got True"),
+        ("sweep", "method.candidates", 3, "method.candidates"),
+        ("sweep", "method.candidates", [], "method.candidates"),
+        ("plots", "x", 1, r"unknown section \[plots\]"),
     ],
 )
-def test_the_schema_refuses_what_the_loader_refuses(section: str, key: str, value: Any) -> None:
+def test_the_schema_refuses_what_the_loader_refuses(section: str, key: str, value: Any, message: str) -> None:
     tables = scenario.load()
     table = tables["method"][0] if section == "method" else tables.setdefault(section, {})
     table[key] = value
-    assert not fits(tables, of_scenarios())
+    assert not fits(tables, schema_of_scenarios())
     from model.checks import ParameterError
     from sim.grid import Grid
 
-    with pytest.raises(ParameterError):
+    with pytest.raises(ParameterError, match=message):
         Grid(tables)
 
 
 def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
-    sections = of_scenarios()["properties"]
+    sections = schema_of_scenarios()["properties"]
     assert set(sections) == set(scenario.SECTIONS)
     for name, kind in (("scenario", cases.Settings), ("cluster", cases.Machine)):
         assert set(sections[name]["properties"]) == {field.name for field in fields(kind)}

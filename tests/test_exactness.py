@@ -111,19 +111,21 @@ def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "error"),
+    ("step", "error", "message"),
     [
-        pytest.param(Forward("target", (5,), 2, 0, 1, heads=1), CacheError, id="a gap before the pass"),
-        pytest.param(Forward("draft", (5,), 0, 0, 1, heads=1), CacheError, id="another text than what was put out"),
-        pytest.param(Fork((), ()), TypeError, id="sub-processes"),
+        pytest.param(Forward("target", (5,), 2, 0, 1, heads=1), CacheError, "a pass at position 2 of a model that has read 1",
+                     id="a gap before the pass"),
+        pytest.param(Forward("draft", (5,), 0, 0, 1, heads=1), CacheError, r"draft has read .* where the text is",
+                     id="another text than what was put out"),
+        pytest.param(Fork((), ()), TypeError, "Fork", id="sub-processes"),
     ],
-)
-def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception]) -> None:
+)  # fmt: skip
+def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception], message: str) -> None:
     def steps() -> Steps:
         yield Forward("target", (0,), 0, 0, 1)
         yield step
 
-    with pytest.raises(error):
+    with pytest.raises(error, match=message):
         law_of_text(steps, {"target": lambda text: (HALF, HALF)}, [0], 1)
 
 

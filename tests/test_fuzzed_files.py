@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
-import tempfile
 import tomllib
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,22 +18,21 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import figures
-from calibrate import run_plan
+from calibrate import prompts, report, run_plan
 from calibrate.cli import app as calibrate
+from calibrate.family import corpus
+from calibrate.fits import engine_run
+from calibrate.importers import bundle
+from figures import subject
 from model import decision_log, device, position_log, profile, runs, transformer
 from sim.cli import app as sim
 from tests.comparisons import decoded, profiles, runs_of
-from tests.fuzzing import bytes_of, ended, fuzzed, json_of, lines_of, read, table_of, written
+from tests.fuzzing import bytes_of, ended, folder, fuzzed, json_of, lines_of, read, rows_of, spoiled, table_of, written
 from tests.test_importers import TABLES
+from tests.test_prompts import NESTED, ROWS
+from tests.test_validation import STAMPS, without_room, write_run
 
 pytestmark = pytest.mark.slow
-
-
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    """A new folder for each example."""
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
 
 
 # --- scenarios ---
@@ -99,6 +96,67 @@ def test_scenarios(data: bytes) -> None:
                 ended(sim, "run", path, "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
 
 
+# --- recorded outcomes that a scenario names ---
+
+PLAYED = """scenario = {{ name = "x", tokens = 4, replications = 4, seed = 1, views = ["formula", "paths"] }}
+method = {{ {method} }}
+outcomes = {{ {outcomes} }}
+{costs}"""
+DRAFTED = 'name = "speculative", layers = 4, draft_length = 2'
+DECIDED = 'name = "bild", fallback_threshold = 0.5, rollback_threshold = 1.0'
+LENGTHS = [[2, 1, 3, 1, 1, 2], [1, 2, 1, 1, 3, 1], [3, 2, 1, 2]]
+DECISIONS = {"confidence": [0.9, 0.2, 0.7, 0.4], "distance": [0.1, 3.0, 0.5, 2.0], "agrees": [True, False, True, False]}
+SURE = {"confidence": [[0.2, 0.6, 0.9, 1.0], [0.5, 0.5, 0.6, 1.0]], "agrees": [[False, True, True, True], [True, True, True, True]]}
+RECORDS = {
+    "rounds.json": (DRAFTED, "rounds", LENGTHS), "matches.json": ('name = "ppd", layers = 4, exit_layer = 2, candidates = 1', "replay", MATCHES := [
+        [True, False, True, True], [False, False, True, True],
+    ]), "accepted.json": (DRAFTED, "replay", MATCHES), "decisions.json": (f"{DECIDED}, layers = 4", "thresholds", DECISIONS),
+    "texts.json": (f"{DECIDED}, layers = 4", "replay", {name: [column, column[::-1]] for name, column in DECISIONS.items()}),
+    "sure.json": ('name = "early_exit", layers = 4, threshold = 0.55', "confidences", SURE),
+}  # fmt: skip
+PUBLIC = [
+    json.dumps({"id": number, "prompt_token_ids": [1, 2], "generated_token_ids": [*range(sum(each))], "acc_eagle": {"acc_len": each}})
+    for number, each in enumerate(LENGTHS)
+]  # fmt: skip
+
+
+def played(here: Path, name: str, method: str, outcomes: str, key: str = "file") -> None:
+    """A scenario of one point on a record; where nothing can be made of it, that is said of the point."""
+    costs = "" if "ppd" in method or "early" in method else "cost = { cost_ratio = 0.1 }"
+    (here / "s.toml").write_text(PLAYED.format(method=method, outcomes=f'{outcomes}, {key} = "{name}"', costs=costs))
+    ended(sim, "run", here / "s.toml", "--no-figures", "-q", "-j", "1", "-o", here / "run", failing=True)
+
+
+@given(data=st.data(), name=st.sampled_from([*RECORDS]))
+@fuzzed
+def test_recorded_outcomes(data: st.DataObject, name: str) -> None:
+    method, kind, said = RECORDS[name]
+    with folder() as here:
+        spoiled_ = st.one_of(json_of(said).map(written).map(str.encode), bytes_of(json.dumps(said).encode()))
+        (here / name).write_bytes(data.draw(spoiled_))
+        played(here, name, method, f'kind = "{kind}"')
+
+
+TABLE = "\n".join([",".join(DECISIONS), *(",".join(map(str, row)) for row in zip(*DECISIONS.values(), strict=True))])
+
+
+@given(data=st.one_of(lines_of(TABLE, ",").map(str.encode), bytes_of(TABLE.encode())))
+@fuzzed
+def test_tables_of_decisions(data: bytes) -> None:
+    with folder() as here:
+        (here / "decisions.csv").write_bytes(data)
+        played(here, "decisions.csv", f"{DECIDED}, layers = 4", 'kind = "thresholds"')
+
+
+@given(data=rows_of(PUBLIC))
+@fuzzed
+def test_public_logs_of_rounds(data: bytes) -> None:
+    with folder() as here:
+        (here / "public.jsonl").write_bytes(data)
+        ended(calibrate, "rates", here / "public.jsonl", "--drafter", "eagle", "--lengths", "2,3")
+        played(here, "public.jsonl", DRAFTED, 'kind = "rounds", drafter = "eagle"')
+
+
 # --- measured runs, and logs of decisions ---
 
 
@@ -115,29 +173,6 @@ def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
         named = {role: profile.save(clock[role], here).name for role in found.log.models}
         runs.save(runs.Runs(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json")
         return {path.name: path.read_bytes() for path in here.iterdir()}, found.table, found.log.table()
-
-
-def spoiled(data: st.DataObject, held: dict[str, bytes], name: str, table: pl.DataFrame, here: Path) -> None:
-    """Write all files, the pair NAME.json and NAME.parquet spoiled; checksums are right but where bytes are wrong."""
-    for other, content in held.items():
-        (here / other).write_bytes(content)
-    said = json.loads(held[f"{name}.json"])
-    kind = data.draw(st.sampled_from(("said", "said", "table", "table", "bytes of the table", "bytes")))
-    content = held[f"{name}.parquet"]
-    if kind == "said":
-        said = data.draw(json_of(said))
-    elif kind == "table":
-        frame = data.draw(table_of(table))
-        frame.write_parquet(here / "made")
-        content = (here / "made").read_bytes()
-        said["rows"] = frame.height
-    elif kind == "bytes of the table":
-        content = data.draw(bytes_of(content))
-    if isinstance(said, dict) and kind != "bytes":
-        said["sha256"] = hashlib.sha256(content).hexdigest()
-    text = data.draw(bytes_of(held[f"{name}.json"])) if kind == "bytes" else written(said).encode()
-    (here / f"{name}.json").write_bytes(text)
-    (here / f"{name}.parquet").write_bytes(content)
 
 
 @given(data=st.data())
@@ -214,13 +249,22 @@ def test_position_logs(data: st.DataObject) -> None:
     held, table = logged()
     with folder() as here:
         spoiled(data, held, "log", table, here)
-        ended(calibrate, "rates", here / "log.json", *data.draw(st.sampled_from(((), ("--json",)))))
+        if data.draw(st.booleans()):
+            ended(calibrate, "rates", here / "log.json", *data.draw(st.sampled_from(((), ("--json",)))))
+            return
+        method, kind = data.draw(st.sampled_from((
+            ('name = "ppd", layers = 12, exit_layer = 6, candidates = 1', 'kind = "replay", head = "common"'),
+            ('name = "speculative", layers = 12, draft_length = 2', 'kind = "replay"'),
+            (f"{DECIDED}, layers = 12", 'kind = "thresholds"'), (f"{DECIDED}, layers = 12", 'kind = "replay"'),
+            ('name = "early_exit", layers = 12, threshold = 0.55', 'kind = "confidences"'),
+        )))  # fmt: skip
+        played(here, "log.json", method, kind, "log")
 
 
 # --- tables of other projects ---
 
 IMPORTS = {
-    "vidur": (["vidur", "--model", "llama-2-7b", "--gpu", "a100"], "vidur"),
+    "vidur": (["vidur", "--model", "llama-2-7b", "--gpu", "a100", "--network", "vidur/network"], "vidur"),
     "llmservingsim": (["llmservingsim", "--model", "llama-3.1-8b", "--gpu", "rtx-4090"], "llmservingsim/tp1"),
     "aiconfigurator": (["aiconfigurator", "--gpu", "h100", "--engine", "vllm/1.0"], "aiconfigurator"),
 }  # fmt: skip
@@ -232,7 +276,7 @@ def test_tables_of_other_projects(data: st.DataObject, source: str) -> None:
     (kind, *more), where = IMPORTS[source]
     with folder() as here:
         shutil.copytree(TABLES / source, here / source)
-        files = sorted(path for path in (here / where).rglob("*.csv"))
+        files = sorted(path for path in (here / source).rglob("*.*") if path.suffix in (".csv", ".yaml"))
         path = data.draw(st.sampled_from(files))
         if source == "aiconfigurator":
             frames = {each: pl.read_csv(each.read_bytes()) for each in files}
@@ -245,10 +289,54 @@ def test_tables_of_other_projects(data: st.DataObject, source: str) -> None:
         else:
             text = path.read_text()
             path.write_bytes(data.draw(st.one_of(lines_of(text, ",").map(str.encode), bytes_of(text.encode()))))
+        more = [str(here / each) if "/network" in each else each for each in more]
         ended(calibrate, "import", kind, here / where, *more, "-o", here / "out")
 
 
-# --- configurations, devices, plans ---
+ORIGINS = """# Sources
+
+## owner/project · MIT
+| file | commit | path | sha256 |
+|---|---|---|---|
+| gpu/vidur/mlp.csv | abc1234 | data/mlp.csv | 0123456789abcdef |
+
+## owner/other · Apache-2.0
+| gpu/other.csv | def5678 | other.csv | fedcba9876543210 |
+"""
+
+
+@given(data=st.one_of(lines_of(ORIGINS, "|").map(str.encode), lines_of(ORIGINS, "·").map(str.encode), bytes_of(ORIGINS.encode())))
+@fuzzed
+def test_lists_of_sources(data: bytes) -> None:
+    with folder() as here:
+        (here / "SOURCES.md").write_bytes(data)
+        read(bundle.origins, here)
+
+
+# --- engines that ran ---
+
+
+@given(data=st.data())
+@fuzzed
+def test_runs_of_engines(data: st.DataObject) -> None:
+    with folder() as here:
+        write_run(here)
+        if data.draw(st.booleans()):
+            without_room(here, STAMPS, {})
+        name = data.draw(st.sampled_from(("timeseries.csv", "requests.jsonl", "meta.json")))
+        text = (here / name).read_text()
+        kinds = [bytes_of(text.encode())]
+        if name == "timeseries.csv":
+            kinds.append(lines_of(text, ",").map(str.encode))
+        elif name == "meta.json":
+            kinds.append(json_of(json.loads(text)).map(written).map(str.encode))
+        else:
+            kinds.append(rows_of(text.splitlines()))
+        (here / name).write_bytes(data.draw(st.one_of(kinds)))
+        read(engine_run.read, here)
+
+
+# --- configurations, devices, plans, prompts ---
 
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -301,6 +389,40 @@ def test_plans(data: bytes) -> None:
         read(run_plan.read, here / "plan.toml")
 
 
+TEXTS = {
+    "x.txt": "def main(\n\nimport os\\nimport sys\n<|endoftext|>\nclass A:\n", "x.md": "One.\nTwo.\n\nThree.\n",
+    "x.raw": " = Title = \n \n A heap is a tree . \n", "x.json": json.dumps(NESTED), "y.json": json.dumps(["one", {"text": "two"}]),
+    "x.jsonl": "\n".join(json.dumps(row | {"id": number}) for number, (row, *_) in enumerate(ROWS[:1] * 3)),
+    "y.jsonl": "\n".join(json.dumps({"question_id": number, "turns": ["one", "two"]}) for number in range(3)),
+}  # fmt: skip
+
+
+@given(data=st.data(), name=st.sampled_from([*TEXTS]))
+@fuzzed
+def test_prompts(data: st.DataObject, name: str) -> None:
+    text = TEXTS[name]
+    kinds = [bytes_of(text.encode())]
+    if name.endswith(".json"):
+        kinds.append(json_of(json.loads(text)).map(written).map(str.encode))
+    if name.endswith(".jsonl"):
+        kinds.append(rows_of(text.splitlines()))
+    with folder() as here:
+        (here / name).write_bytes(data.draw(st.one_of(kinds)))
+        template = data.draw(st.sampled_from((None, "none", "squad", "wmt", "cnn-dm")))
+        read(functools.partial(prompts.load, template=template, limit=5, seed=data.draw(st.sampled_from((None, 1)))), here / name)
+
+
+@given(data=st.data())
+@fuzzed
+def test_texts_to_train_on(data: st.DataObject) -> None:
+    with folder() as here:
+        for name in ("a.txt", "b.py"):
+            (here / name).write_bytes(b"one line\nanother line\n" * 20)
+        (here / "a.txt").write_bytes(data.draw(bytes_of(b"one line\nanother line\r\n" * 3)))
+        for where in (here, here / "a.txt"):
+            read(corpus.own, where)
+
+
 DEVICE = """name = "mine"
 memory_bytes = 8e10
 bandwidth = 2e12
@@ -325,24 +447,53 @@ def test_devices(data: bytes) -> None:
         ended(sim, "ls", "devices", path)
 
 
+# --- pages ---
+
+PAGE = "# Page\n\n| a | b |\n\n<!-- runs -->\n\nOf others.\n"
+
+
+@given(data=bytes_of(PAGE.encode()))
+@fuzzed
+def test_pages(data: bytes) -> None:
+    with folder() as here:
+        (here / "page.md").write_bytes(data)
+        read(report.stale, (), here / "page.md")
+        read(report.write, (), here / "page.md")
+
+
 # --- what a run has left ---
 
 
-RUN = ("run", "compare", "--set", "scenario.tokens=8", "--replications", "4", "--no-figures", "-q", "-j", "1")
+FINISHED = {
+    "ppd": """
+scenario = { name = "x", tokens = 8, replications = 4, seed = 1, views = ["formula", "paths"] }
+method = { name = "ppd", layers = 8, exit_layer = 4, candidates = 2 }
+outcomes = { kind = "iid", match_rate = 0.5 }
+""",
+    "speculative": """
+scenario = { name = "x", tokens = 8, replications = 4, seed = 1, views = ["formula", "paths"] }
+method = { name = "speculative", layers = 8, draft_length = 3 }
+outcomes = { kind = "iid", acceptance_rate = 0.6, trials = 100 }
+cost = { cost_ratio = 0.1 }
+""",
+}
+RUN = ("--no-figures", "-q", "-j", "1")
 
 
-@lru_cache(maxsize=1)
-def left() -> dict[str, bytes]:
+@lru_cache(maxsize=2)
+def left(method: str) -> dict[str, bytes]:
+    """What a run leaves in its directory but shards."""
     with folder() as here:
-        assert CliRunner().invoke(sim, [*RUN, "-o", str(here)]).exit_code == 0
-        return {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
+        (here / "s.toml").write_text(FINISHED[method])
+        assert CliRunner().invoke(sim, ["run", str(here / "s.toml"), *RUN, "-o", str(here / "run")]).exit_code == 0
+        return {path.name: path.read_bytes() for path in (here / "run").iterdir() if path.is_file()}
 
 
-@given(data=st.data())
+@given(data=st.data(), method=st.sampled_from([*FINISHED]))
 @fuzzed
-def test_results(data: st.DataObject) -> None:
+def test_results(data: st.DataObject, method: str) -> None:
     """Figures are drawn of whatever comes through, but not written."""
-    held = left()
+    held = left(method)
     with folder() as here, pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", lambda *_, **__: [])
         for name, content in held.items():
@@ -358,8 +509,10 @@ def test_results(data: st.DataObject) -> None:
 @given(data=st.one_of(st.sampled_from([b"", b"{}", b"[]", b"null"]), st.just(b"x")), more=st.data())
 @fuzzed
 def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
-    held = left()
-    with folder() as here:
+    held = left("speculative")
+    with folder() as above:
+        here = above / "run"
+        here.mkdir()
         for name, content in held.items():
             (here / name).write_bytes(content)
         said = json.loads(held["metadata.json"])
@@ -367,4 +520,6 @@ def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
             st.one_of(bytes_of(held["metadata.json"]), json_of(said).map(written).map(str.encode))
         )  # fmt: skip
         (here / "metadata.json").write_bytes(text)
-        ended(sim, *RUN, "--resume", "-o", here)
+        assert isinstance(subject.of_run(here), str)
+        (above / "s.toml").write_text(FINISHED["speculative"])
+        ended(sim, "run", above / "s.toml", *RUN, "--resume", "-o", here)

@@ -21,9 +21,10 @@ from model.measured import Measured
 from model.profile import Profile, Source, table_of
 from model.roofline import Efficiency, Roofline
 from model.transformer import preset
+from sim import trace
 from sim.cli import app
 from sim.grid import Grid
-from sim.hardware import HardwareCost
+from sim.hardware import ROLES, HardwareCost
 
 ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b"}
 MATCH = {"match": {"kind": "iid", "match_rate": 0.5}}
@@ -102,12 +103,46 @@ def test_units_of_several_devices_are_counted_as_devices() -> None:
         assert (low, high) == pytest.approx((one[0] / four[1], one[1] / four[0]), rel=1e-9)
     assert plain["ways"] == 1
     assert "speedup_over_one_device" not in plain
+    assert "send" not in (plain["cost_missing"] or "")
     both = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE | {"ways": 2}, MATCH))
     one = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE, MATCH))
     for row, single in zip(both, one, strict=True):
         assert row["held_units"] == 4
         assert row["mean_units"] == pytest.approx(2 * single["mean_units"], rel=1e-2)
         assert row["compute_per_token"] == pytest.approx(single["compute_per_token"], rel=1e-2)
+
+
+DECIDED = {"decision": {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.1}}
+APART: dict[str, tuple[Tables, Tables, int]] = {
+    "speculative": ({"name": "speculative", "draft_length": 3}, ACCEPT, 1),
+    "adaptive": ({"name": "adaptive", "policy": "heuristic"}, ACCEPT, 1),
+    "bild": ({"name": "bild"}, DECIDED, 1),
+    **{reading: (
+        {"name": "hierarchical", "draft_length": 2, "reading": reading} | ({"inner_draft_length": 1} if reading == "recursive" else {}),
+        ACCEPT | {"medium_accept": {"kind": "iid", "acceptance_rate": 0.8}}, 2,
+    ) for reading in ("literal", "bonus", "recursive")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_smaller_model_on_its_own_unit_holds_one_device(name: str) -> None:
+    """Its layers are not split: of four devices a unit for the target and one for each smaller model, at work and reserved."""
+    method, outcomes, smaller = APART[name]
+    costs = ROOFLINE | {"ways": 4, "draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if smaller == 2 else {})
+    tables = scenario(method | {"placement": "apart"}, costs, outcomes, event_replications=16)
+    rows = rows_of(tables)  # which warns, an error here, where views differ
+    for row in rows:
+        assert row["held_units"] == row["units"] == 4 + smaller
+        assert row["mean_units"] < 4
+    run = trace.record(tables)
+    busy = {role: sum(each.end - each.start for each in run.intervals if each.role == role and each.unit >= 0) for role in ROLES}
+    assert busy["draft"] > 0
+    assert busy["medium"] > 0 or smaller == 1
+    assert 4 * run.busy == pytest.approx(4 * busy["target"] + busy["draft"] + busy["medium"], rel=1e-12)
+    together = rows_of(scenario(method, costs, outcomes, event_replications=16))
+    for row, beside in zip(rows, together, strict=True):
+        assert beside["held_units"] == 4
+        assert row["busy_layers"] < beside["busy_layers"]
 
 
 SEVENTY: Tables = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import hashlib
 import io
@@ -20,8 +21,10 @@ from calibrate.cli import app as calibrate
 from model import checks, files, position_log, transformer
 from model.checks import ParameterError
 from sim.cli import app as sim
+from tests.fuzzing import OWN, READERS
 from tests.test_importers import TABLES
 
+ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = '[scenario]\nname = "x"\ntokens = 8\n[[method]]\nname = "autoregressive"\nlayers = 32\n'
 EARLY = SCENARIO.replace("autoregressive", "ppd") + "exit_layer = 16\ncandidates = 1\n"
 MATCH = EARLY + '[outcomes]\nkind = "measured"\nfile = "x.json"\n'
@@ -210,3 +213,32 @@ def test_a_disk_that_is_full_is_said_to_be(tmp_path: Path, monkeypatch: pytest.M
 
 def test_shown_is_short() -> None:
     assert len(checks.shown("x" * 10**5)) < 100
+
+
+# --- every reader ---
+
+_READS = ("read_bytes", "read_text", "read_page", "read_csv", "read_parquet", "scan_parquet", "safe_open", "open", "from_pretrained")
+
+
+def readers() -> set[str]:
+    """Functions of the project that read files, but for the ones that all others read by: the file's name and the function's."""
+    found = set()
+    for package in ("model", "sim", "calibrate", "figures"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path == ROOT / "model" / "files.py":
+                continue
+            stem = path.parent.name if path.stem in ("__init__", "cli") else path.stem
+            for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(function, ast.FunctionDef):
+                    calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
+                    names = [(getattr(call.func, "attr", getattr(call.func, "id", "")), call.args) for call in calls]
+                    modes = [ast.unparse(args[0]) if args else "" for name, args in names if name in _READS]
+                    found |= {f"{stem}.{function.name}"} if any(mode not in ("'a'", "'w'") for mode in modes) else set()
+    return found
+
+
+def test_each_function_that_reads_a_file_has_a_fuzz_test() -> None:
+    assert readers() == {*READERS} | OWN
+    text = "".join((ROOT / "tests" / f"test_fuzzed_{name}.py").read_text(encoding="utf-8") for name in ("files", "models"))
+    for test in {*READERS.values()}:
+        assert f"def test_{test}(" in text, test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_what_there_is_not(what: str, name: str, message: str) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}")
     assert len(done.stderr.splitlines()) == 1
-    with pytest.raises(ParameterError):
+    with pytest.raises(ParameterError, match=re.escape(message)):
         listing.details(what, name)
 
 

@@ -497,7 +497,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "sim plot": {"test_figures_hardware.py::test_a_command_draws_profiles": "--profile --out --json"},
     "sim trace": {
-        TRACED: "--out --point --replication --tokens --per-layer --set --sweep --seed",
+        TRACED: "--out --point --replication --tokens --set --sweep --seed",
         METHODS: "--methods",
     },
     "sim compare": {

@@ -217,7 +217,7 @@ def test_what_is_no_profile_is_said_to_be_none(tmp_path):
 
 def test_a_write_that_fails_leaves_nothing(tmp_path):
     one = replace(made(), facts={"clock": object()})
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="not JSON serializable"):
         profile.save(one, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -433,7 +433,7 @@ def test_what_is_written_twice_is_there_once_and_readable_as_text(tmp_path):
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     profile.save(made(), tmp_path)
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="not JSON serializable"):
         profile.save(made(ROWS[:7], facts={"clock": object()}), tmp_path)
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
     seen = []
@@ -467,7 +467,7 @@ def test_whole_messages_about_files(written, tmp_path):
         ({"rows": 9}, "rows must be the table's 8, got 9"),
         (
             {"sources": [{"repository": "x"}]},
-            "sources must each have repository, file, commit, licence, sha256 and parts: 'parts'",
+            "sources must each have repository, file, commit, licence, sha256 and parts: sources[0].commit is missing",
         ),
     ):
         assert refusal(profile.load, written(**more)) == f"tiny.json: {message}"

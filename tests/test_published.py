@@ -154,7 +154,7 @@ def test_a_table_cannot_be_changed_by_its_readers() -> None:
     row = published.table("ppd-table-5").lookup(data_set="squad", sampling="top-k")
     row["match_percent"] = 0.0
     assert published.table("ppd-table-5").lookup(data_set="squad", sampling="top-k")["match_percent"] == 43.78
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="does not support item assignment"):
         published.table("ppd-table-5").rows[0]["match_percent"] = 0.0  # type: ignore[index]
 
 

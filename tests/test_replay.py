@@ -204,7 +204,7 @@ def test_a_read_that_nobody_logged_is_named() -> None:
 def test_another_method_than_the_recorded_one_is_found_out() -> None:
     found = record("llama", "speculative", {"draft_length": 3}, [3, 4, 5], 10)
     other = Decoding(found.method, {**found.settings, "draft_length": 4}, found.prompt, 10, found.commits, found.account)
-    with pytest.raises(UnloggedError):
+    with pytest.raises(UnloggedError, match="nobody has logged"):
         played(other, Replayed(found.reads))
 
 
@@ -220,7 +220,7 @@ def test_answers_to_one_question_come_in_the_order_that_they_were_given() -> Non
     read = Read("uniform", step)
     world = Replayed([Answered(*question(read, step), each) for each in (0.25, 0.5)])
     assert [world.read(read), world.read(read)] == [0.25, 0.5]
-    with pytest.raises(UnloggedError):
+    with pytest.raises(UnloggedError, match="nobody has logged"):
         world.read(read)
 
 

@@ -154,7 +154,7 @@ def test_half_width_is_students(count: int) -> None:
 
 
 @pytest.mark.parametrize("outcome", [{}, {"trials": 700}])
-@pytest.mark.parametrize("cluster", [{}, {"units": 3}, {"links": "shared"}])
+@pytest.mark.parametrize("cluster", [{}, {"units": 3}, {"links": "shared"}, {"stop": "pass"}])
 @pytest.mark.parametrize("form", ["literal", "eager"])
 def test_arrays_are_the_rows_of_their_points(outcome: dict[str, Any], cluster: dict[str, Any], form: str) -> None:
     scenario = tables(**outcome) | {"cluster": cluster}

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
+import sim
+from model import position_log
 from model.checks import ParameterError
 from model.tables import parse_value
 from sim import scenario
@@ -111,6 +114,37 @@ def test_the_fingerprint_is_of_what_decides_the_results() -> None:
     assert same == scenario.fingerprint(resolve(tables()))
     for change in ({"outcomes.match_rate": 0.4}, {"scenario.seed": 1}, {"cost.link": 1}, {"cluster.units": 1}):
         assert scenario.fingerprint(resolve(tables(), set=change)) != same
+
+
+REPLAYED = """
+scenario = { name = "played", tokens = 8, views = ["formula"] }
+method = { name = "ppd", layers = 12, exit_layer = 6, candidates = 1 }
+outcomes = { match = { kind = "replay", log = "some.json", head = "common" } }
+sweep = { "outcomes.match.log" = ["some.json", "family"] }
+"""
+
+
+def test_a_log_lies_beside_the_scenario_and_a_run_is_of_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = position_log.bundled()
+
+    def write(texts: pl.Expr) -> None:
+        kept = whole.table.filter(texts)
+        position_log.save(position_log.PositionLog(kept, whole.said), tmp_path / "there" / "some.json")
+
+    write(pl.col("text") < 3)
+    (tmp_path / "there" / "played.toml").write_text(REPLAYED)
+    monkeypatch.chdir(tmp_path)
+    swept = sim.run("there/played.toml")
+    assert swept["outcomes.match.log"].to_list() == ["there/some.json", "family"]
+    assert swept["match_rate"].n_unique() == 2
+    (tmp_path / "there" / "played.toml").write_text(REPLAYED.partition("sweep")[0])
+    first = sim.run("there/played.toml", out="run")
+    sim.run("there/played.toml", out="run", resume=True)
+    write(pl.col("text") >= 3)
+    with pytest.raises(ParameterError, match="holds the run of another scenario"):
+        sim.run("there/played.toml", out="run", resume=True)
+    other = sim.run("there/played.toml", out="other")
+    assert other["match_rate"].item() != first["match_rate"].item() == swept["match_rate"][0]
 
 
 # --- the grid ----------------------------------------------------------------------------------------------------------

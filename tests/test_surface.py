@@ -344,7 +344,7 @@ def test_errors_of_a_sum_are_weighed_by_time_and_never_above_the_worst(parts):
 def test_nothing_has_no_error():
     assert (float(NONE.seconds), float(NONE.error)) == (0, 0)
     assert float((NONE + NONE).error) == 0
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="unsupported operand"):
         NONE + 1  # type: ignore[operator]
 
 

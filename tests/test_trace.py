@@ -17,7 +17,6 @@ from model.algorithms import ppd
 from model.checks import ParameterError
 from model.latency import UnitCost
 from model.world import World
-from sim import views
 from sim.cli import app
 from sim.events import Cluster, Interval, Run, simulate
 from sim.trace import chrome_trace, described, record, write
@@ -267,21 +266,11 @@ def test_the_command_traces_the_decoding_that_is_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s.toml").write_text(SMALL)
-    asked: list[bool] = []
-    whole = views.simulate
-
-    def simulate(*arguments: Any, per_layer: bool, record: bool) -> Any:
-        asked.append(per_layer)
-        return whole(*arguments, per_layer=per_layer, record=record)
-
-    monkeypatch.setattr(views, "simulate", simulate)
-    for also in ([], ["--per-layer"]):
-        done = CliRunner().invoke(app, ["trace", "s.toml", "-o", "t.json", *words, *also])
-        assert (done.exit_code, done.stdout) == (0, "t.json\n"), done.output
-        events = json.loads(Path("t.json").read_text())["traceEvents"]
-        times = [(each["args"]["time"], each["args"]["kind"]) for each in events if each["ph"] == "i"]
-        assert asked.pop() == bool(also)
-        run = record("s.toml", **options)
-        assert times == [(time, kind) for time, kind, _ in run.commits]
-        if words:
-            assert times != [(time, kind) for time, kind, _ in record("s.toml").commits]
+    done = CliRunner().invoke(app, ["trace", "s.toml", "-o", "t.json", *words])
+    assert (done.exit_code, done.stdout) == (0, "t.json\n"), done.output
+    events = json.loads(Path("t.json").read_text())["traceEvents"]
+    times = [(each["args"]["time"], each["args"]["kind"]) for each in events if each["ph"] == "i"]
+    run = record("s.toml", **options)
+    assert times == [(time, kind) for time, kind, _ in run.commits]
+    if words:
+        assert times != [(time, kind) for time, kind, _ in record("s.toml").commits]

@@ -408,7 +408,7 @@ def test_a_batch_has_as_many_tokens_of_each_text(texts: tuple[int, ...]) -> None
 def test_a_copy_knows_what_was_skipped() -> None:
     cache = Cache()
     cache.write(Forward("target", (0,), 0, 0, 4, gaps=((1, 3),)))
-    with pytest.raises(CacheError):
+    with pytest.raises(CacheError, match=r"target: layers \[0, 4\) at position 1, but they hold \[1, 0, 0, 1\]"):
         cache.copy().require(Forward("target", (1,), 1, 0, 4))
     cache.copy().write(Forward("target", (1,), 1, 0, 4, gaps=((1, 3),)))
     assert cache.rows["target"] == [1, 0, 0, 1]

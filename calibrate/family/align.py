@@ -20,6 +20,7 @@ from calibrate.family.store import Loaded
 from calibrate.family.training import Recipe, Report
 from model import checks, strict_json
 from model.checks import ParameterError
+from model.files import check_regular
 
 if TYPE_CHECKING:
     import torch
@@ -182,19 +183,11 @@ def _output(loaded: Loaded, inputs: Tokens, tokens: int) -> Tokens:
 
 def _written(target: Loaded, inputs: Tokens, tokens: int, kept: Path, settings: str, report: Report | None) -> Tokens:
     """The target's texts behind all prompts, kept in a file as they are written."""
-    from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
     texts = np.empty((0, inputs.shape[1] + tokens), np.int64)
     if kept.exists():
-        try:
-            with safe_open(kept, framework="np") as file:
-                there = (file.metadata() or {}).get("settings")
-                texts = file.get_tensor("texts")
-        except (SafetensorError, OSError) as error:
-            raise ParameterError(f"{kept.name} cannot be read, to go on from it: {store.line(error)}; remove it") from None
-        if there != settings:
-            raise ParameterError(f"{kept.name} is of another alignment; give the same settings, or remove it and begin anew")
+        texts = kept_texts(kept, settings, count=len(inputs), length=texts.shape[1], vocabulary=target.vocabulary)
     last = time.perf_counter()
     while len(texts) < len(inputs):
         texts = np.concatenate([texts, _output(target, inputs[len(texts) : len(texts) + AT_ONCE], tokens)])
@@ -205,6 +198,28 @@ def _written(target: Loaded, inputs: Tokens, tokens: int, kept: Path, settings: 
                 save_file({"texts": texts}, part, {"settings": settings})
             last = time.perf_counter()
     return texts
+
+
+def kept_texts(kept: Path, settings: str, *, count: int, length: int, vocabulary: int) -> Tokens:
+    """The texts that an alignment with these settings has kept: at most `count`, shape (texts, length)."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        check_regular(kept)
+        with safe_open(kept, framework="np") as file:
+            there = (file.metadata() or {}).get("settings")
+            held = file.get_slice("texts")
+            shape, kind = tuple(held.get_shape()), held.get_dtype()
+            fits = len(shape) == 2 and shape[0] <= count and shape[1] == length and kind == "I64"
+            texts = file.get_tensor("texts") if fits else np.empty((0, length), np.int64)
+    except (SafetensorError, OSError) as error:
+        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {store.line(error)}; remove it") from None
+    if there != settings:
+        raise ParameterError(f"{kept.name} is of another alignment; give the same settings, or remove it and begin anew")
+    if not fits or (texts < 0).any() or (texts >= vocabulary).any():
+        bound = f"at most {count} texts of {length} whole numbers below the vocabulary={vocabulary}"
+        raise ParameterError(f"{kept.name} must hold {bound}, got {kind} of shape {shape}; remove it and begin anew")
+    return np.asarray(texts)
 
 
 def _train(

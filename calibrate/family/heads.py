@@ -8,7 +8,6 @@ them depends on which others are.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from calibrate.family import store, training
 from calibrate.family.corpus import Corpus
 from calibrate.family.store import Loaded
 from calibrate.family.training import Recipe, Report
-from model import checks, strict_json
+from model import checks, files, strict_json
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -138,20 +137,19 @@ def load(path: Path, *, checksum: str, layers: int, hidden: int, vocabulary: int
     if said.get("model") != checksum:
         whose = f"{path.name} is of the model with checksum {str(said.get('model'))[:12]} ({said.get('name')})"
         raise ParameterError(f"{whose}, and this one has {checksum[:12]}; train heads for it: calibrate heads --model ...")
-    heads = {}
+    heads, known = {}, {f"layer.{layer}": layer for layer in range(1, layers)}
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no mapping
-                word, _, number = name.partition(".")
-                if word != "layer" or not number.isdecimal() or not 1 <= int(number) < layers:
+                if name not in known:
                     raise ParameterError(f"{path.name} must hold tensors layer.1 to layer.{layers - 1}, got {checks.shown(name)}")
-                heads[int(number)] = file.get_tensor(name).float()
+                shape = tuple(file.get_slice(name).get_shape())  # before it takes any memory
+                if shape != (vocabulary, hidden):
+                    bound = f"{name} of {path.name} must be of shape (vocabulary={vocabulary}, hidden={hidden})"
+                    raise ParameterError(f"{bound}, got {shape}; train the heads again")
+                heads[known[name]] = file.get_tensor(name).float()
     except (SafetensorError, OSError) as error:
         raise ParameterError(f"{path.name} cannot be read: {store.line(error)}; train the heads again") from None
-    for layer, head in heads.items():
-        if tuple(head.shape) != (vocabulary, hidden):
-            bound = f"layer.{layer} of {path.name} must be of shape (vocabulary={vocabulary}, hidden={hidden})"
-            raise ParameterError(f"{bound}, got {tuple(head.shape)}; train the heads again")
     store.finite(path.name, ((f"layer.{layer}", head) for layer, head in heads.items()))
     return dict(sorted(heads.items()))
 
@@ -170,7 +168,8 @@ def about(path: Path) -> dict[str, Any]:
         raise ParameterError(f"there are no heads at {path}; train them: calibrate heads --model {path.parent.name}")
     try:
         with safe_open(path, framework="pt") as file:
-            said = json.loads((file.metadata() or {}).get("about", "{}"))
+            text = (file.metadata() or {}).get("about", "{}")
+        said = files.json_of(text) if len(text) <= files.MOST_TOML else None
     except (SafetensorError, OSError, ValueError) as error:
         raise ParameterError(f"{path.name} cannot be read: {store.line(error)}; train the heads again") from None
     if not isinstance(said, dict) or said.get("schema") != SCHEMA:

@@ -7,17 +7,16 @@ Windows of the text are read in an order that the seed decides, another in each 
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from model import checks, strict_json
+from model import checks, files, strict_json, typed
 from model.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -290,16 +289,42 @@ def _keep(kept: Path, model: Any, optimizers: list[Any], settings: str, step: in
     part.replace(kept)
 
 
+class _Log(TypedDict):
+    """What a training says of itself: steps, and losses at them [nats per token]."""
+
+    losses: list[list[float]]
+    held_out: list[list[float]]
+
+
+_STATES = {"AdamW": {"step", "exp_avg", "exp_avg_sq"}, "Muon": {"momentum_buffer"}}
+"""What optimizers know of each parameter, a number or as many as it has."""
+
+
+def _check_state(kept: Path, tensors: Mapping[str, Tensor], optimizers: list[Any]) -> None:
+    """Refuse a state that is not whole, or not of these parameters."""
+    for number, optimizer in enumerate(optimizers):
+        for index, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
+            for name in _STATES[type(optimizer).__name__]:
+                found = tensors.get(f"optimizer.{number}.{index}.{name}")
+                shape = () if name == "step" else tuple(parameter.shape)
+                if found is None or not found.is_floating_point() or tuple(found.shape) != shape:
+                    bound = f"optimizer.{number}.{index}.{name} must be numbers of shape {shape}"
+                    got = "none" if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
+                    raise ParameterError(f"{kept.name}: {bound}, got {got}; remove it and begin anew")
+
+
 def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tuple[int, float, dict[str, Any]]:
     import torch
     from safetensors import SafetensorError, safe_open
 
     try:
+        files.check_regular(kept)
         with safe_open(kept, framework="pt") as file:
             about = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
     except (SafetensorError, OSError) as error:
-        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {error}; remove it and begin anew") from None
+        said = str(error).partition("\n")[0]
+        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {said}; remove it and begin anew") from None
     if not about or not {"settings", "step", "seconds", "log"} <= about.keys():
         raise ParameterError(f"{kept.name} was not kept by a training; remove it and begin anew")
     if about["settings"] != settings:
@@ -307,10 +332,18 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
             f"{kept.name} is of another training: {about['settings']}, now asked for {settings}; give the same settings, or"
             " remove it and begin anew"
         )
+    try:
+        step, seconds, log = int(about["step"]), float(about["seconds"]), files.json_of(about["log"])
+        checks.whole("step", step, 1)
+        checks.number("seconds", seconds, 0)
+        typed.check(log, _Log, "log")
+    except ValueError as error:
+        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {error}; remove it and begin anew") from None
     for name, parameter in model.named_parameters():
         shape = tuple(tensors[f"model.{name}"].shape) if f"model.{name}" in tensors else None
         if shape != tuple(parameter.shape):
             raise ParameterError(f"{kept.name} is of another model: {name} must be of {tuple(parameter.shape)}, got {shape}")
+    _check_state(kept, tensors, optimizers)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])
@@ -322,4 +355,4 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
             optimizer.state[parameter] = {
                 key: value.to(parameter.device) if value.ndim else value for key, value in state.items()
             }
-    return int(about["step"]), float(about["seconds"]), json.loads(about["log"])
+    return step, seconds, log

@@ -99,7 +99,8 @@ def read(folder: str | Path) -> Run:
         of = {key: checks.array(key, [each[key] for each in requests], 0) for key in stamps}
         if room is not None:
             checks.whole("kv_cache.num_kv_tokens", room, 1)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            room = float(room)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ParameterError(
             f"{root.name}: meta.json and requests.jsonl must be there and say queued_ts, scheduled_ts and last_token_ts, and"
             f" kv_cache.num_kv_tokens or {', '.join(LENGTHS)}: {error!r}; give the folder of a whole run"

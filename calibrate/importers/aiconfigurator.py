@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from model import compose, physical, profile
 from model import device as devices
 from model.checks import ParameterError
 from model.profile import Profile, Source
+
+if TYPE_CHECKING:
+    import polars as pl
 
 REPOSITORY, LICENCE = "ai-dynamo/aiconfigurator", "Apache-2.0"
 NO_ATTENTION = "none"
@@ -140,6 +143,16 @@ def _engine(root: Path, operation: str, wanted: str) -> str:
     return wanted
 
 
+def _is(column: pl.Series, value: str | int) -> pl.Series:
+    """Where a column has a value, whatever type it is of."""
+    import polars as pl
+
+    try:
+        return (column.cast(pl.String if isinstance(value, str) else pl.Float64, strict=False) == value).fill_null(False)
+    except pl.exceptions.PolarsError:  # nothing of this type is a word, or a number
+        return pl.Series([False] * column.len())
+
+
 def _timed(table: Table, unit: str, where: dict[str, Any], positive: str = "") -> tuple[Table, list[str]]:
     """The rows of the wanted kind that have a time, and a note on those that have none."""
     import polars as pl
@@ -147,7 +160,7 @@ def _timed(table: Table, unit: str, where: dict[str, Any], positive: str = "") -
     chosen = table
     for column, value in where.items():
         if column in chosen.frame.columns:
-            kept = (chosen.frame[column] == value).fill_null(False)
+            kept = _is(chosen.frame[column], value)
             if not kept.any():
                 listed = ", ".join(sorted(map(str, chosen.frame[column].unique())))
                 raise ParameterError(f"{table.shown}: column {column}: no row of {value}; there are {listed}")
@@ -155,7 +168,7 @@ def _timed(table: Table, unit: str, where: dict[str, Any], positive: str = "") -
     times = chosen.frame["latency"].cast(pl.Float64, strict=False)
     nothing = times.is_null() | (times == 0)
     if positive:
-        nothing = nothing | (chosen.frame[positive] == 0).fill_null(False)
+        nothing = nothing | _is(chosen.frame[positive], 0)
     left = chosen.where(~nothing)
     if not left.height:
         raise ParameterError(f"{table.shown}: column latency: no row has a time; the file is not what it was")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
-from model import compose, files, isotonic, profile, transformer
+from model import checks, compose, files, isotonic, profile, transformer
 from model.checks import ParameterError
 from model.compose import LeftOut
 from model.profile import AXES, TIMES, Profile, Source
@@ -186,10 +186,14 @@ def origins(root: Path) -> dict[str, Source]:
         lines = files.read_text(root / "SOURCES.md").splitlines()
     except OSError:
         raise ParameterError("SOURCES.md: there is no such file; give the folder that holds it and gpu") from None
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"SOURCES.md: it is no text in UTF-8 (byte {error.start + 1}); restore it") from None
     found, repository, licence = {}, "", ""
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if line.startswith("## "):
-            repository, licence = (each.strip() for each in line.removeprefix("## ").split("·"))
+            repository, dot, licence = (each.strip() for each in line.removeprefix("## ").partition("·"))
+            if not dot:
+                raise ParameterError(f"SOURCES.md, line {number}: it must be ## repository · licence, got {checks.shown(line)}")
         cells = [each.strip() for each in line.strip("|").split("|")]
         if len(cells) == 4 and re.fullmatch(r"[0-9a-f]{16}", cells[3]):
             found[cells[0]] = Source(repository, cells[2], cells[1], licence, cells[3])

@@ -9,6 +9,7 @@ import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,12 +119,18 @@ def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
         frame = files.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else files.read_parquet(path)
     except (ParameterError, OSError) as error:
         raise ParameterError(f"{shown}: {error}") from None
-    for name in columns:
-        if name not in frame.columns:
-            raise ParameterError(f"{shown}: column {name} is missing; {_nearest(name, frame.columns)}")
+    found = Table(path, shown, frame, np.arange(1, frame.height + 1))
+    require(found, columns)
     if not frame.height:
         raise ParameterError(f"{shown}: the table is empty; it must have at least one row")
-    return Table(path, shown, frame, np.arange(1, frame.height + 1))
+    return found
+
+
+def require(table: Table, columns: Iterable[str]) -> None:
+    """Refuse a table that lacks one of these columns."""
+    for name in columns:
+        if name not in table.frame.columns:
+            raise ParameterError(f"{table.shown}: column {name} is missing; {_nearest(name, table.frame.columns)}")
 
 
 def _nearest(name: str, columns: list[str]) -> str:
@@ -230,14 +237,11 @@ def merged(keys: Mapping[str, Floats], values: Mapping[str, Floats]) -> tuple[di
 def rows(part: str, keys: Mapping[str, Floats], values: Mapping[str, Floats], **same: int) -> list[dict[str, Any]]:
     """Rows of a profile: one for each point, repeats merged."""
     points, times, repeats = merged(keys, values)
-    found = []
-    for index in range(repeats.size):
-        row: dict[str, Any] = {"part": part, "repeats": int(repeats[index]), **same}
-        row |= {name: int(column[index]) for name, column in points.items()} | {
-            name: float(column[index]) for name, column in times.items()
-        }
-        found.append(row)
-    return found
+    columns: dict[str, Iterable[Any]] = {"part": repeat(part), "repeats": repeats.tolist()}
+    columns |= {name: repeat(value) for name, value in same.items()}
+    columns |= {name: column.astype(np.int64).tolist() for name, column in points.items()}
+    columns |= {name: column.astype(np.float64).tolist() for name, column in times.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
 
 
 def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:

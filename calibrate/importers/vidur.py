@@ -187,6 +187,7 @@ def _attention(
     prompts = whole.words("is_prefill", ("true", "false")) == "true"
     _check_model(whole, shape, {"n_q_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"})
     around = [each for each in AROUND_ATTENTION if f"time_stats.{each}.median" in whole.frame.columns]
+    tables.require(whole, _columns(around))
     rows: list[dict[str, Any]] = []
     for chosen, operation in ((~prompts, "attn_decode"), (prompts, "attn_prefill")):
         table = whole.where(chosen)

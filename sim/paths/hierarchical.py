@@ -48,9 +48,9 @@ def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Mapping[
             ahead.append(next(medium_accept)(anywhere).copy())
         starting = phase == 0
         found = offer(parameters, list(ahead), room)
-        work, arithmetic = price.work(found.drafts, found.mediums, found.offered)
+        taken, work, arithmetic = price.work(found.drafts, found.mediums, found.offered)
         busy += starting * work
-        time += starting * (work + found.moves * price.link)
+        time += starting * (taken + found.moves * price.link)
         operations += starting * arithmetic
         rounds += starting
         drafted += starting * found.offered
