@@ -87,7 +87,6 @@ class Rows:
             lines = [strict_json.dumps(row) for row in (self.header, *self.rows)]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(strict_json.dumps(header) + "\n", encoding="utf-8")
 
     def done(self) -> set[Point]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 REPEATS = 12
 """Of each read, in a round."""
+WARM_UPS = 3
+"""Turns before those that are timed."""
 CONTEXT = 64
 """Positions before passes that are timed here."""
 ROOM = CONTEXT + 16
@@ -56,7 +58,7 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
             if kind == "beams":
                 continue
             times, looks = [], 3 if kind == "next" else 1
-            for turn in range(repeats + 3):
+            for turn in range(repeats + WARM_UPS):
                 # Never looked at before but for the head, which is the pass's own.
                 first, second = (_projected(real.forward(held, step)) for _ in range(2))
                 token = 7 if kind in ("chance", "distance") else None
@@ -66,18 +68,18 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
                 begun = _now(decoder)
                 for _ in range(looks):
                     real.read(asked)
-                if turn >= 3:
+                if turn >= WARM_UPS:
                     times.append((_now(decoder) - begun) / looks)
             found[kind] = means(times)
         for count in FILLED:
             times = []
             only = Forward("target", tokens[:count], context, 1, decoder.layers, rows_only=True)
             whole = real.forward(held, Forward("target", tokens[:count], context, 0, 1))
-            for _ in range(repeats + 3):
+            for _ in range(repeats + WARM_UPS):
                 begun = _now(decoder)
                 real.forward(held, only._replace(state=whole))
                 times.append((_now(decoder) - begun) / max(decoder.layers - 1, 1))
-            rows[str(count)] = means(times[3:])
+            rows[str(count)] = means(times[WARM_UPS:])
         several = not isinstance(decoder, Graphs)  # whose runs follow no hypotheses and have no sub-processes
         trees, beams = _trees(real, held, tokens, repeats) if several else ({}, {})
         again, early = _one_by_one(decoder, tokens, repeats)
@@ -113,7 +115,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
 
     def steps() -> Steps:
         yield Forward("target", text, 0, 0, layers)
-        for turn in range(repeats + 3):
+        for turn in range(repeats + WARM_UPS):
             own: dict[str, list[float]] = {each: [] for each in ("call", *looks)}
             for kind, name in EARLY.items():
                 out: Any = None
@@ -138,7 +140,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
                     out = yield Forward("target", (5,), at + turn % 2, 0, last, heads=last == layers)
                 took.append(_between(marks, "layer"))
             yield Read("next", out, -1)
-            if turn >= 3:
+            if turn >= WARM_UPS:
                 whole = (took[1] - took[0]) / (layers - half) if half else took[0] / layers
                 calls.append(float(np.mean(own.pop("call"))) - whole)
                 for each, times in own.items():
@@ -146,7 +148,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
         yield Commit("last", (0,))
 
     real = Real({"target": decoder})
-    real.run(steps(), 2 * len(EARLY) * (repeats + 3))
+    real.run(steps(), 2 * len(EARLY) * (repeats + WARM_UPS))
     return means(calls), {name: means(times) for name, times in looks.items()}
 
 
@@ -206,7 +208,7 @@ def _trees(
             plain = Forward("target", words, context, 0, layers, heads=count)
             tree = plain._replace(after=(-1,) * count)
             other, more, asked = held.copy(), [], []
-            for turn in range(repeats + 3):
+            for turn in range(repeats + WARM_UPS):
                 seconds = []
                 at = context - turn % 2  # where the last pass of a text was not: what is known of that place is known
                 for cache, step in ((held, plain), (other, tree)):
@@ -216,7 +218,7 @@ def _trees(
                 _projected(out)
                 begun = _now(decoder)
                 real.read(Read("beams", out, -1, count, hypotheses=tuple((index, 0.0) for index in range(count))))
-                if turn >= 3:
+                if turn >= WARM_UPS:
                     asked.append(time.perf_counter() - begun)
                     more.append(seconds[1] - seconds[0])
             trees[f"{count} {context}"], beams[str(count)] = means(more), means(asked)

@@ -94,16 +94,15 @@ def trajectories(
     return pl.concat(parts).with_columns(pl.lit(text).alias("text"), pl.lit(float(cost_ratio)).alias("cost_ratio"))
 
 
-def example() -> pl.DataFrame:
+def example(replications: int = 1000) -> pl.DataFrame:
     """Two texts of 400 tokens, their rates assumed: one as easy throughout, one whose second half is harder; drafts at a tenth.
 
     >>> example()["text"].unique(maintain_order=True).to_list()
     ['steady text', 'text that becomes harder']
     """
     steady, harder = np.full(399, 0.85), np.where(np.arange(399) < 200, 0.85, 0.45)
-    return pl.concat(
-        [trajectories(steady, 0.1, text="steady text"), trajectories(harder, 0.1, text="text that becomes harder")]
-    )
+    texts = {"steady text": steady, "text that becomes harder": harder}
+    return pl.concat([trajectories(rates, 0.1, text=text, replications=replications) for text, rates in texts.items()])
 
 
 class _Recorded:

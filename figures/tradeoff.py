@@ -228,7 +228,6 @@ def _legends(figure: Figure, series: list[_Series], table: pl.DataFrame, x: str)
         handles.append(Line2D([], [], color=GREY, linewidth=1.2, label="95 % interval from sampling"))
     if table[f"{x}_input_low"].count() or table[f"{_Y}_input_low"].count():
         handles.append(Line2D([], [], color=PALE, linewidth=4.5, label="interval from the inputs"))
-    figure.canvas.draw()
     below = upper.get_window_extent().y0 / figure.bbox.height
     figure.legend(handles=handles, title="points", bbox_to_anchor=(0.71, below), **place)
 

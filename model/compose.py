@@ -454,13 +454,15 @@ def reductions(operations: Profile, splits: Iterable[int]) -> list[dict[str, Any
 def attention_rows(attention: Attention, ways: int = 1, contexts: Iterable[int] | None = None) -> list[dict[str, Any]]:
     """Rows of a model's profile: attention of passes of one token for each text, in batches of powers of two, where it was
     measured."""
-    rows = []
-    for context in attention.contexts if contexts is None else contexts:
-        for batch in 2 ** np.arange(9):
-            if attention.near(int(context), int(batch)):
-                point = {"width": 1, "context": int(context), "batch": int(batch), "ways": ways}
-                rows.append({"part": "attention", "time_s": float(attention.cold(context, batch)), **point})
-    return rows
+    points = [
+        (int(context), int(batch)) for context in (attention.contexts if contexts is None else contexts)
+        for batch in 2 ** np.arange(9) if attention.near(int(context), int(batch))
+    ]  # fmt: skip
+    times = attention.cold(*np.array(points).T).tolist() if points else []
+    return [
+        {"part": "attention", "time_s": seconds, "width": 1, "context": context, "batch": batch, "ways": ways}
+        for (context, batch), seconds in zip(points, times, strict=True)
+    ]
 
 
 def differences(composed: Profile, measured: Profile, *, ways: int = 1, most: int = 64) -> LeftOut:

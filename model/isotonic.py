@@ -62,7 +62,10 @@ def grid(values: Floats) -> Floats:
     """
     result = values.copy()
     for axis in range(values.ndim):
-        result = np.apply_along_axis(line, axis, result)
+        # Lines that fall nowhere are as they were: most of them.
+        lines = np.moveaxis(result, axis, -1)
+        for place in np.argwhere((np.fmax.accumulate(lines, axis=-1) > lines).any(axis=-1)):
+            lines[tuple(place)] = line(lines[tuple(place)])
     least, most = result, result
     for axis in range(values.ndim):
         least = np.fmax.accumulate(least, axis=axis)

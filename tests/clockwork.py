@@ -62,16 +62,16 @@ def wound(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
 
 AXES = {
     "HYPOTHESES": (1, 16), "FILLED": (1, 8), "GAPS": (0, 1000), "WIDE": (4,), "WIDE_GAPS": (0, 1000), "SHORT": (1,), "SETTLED": 1,
-    "PROCESS_TEXT": 4,
+    "PROCESS_TEXT": 4, "WARM_UPS": 2,
 }  # fmt: skip
 """The ends of what a sitting times besides passes: as many as a prediction interpolates between."""
 
 
 def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
     """Time the parts of a sitting that are no whole passes at fewer places and less often: enough where clocks have no noise."""
-    for name in ("reads", "after"):
+    for name, times in (("reads", 1), ("after", repeats)):
         whole = getattr(parts, name)
-        monkeypatch.setattr(parts, name, lambda decoder, whole=whole: whole(decoder, context, repeats))
+        monkeypatch.setattr(parts, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
     for constant, value in AXES.items():
         monkeypatch.setattr(parts, constant, value)
 
@@ -91,6 +91,11 @@ class Machine(TorchDispatchMode):
         self.clock, self.rate, self.bandwidth = clock, rate, bandwidth
         clock.tick = 1e-9  # next to nothing: operations are shorter than what looking at a clock usually takes
         self.slow, self.inner, self.best = rate if slow is None else slow, inner, rate if best is None else best
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: torch need not guard each operation against that."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))

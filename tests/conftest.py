@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +32,8 @@ settings.register_profile("default", derandomize=True, **calm)
 # The search proper: more examples, new ones at every run; the printed blob reproduces a failure.
 settings.register_profile("thorough", max_examples=1000, derandomize=False, **calm)
 settings.load_profile("default")
+# Examples would also be made of numbers in those of the project's files that are loaded: of which tests ran before in the process.
+providers.is_local_module_file = lambda _: False
 
 # An app's commands are made of their signatures once; made anew at each call in this process they take longer than most calls.
 _runner: Any = typer.testing
@@ -50,6 +54,17 @@ def frozen() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def read_once() -> Iterator[None]:
+    """Each public table is read, and compared with layers composed of it, once for all tests of a module: nothing changes either."""
+    from calibrate.importers import aiconfigurator, bundle, vidur
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((aiconfigurator, "read"), (vidur, "read"), (bundle, "operations"), (bundle, "differences")):
+            patch.setattr(module, name, cache(getattr(module, name)))
+        yield
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Tiny products are slower on several threads, and what a command sets for itself does not outlive its test."""
@@ -60,6 +75,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(was)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt: a shell that runs the tests in its background has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

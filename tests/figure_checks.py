@@ -5,6 +5,7 @@ Figures are asserted by this data, never by pixels: what stands where, under whi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from itertools import combinations
@@ -17,6 +18,7 @@ from matplotlib.artist import Artist
 from matplotlib.collections import Collection, LineCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -88,6 +90,7 @@ class Shown(NamedTuple):
 
 def shown(figure: Figure) -> Shown:
     """The data of a figure."""
+    stale = figure.stale
     panels = []
     for axes in figure.axes:
         lines, marks = [], []
@@ -116,6 +119,7 @@ def shown(figure: Figure) -> Shown:
             "".join(name for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)) if any(
                 each.get_visible() for each in axis.get_gridlines())),
         ))  # fmt: skip
+    figure.stale = stale  # only looked at, though matplotlib takes it for changed
     legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
     said = [(each.get_title().get_text(), [text.get_text() for text in each.get_texts()]) for each in legends]
     return Shown(panels, [text.get_text() for text in figure.texts], said)
@@ -147,6 +151,74 @@ def legends(figure: Figure) -> list[Legend]:
     return [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
 
 
+def stroke(artist: Any) -> str:
+    """How a line, an area or a group of either is drawn: colours, marker, widths and what lies over what."""
+    if isinstance(artist, Line2D):
+        marker = str(artist.get_marker())
+        pen = artist.get_linestyle() not in ("None", "")
+        _, dashes = artist._dash_pattern  # type: ignore[attr-defined]  # the style of all that has a pattern is "--"
+        dash = "/".join(f"{each:.2g}" for each in dashes or ())
+        parts = [to_hex(artist.get_color()), f"{artist.get_linestyle()}{dash} {artist.get_linewidth():.2g}"] if pen else []
+        if marker not in ("None", ""):
+            parts += [f"{marker} {artist.get_markersize():.2g}", to_hex(artist.get_markeredgecolor())]
+            parts += [to_hex(fill) if (fill := artist.get_markerfacecolor()) != "none" else "hollow"]
+    elif isinstance(artist, AxesImage):
+        parts = ["image", str(artist.get_interpolation()), str(artist.origin), "{:g} to {:g}".format(*artist.get_clim())]
+        parts += [to_hex(each) for each in artist.cmap(artist.norm(np.unique(artist.get_array())))[:4]]
+    elif isinstance(artist, Patch):
+        fill = to_hex(artist.get_facecolor()) if artist.get_facecolor()[3] else "hollow"
+        parts = [type(artist).__name__, fill, to_hex(artist.get_edgecolor()), f"{artist.get_linewidth():.2g}"]
+        parts += [artist.get_hatch() or ""]
+    else:
+        shades = {to_hex(each) for each in [*artist.get_facecolor(), *artist.get_edgecolor()]}
+        parts = [type(artist).__name__, *(sorted(shades) if len(shades) < 4 else ["many colours"]), artist.get_hatch() or ""]
+    alpha = artist.get_alpha()
+    parts += [] if alpha is None else [f"alpha {float(np.mean(alpha)):.2g}"]
+    return " ".join([*filter(None, parts), f"at {artist.get_zorder():g}"])
+
+
+class Layout(NamedTuple):
+    """Where things stand on the page, in hundredths of it, and how they are drawn."""
+
+    size: list[float]
+    """Width and height [inches]."""
+    boxes: list[list[float]]
+    """Of each pair of axes: left, bottom, right, top."""
+    limits: list[list[float]]
+    """Of each pair of axes: left, right, bottom, top, as shares of a decade where the scale is a logarithm."""
+    legends: list[list[float]]
+    words: list[list[Any]]
+    """Each with its left, bottom, right and top, and the size of its letters."""
+    strokes: list[dict[str, int]]
+    """Of each pair of axes and of each legend: how many are drawn so."""
+
+    @classmethod
+    def of(cls, figure: Figure) -> Layout:
+        """The layout of a figure."""
+        placed = words(figure)
+        page = figure.bbox
+
+        def share(box: Bbox) -> list[float]:
+            found = [(box.x0 - page.x0) / page.width, (box.y0 - page.y0) / page.height,
+                     (box.x1 - page.x0) / page.width, (box.y1 - page.y0) / page.height]  # fmt: skip
+            return [round(100 * float(each), 1) for each in found]
+
+        def scaled(low: float, high: float, scale: str) -> list[float]:
+            ends = np.log10([low, high]) if scale == "log" else np.array([low, high])
+            return [float(f"{each:.3g}") for each in ends]
+
+        drawn = [[*axes.lines, *axes.patches, *axes.collections, *axes.images] for axes in figure.axes]
+        drawn += [[handle for handle in each.legend_handles if handle is not None] for each in legends(figure)]
+        return cls(
+            [round(float(each), 2) for each in figure.get_size_inches()],
+            [share(axes.get_window_extent()) for axes in figure.axes],
+            [scaled(*axes.get_xlim(), axes.get_xscale()) + scaled(*axes.get_ylim(), axes.get_yscale()) for axes in figure.axes],
+            [share(each.get_window_extent()) for each in legends(figure)],
+            [[part.get_text(), *share(box), round(float(part.get_fontsize()), 1)] for part, box in placed],
+            [dict(sorted(Counter(map(stroke, each)).items())) for each in drawn],
+        )
+
+
 def misplaced(figure: Figure) -> list[str]:
     """What is wrong with where words are: off the page, over each other, over axes that they are not of, or a note that begins
     neither where the title does nor where its axes do."""
@@ -164,6 +236,7 @@ def misplaced(figure: Figure) -> list[str]:
         f"over other axes: {part.get_text()}" for part, box in placed for axes in figure.axes
         if part.axes not in (None, axes) and box.overlaps(axes.bbox)
     ]  # fmt: skip
+    figure.stale = False  # laid out, and only looked at since, though matplotlib takes it for changed
     notes = [part for part in figure.texts if part.get_fontsize() >= 9 and not part.get_rotation()]
     begin = {round(part.get_position()[0], 6) for part in notes}
     ends = {round(axes.get_position().x0, 6) for axes in figure.axes}

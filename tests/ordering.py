@@ -8,18 +8,21 @@ behind all reads and writes of what it replaces, and whoever may be handed memor
 from __future__ import annotations
 
 import contextlib
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MOST = 32
 """Streams."""
 EMPTY = ("aten::new_empty", "aten::empty", "aten::empty_like")
 WITHOUT_ACCESS = ("aten::detach_", "aten::lift_fresh")
+ASKS = ("aten::_local_scalar_dense", "aten::item", "aten::equal")
 
 
 class Stream:
@@ -56,20 +59,56 @@ class Event:
 class Block:
     """Memory: who wrote each element last, and who has read it since."""
 
-    def __init__(self, storage: Any, stream: Stream, size: int) -> None:
-        self.ref, self.owner = StorageWeakRef(storage), stream.number
+    def __init__(self, key: int, ref: _Ref, stream: Stream, size: int) -> None:
+        self.key, self.ref, self.owner = key, ref, stream.number
         self.size = size
+        self.alone = True
+        """Whether no stream but its owner has used it: what one stream does is in order."""
+        self.whole = False
+        """Whether all of it has been written at once."""
         self.writer = np.full(size, -1)
         self.written = np.zeros(size, np.int64)
-        self.reads = np.zeros((MOST, size), np.int64)
+        self.reads: defaultdict[int, Any] = defaultdict(lambda: np.zeros(size, np.int64))
 
     @property
     def used(self) -> Any:
         """The last use on each stream, shape (streams,)."""
-        found = self.reads.max(axis=1, initial=0)
+        found = np.zeros(MOST, np.int64)
+        for stream, times in self.reads.items():
+            found[stream] = times.max(initial=0)
         for stream in {*self.writer.tolist()} - {-1}:
             found[stream] = max(found[stream], self.written[self.writer == stream].max())
         return found
+
+
+class _Ref(weakref.ref[Any]):
+    """Of memory that nobody holds any more it says where it was."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class _Kind(NamedTuple):
+    """What an operation does with its operands."""
+
+    name: str
+    access: bool
+    """Whether it reads or writes memory at all."""
+    asks: bool
+    """Whether the processor waits for what it finds."""
+    fills: bool
+    """Whether what it makes is written."""
+    writes: tuple[int, ...]
+    """Which of its operands."""
+
+
+@cache
+def _kind(func: Any) -> _Kind:
+    name, arguments = func._schema.name, func._schema.arguments
+    writes = tuple(
+        index for index, argument in enumerate(arguments) if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return _Kind(name, name not in WITHOUT_ACCESS, name in ASKS, name not in EMPTY, writes)
 
 
 class Device(TorchDispatchMode):
@@ -83,8 +122,12 @@ class Device(TorchDispatchMode):
         self.seen = np.zeros(MOST, np.int64)
         """What the processor knows to be done."""
         self.blocks: dict[int, Block] = {}
+        """By where it is."""
+        self.let_go: deque[_Ref] = deque()
+        """Memory that nobody holds any more, as it comes."""
+        self.dead: defaultdict[int, list[Block]] = defaultdict(list)
+        """Of each stream, what was let go of since it was launched last, and was used by others too."""
         self.races: list[str] = []
-        self.places: dict[Any, Any] = {}
         self.doing = ""
 
     # --- what torch.cuda has ---
@@ -113,38 +156,38 @@ class Device(TorchDispatchMode):
 
     # --- what it sees ---
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [*args, *(kwargs or {}).values()]
-        inputs = [*_tensors(given)]
-        written = [
-            each for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write for each in _tensors([value])
-        ]  # fmt: skip
-        made = func(*args, **(kwargs or {}))
-        name = func._schema.name
-        if name in WITHOUT_ACCESS:
-            return made
-        before = {each.untyped_storage()._cdata for each in inputs}
-        new = [each for each in _tensors([made]) if each.untyped_storage()._cdata not in before]
-        if not new and not written:
-            return made if not _asks(name) else self._seen(name, inputs, made)
-        stream = self._launch()
-        for each in inputs:
-            if not any(each is other for other in written):
-                self._read(name, each, stream)
-        for each in written:
-            self._write(name, each, stream)
-        for each in new:
-            storage = each.untyped_storage()
-            self.blocks[storage._cdata] = Block(storage, stream, storage.nbytes() // each.element_size())
-            if name not in EMPTY:
-                self._write(name, each, stream)
-        return made
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: torch need not guard each operation against that."""
+        return False
 
-    def _seen(self, name: str, inputs: list[Any], made: Any) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = [*_tensors(args), *_tensors((kwargs or {}).values())]
+        return self.dispatched(func, args, kwargs or {}, inputs, [_memory(each) for each in inputs])
+
+    def dispatched(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
+        """Do an operation, whose tensors are `inputs` in the memory `keys`, and note what it reads and writes."""
+        kind = _kind(func)
+        made = func(*args, **kwargs)
+        if not kind.access:
+            return made
+        new = [(each, key) for each in _tensors((made,)) if (key := _memory(each)) not in keys]
+        written = [each for index in kind.writes if index < len(args) for each in _tensors((args[index],))]
+        if not (new or written or kind.asks):
+            return made
         stream = self._launch()
-        for each in inputs:
-            self._read(name, each, stream)
+        for each, key in zip(inputs, keys, strict=True):
+            if not any(each is other for other in written):
+                self._read(kind.name, each, key, stream)
+        for each in written:
+            self._write(kind.name, each, _memory(each), stream)
+        for each, key in new:
+            storage = each.untyped_storage()
+            ref = _Ref(storage, self.let_go.append)
+            ref.key = key
+            self.blocks[key] = Block(key, ref, stream, storage.nbytes() // each.element_size())
+            if kind.fills:
+                self._write(kind.name, each, key, stream)
         return made
 
     def excused(self) -> set[int]:
@@ -160,52 +203,71 @@ class Device(TorchDispatchMode):
 
     def freed(self, stream: Stream) -> None:
         """What this stream is launched next may be handed memory of its own that nobody holds any more."""
-        for key in [key for key, block in self.blocks.items() if block.ref.expired()]:
-            block = self.blocks[key]
-            if block.owner == stream.number:
-                late = np.flatnonzero(block.used > stream.clock)
-                if late.size:
-                    self.races.append(f"{self.doing}: stream {stream.number} uses memory again that {late.tolist()} still use")
-                del self.blocks[key]
+        while self.let_go:
+            ref = self.let_go.popleft()
+            block = self.blocks.get(ref.key)
+            if block is not None and block.ref is ref:
+                del self.blocks[ref.key]
+                if not block.alone:
+                    self.dead[block.owner].append(block)
+        for block in self.dead.pop(stream.number, ()):
+            late = np.flatnonzero(block.used > stream.clock)
+            if late.size:
+                self.races.append(f"{self.doing}: stream {stream.number} uses memory again that {late.tolist()} still use")
 
-    def _elements(self, tensor: Any) -> Any:
-        key = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
-        if key not in self.places:
-            found = np.full((1,) * len(key[0]), key[2])
-            for axis, (size, stride) in enumerate(zip(*key[:2], strict=True)):
-                found = found + stride * np.arange(size).reshape([-1 if axis == each else 1 for each in range(len(key[0]))])
-            self.places[key] = found.ravel()
-        return self.places[key]
-
-    def _read(self, name: str, tensor: Any, stream: Stream) -> None:
-        block = self.blocks.get(tensor.untyped_storage()._cdata)
+    def _read(self, name: str, tensor: Any, key: int, stream: Stream) -> None:
+        block = self.blocks.get(key)
         if block is None:
             return  # there before: weights
-        places = self._elements(tensor)
-        writer = block.writer[places]
-        if (writer < 0).any():
-            self.races.append(f"{self.doing}: {name} on stream {stream.number} reads what nobody has written")
-        late = {*writer[block.written[places] > stream.clock[writer]].tolist()}
-        if late:
-            self.races.append(f"{self.doing}: {name} on stream {stream.number} reads what {late} may have yet to write")
-        block.reads[stream.number, places] = stream.clock[stream.number]
+        places, number = _elements(tensor), stream.number
+        if not block.whole and (block.writer[places] < 0).any():
+            self.races.append(f"{self.doing}: {name} on stream {number} reads what nobody has written")
+        if not block.alone or block.owner != number:
+            block.alone = False
+            writer = block.writer[places]
+            late = {*writer[block.written[places] > stream.clock[writer]].tolist()}
+            if late:
+                self.races.append(f"{self.doing}: {name} on stream {number} reads what {late} may have yet to write")
+        block.reads[number][places] = stream.clock[number]
 
-    def _write(self, name: str, tensor: Any, stream: Stream) -> None:
-        block = self.blocks.get(tensor.untyped_storage()._cdata)
+    def _write(self, name: str, tensor: Any, key: int, stream: Stream) -> None:
+        block = self.blocks.get(key)
         if block is None:
             return
-        places = self._elements(tensor)
-        writer = block.writer[places]
-        late = {*writer[(writer >= 0) & (block.written[places] > stream.clock[writer])].tolist()}
-        late |= {*np.flatnonzero((block.reads[:, places] > stream.clock[:, None]).any(axis=1)).tolist()} - self.excused()
-        if late:
-            self.races.append(f"{self.doing}: {name} on stream {stream.number} replaces what {late} may still use")
-        block.writer[places], block.written[places] = stream.number, stream.clock[stream.number]
-        block.reads[:, places] = 0
+        places, number = _elements(tensor), stream.number
+        if not block.alone or block.owner != number:
+            block.alone = False
+            writer = block.writer[places]
+            late = {*writer[(writer >= 0) & (block.written[places] > stream.clock[writer])].tolist()}
+            readers = {each for each, times in block.reads.items() if (times[places] > stream.clock[each]).any()}
+            late |= readers and readers - self.excused()
+            if late:
+                self.races.append(f"{self.doing}: {name} on stream {number} replaces what {late} may still use")
+        block.writer[places], block.written[places] = number, stream.clock[number]
+        block.whole = block.whole or (isinstance(places, slice) and places == slice(0, block.size))
+        for times in block.reads.values():
+            times[places] = 0
 
 
-def _asks(name: str) -> bool:
-    return name in ("aten::_local_scalar_dense", "aten::item", "aten::equal")
+def _elements(tensor: Any) -> Any:
+    """Where in its memory a tensor's elements are: numbers in order, or a slice where they are without a gap."""
+    if tensor.is_contiguous():
+        start = tensor.storage_offset()
+        return slice(start, start + tensor.numel())
+    return _scattered(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@lru_cache(maxsize=4096)
+def _scattered(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Any:
+    found = np.full((1,) * len(shape), offset)
+    for axis, (size, step) in enumerate(zip(shape, stride, strict=True)):
+        found = found + step * np.arange(size).reshape([-1 if axis == each else 1 for each in range(len(shape))])
+    places = np.unique(found)
+    return slice(int(places[0]), int(places[-1]) + 1) if np.ptp(places) + 1 == places.size else places
+
+
+def _memory(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors(values: Any) -> Iterator[Any]:

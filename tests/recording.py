@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -48,6 +49,8 @@ class CUDAGraph:
 
     def __init__(self) -> None:
         self.operations: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Any]]]] = []
+        self.held: list[Any] = []
+        """Views of memory that is written elsewhere: it is not used again that they are of."""
         self.made: list[Any] = []
         """Tensors whose memory was had meanwhile."""
         self.pool: Pool | None = None
@@ -57,9 +60,11 @@ class CUDAGraph:
         assert self.pool is not None, "a graph is captured first"
         self.replays += 1
         for func, args, kwargs, fresh in self.operations:
-            again = _tensors([func(*args, **kwargs)])
-            for place, old in fresh:
-                old.copy_(again[place])
+            made = func(*args, **kwargs)
+            if fresh:
+                again = [made] if isinstance(made, torch.Tensor) else _tensors([made])
+                for place, old in fresh:
+                    old.copy_(again[place])
         if self.pool.last is not self and self.pool.last is not None:
             spoil(self.pool.last.made)
         self.pool.last = self
@@ -67,11 +72,33 @@ class CUDAGraph:
 
 def spoil(tensors: list[Any]) -> None:
     """No numbers any more."""
+    numbers = [each for each in tensors if each.dtype.is_floating_point]
+    if numbers:
+        torch._foreach_add_(numbers, float("nan"))  # type: ignore[attr-defined]
     for each in tensors:
-        if each.dtype.is_floating_point:
-            each.fill_(float("nan"))
-        elif each.dtype != torch.bool:
+        if not each.dtype.is_floating_point and each.dtype != torch.bool:
             each.fill_(torch.iinfo(each.dtype).max // 4)
+
+
+class _Kind(NamedTuple):
+    """What an operation does with its operands."""
+
+    refused: bool
+    chooses: bool
+    writes: tuple[int, ...]
+    """Which of them."""
+    changes: bool
+    """Whether it writes any."""
+
+
+@cache
+def _kind(func: Any) -> _Kind:
+    schema = func._schema
+    writes = tuple(
+        index for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )  # fmt: skip
+    return _Kind(schema.name in REFUSED, schema.name in CHOOSES, writes, schema.is_mutable)
 
 
 class _Recorder(TorchDispatchMode):
@@ -82,35 +109,35 @@ class _Recorder(TorchDispatchMode):
         self.was: dict[int, tuple[Any, Any]] = {}
         """Of memory that was there before: as it was."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: torch need not guard each operation against that."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, func._schema.name
-        if name in REFUSED:
-            raise Refused(name)
+        kwargs, kind = kwargs or {}, _kind(func)
+        if kind.refused:
+            raise Refused(func._schema.name)
         given = [*args, *kwargs.values()]
-        if name in CHOOSES and any(each.dtype == torch.bool for each in _tensors(given[1:2])):
-            raise Refused(name)  # how many there are, the processor wants to know
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for each in _tensors([value]):
-                    key = _memory(each)
-                    if key not in self.own and key not in self.was:
-                        whole = each.as_strided((each.untyped_storage().nbytes() // each.element_size(),), (1,), 0)
-                        self.was[key] = whole, whole.clone()
+        if kind.chooses and any(each.dtype == torch.bool for each in _tensors(given[1:2])):
+            raise Refused(func._schema.name)  # how many there are, the processor wants to know
+        for index in kind.writes:
+            for each in _tensors([*args[index : index + 1]]):
+                key = _memory(each)
+                if key not in self.own and key not in self.was:
+                    whole = each.as_strided((each.untyped_storage().nbytes() // each.element_size(),), (1,), 0)
+                    self.was[key] = whole, whole.clone()
         made = func(*args, **kwargs)
         before = {_memory(each) for each in _tensors(given)}
         fresh = [(place, each) for place, each in enumerate(_tensors([made])) if _memory(each) not in before]
         for _, each in fresh:
             self.own.add(_memory(each))
             self.graph.made.append(each)
-        if fresh or func._schema.is_mutable:
+        if fresh or kind.changes:
             self.graph.operations.append((func, args, kwargs, fresh))
         else:
-            self.graph.operations.append((_held, (made,), {}, []))  # a view of memory that the graph writes elsewhere
+            self.graph.held.append(made)
         return made
-
-
-def _held(made: Any) -> None:
-    """Memory is not used again that a view is of."""
 
 
 class Cuda:

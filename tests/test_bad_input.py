@@ -440,3 +440,4 @@ def test_a_bound_that_is_said_is_the_bound(rate: float) -> None:
 def test_a_time_that_is_next_to_none_is_refused() -> None:
     with pytest.raises(ParameterError, match="early_head must be 0 or at least 1e-12, got 1e-13"):
         cases.Cost(early_head=1e-13)
+    assert cases.Cost(early_head=1e-12).early_head == 1e-12

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,12 @@ def test_embedded_scenarios_are_clean(name: str, folder: Path) -> None:
 # --- the schema --------------------------------------------------------------------------------------------------------
 
 
+@cache
+def schema_of_scenarios() -> dict[str, Any]:
+    """The schema, which no test changes."""
+    return of_scenarios()
+
+
 def fits(value: Any, schema: dict[str, Any]) -> bool:
     """The part of JSON Schema that the schema of scenarios uses."""
     kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
@@ -288,7 +295,7 @@ def test_the_schema_refuses_what_the_loader_refuses(section: str, key: str, valu
     tables = scenario.load()
     table = tables["method"][0] if section == "method" else tables.setdefault(section, {})
     table[key] = value
-    assert not fits(tables, of_scenarios())
+    assert not fits(tables, schema_of_scenarios())
     from model.checks import ParameterError
     from sim.grid import Grid
 
@@ -297,7 +304,7 @@ def test_the_schema_refuses_what_the_loader_refuses(section: str, key: str, valu
 
 
 def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
-    sections = of_scenarios()["properties"]
+    sections = schema_of_scenarios()["properties"]
     assert set(sections) == set(scenario.SECTIONS)
     for name, kind in (("scenario", cases.Settings), ("cluster", cases.Machine)):
         assert set(sections[name]["properties"]) == {field.name for field in fields(kind)}

@@ -157,3 +157,15 @@ def test_no_figure_loads_what_it_does_not_need() -> None:
     code += "for module in pkgutil.iter_modules(figures.__path__): importlib.import_module('figures.' + module.name)\n"
     code += "print(*{'matplotlib.pyplot', 'scipy', 'simpy', 'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_transfers_fill_the_lanes_from_the_first() -> None:
+    """As many lanes as transfers are under way at once, and none is used where an earlier one is free."""
+    ends = [(0.0, 2.0), (0.5, 10.0), (2.0, 4.0), (3.0, 5.0)]
+    links = pl.DataFrame([
+        {**INTERVALS.filter(what="link").row(0, named=True), "start": start, "end": end} for start, end in ends
+    ])  # fmt: skip
+    drawn = bars(timeline.draw(pl.concat([INTERVALS.filter(pl.col("what") != "link"), links], how="vertical_relaxed")))
+    heights = {(start, end): height for what, start, end, height in drawn if what == "link"}
+    assert heights[0, 2] == heights[2, 4]
+    assert len({heights[0, 2], heights[0.5, 10], heights[3, 5]}) == 3

@@ -32,12 +32,12 @@ CHANGING = np.where(np.arange(119) < 60, 0.85, 0.4)
 
 @pytest.fixture(scope="module")
 def steady() -> pl.DataFrame:
-    return adaptive.trajectories([0.85] * 399, C, text="steady", replications=600)
+    return adaptive.trajectories([0.85] * 399, C, text="steady", replications=300)
 
 
 @pytest.fixture(scope="module")
 def changing() -> pl.DataFrame:
-    return adaptive.trajectories(CHANGING, C, text="changing", replications=600)
+    return adaptive.trajectories(CHANGING, C, text="changing", replications=300)
 
 
 def speeds(rows: pl.DataFrame) -> dict[str, float]:
@@ -94,7 +94,7 @@ def test_no_policy_passes_the_bound_which_is_that_of_each_position(steady: pl.Da
     for rows in (steady, changing):
         found = speeds(rows)
         assert max(value for name, value in found.items() if name != adaptive.BOUND) < found[adaptive.BOUND]
-    many = adaptive.trajectories([0.85] * 3999, C, replications=1)
+    many = adaptive.trajectories([0.85] * 3999, C, longest=1, replications=1)
     assert speeds(many)[adaptive.BOUND] == pytest.approx(float(speculative.oracle_speedup(0.85, C)), rel=2e-3)
     sure = speeds(adaptive.trajectories([1.0] * 20, C, replications=3))  # one round of 20 drafts is the bound
     assert sure[adaptive.FIXED] == pytest.approx(sure[adaptive.BOUND])
@@ -237,7 +237,7 @@ def test_a_point_without_a_reading_stands_in_every_map() -> None:
 
 @pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(changing: pl.DataFrame, tmp_path: Path) -> None:
-    again = adaptive.trajectories(CHANGING, C, text="changing", replications=600)
+    again = adaptive.trajectories(CHANGING, C, text="changing", replications=300)
     assert again.equals(changing)
     for draw, first, second in (
         (adaptive.draw, changing, again),

@@ -50,7 +50,7 @@ def names(paths: list[Path]) -> set[str]:
     return {path.stem for path in paths}
 
 
-FEW: dict[str, Any] = {"replications": 8}
+FEW: dict[str, Any] = {"replications": 2}
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,7 @@ def test_units_of_several_devices_are_counted_as_devices() -> None:
         assert (low, high) == pytest.approx((one[0] / four[1], one[1] / four[0]), rel=1e-9)
     assert plain["ways"] == 1
     assert "speedup_over_one_device" not in plain
+    assert "send" not in (plain["cost_missing"] or "")
     both = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE | {"ways": 2}, MATCH))
     one = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE, MATCH))
     for row, single in zip(both, one, strict=True):

@@ -313,6 +313,20 @@ def test_bild_decides_by_the_thresholds() -> None:
 # --- sampling ---
 
 
+def test_numbers_of_luck_are_uniform_and_each_its_own() -> None:
+    """By Kolmogorov and Smirnov: a right generator fails one time in a thousand, and whatever it is asked for changes the number."""
+    from scipy.stats import kstest
+
+    found: list[float] = []
+    for seed, replication in itertools.product((0, 1, 7), range(4)):
+        luck = Luck(seed, replication)
+        asked = [*itertools.product(("target: sample", "draft: sample", "test", "residual"), (0, 2, 3), (0, 1))] * 2
+        found += [luck.draw(*each) for each in asked]
+    assert len({*found}) == len(found) == 576
+    assert kstest(found, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.slow  # what each number decides, the numbers, and the law by enumeration are in the quick tier
 def test_sampled_speculative_decoding_has_the_targets_law_exactly() -> None:
     """Chi-square of pairs of tokens against their exact chances; a right program fails one time in a thousand."""
     from scipy.stats import chisquare

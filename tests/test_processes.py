@@ -405,13 +405,14 @@ def interrupted() -> Steps:
     """The same, and the user interrupts it while a sub-process is at work."""
     steps = asking()
     answer = None
-    for number in range(1_000_000):
+    for number in range(1000):
         step = steps.send(answer)
         if number == 6:
             signal.raise_signal(signal.SIGINT)
         answer = yield step
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
@@ -499,7 +500,8 @@ PARENT = """
 """
 
 
-@pytest.mark.parametrize("signals", [pytest.param("SIGINT", marks=pytest.mark.slow), "SIGKILL"])
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", ["SIGINT", "SIGKILL"])
 def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
@@ -529,9 +531,25 @@ def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
     assert left([parent.pid, *pids]) == []
 
 
+def test_processes_that_are_held_end_with_their_parent() -> None:
+    """One that cannot see for itself that its parent is gone: its server ends with the parent, and the system ends it with that."""
+    context = pool_of.context_of_workers()
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=workers.parent_with_a_server, args=(theirs,))
+    parent.start()
+    theirs.close()
+    assert ours.poll(PATIENCE)
+    pids = ours.recv()
+    assert len(pids) == 2
+    os.kill(pids[1], signal.SIGSTOP)
+    parent.kill()
+    parent.join()
+    assert gone(pids)
+    assert left([parent.pid, *pids]) == []
+
+
 def test_processes_see_for_themselves_that_their_parent_is_gone() -> None:
     """While they are at work, and while they are idle."""
-    # These parents are not the one that the system knows: all are of one server, which lives on.
     context = pool_of.context_of_workers()
     begun = []
     for busy in (True, False):

@@ -24,6 +24,7 @@ DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared
 needs_data = pytest.mark.skipif(
     not (DATA / "gpu").is_dir(), reason="the folder of public measurements is absent: DECODESIM_DATA names it"
 )
+pytestmark = pytest.mark.usefixtures("read_once")
 NAMES = [name for name in profile.names() if name.split("-")[0] in ("a100", "a40", "h100", "l40s", "rtx")]
 OPERATIONS = ("a100-operations", "h100-operations", "l40s-operations")
 MODELS = [name for name in NAMES if name not in OPERATIONS]

@@ -251,7 +251,7 @@ def test_what_ended_sub_processes_held_is_let_go_of() -> None:
             except StopIteration:
                 return
             if isinstance(step, Commit):
-                counts.append(len({block for block in device.blocks.values() if not block.ref.expired()}))
+                counts.append(len({block for block in device.blocks.values() if block.ref() is not None}))
             answer = yield step
 
     watched(decoder, device, counting(ppd.decode(CHOICES[1], [3, 4, 5], 16)), 4, 16)

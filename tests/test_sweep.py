@@ -165,6 +165,7 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "sim", "run", *map(str, arguments), "--no-figures"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     whole = sweep.compute
@@ -175,11 +176,7 @@ def test_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pyte
         return whole(*given)
 
     monkeypatch.setattr(sweep, "compute", compute)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
-    try:
-        done = CliRunner().invoke(app, ["run", *map(str, ("ppd-forms", "-j", 1, "-o", folder)), "--no-figures"])
-    finally:
-        signal.signal(signal.SIGINT, before)
+    done = CliRunner().invoke(app, ["run", *map(str, ("ppd-forms", "-j", 1, "-o", folder)), "--no-figures"])
     assert done.exit_code == 130
     assert done.stdout == ""
     assert done.stderr == f"interrupted; what was finished is kept in {folder}; go on with the same command and --resume\n"

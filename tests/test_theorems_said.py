@@ -1,10 +1,11 @@
-"""What every theorem says and compares, so that none says or looks at less unseen.
+"""What every theorem says, what it is tried on and what it compares, so that none says, tries or looks at less unseen.
 
 It is kept in `data/theorems.json`. `python -m tests.test_theorems_said` writes the file anew, to be read before it is kept.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from functools import cache
 from pathlib import Path
@@ -39,5 +40,6 @@ def test_a_theorem_says_and_compares_what_it_is_meant_to(theorem: Theorem) -> No
 
 
 if __name__ == "__main__":
+    importlib.import_module("tests.conftest")  # draws what tests draw
     text = json.dumps({name(each): compared(each) for each in THEOREMS}, indent=1, ensure_ascii=False)
     KEPT.write_text(text + "\n", encoding="utf-8")

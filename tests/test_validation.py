@@ -34,6 +34,7 @@ DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared
 needs_data = pytest.mark.skipif(
     not (DATA / "gpu").is_dir(), reason="the folder of public measurements is absent: DECODESIM_DATA names it"
 )
+pytestmark = pytest.mark.usefixtures("read_once")
 KEPT = Path(__file__).parent / "data" / "validation"
 OPERATIONS = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
 """What the median product left out may miss, by GPU."""

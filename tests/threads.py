@@ -85,15 +85,17 @@ class Cuda(ordering.Device):
     def current(self, stream: Any) -> None:
         """What `ordering.Device` begins with is nobody's."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        keys = [each.untyped_storage()._cdata for each in ordering._tensors([*args, *(kwargs or {}).values()])]
-        if keys and all(key in self.host for key in keys):
-            made = func(*args, **(kwargs or {}))
-            self.host |= {each.untyped_storage()._cdata for each in ordering._tensors([made])}
+    def dispatched(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
+        """See `ordering.Device`."""
+        on_host = [key in self.host for key in keys]
+        if on_host and all(on_host):
+            made = func(*args, **kwargs)
+            self.host.update(map(ordering._memory, ordering._tensors((made,))))
             return made
-        made = super().__torch_dispatch__(func, types, args, kwargs)
-        self.host -= {each.untyped_storage()._cdata for each in ordering._tensors([made])} - {*keys}
-        if any(key in self.host for key in keys):
+        made = super().dispatched(func, args, kwargs, inputs, keys)
+        if self.host:
+            self.host -= {ordering._memory(each) for each in ordering._tensors((made,))} - {*keys}
+        if any(on_host):
             self.current.synchronize()
         return made
 
@@ -153,6 +155,10 @@ class Watched(TorchDispatchMode):
     def __init__(self, cuda: Cuda) -> None:
         super().__init__()
         self.cuda = cuda
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with self.cuda.lock:

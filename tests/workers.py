@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from multiprocessing import forkserver
 from typing import Any
 
+from calibrate import pool as pool_of
 from calibrate.processes import Parallel, started
 from calibrate.replicas import Replica
 from model.steps import Commit, Fork, Forward, Join, Read, Steps
@@ -31,9 +33,24 @@ def asking(token: int = 5) -> Steps:
 
 
 def parent(end: Any, busy: bool) -> None:
-    """Start workers, say which, and keep them at work or idle until somebody ends this process."""
+    """Start workers, say which, and keep them at work or idle until somebody ends this process.
+
+    They are of the server that this process is of, which lives on: that is not what they see the end of.
+    """
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running = lambda: None  # else there were another: a process that a server has started does not know that it runs
     with started(tiny("llama"), 3, 16) as pool:
         end.send(pool.pids)
         if busy:
             Parallel(pool).run(asking(), 1_000_000)
         time.sleep(PATIENCE)
+
+
+def parent_with_a_server(end: Any) -> None:
+    """Start workers of a server of this process, which have nothing to do, and say which."""
+    pool_of.LIBRARIES = "torch", "calibrate.units"  # no model is made: loading others would take the most time
+    pool = pool_of.Pool(["cpu"] * 3, [], pool_of.SPIN, PATIENCE, True)
+    for post in pool.posts.values():
+        pool._answer(post, "up")
+    end.send(pool.pids)
+    time.sleep(PATIENCE)

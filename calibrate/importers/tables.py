@@ -9,6 +9,7 @@ import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,14 +237,11 @@ def merged(keys: Mapping[str, Floats], values: Mapping[str, Floats]) -> tuple[di
 def rows(part: str, keys: Mapping[str, Floats], values: Mapping[str, Floats], **same: int) -> list[dict[str, Any]]:
     """Rows of a profile: one for each point, repeats merged."""
     points, times, repeats = merged(keys, values)
-    found = []
-    for index in range(repeats.size):
-        row: dict[str, Any] = {"part": part, "repeats": int(repeats[index]), **same}
-        row |= {name: int(column[index]) for name, column in points.items()} | {
-            name: float(column[index]) for name, column in times.items()
-        }
-        found.append(row)
-    return found
+    columns: dict[str, Iterable[Any]] = {"part": repeat(part), "repeats": repeats.tolist()}
+    columns |= {name: repeat(value) for name, value in same.items()}
+    columns |= {name: column.astype(np.int64).tolist() for name, column in points.items()}
+    columns |= {name: column.astype(np.float64).tolist() for name, column in times.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
 
 
 def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:

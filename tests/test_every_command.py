@@ -1,0 +1,72 @@
+"""What holds of every command of `sim` and of `calibrate` alike, those of their groups included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import calibrate.cli
+import sim.cli
+
+APPS = {"sim": sim.cli.app, "calibrate": calibrate.cli.app}
+
+
+def commands(name: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command with its verbs, groups first."""
+
+    def below(verbs: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        yield verbs, command
+        for verb, sub in getattr(command, "commands", {}).items():
+            yield from below((*verbs, verb), sub)
+
+    return below((), typer.main.get_command(APPS[name]))
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_a_group_without_a_command_prints_its_help(name: str) -> None:
+    found = [verbs for verbs, command in commands(name) if hasattr(command, "commands")]
+    assert () in found
+    for verbs in found:
+        alone, asked = (CliRunner().invoke(APPS[name], [*verbs, *more]) for more in ([], ["--help"]))
+        assert asked.exit_code == 0
+        assert alone.output.strip() == asked.output.strip(), verbs
+        assert "Missing command" not in alone.output
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_help_is_plain_and_is_asked_for_in_two_ways(name: str) -> None:
+    """No frames, no options for a shell's completion; `-h` where `--help` is."""
+    for verbs, command in commands(name):
+        short, long = (CliRunner().invoke(APPS[name], [*verbs, flag]) for flag in ("-h", "--help"))
+        assert short.exit_code == long.exit_code == 0, verbs
+        assert short.output == long.output
+        assert long.output.lstrip().startswith("Usage: ")
+        assert not {"╭", "│", "[bold]"} & {*long.output.split()}
+        assert "--install-completion" not in long.output
+        assert (command.help or "").split("\n")[0].split(" ")[0] in long.output
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_no_flag_is_on_by_itself(name: str) -> None:
+    """Nothing is quick, quiet, resumed or written as JSON unless somebody asks for it."""
+    flags = 0
+    for verbs, command in commands(name):
+        for option in command.params:
+            if getattr(option, "is_flag", False) and not option.secondary_opts:
+                assert not option.default, (verbs, option.name)
+                flags += option.name != "help"
+    assert flags > 5
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_defaults_are_those_that_the_help_names(name: str) -> None:
+    """Where an option's help ends in `Default: N.` and the command line holds a number, it is that number."""
+    for verbs, command in commands(name):
+        for option in command.params:
+            said = (getattr(option, "help", None) or "").rpartition("Default: ")
+            if said[1] and isinstance(option.default, int | float) and not isinstance(option.default, bool):
+                assert said[2].split()[0].rstrip(".,;") == f"{option.default:g}", (verbs, option.name)

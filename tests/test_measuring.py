@@ -1,0 +1,370 @@
+"""What measures: how minutes are shared, which tries count, what is kept of links, how worker processes end.
+
+None of it by a real clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from calibrate import grid, links, machine
+from calibrate import log as logging
+from calibrate import pool as pool_of
+from calibrate.grid import Grid, Point
+from calibrate.pool import Pool, Post, ProcessError, started
+from calibrate.timing import Effort
+from calibrate.units import ASLEEP, DONE, LISTENING, SLOTS, STOPPED, Board
+from model.checks import ParameterError
+from model.profile import load
+from tests import real_models, workers
+
+
+class Clock:
+    """A clock that stands still but for what is done."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self.now, self.step, self.asked = 1000.0, step, 0
+
+    def tell(self) -> float:
+        self.asked += 1
+        self.now += self.step
+        return self.now
+
+    perf_counter = monotonic = tell
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+# --- sharing the minutes out ---
+
+
+def gone_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes: Any, minutes: float = 1.0
+) -> tuple[grid.Outcome, list[float], list[Any]]:
+    """A grid of four points, each of which takes `takes(share)` or raises it: what came of it, the shares, what was told."""
+    clock, shares, told = Clock(), list[float](), list[Any]()
+    monkeypatch.setattr(grid, "time", clock)
+
+    def measure(model: Any, point: Point, effort: Effort, until: float) -> dict[str, Any]:
+        shares.append(until - clock.now)
+        took = takes(shares[-1])
+        if isinstance(took, BaseException):
+            raise took
+        clock.now += took
+        return {"kind": "point", **vars(point)}
+
+    monkeypatch.setattr(grid, "measure", measure)
+    rows = grid.Rows(tmp_path / "raw.jsonl", {"kind": "machine"}, resume=False)
+    spec: Any = None
+    outcome = grid.go_over(
+        SimpleNamespace(device="cpu"), Grid((1, 2), (4, 8)), rows, spec, effort=Effort(), minutes=minutes,  # type: ignore[arg-type]
+        progress=lambda *said: told.append(said), between=lambda: told.append("between"),
+    )  # fmt: skip
+    return outcome, shares, told
+
+
+def test_minutes_are_shared_among_the_points_that_are_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Four points of a minute: 15 s each; what one leaves is the others'."""
+    outcome, shares, told = gone_over(monkeypatch, tmp_path, lambda share: share if share < 16 else 3.0)
+    assert shares == pytest.approx([15, 15, 15, 15])
+    assert (len(outcome.rows), outcome.failed) == (4, [])
+    assert [each for each in told if each == "between"] == ["between"] * 4
+    assert [each[:2] for each in told if each != "between"] == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told[0][2] == "eager width 1 context 4 batch 1"
+    (tmp_path / "raw.jsonl").unlink()
+    _, shares, _ = gone_over(monkeypatch, tmp_path, lambda _: 6.0)
+    assert shares == pytest.approx([60 / 4, 54 / 3, 48 / 2, 42])
+
+
+def test_points_that_fail_are_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    errors = iter([RuntimeError("can't allocate memory: 9 GB"), ParameterError("no such width"), 40.0, 1.0])
+    outcome, shares, told = gone_over(monkeypatch, tmp_path, lambda _: next(errors))
+    assert shares == pytest.approx([15, 20, 30, 20])
+    assert [reason for _, reason in outcome.failed] == ["out of memory: can't allocate memory: 9 GB", "no such width"]
+    assert [point.width for point, _ in outcome.failed] == [1, 2]
+    assert [row["kind"] for row in outcome.rows] == ["failed", "failed", "point", "point"]
+    assert outcome.rows[0]["error"] == outcome.failed[0][1]
+    assert told.count("between") == 2
+
+
+def test_behind_a_lost_device_and_behind_the_minutes_nothing_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    outcome, shares, _ = gone_over(monkeypatch, tmp_path, lambda _: RuntimeError("CUDA error: gone\nand more"))
+    assert len(shares) == 1
+    first, *others = [reason for _, reason in outcome.failed]
+    assert first == "RuntimeError: CUDA error: gone"
+    assert others == [f"the device was lost before it: {first}"] * 3
+    (tmp_path / "raw.jsonl").unlink()
+    outcome, shares, _ = gone_over(monkeypatch, tmp_path, lambda share: 4 * share)
+    assert len(shares) == 1
+    assert [reason for _, reason in outcome.failed] == ["the minutes were spent before it; --resume with more of them"] * 3
+
+
+# --- what a machine can reach ---
+
+
+@pytest.mark.parametrize(
+    ("cache", "memory", "size"),
+    [(2**20, 2**40, 2**28), (2**28, 2**40, 2**29), (2**28, 12 * 2**27, 2**27), (2**28, 2**20, 2**26), (0, 0, 2**26)],
+)
+def test_what_is_copied_lies_in_no_cache_and_leaves_memory_to_others(
+    cache: int, memory: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the last cache and 256 MiB at least, a twelfth of the memory at most, but 64 MiB."""
+    monkeypatch.setattr(machine, "_last_cache", lambda: cache)
+    monkeypatch.setattr(machine, "memory", lambda _: memory)
+    monkeypatch.setattr(machine, "_SHAPES", machine._SHAPES[:1])
+    monkeypatch.setattr(machine, "_LAYOUTS", machine._LAYOUTS[:1])
+    sizes: list[int] = []
+    monkeypatch.setattr(machine, "_copy", lambda name, dtype, size: sizes.append(size))
+    monkeypatch.setattr(machine, "_product", lambda *_: None)
+    monkeypatch.setattr(machine, "_read", lambda *_: None)
+    monkeypatch.setattr(machine, "_fastest", lambda *_, **__: 1.0)
+    machine.Ceilings("cpu", "float32")
+    assert sizes == [size]
+    assert machine.Ceilings("cpu", "float32", quick=True).best.keys() == {"flop_per_s", "read_bytes_per_s", "copy_bytes_per_s"}
+    assert sizes[1] < 2**28
+
+
+def test_work_and_bytes_of_a_ceiling_are_those_of_its_matrices() -> None:
+    side = 8
+    for shape in machine._SHAPES:
+        batch, m, k, n = shape[0], *(max(round(each * side), 1) for each in shape[1:])
+        for layout in machine._LAYOUTS:
+            made = machine._product("cpu", "float32", shape, layout, side)
+            assert made.amount == 2 * batch * m * k * n
+            result: Any = made.work()
+            assert result.shape[-2:] == (m, n)
+            assert result.numel() == batch * m * n
+    for size in (1, 2**22):
+        matrix = machine._matrix("cpu", "float32", size)
+        whole = matrix.numel() * 4
+        assert whole == max(size, 2**20)
+        assert machine._copy("cpu", "float32", size).amount == 2 * whole  # read and written
+        for layout in range(3):
+            made = machine._read("cpu", "float32", layout, size)
+            assert made.amount == whole
+            result = made.work()
+            assert result.numel() == matrix.shape[1 if layout == 2 else 0]
+
+
+def test_the_best_try_counts_and_the_first_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, worked = iter([4.0, 2.0, 8.0]), []
+    monkeypatch.setattr(machine, "clock_of", lambda _: SimpleNamespace(start=lambda: None, stop=lambda: next(times)))
+    assert machine._fastest(machine._Kernel(lambda: worked.append(1), 8.0), "cpu", tries=3) == 4.0
+    assert len(worked) == 4
+
+
+# --- links ---
+
+
+def test_links_are_timed_from_1_kib_to_64_mib_by_fours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def timed(link: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
+        asked.append((link, sizes, repeats))
+        return [{"kind": "link", "link": link, "size": size, "repeats": repeats, "time_us": [size / 4, size / 2, size]}
+                for size in sizes]  # fmt: skip
+
+    monkeypatch.setattr(links, "_timed", timed)
+    monkeypatch.setattr(links, "there", lambda: ("shared-memory", "gloo"))
+    told: list[Any] = []
+    out = tmp_path / "new" / "deeper"  # made with all above it
+    found = links.time_links(out, repeats=6, name="some", progress=lambda *said: told.append(said))
+    assert asked == [(link, tuple(1024 * 4**power for power in range(9)), 6) for link in ("shared-memory", "gloo")]
+    assert asked[0][1][-1] == 64 * 2**20
+    assert told == [(0, 2, "shared-memory"), (1, 2, "gloo"), (2, 2, "")]
+    assert found.failed == {}
+    made = load(found.profiles["gloo"])
+    assert (made.name, made.kind, made.provenance, made.engine.rpartition(", ")[2]) == ("some-gloo", "links", "measured", "gloo")
+    assert made.bandwidth == pytest.approx(2e6)
+    row = made.table.filter(size=4096).row(0, named=True)
+    assert [row[name] for name in ("low_s", "time_s", "high_s", "repeats")] == pytest.approx([1024e-6, 2048e-6, 4096e-6, 6])
+    [source] = made.sources
+    assert (source.file, source.parts) == ("some-gloo.jsonl", ("send",))
+    kinds = [row["kind"] for row in grid.read(out / "some-gloo.jsonl")[1]]
+    assert kinds == ["link"] * 9
+    with pytest.raises(ParameterError, match=r"some-gloo.json is there already"):
+        links.time_links(out, links=("gloo",), name="some")
+
+
+def test_a_link_that_fails_is_named_and_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(link: str, *_: Any) -> list[dict[str, Any]]:
+        if link == "gloo":
+            raise RuntimeError("nobody answers\nat all")
+        return [{"kind": "link", "link": link, "size": 8, "repeats": 1, "time_us": [1.0, 2.0, 3.0]}]
+
+    monkeypatch.setattr(links, "_timed", timed)
+    monkeypatch.setattr(links, "there", lambda: ("gloo", "shared-memory"))
+    found = links.time_links(tmp_path, sizes=(8,))
+    assert found.failed == {"gloo": "RuntimeError: nobody answers"}
+    assert [*found.profiles] == ["shared-memory"]
+    for wrong, said in (({"sizes": ()}, "sizes must be at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
+                        ({"sizes": (0,)}, "size must be"), ({"repeats": 0}, "repeats must be"), ({"name": "a b"}, "name must be"),
+                        ({"links": ("nccl",)}, "link nccl is not there"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            links.time_links(tmp_path / "none", **wrong)
+    assert not (tmp_path / "none").exists()
+
+
+# --- worker processes: what this one says to them, and how they end ---
+
+
+class Worker:
+    """A process and the end of its pipe: `obeys` it ends at its word, `hears` it can be told."""
+
+    def __init__(self, *, obeys: bool = True, hears: bool = True) -> None:
+        self.obeys, self.hears, self.alive, self.killed = obeys, hears, True, False
+        self.pid, self.name, self.exitcode = 1, "unit 1", None
+        self.said: list[Any] = []
+        self.closed: list[str] = []
+        self.waited: list[float] = []
+
+    def send(self, message: Any) -> None:
+        if not self.hears:
+            raise BrokenPipeError
+        self.said.append(message)
+        self.alive = self.alive and not self.obeys
+
+    def send_bytes(self, message: bytes) -> None:
+        self.said.append(message)
+
+    def poll(self, *_: Any) -> bool:
+        return False
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def join(self, seconds: float | None = None) -> None:
+        self.waited += [] if seconds is None else [seconds]
+        assert seconds is not None or not self.alive, "it would be waited for without end"
+
+    def kill(self) -> None:
+        self.alive, self.killed = False, True
+
+    def close(self) -> None:
+        self.closed.append("closed")
+
+
+def pooled(*of: Worker) -> Pool:
+    pool = Pool(["cpu"], [], 0.0, 1.0, True)
+    pool.board = Board(1 + len(of))
+    pool.posts = {number: Post(each, each) for number, each in enumerate(of, 1)}  # type: ignore[arg-type]
+    return pool
+
+
+def test_idle_workers_end_at_their_word_and_none_that_can_hang_is_waited_for() -> None:
+    good, deaf, stubborn = Worker(), Worker(hears=False), Worker(obeys=False)
+    pool = pooled(good, deaf, stubborn)
+    words = [pool.board.slots[number] for number in range(1, 4)]
+    pool.close()
+    assert (good.said, stubborn.said) == ([("end",)], [("end",)])
+    assert [each.killed for each in (good, deaf, stubborn)] == [False, True, True]
+    assert all(1 < each.waited[0] <= 2 for each in (good, deaf, stubborn))
+    assert all(slot[STOPPED] == 1 for slots in words for slot in slots)  # what they make is given up
+    assert all(each.closed == ["closed"] * 2 for each in (good, deaf, stubborn))  # the pipe and the process
+    pool.close()
+    assert good.said == [("end",)]
+    with pytest.raises(ProcessError, match="the processes are closed; start them anew"):
+        pool.refuse_closed()
+    assert pool.pids == []
+
+
+def test_workers_of_a_broken_run_are_killed_at_once() -> None:
+    worker, never = Worker(), Worker()
+    never.pid = None  # type: ignore[assignment]
+    pool = pooled(worker, never)
+    pool.broken = True
+    with pytest.raises(ProcessError, match="the processes are broken by an earlier error"):
+        pool.refuse_closed()
+    pool.close()
+    assert (worker.said, worker.killed, worker.waited) == ([], True, [0.0])
+    assert (never.killed, never.waited, never.closed) == (False, [], [])  # it was never started
+
+
+def test_whoever_has_an_answer_is_looked_at_before_anybody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pooled(Worker(), Worker())
+    for post in pool.posts.values():
+        post.flights, post.count = deque([object()]), 1  # type: ignore[list-item]
+    slept: list[Any] = []
+
+    def sleep(ends: Any, seconds: float) -> None:
+        assert pool.board.words[0][LISTENING] == 1  # whoever answers now sends a byte
+        slept.append(len(ends))
+        pool.board.words[2][DONE] = 1
+
+    monkeypatch.setattr(pool_of.connection, "wait", sleep)
+    pool.unit = SimpleNamespace(fence=threading.Lock())  # type: ignore[assignment]
+    pool.board.words[1][DONE] = 1
+    pool.wait(pool_of.time.perf_counter())
+    assert slept == []
+    pool.board.words[1][DONE] = 0
+    pool.spin = 0.0
+    pool.wait(pool_of.time.perf_counter())
+    assert slept == [2]
+    assert pool.board.words[0][LISTENING] == 0
+    pool.board.words[2][DONE] = 0
+    monkeypatch.setattr(pool_of.connection, "wait", lambda *_: None)
+    with pytest.raises(ProcessError, match="the process of unit 1, unit 1 did not answer within 1 s; the run is over"):
+        pool.wait(pool_of.time.perf_counter() - 2)
+
+
+def test_a_worker_is_woken_only_where_it_sleeps() -> None:
+    from calibrate.units import LENGTH, POSTED, Command
+
+    worker = Worker()
+    pool = pooled(worker)
+    pool.unit = SimpleNamespace(fence=threading.Lock())  # type: ignore[assignment]
+    command = Command(7, (3, 4), 0, 0, 2, 1, None, (), 0)
+    words = pool.board.words[1]
+    assert [pool.post(1, command) for _ in range(2)] == [0, 1]
+    assert (worker.said, words[POSTED]) == ([], 2)
+    words[ASLEEP] = 1
+    words[DONE] = 2
+    pool.board.slots[1][2][STOPPED] = 1  # of an earlier pass there
+    assert pool.post(1, command) == 2
+    assert worker.said == [b"."]
+    assert pool.board.slots[1][2][STOPPED] == 0
+    assert pool.post(1, command) == 3 == SLOTS - 1
+    assert pool.post(1, command) == 0  # around
+    length = pool.board.slots[1][0][LENGTH]
+    assert pickle.loads(bytes(pool.board.boxes[1][0][:length])) == command
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"units": 0}, "units must be"), ({"units": 10**6}, "units must be"), ({"units": 2, "spin": -1.0}, "spin must be"),
+    ({"units": 2, "patience": 0.0}, "patience must be"), ({"units": 1, "capacity": 0}, "capacity must be"),
+    ({"units": 1, "capacity": 97}, "capacity must be"), ({"units": 1, "source": (3,)}, "has no encoder, and source is given"),
+])  # fmt: skip
+def test_what_processes_cannot_be_started_with_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParameterError, match=said), started(workers.tiny("llama"), **wrong):
+        pass
+
+
+# --- the time of a log ---
+
+
+def test_the_parts_of_a_logs_time_are_within_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by a second whenever it is asked: a part takes a second for each stretch of it."""
+    clock = Clock(step=1.0)
+    monkeypatch.setattr(logging, "time", clock)
+    decoders = real_models.decoders("llama", "draft")
+    spent = logging.Spent()
+    for groups in itertools.count(1):
+        before = clock.now
+        logging.logged(decoders["target"], {0: [3, 4, 5]}, 3, draft=decoders["draft"], spent=spent)
+        passed = clock.now - 1000
+        assert (spent.writing, spent.heads, spent.draft) == (groups, groups * real_models.DEPTHS["target"], groups)
+        assert spent.trained_heads == 0
+        assert spent.total == spent.writing + spent.heads + spent.draft <= passed
+        assert clock.now > before
+        if groups == 2:
+            break
