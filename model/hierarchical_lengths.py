@@ -56,7 +56,7 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     """What passes and moves between units take."""
     verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest + 2)])
     link = cost.link if parameters.placement == "apart" else 0.0
-    operations = map(cost.operations, ("draft", "medium"))
+    operations = cost.operations("draft"), cost.operations("medium")
     return Prices(cost.required("draft"), cost.required("medium"), verify, link, *operations, cost.draft_devices)
 
 
