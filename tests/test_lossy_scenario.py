@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 import sim
 from model.checks import ParameterError
+from sim import events as engine
 from sim import outcomes, scenario, sweep, trace
 from sim import report as reports
 from sim.cli import app
@@ -693,8 +695,8 @@ TRACED = {
 
 @pytest.mark.parametrize("name", TRACED)
 @pytest.mark.parametrize("tokens", [None, 4, 1, 50])
-def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None) -> None:
-    """All of them, or the first of every text."""
+def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, or the first of every text; layer by layer it takes as long."""
     method = TRACED[name]
     given = tables(name.partition("-")[0], method=[method])
     if "exit_layer" in method:
@@ -705,6 +707,8 @@ def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None) -> None:
     lengths = method.get("lengths", [TOKENS])
     assert len(run.tokens) == sum(min(length, tokens or TOKENS) for length in lengths)
     assert sum(tokens for _, _, tokens in run.commits) == len(run.tokens)
+    monkeypatch.setattr(engine, "simulate", partial(engine.simulate, per_layer=True))
+    assert trace.record(given, tokens=tokens, seed=3).latency == pytest.approx(run.latency)
     document = trace.chrome_trace(run.intervals, run.commits, name)
     assert max(event["ts"] for event in document["traceEvents"] if event["ph"] == "i") == pytest.approx(run.latency * 1000)
 
