@@ -173,7 +173,7 @@ def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str,
                 profile = replace(profile, facts={**profile.facts, "warnings": warnings})
         except ParameterError as error:
             refused[mode] = str(error)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # rows that were gone on from
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # of rows from a file
             refused[mode] = f"its raw rows, in {rows.path.name}, cannot be put together ({error!r}); begin anew with another -o"
         else:
             written[mode] = save(profile, out)

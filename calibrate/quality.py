@@ -165,7 +165,8 @@ def measure(
         if report is not None:
             report(number, len(settings), ", ".join(f"{key}={value}" for key, value in each.items()))
         key = {**asked, "method": method, "settings": plain(each)}
-        rows.append(_kept(folder / f"{number:05}.json", key, partial(row, method, models, prompts, tokens, each, begun), dict[str, _Cell]))
+        make = partial(row, method, models, prompts, tokens, each, begun)
+        rows.append(_kept(folder / f"{number:05}.json", key, make, dict[str, _Cell]))
     table = _table([{**row_of, **said} for row_of in rows])
     _write(table, out)
     shutil.rmtree(folder)
@@ -208,7 +209,7 @@ def _check_texts(own: Sequence[_Own], path: Path, prompts: Sequence[Any], tokens
     """Refuse kept texts that no model can have written behind these prompts."""
     whole = len(own) == len(prompts)
     if not whole or not all(
-        1 <= len(each["tokens"]) <= tokens and 0 <= min(each["tokens"]) and max(each["tokens"]) < vocabulary and each["seconds"] > 0
+        1 <= len(each["tokens"]) <= tokens and min(each["tokens"]) >= 0 and max(each["tokens"]) < vocabulary and each["seconds"] > 0
         for each in own
     ):
         bound = f"up to {tokens} tokens below the vocabulary={vocabulary} and a time above 0 for each of {len(prompts)} prompts"

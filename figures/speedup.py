@@ -180,7 +180,8 @@ def _theory(choice: Mapping[str, Any], x: str, where: Floats) -> Floats:
 
 
 def _range(table: pl.DataFrame, x: str) -> Floats:
-    most: Any = table[x].max()
+    known = table[x].drop_nulls()
+    most: Any = known.max() if known.len() else None  # of a column without any value there is no greatest
     if x == "acceptance_rate":
         return np.linspace(0, 1, 401)
     if x == "cost_ratio":

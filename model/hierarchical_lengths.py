@@ -56,7 +56,8 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     """What passes and moves between units take."""
     verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest + 2)])
     link = cost.link if parameters.placement == "apart" else 0.0
-    return Prices(cost.required("draft"), cost.required("medium"), verify, link, *map(cost.operations, ("draft", "medium")), cost.draft_devices)
+    operations = cost.operations("draft"), cost.operations("medium")
+    return Prices(cost.required("draft"), cost.required("medium"), verify, link, *operations, cost.draft_devices)
 
 
 def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: UnitCost) -> rounds.Moments:

@@ -156,7 +156,7 @@ def chosen(frame: pl.DataFrame, tables: Mapping[str, Any]) -> pl.DataFrame:
 
     labels = pl.Series("method", [label(row) for row in frame.to_dicts()])
     constant = [name for name in frame.columns if name.endswith("_ratio") and frame[name].drop_nulls().n_unique() < 2]
-    return frame.with_columns(labels).drop(parameters & {*frame.columns}, *constant, strict=False)
+    return frame.with_columns(labels).drop(sorted({*constant} | parameters & {*frame.columns}))
 
 
 def _size(values: Any) -> int:

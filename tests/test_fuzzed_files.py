@@ -107,15 +107,18 @@ DECIDED = 'name = "bild", fallback_threshold = 0.5, rollback_threshold = 1.0'
 LENGTHS = [[2, 1, 3, 1, 1, 2], [1, 2, 1, 1, 3, 1], [3, 2, 1, 2]]
 DECISIONS = {"confidence": [0.9, 0.2, 0.7, 0.4], "distance": [0.1, 3.0, 0.5, 2.0], "agrees": [True, False, True, False]}
 SURE = {"confidence": [[0.2, 0.6, 0.9, 1.0], [0.5, 0.5, 0.6, 1.0]], "agrees": [[False, True, True, True], [True, True, True, True]]}
+MATCHES = [[True, False, True, True], [False, False, True, True]]
 RECORDS = {
-    "rounds.json": (DRAFTED, "rounds", LENGTHS), "matches.json": ('name = "ppd", layers = 4, exit_layer = 2, candidates = 1', "replay", MATCHES := [
-        [True, False, True, True], [False, False, True, True],
-    ]), "accepted.json": (DRAFTED, "replay", MATCHES), "decisions.json": (f"{DECIDED}, layers = 4", "thresholds", DECISIONS),
+    "rounds.json": (DRAFTED, "rounds", LENGTHS), "accepted.json": (DRAFTED, "replay", MATCHES),
+    "matches.json": ('name = "ppd", layers = 4, exit_layer = 2, candidates = 1', "replay", MATCHES),
+    "decisions.json": (f"{DECIDED}, layers = 4", "thresholds", DECISIONS),
     "texts.json": (f"{DECIDED}, layers = 4", "replay", {name: [column, column[::-1]] for name, column in DECISIONS.items()}),
     "sure.json": ('name = "early_exit", layers = 4, threshold = 0.55', "confidences", SURE),
 }  # fmt: skip
 PUBLIC = [
-    json.dumps({"id": number, "prompt_token_ids": [1, 2], "generated_token_ids": [*range(sum(each))], "acc_eagle": {"acc_len": each}})
+    json.dumps({
+        "id": number, "prompt_token_ids": [1, 2], "generated_token_ids": [*range(sum(each))], "acc_eagle": {"acc_len": each},
+    })
     for number, each in enumerate(LENGTHS)
 ]  # fmt: skip
 

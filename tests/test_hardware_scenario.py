@@ -118,9 +118,9 @@ APART: dict[str, tuple[Tables, Tables, int]] = {
     "adaptive": ({"name": "adaptive", "policy": "heuristic"}, ACCEPT, 1),
     "bild": ({"name": "bild"}, DECIDED, 1),
     **{reading: (
-        {"name": "hierarchical", "draft_length": 2, "reading": reading} | ({"inner_draft_length": 1} if reading == "recursive" else {}),
+        {"name": "hierarchical", "draft_length": 2, "reading": reading} | inner,
         ACCEPT | {"medium_accept": {"kind": "iid", "acceptance_rate": 0.8}}, 2,
-    ) for reading in ("literal", "bonus", "recursive")},
+    ) for reading, inner in (("literal", {}), ("bonus", {}), ("recursive", {"inner_draft_length": 1}))},
 }  # fmt: skip
 
 

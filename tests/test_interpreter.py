@@ -314,7 +314,7 @@ def test_bild_decides_by_the_thresholds() -> None:
 
 
 def test_numbers_of_luck_are_uniform_and_each_its_own() -> None:
-    """By Kolmogorov and Smirnov: a right generator fails one time in a thousand, and whatever it is asked for changes the number."""
+    """By Kolmogorov and Smirnov: a right generator fails one time in a thousand. Whatever it is asked for changes the number."""
     from scipy.stats import kstest
 
     found: list[float] = []

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 import sim
 from model.checks import ParameterError
+from sim import events as engine
 from sim import outcomes, scenario, sweep, trace
 from sim import report as reports
 from sim.cli import app
@@ -667,7 +669,8 @@ def test_a_directory_does_not_hide_an_embedded_scenario(tmp_path: Path, monkeypa
     """As `sim run early-exit -o early-exit` leaves one; a file of that name is meant, though."""
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        done = CliRunner().invoke(app, ["run", "early-exit", "-o", "early-exit", "--replications", "1", "--view", "formula", "--no-figures"])
+        arguments = ["run", "early-exit", "-o", "early-exit", "--replications", "1", "--view", "formula", "--no-figures"]
+        done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.stderr
     (tmp_path / "skipdecode").write_text(toml(tables("skipdecode")))
     assert resolve("skipdecode")["scenario"]["name"] == "small"
@@ -692,8 +695,8 @@ TRACED = {
 
 @pytest.mark.parametrize("name", TRACED)
 @pytest.mark.parametrize("tokens", [None, 4, 1, 50])
-def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None) -> None:
-    """All of them, or the first of every text."""
+def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, or the first of every text; layer by layer it takes as long."""
     method = TRACED[name]
     given = tables(name.partition("-")[0], method=[method])
     if "exit_layer" in method:
@@ -704,6 +707,8 @@ def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None) -> None:
     lengths = method.get("lengths", [TOKENS])
     assert len(run.tokens) == sum(min(length, tokens or TOKENS) for length in lengths)
     assert sum(tokens for _, _, tokens in run.commits) == len(run.tokens)
+    monkeypatch.setattr(engine, "simulate", partial(engine.simulate, per_layer=True))
+    assert trace.record(given, tokens=tokens, seed=3).latency == pytest.approx(run.latency)
     document = trace.chrome_trace(run.intervals, run.commits, name)
     assert max(event["ts"] for event in document["traceEvents"] if event["ph"] == "i") == pytest.approx(run.latency * 1000)
 
