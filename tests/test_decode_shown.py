@@ -1,4 +1,4 @@
-"""What `calibrate decode` shows in a terminal, and when it shows a bar; without any model."""
+"""What `calibrate decode` says of decodings, by hand, and how a terminal shows it; without any model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,121 @@ import pytest
 import typer
 
 from calibrate import decode_command
-from calibrate.decode_report import Printer
+from calibrate.decode_report import Printer, Result, compared, document, summary
+from model.account import Account
+from model.decoding import Decoding
+from model.steps import Commit, Forward
+
+LAYERS = 5
+
+
+def decoded(
+    method: str = "speculative", seconds: float | None = 2.0, tokens: tuple[int, ...] = (3, 4, 5, 6), **more: Any
+) -> Decoding:
+    """Behind a prompt of three tokens: a round that accepts two of three drafted tokens, and one that accepts none of one."""
+    account = Account()
+    account.add(Forward("target", (1, 2, 9), 0, 0, LAYERS, heads=1))
+    commits = (Commit("token", tokens),)
+    if method == "speculative":
+        for width in (4, 2):
+            account.add(Forward("target", (7,) * width, 3, 0, LAYERS, heads=width))
+            account.add(Forward("draft", (7,), 3, 0, 2, heads=1))
+        commits = (Commit("round", tokens[:3], 3), Commit("round", tokens[3:], 1))
+    return Decoding(method, more, (1, 2, 9), 4, commits, account, seconds=seconds)
+
+
+def shown(results: list[Result], capsys: pytest.CaptureFixture[str], **more: Any) -> list[str]:
+    Printer(LAYERS, **{"sampled": False, "exact": True, **more}).numbers(results)
+    return capsys.readouterr().out.splitlines()
+
+
+def of(own: Decoding, plain: Decoding | None = None, name: str = "one") -> Result:
+    return Result(name, "a file", own, [*"abcd"], plain)
+
+
+def test_numbers_of_decodings_follow_from_their_rounds_and_passes() -> None:
+    found = summary([decoded(), decoded(seconds=6.0)], LAYERS)
+    assert (found["tokens"], found["producers"]) == (8, {"draft": 4, "target": 4})
+    assert found["rounds"] == [{"accepted": 0, "drafted": 1, "count": 2}, {"accepted": 2, "drafted": 3, "count": 2}]
+    assert (found["mean_acceptance_length"], found["draft_acceptance_rate"], found["acceptance_rate"]) == (2.0, 0.5, 0.5)
+    assert found["passes"] == {"target": 6, "draft": 4}
+    assert found["layer_passes"] == {"target": 2 * 9 * LAYERS, "draft": 2 * 2 * 2}
+    assert found["plain_layer_passes"] == 2 * 6 * LAYERS
+    assert found["target_layer_passes_over_plain"] == 1.5
+    assert (found["seconds"], found["tokens_per_s"]) == (8.0, 1.0)
+    plain = summary([decoded("autoregressive", None)], LAYERS)
+    assert plain["acceptance_rate"] is plain["mean_acceptance_length"] is plain["tokens_per_s"] is None
+    assert plain["producers"] == {"token": 4}
+
+
+@pytest.mark.parametrize(("tokens", "place"), [
+    ((3, 4, 5, 6), None), ((3, 4, 7, 6), 2), ((2, 4, 5, 6), 0), ((3, 4, 5, 6, 7), 4), ((3, 4, 5), 3),
+])  # fmt: skip
+def test_the_first_difference_is_where_texts_part(tokens: tuple[int, ...], place: int | None) -> None:
+    result = of(decoded(), decoded("autoregressive", 6.0, tokens))
+    assert result.first_difference == place
+    assert of(decoded()).first_difference is None
+
+
+def test_plain_decoding_is_held_beside_its_own_prompts() -> None:
+    same, other = of(decoded(), decoded("autoregressive", 6.0)), of(decoded(), decoded("autoregressive", 2.0, (3, 4, 5, 7)))
+    assert compared([of(decoded())], LAYERS) is None
+    found = compared([same, other], LAYERS)
+    assert found == {
+        "same_texts": 1, "texts": 2, "first_differences": [None, 3], "seconds": 8.0, "tokens_per_s": 1.0, "speedup": 2.0,
+    }  # fmt: skip
+    without = compared([of(decoded(seconds=None), decoded("autoregressive", 6.0))], LAYERS)
+    assert without is not None
+    assert without["speedup"] is None
+    told = document([same, other], {"method": "speculative"}, LAYERS)
+    assert told["provenance"] == "measured"
+    assert [each["plain"]["speedup"] for each in told["texts"]] == [3.0, 1.0]
+    assert told["totals"]["plain"] == found
+    first = told["texts"][0]
+    assert (first["prompt"], first["text"], first["written"], first["pieces"]) == ("one", "abcd", [3, 4, 5, 6], [*"abcd"])
+    assert first["produced_by"] == ["draft", "draft", "target", "target"]
+    assert [each["drafted"] for each in first["commits"]] == [3, 1]
+    assert {(each["role"], each["width"], each["passes"]) for each in first["work"]} == {
+        ("target", 3, 1), ("target", 4, 1), ("target", 2, 1), ("draft", 1, 2),
+    }  # fmt: skip
+    assert document([], {}, LAYERS)["totals"] is None
+
+
+def test_the_lines_below_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown([of(decoded(), decoded("autoregressive", 6.0))], capsys)
+    assert lines[0] == "written by: draft, accepted [draft] 2, target [target] 2"
+    assert lines[1] == "accepted tokens of a round, of at most 3 drafted, and in how many rounds (measured):"
+    assert [line.split()[:2] for line in lines[2:5]] == [["0", "1"], ["1", "0"], ["2", "1"]]
+    assert lines[5] == ("4 tokens in 2 rounds; mean acceptance length 2.000 (the target's own token counted), draft acceptance rate"
+                        " 0.500 (of those drafted), acceptance rate 0.500 (of those tested)")  # fmt: skip
+    assert lines[6] == ("passes: target 3, draft 2; layers run, once for each token: target 1.500 of plain decoding's 30, draft 4"
+                        " besides (counted)")  # fmt: skip
+    assert lines[7] == "2.000 s, 2.0 tok/s (measured, prompts included)"
+    assert lines[8:] == ["plain decoding: the same text; 6.000 s, 0.7 tok/s; speed-up 3.000 (measured)"]
+    lines = shown([of(decoded("autoregressive"))], capsys)
+    assert lines == [
+        "written by: target [token] 4", "4 tokens",
+        "passes: target 1; layers run, once for each token: target 0.500 of plain decoding's 30 (counted)",
+        "2.000 s, 2.0 tok/s (measured, prompts included)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "texts", "said"), [
+    ({}, 1, "plain decoding: another text from token 4 on; "), ({"sampled": True}, 1, "plain decoding: texts are other draws; "),
+    ({"beams": 3}, 1, "plain decoding writes another text than 3 beams, as it may; "),
+    ({"beams": 1}, 2, "plain decoding: the same text of 1 of 2 prompts; "),
+])  # fmt: skip
+def test_another_text_than_plain_decoding_is_told_by_why(
+    more: dict[str, Any], texts: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beams = {name: more.pop(name) for name in ["beams"] if name in more}
+    other = of(decoded(**beams), decoded("autoregressive", 6.0, (3, 4, 5, 7)))
+    same = of(decoded(**beams), decoded("autoregressive", 6.0))
+    assert shown([other, same][:texts], capsys, **more)[-1].startswith(said)
+
+
+def test_a_lossy_method_says_so_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown([of(decoded())], capsys, exact=False)[-1] == "speculative is lossy: the target alone need not have written this"
 
 
 @pytest.mark.parametrize("columns", ["20", "80"])

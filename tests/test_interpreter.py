@@ -494,6 +494,13 @@ def test_models_of_different_vocabularies_are_refused() -> None:
         Real(real_models.decoders("llama") | {"draft": decoder_of(other, "other")})
 
 
+def test_all_chances_are_left_where_nothing_is_cut() -> None:
+    """Also those that rounding would lose among the others."""
+    for sampling in (Sampling(), Sampling(top_k=2), Sampling(top_p=1.0)):
+        assert (sampling.law(np.array([0.0, -60.0])) > 0).all()
+    assert Sampling(top_p=0.5).law(np.array([0.0, -60.0])).tolist() == [1.0, 0.0]
+
+
 def test_a_text_longer_than_the_model_knows_is_refused() -> None:
     with pytest.raises(ParameterError, match="at most 96 positions together, which gpt2 target knows, got 97"):
         run("gpt2", autoregressive, autoregressive.Parameters(LAYERS), [3] * 90, 20)
