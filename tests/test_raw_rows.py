@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from calibrate import grid, layers, parts
 from calibrate.fits import cpu_step
 from model.checks import ParameterError
-from model.profile import AXES
+from model.profile import AXES, PROCESS_TEXT
+from model.spans import Span
 from model.transformer import preset
 
 
@@ -114,6 +116,43 @@ def test_parts_of_runs_over_processes_follow_from_their_rows() -> None:
         ("called", 0, 1): (10, 20, 30, 32), ("called", 0, 2): (8, 9, 10, 16),  # without the two layers beside it, where known
     }  # fmt: skip
     assert parts.process_rows([], {"alone": 0.0, "beside": 0.0}, 5) == []
+
+
+def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of the main process count where it is alone in the first layers, or where others work beside it behind them."""
+    settled: list[int] = []
+
+    def span(unit: int, start: float, end: float, what: str = "forward", first: int = 0, width: int = 1) -> Span:
+        return Span(unit, start, end, what, 0, 0, first, 5, "kept", width=width)
+
+    spans = [
+        span(0, 0, 10), span(0, 10, 11, "dispatch"), span(-1, 10, 12, "link"), span(1, 12, 31), span(0, 12, 32, first=3),
+        span(-1, 32, 33, "promotion"), span(0, 33, 35, "head"), span(0, 35, 36, "head"), span(0, 36, 38, "wait"),
+        span(0, 40, 50), span(1, 45, 50),  # half of it beside another: neither
+        span(0, 50, 60, first=3), span(0, 60, 70, width=2),  # nobody beside it, though it is behind; a wide pass
+    ]  # fmt: skip
+    made: list[Any] = []
+
+    class Ran:
+        def __init__(self, over: Any, *, answers: Any, record: bool) -> None:
+            made.append((over, record))
+            self.spans, self.seconds = spans, 82.0
+
+        def run(self, steps: Any, tokens: int) -> None:
+            made.append(tokens)
+
+    from calibrate import processes
+
+    monkeypatch.setattr(processes, "Parallel", Ran)
+    decoder = SimpleNamespace(layers=5, settle=lambda: settled.append(1))
+    pool: Any = SimpleNamespace(decoder=decoder, units=2)
+    found = parts.over_processes(pool, 3)
+    assert made == [(pool, True), 2 * PROCESS_TEXT]
+    assert settled == [1]
+    # Of 82 s the main process worked or waited for 67: what is left, by its two looks.
+    assert found == {1: {
+        "dispatch": [1], "wake": [2], "promotion": [1], "turn": [7.5], "alone": [10], "beside": [20], "called": [19, 5],
+    }}  # fmt: skip
 
 
 def test_texts_over_processes_are_means_between_quartiles_by_how_many_there_are() -> None:
@@ -274,9 +313,8 @@ def test_a_profile_says_what_it_is_of(tmp_path: Path) -> None:
 def test_a_raw_file_is_gone_on_from_only_by_what_it_is_of(tmp_path: Path) -> None:
     path, header = tmp_path / "raw.jsonl", {**HEADER, "threads": 2, "torch": "2"}
     rows = grid.Rows(path, header, resume=False)
-    place = {"mode": "eager", "width": 2, "context": 8, "batch": 1, "busy": 0, "round": 1}
-    rows.add({"kind": "point", **place})
-    rows.add({"kind": "failed", **place, "width": 4})
+    rows.add(passed("eager", 2, round=1))
+    rows.add({"kind": "failed", "mode": "eager", "width": 4, "context": 8, "batch": 1, "busy": 0, "round": 1})
     with path.open("a") as file:
         file.write('{"kind": "poi')  # cut off in the middle
     with pytest.raises(ParameterError, match=r"is there already; --resume goes on with it"):
