@@ -606,3 +606,13 @@ def test_help_has_examples_and_the_defaults_that_hold() -> None:
     for name in ("epochs", "batch", "length", "rate", "seed"):
         assert f"Default: {getattr(recipe, name):g}." in said, name
     assert f"Default: {vocabulary.SIZE}." in said
+
+
+def test_a_size_is_that_of_its_configuration() -> None:
+    """Heads of 32, each with keys and values of its own; the embedding is the head; token 0 begins, ends and fills."""
+    for layers, hidden, ffn in ((2, 96, 256), (5, 128, 344)):
+        found = Size(layers, hidden, ffn).config(1000, 64)
+        assert (found.num_hidden_layers, found.hidden_size, found.intermediate_size) == (layers, hidden, ffn)
+        assert found.num_attention_heads == found.num_key_value_heads == hidden // 32
+        assert (found.vocab_size, found.max_position_embeddings, found.tie_word_embeddings) == (1000, 64, True)
+        assert found.bos_token_id == found.eos_token_id == found.pad_token_id == 0

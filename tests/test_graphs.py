@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate import graphs
-from calibrate.graphs import Graphs
+from calibrate.graphs import WIDEST, Graphs
 from calibrate.interpreter import Luck, Real
 from model import forced
 from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
@@ -313,6 +313,23 @@ def test_a_copy_of_rows_is_of_its_own() -> None:
     made.run((9,), 0, 0, LAYERS, rows)
     assert all(torch.equal(layer.keys[:, :, :3], each) for layer, each in zip(other.layers, was, strict=True))  # type: ignore[index]
     assert not any(layer.fixed for layer in other.layers)
+
+
+@pytest.mark.parametrize("width", [2, WIDEST + 1])
+def test_passes_over_several_texts_are_those_without_graphs(width: int) -> None:
+    """Also those that are too wide to be replayed; layers that are left out, and states on the way, are the same."""
+    plain = real_models.decoders("llama")["target"]
+    made = Graphs(plain, ROOM, texts=2, cuda=Cuda())
+    tokens = tuple((7 * place + 3) % real_models.VOCABULARY for place in range(2 * width))
+    seen: dict[str, list[Any]] = {"with": [], "without": []}
+    found = [
+        by.run(tokens, 0, 0, LAYERS, plain.rows(), batch=2, gaps=((1, 2),), seen=seen[name]).clone()
+        for name, by in (("with", made), ("without", plain))
+    ]
+    torch.testing.assert_close(*found)
+    assert len(seen["with"]) == len(seen["without"]) == LAYERS - 1
+    for one, other in zip(*seen.values(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_what_does_not_fit_is_refused() -> None:
