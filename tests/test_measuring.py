@@ -136,6 +136,11 @@ def test_what_is_copied_lies_in_no_cache_and_leaves_memory_to_others(
     assert sizes[1] < 2**28
 
 
+def test_products_are_tried_in_every_layout_and_in_that_of_layers_first() -> None:
+    assert machine._LAYOUTS[0] == (False, True)
+    assert sorted(machine._LAYOUTS) == sorted(itertools.product((False, True), repeat=2))
+
+
 def test_work_and_bytes_of_a_ceiling_are_those_of_its_matrices() -> None:
     side = 8
     for shape in machine._SHAPES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from calibrate import grid, layers, parts
+from calibrate.cli import app
 from calibrate.fits import cpu_step
+from model import physical
 from model.checks import ParameterError
-from model.profile import AXES, PROCESS_TEXT
+from model.profile import AXES, PROCESS_TEXT, save
 from model.spans import Span
 from model.transformer import preset
 
@@ -258,6 +262,19 @@ def test_passes_behind_other_contexts_are_foretold_by_parts_alone() -> None:
     assert [each.predicted for each in found] == pytest.approx([96e-6] * 2)
 
 
+def test_parts_of_passes_over_several_texts_are_told_by_all_their_tokens() -> None:
+    """5 us of the head and 3 us of the embedding a token, 7 us besides for each text, and 15 us a layer."""
+    def at(width: int, batch: int, context: int) -> dict[str, Any]:
+        count = width * batch
+        more = {"head_us": [0, 5 * count, 99], "embedding_us": [0, 3 * count, 99], "rest_us": [7 * batch] * 3}
+        return passed("eager", width, batch, context=context, **more)
+
+    rows = [at(width, batch, context) for width in (1, 2, 4) for batch in (1, 2, 4) for context in cpu_step.CONTEXTS]
+    [found] = cpu_step.held_out([*rows, at(2, 2, 200)], 4)
+    assert tuple(found)[:4] == (2, 200, 2, 0)
+    assert found.predicted == pytest.approx(60e-6 + 4 * 8e-6 + 14e-6)
+
+
 def test_one_other_process_slows_by_the_least_disturbed_rounds_or_by_typical_ones() -> None:
     def rounds(busy: int, *wholes: float, **more: Any) -> list[dict[str, Any]]:
         return [passed("eager", busy=busy, round=turn, whole_us=[0, whole, 999], **more) for turn, whole in enumerate(wholes)]
@@ -305,6 +322,48 @@ def test_a_profile_says_what_it_is_of(tmp_path: Path) -> None:
     assert made.facts["peaks"] == "published"
     assert made.bandwidth > 1e12
     assert made.device.startswith("h100")
+
+
+def test_what_the_command_prints_of_a_profile_is_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = tmp_path / "some.jsonl"
+    raw.write_text("raw rows\n")
+    rows = [passed("eager", width, whole_us=[1, 8000, 9000], sum_us=[2000, 2400 * width, 9900], head_us=[4000, 4100, 4200],
+                   rest_us=[70, 80, 90]) for width in (1, 2)]  # fmt: skip
+    header = {**HEADER, "torch": "2.6"}
+    made = layers.profile_of(header, rows, "eager", "some", raw)
+    path = save(made, tmp_path)
+    ceilings = {"read_bytes_per_s": 3e10, "copy_bytes_per_s": 1e10, "flop_per_s": 5e10}
+    outcome = grid.Outcome(header, [*rows, {"kind": "failed"}], [(grid.Point("eager", 9, 8, 1, 0), "too wide")], raw)
+    timed = layers.Timed({"eager": path}, outcome, {"interpreter": "beats its peaks"}, ceilings)
+    monkeypatch.setattr(layers, "time_layers", lambda *_, **__: timed)
+    words = ["layers", "--model", "llama-68m", "-o", str(tmp_path)]
+    done = CliRunner().invoke(app, words)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        "llama-68m in float32 on Some CPU, torch 2.6, transformers 5.15",
+        "measured ceilings: 30.0 GB/s read, 10.0 GB/s copied, 0.050 TFLOP/s", "",
+    ]  # fmt: skip
+    said = physical.limit(made, layers.shape_of(made))
+    assert lines[3] == f"eager, peaks (measured): 30 GB/s, 0.05 TFLOP/s; limits: {said}"
+    found = [line for line in lines if line.startswith("layer ")]
+    assert [line.split(" us")[0].split()[-1] for line in found] == ["1200.0", "2400.0"]
+    for line, each in zip(found, [1.2e-3, 2.4e-3], strict=True):
+        speed, share, rate, of_peak = line.split(" us")[1].split()
+        reached = next(one for one in physical.reached(made, layers.shape_of(made)) if one.part == "layer")
+        row = [*reached.seconds].index(pytest.approx(each))
+        assert (speed, share) == (f"{reached.bandwidth()[row] / 1e9:.1f}", f"{reached.bandwidth()[row] / 3e10:.0%}")
+        assert (rate, of_peak) == (f"{reached.rate()[row] / 1e12:.3f}", f"{reached.rate()[row] / 5e10:.0%}")
+    others = [line.split() for line in lines if line.startswith(("embedding", "step"))]
+    assert others == [["embedding", "at", "tokens", "1", "6.0", "us"], ["embedding", "at", "tokens", "2", "6.0", "us"],
+                      ["step", "at", "batch", "1", "80.0", "us"]]  # fmt: skip
+    assert [line for line in lines if line.startswith("note: ")] == [f"note: {each}" for each in made.notes]
+    assert lines[-2:] == [str(path), str(raw)]
+    assert "too wide" in done.stderr
+    assert "beats its peaks" in done.stderr
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert (told["points"], told["profiles"], told["rows"]) == (2, {"eager": str(path)}, str(raw))
+    assert told["failed"] == [{"point": "eager width 9 context 8 batch 1", "error": "too wide"}]
+    assert (told["refused"], told["ceilings"]) == ({"interpreter": "beats its peaks"}, ceilings)
 
 
 # --- the raw file ---
