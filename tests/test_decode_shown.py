@@ -124,6 +124,7 @@ def test_another_text_than_plain_decoding_is_told_by_why(
     other = of(decoded(**beams), decoded("autoregressive", 6.0, (3, 4, 5, 7)))
     same = of(decoded(**beams), decoded("autoregressive", 6.0))
     assert shown([other, same][:texts], capsys, **more)[-1].startswith(said)
+    assert shown([same], capsys, **more)[-1].startswith("plain decoding: the same text; ")  # by whatever luck
 
 
 def test_a_lossy_method_says_so_last(capsys: pytest.CaptureFixture[str]) -> None:
