@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from calibrate import grid, links, machine
+from calibrate import grid, links, machine, timing
 from calibrate import log as logging
 from calibrate import pool as pool_of
 from calibrate.family import store
@@ -108,6 +108,84 @@ def test_behind_a_lost_device_and_behind_the_minutes_nothing_is_tried(monkeypatc
     outcome, shares, _ = gone_over(monkeypatch, tmp_path, lambda share: 4 * share)
     assert len(shares) == 1
     assert [reason for _, reason in outcome.failed] == ["the minutes were spent before it; --resume with more of them"] * 3
+
+
+# --- one point ---
+
+
+class Stub:
+    """A pass that takes nothing, whose parts a clock of ours has timed."""
+
+    def __init__(self, spans: dict[tuple[str, int], float]) -> None:
+        self.spans, self.parts, self.done = spans, [*spans], list[str]()
+
+    def run(self) -> None:
+        self.done.append("run")
+
+    def run_watched(self, mark: Any) -> None:
+        self.done.append("watched")
+
+    def back(self) -> None:
+        self.done.append("back")
+
+    def check(self) -> None:
+        self.done.append("check")
+
+
+def pointed(
+    monkeypatch: pytest.MonkeyPatch, spans: dict[tuple[str, int], float], mode: str, wholes: list[float], marked: float,
+    disturbed: list[bool] | None = None, layers: int = 4, **effort: Any,
+) -> tuple[dict[str, Any], Stub]:
+    work, stops = Stub(spans), iter([each for whole in wholes for each in (whole * 1e-6, marked * 1e-6)])
+    unquiet = iter([each for was in disturbed or [False] * len(wholes) for each in (was, False)])
+    clock = SimpleNamespace(
+        start=lambda: None, stop=lambda: next(stops), disturbed=lambda: next(unquiet), mark=None,
+        span=lambda name, index: 1e-6 * spans[name, index],
+    )  # fmt: skip
+    monkeypatch.setattr(timing, "clock_of", lambda *_: clock)
+    monkeypatch.setattr(timing, "prepared", lambda *_: work)
+    model: Any = SimpleNamespace(device="cpu", decoder=SimpleNamespace(layers=layers))
+    row = timing.measure(model, Point(mode, 2, 8, 1, 0, 3), Effort(**{"target": 0.0, "warmups": 2} | effort), float("inf"))
+    return row, work
+
+
+LAYERS_US = {("layer", 0): 10.0, ("layer", 1): 12.0, ("layer", 2): 14.0, ("layer", 3): 16.0}
+
+
+def test_a_row_is_what_its_repeats_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = {("embedding", 0): 5.0, **LAYERS_US, ("norm", 0): 2.0, ("head", 0): 30.0}
+    row, work = pointed(monkeypatch, spans, "eager", [100, 104, 112, 180], 130, least=4, most=4)
+    assert work.done == ["run", "back"] * 2 + ["watched", "back"] + ["run", "back", "watched", "back"] * 4 + ["check"]
+    assert (row["kind"], row["mode"], row["width"], row["context"], row["round"]) == ("point", "eager", 2, 8, 3)
+    assert row["whole_us"] == [103.0, 108.0, 129.0]  # the median between the quartiles
+    assert row["marked_us"] == [130.0] * 3
+    assert row["layers_us"] == [[each] * 3 for each in LAYERS_US.values()]
+    assert (row["head_us"], row["embedding_us"]) == ([32.0] * 3, [5.0] * 3)  # the norm goes with the head
+    assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 0, 0)
+    assert row["spread"] == round(26 / 108 / 2, 5)
+    assert "sum_us" not in row
+
+
+def test_a_row_of_the_interpreter_tells_its_call_and_its_look_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """52 us of layers and 5 us of embedding in a call of 70 us leave 13 us; the look is what is behind call and head."""
+    spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0, ("call", 0): 70.0}
+    row, _ = pointed(monkeypatch, spans, "interpreter", [100, 104, 112, 180], 130, least=4, most=4)
+    assert row["whole_us"] == [103.0, 124.0, 129.0]  # the mean between them
+    assert (row["sum_us"], row["rest_us"], row["look_us"]) == ([52.0] * 3, [13.0] * 3, [30.0] * 3)
+    # Of a graph there is one stretch: 60 us of all four layers and 48 us of the first of them, each with what a replay takes.
+    spans = {("embedding", 0): 0.0, ("layer", 0): 60.0, ("head", 0): 30.0, ("call", 0): 70.0, ("short", 1): 48.0}
+    spans |= {("aside", 0): 20.0}
+    row, _ = pointed(monkeypatch, spans, "interpreter", [100] * 4, 130, least=4, most=4)
+    assert (row["sum_us"], row["rest_us"], row["look_us"]) == ([16.0] * 3, [54.0] * 3, [10.0] * 3)
+
+
+def test_repeats_that_were_disturbed_count_only_for_want_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
+    row, _ = pointed(
+        monkeypatch, spans, "eager", [100, 500, 104, 400, 300], 130, [False, True, False, True, True], least=3, most=5
+    )
+    assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (3, 2, 1)
+    assert row["whole_us"] == [102.0, 104.0, 202.0]  # of 100, 104 and 300 us, the shortest of those disturbed
 
 
 # --- what a machine can reach ---
