@@ -326,7 +326,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 def _write(table: pl.DataFrame, out: Path) -> None:
     """Whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     whole = out.with_name(f".{out.name}.partial")
     try:
         if out.suffix == ".csv":

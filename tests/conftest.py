@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Workers share the cores, and tests are of small products: further threads would only wait for each other, and use the time up.
 # To be said before a library looks; processes and notebooks that tests start hear it too.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
     os.environ.setdefault(_name, "1")
 
 # The same examples every time: a change fails because of what it changed, never because of the day's luck.
@@ -56,7 +56,7 @@ def frozen() -> None:
 
 @pytest.fixture(scope="module")
 def read_once() -> Iterator[None]:
-    """Each public table is read, and compared with layers composed of it, once for all tests of a module: nothing changes either."""
+    """Each public table is read, and compared with layers composed of it, once for all tests of a module: none is changed."""
     from calibrate.importers import aiconfigurator, bundle, vidur
 
     with pytest.MonkeyPatch.context() as patch:

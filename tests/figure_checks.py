@@ -15,13 +15,15 @@ import numpy as np
 import polars as pl
 from matplotlib import color_sequences
 from matplotlib.artist import Artist
-from matplotlib.collections import Collection, LineCollection, PolyCollection, QuadMesh
+from matplotlib.collections import Collection, LineCollection, PathCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
+from matplotlib.markers import MarkerStyle
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.path import Path
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
@@ -170,7 +172,8 @@ def stroke(artist: Any) -> str:
         parts = [type(artist).__name__, fill, to_hex(artist.get_edgecolor()), f"{artist.get_linewidth():.2g}"]
         parts += [artist.get_hatch() or ""]
     else:
-        shades = {to_hex(each) for each in [*artist.get_facecolor(), *artist.get_edgecolor()]}
+        colours = [np.asarray(each, dtype=float).reshape(-1, 4) for each in (artist.get_facecolor(), artist.get_edgecolor())]
+        shades = {to_hex(each) for each in np.unique(np.concatenate(colours), axis=0)}
         parts = [type(artist).__name__, *(sorted(shades) if len(shades) < 4 else ["many colours"]), artist.get_hatch() or ""]
     alpha = artist.get_alpha()
     parts += [] if alpha is None else [f"alpha {float(np.mean(alpha)):.2g}"]
@@ -271,8 +274,25 @@ class Signs(NamedTuple):
                 both: list[Any] = [*each.get_facecolor(), *each.get_edgecolor()]
                 colours += both if values is None else [*each.cmap(each.norm(np.unique(values)))]
                 hatches |= set(each.get_hatch() or "")
+                markers |= {_marker(path) for path in each.get_paths()} if isinstance(each, PathCollection) else set()
         chosen = {to_hex(colour) for colour in colours if str(colour) != "none"}
         return cls({colour for colour in chosen if np.ptp(to_rgb(colour)) > 0.02}, markers, hatches)
+
+
+@cache
+def _marks() -> dict[bytes, str]:
+    """Markers by their outlines."""
+    styles = {marker: MarkerStyle(marker) for marker in Line2D.filled_markers if isinstance(marker, str)}
+    return {_outline(style.get_path().transformed(style.get_transform())): marker for marker, style in styles.items()}
+
+
+def _outline(path: Path) -> bytes:
+    return np.asarray(path.vertices).round(6).tobytes()
+
+
+def _marker(path: Path) -> str:
+    """The marker of a scatter, "?" for one of its own."""
+    return _marks().get(_outline(path), "?")
 
 
 def unexplained(figure: Figure) -> list[str]:

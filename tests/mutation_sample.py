@@ -111,7 +111,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
             yield "dropped call", inner
         case ast.Call(args=[first, second, *rest]) if not (
             _called(node) in SYMMETRIC or any(isinstance(each, ast.Starred) for each in (first, second))
-        ):
+            or ast.dump(first) == ast.dump(second)
+        ):  # fmt: skip
             yield "swapped arguments", ast.Call(node.func, [second, first, *rest], node.keywords)
         case ast.keyword(arg=str(name)) if name not in WORDS:
             yield "dropped keyword", None
@@ -212,17 +213,22 @@ class Map:
         return self.lines[path]
 
     def tests(self, fault: Fault, most: float) -> list[str]:
-        """Tests that run the line of a fault, a case of each in turn; where only an import runs it, those of its file."""
+        """Tests that run the line of a fault, a case of each in turn; where only an import runs it, those of its file, and of a
+        function's defaults those that call it.
+        """
         lines = self.of(fault.path)
         found = lines.get(fault.line) or set()
         if not found:
             tree = ast.parse((ROOT / fault.path).read_text(encoding="utf-8"))
-            spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree)
+            spans = [(node.lineno, _body_of(node), node.end_lineno or node.lineno) for node in ast.walk(tree)
                      if isinstance(node, ast.FunctionDef | ast.Lambda)]  # fmt: skip
-            inside = [span for span in spans if span[0] <= fault.line <= span[1]]
-            if inside:  # a statement over several lines: coverage knows its first
-                first = max(inside)[0]
-                near = [line for line in lines if first <= line <= fault.line and lines[line]]
+            inside = [span for span in spans if span[0] <= fault.line <= span[2]]
+            if inside:
+                first, body, last = max(inside)
+                if fault.line < body:  # a default
+                    near = sorted(line for line in lines if body <= line <= last and lines[line])[:1]
+                else:  # a statement over several lines: coverage knows its first
+                    near = [line for line in lines if first <= line <= fault.line and lines[line]]
                 found = lines[max(near)] if near else set()
             else:
                 found = set().union(*lines.values())
@@ -240,6 +246,11 @@ class Map:
                 break
             chosen.append(name)
         return chosen
+
+
+def _body_of(node: ast.FunctionDef | ast.Lambda) -> int:
+    """The first line of what a function does."""
+    return node.body[0].lineno if isinstance(node, ast.FunctionDef) else node.body.lineno
 
 
 def recorded(folder: Path) -> None:

@@ -41,7 +41,7 @@ def target(folders: tuple[Path, Path]) -> Loaded:
 
 @pytest.fixture(scope="module")
 def aligned(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("aligned") / "aligned"
+    place = tmp_path_factory.mktemp("aligned") / "new" / "deeper" / "aligned"  # made with all above it
     align.align(store.load(folders[0]), store.load(folders[1]), family.text(), FEW, place)
     return place
 

@@ -349,6 +349,7 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
 # --- All of them --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
     from model import profile
 

@@ -318,6 +318,10 @@ def test_a_logs_pictures_are_written(tmp_path: Path) -> None:
     names = {"match_rate", "match_rate_by_position", "acceptance_by_position", "accepted_lengths"}
     assert {path.name for path in paths} == {f"{name}.{form}" for name in names for form in ("png", "svg")}
     assert all(path.is_file() for path in paths)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_log_without_a_draft_or_of_drawn_texts_has_its_match_rates_alone(tmp_path: Path) -> None:
     alone = figures.of_log(log(drafted=False), tmp_path / "alone", [1], [1, 3])
     assert {path.stem for path in alone} == {"match_rate", "match_rate_by_position"}
     drawn = figures.of_log(log(sampling={"temperature": 1.0}), tmp_path / "drawn", [1], [3])

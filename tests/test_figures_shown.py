@@ -107,7 +107,8 @@ def ranges() -> pl.DataFrame:
     """More latencies than a bar each can show."""
     count = 3 * distribution.MOST_BARS
     shares = [2 * (place + 1) / count / (count + 1) for place in range(count)]
-    return pl.DataFrame({"point": 0, "view": "paths", "latency_layers": [100.0 + place for place in range(count)], "probability": shares})
+    latencies = [100.0 + place for place in range(count)]
+    return pl.DataFrame({"point": 0, "view": "paths", "latency_layers": latencies, "probability": shares})
 
 
 def of_schedules(rows: pl.DataFrame) -> Figure:

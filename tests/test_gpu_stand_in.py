@@ -174,7 +174,8 @@ def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
         (tmp_path / role).mkdir()
         Path(names[role]).write_text(json.dumps(said))
     written = run_plan.of({
-        "run": {**names, "tokens": 16 if several else 12, "repeats": 1, "prompt_tokens": 16, "dtype": "float32", "mode": mode}, "method": methods,
+        "run": {**names, "tokens": 16 if several else 12, "repeats": 1, "prompt_tokens": 16, "dtype": "float32", "mode": mode},
+        "method": methods,
         "profile": {
             "widths": [1, 2, 5, 9, 15], "contexts": [0, 16, 32] if several else [0, 32],
             "batches": [1, 2, 4, 16] if several else [1, 4], "rounds": 1, "repeats": 2,

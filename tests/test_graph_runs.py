@@ -110,10 +110,12 @@ def test_raw_rows_of_one_mode_are_not_gone_on_with_in_another(cuda: Cuda, tmp_pa
     config = shapes(tmp_path, model=4)["model"]
     own = passes.Model(architecture(config), "cpu", "float32").decoder
     grid = Grid((1,), (4,), modes=("interpreter",))
-    begun = layers.open_model(config, grid, tmp_path, device="cpu", quick=True, decoder=own, name="same")
+    folder = tmp_path / "new" / "deeper"  # made with all above it
+    begun = layers.open_model(config, grid, folder, device="cpu", quick=True, decoder=own, name="same")
     assert begun.stem == "same"
+    assert begun.rows.path.parent == folder
     with pytest.raises(ParameterError, match="timed with passes None, and this is cuda-graph"):
-        layers.open_model(config, grid, tmp_path, device="cpu", quick=True, decoder=Graphs(own, 64), name="same", resume=True)
+        layers.open_model(config, grid, folder, device="cpu", quick=True, decoder=Graphs(own, 64), name="same", resume=True)
     assert layers.open_model(config, grid, tmp_path, device="cpu", quick=True, decoder=Graphs(own, 64)).stem == "cpu-model-graph"
 
 

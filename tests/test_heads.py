@@ -60,9 +60,9 @@ def test_a_head_that_learnt_nothing_is_the_models_own_on_that_layer(loaded: Load
 
 
 def test_training_at_rate_zero_leaves_the_common_head(loaded: Loaded, tmp_path: Path) -> None:
-    about = heads.train(loaded, family.text(), replace(FEW, rate=0.0, epochs=0.2), tmp_path / "none")
+    about = heads.train(loaded, family.text(), replace(FEW, rate=0.0, epochs=0.2), tmp_path / "new" / "deeper" / "none")
     own = loaded.model.get_output_embeddings().weight
-    for head in heads.of(loaded, tmp_path / "none").values():
+    for head in heads.of(loaded, tmp_path / "new" / "deeper" / "none").values():
         assert torch.equal(head, own), "the weights of a model were in half precision, so nothing is lost"
     rows = {(row["head"], row["layer"]): row for row in about["results"]}
     for layer in (1, 2):

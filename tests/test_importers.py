@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from calibrate.cli import app
 from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
-from model import profile
+from model import device, profile
 from model.checks import ParameterError
 from model.profile import TIMES, Profile
 
@@ -306,6 +306,35 @@ def test_a_folder_split_over_devices_that_do_not_divide_the_heads_is_refused(fol
         shutil.copytree(folder / "llmservingsim" / "tp1", where)
         with pytest.raises(ParameterError, match=f"ways must divide heads=32, got {ways} by the name of the folder {name}"):
             llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
+
+
+@pytest.mark.parametrize(("name", "ways"), [("tp2", 2), ("tp8", 8), ("profile", 1), ("tp", 1)])
+def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(folder: Path, name: str, ways: int) -> None:
+    whole = from_llmservingsim(folder)
+    where = folder / "llmservingsim" / name
+    shutil.copytree(folder / "llmservingsim" / "tp1", where)
+    made = llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
+    assert {*whole.table["ways"]} == {1}
+    assert {*made.table.select("part", "ways").rows()} == {(part, ways) for part in whole.parts}
+    for part in whole.parts:
+        assert times(made, part, ways) == times(whole, part)
+
+
+@pytest.mark.parametrize(("file", "row", "weights"), [
+    ("dense", "qkv_proj,1,55", 4096 * (4096 + 2 * 1024)), ("per_sequence", "lm_head,1,1097", 4096 * 128_256),
+])  # fmt: skip
+def test_a_single_product_is_one_launch(folder: Path, file: str, row: str, weights: int) -> None:
+    """At a hundredth of the peaks, one after the other, and .1 ms: beyond it a time is refused, and below it is none the worse."""
+    gpu, path = device.device("rtx-4090"), folder / "llmservingsim" / "tp1" / f"{file}.csv"
+    most = 1e6 * (100 * (2 * weights / gpu.bandwidth + 2 * weights / gpu.rate("bfloat16")) + 1e-4)
+    before = path.read_text()
+    for share, refused in ((0.999, False), (1.001, True)):
+        path.write_text(before.replace(row, f"{row.rpartition(',')[0]},{share * most}"))
+        if refused:
+            with pytest.raises(ParameterError, match="is too long"):
+                from_llmservingsim(folder)
+        else:
+            assert from_llmservingsim(folder).table.height
 
 
 def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: Path) -> None:

@@ -314,7 +314,7 @@ def test_bild_decides_by_the_thresholds() -> None:
 
 
 def test_numbers_of_luck_are_uniform_and_each_its_own() -> None:
-    """By Kolmogorov and Smirnov: a right generator fails one time in a thousand, and whatever it is asked for changes the number."""
+    """By Kolmogorov and Smirnov: a right generator fails one time in a thousand. Whatever it is asked for changes the number."""
     from scipy.stats import kstest
 
     found: list[float] = []
@@ -497,6 +497,23 @@ def test_models_of_different_vocabularies_are_refused() -> None:
 def test_a_text_longer_than_the_model_knows_is_refused() -> None:
     with pytest.raises(ParameterError, match="at most 96 positions together, which gpt2 target knows, got 97"):
         run("gpt2", autoregressive, autoregressive.Parameters(LAYERS), [3] * 90, 20)
+
+
+@pytest.mark.parametrize(("given", "length"), [
+    ({"at": 95, "tokens": (3, 4)}, 97), ({"at": 95, "tokens": (3, 4, 5), "after": (-1, 0, 1)}, 98),
+    ({"at": 95, "tokens": (3, 4, 5), "after": (-1, 0, 0)}, 97),
+    ({"at": 0, "tokens": (3, 4, 5, 6), "batch": 2, "places": (95, 1)}, 97), ({"at": 95, "tokens": (3, 4), "after": (-1, -1)}, 96),
+])  # fmt: skip
+def test_how_long_a_text_would_be_is_that_of_its_furthest_position(given: dict[str, Any], length: int) -> None:
+    """Of hypotheses those count that stand behind each other; 96 positions are known."""
+    decoder = real_models.decoders("gpt2")["target"]
+    rows = decoder.rows()
+    decoder.run((3,) * 95, 0, 0, LAYERS, rows)
+    if length <= 96:
+        assert decoder.run(first=0, last=LAYERS, rows=rows, **given).shape[0] == len(given["tokens"])
+    else:
+        with pytest.raises(ParameterError, match=f"at most 96 positions together, which gpt2 target knows, got {length};"):
+            decoder.run(first=0, last=LAYERS, rows=decoder.rows() if "places" in given else rows, **given)
 
 
 def test_more_layers_than_the_model_has_are_refused() -> None:

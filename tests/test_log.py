@@ -439,6 +439,7 @@ def test_acceptance_of_drawn_drafts_is_the_mean_of_two_columns() -> None:
         assert error == pytest.approx(np.sqrt(((values - values.mean()) ** 2).sum() / (values.size - 1) / values.size))
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> None:
     position_log.save(made(), tmp_path / "log.json")
     done = CliRunner().invoke(app, ["rates", str(tmp_path / "log.json"), "--lengths", "2,4", "--figures", str(tmp_path / "ours")])

@@ -669,7 +669,8 @@ def test_a_directory_does_not_hide_an_embedded_scenario(tmp_path: Path, monkeypa
     """As `sim run early-exit -o early-exit` leaves one; a file of that name is meant, though."""
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        done = CliRunner().invoke(app, ["run", "early-exit", "-o", "early-exit", "--replications", "1", "--view", "formula", "--no-figures"])
+        arguments = ["run", "early-exit", "-o", "early-exit", "--replications", "1", "--view", "formula", "--no-figures"]
+        done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.stderr
     (tmp_path / "skipdecode").write_text(toml(tables("skipdecode")))
     assert resolve("skipdecode")["scenario"]["name"] == "small"

@@ -6,6 +6,7 @@ None of it by a real clock.
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import pickle
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ import pytest
 from calibrate import grid, links, machine
 from calibrate import log as logging
 from calibrate import pool as pool_of
+from calibrate.family import store
 from calibrate.grid import Grid, Point
 from calibrate.pool import Pool, Post, ProcessError, started
 from calibrate.timing import Effort
@@ -163,6 +165,24 @@ def test_the_best_try_counts_and_the_first_is_none(monkeypatch: pytest.MonkeyPat
     assert len(worked) == 4
 
 
+def test_a_file_is_written_whole_or_not_at_all_with_all_folders_above_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "deeper" / "file"
+    with store.whole(path) as part:
+        part.write_text("some")
+        assert part.parent == path.parent
+        assert not path.exists()
+    assert path.read_text() == "some"
+
+    def broken_off() -> None:
+        with store.whole(path) as part:
+            part.write_text("other")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert [each.read_text() for each in path.parent.iterdir()] == ["some"]
+
+
 # --- links ---
 
 
@@ -213,6 +233,48 @@ def test_a_link_that_fails_is_named_and_the_others_are_written(tmp_path: Path, m
         with pytest.raises(ParameterError, match=said):
             links.time_links(tmp_path / "none", **wrong)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_message_takes_half_of_there_and_back_and_the_first_ones_do_not_count(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, done = Clock(), list[str]()
+    monkeypatch.setattr(links, "time", clock)
+
+    def step(name: str, seconds: float) -> None:
+        done.append(name)
+        clock.now += seconds if len(done) > 6 else 50
+
+    found = links._there_and_back(rank, 4, lambda: step("give", 3.0), lambda: step("take", 5.0))
+    assert found == pytest.approx([4.0] * 4)
+    assert done == [["give", "take"], ["take", "give"]][rank] * 7
+
+
+def test_bytes_through_shared_memory_are_those_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends, as threads of this process; times come from the first alone."""
+    monkeypatch.setattr(links, "end_with_starter", lambda: None)
+    ends, (report, other) = multiprocessing.Pipe(), multiprocessing.Pipe()
+    room = multiprocessing.RawArray("b", 64)
+    sizes = (8, 64)
+    threads = [threading.Thread(target=links._share, args=(rank, other, sizes, 3, room, ends[rank])) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(workers.PATIENCE)
+        assert not thread.is_alive()
+    found = report.recv()
+    assert [len(times) for times in found] == [3, 3]
+    assert not report.poll()
+    assert bytes(room) == b"\1" * 64
+
+
+def test_an_end_that_fails_says_why() -> None:
+    report, other = multiprocessing.Pipe()
+    with links._reported(other):
+        raise ValueError("no room\nin here")
+    assert report.recv() == "ValueError: no room"
+    report.close()
+    with links._reported(other):  # nobody listens any more
+        raise ValueError("no room")
 
 
 # --- worker processes: what this one says to them, and how they end ---

@@ -22,7 +22,7 @@ def test_faults_are_small_changes(before: str, kind: str, after: str) -> None:
     assert (kind, after) in [(found, ast.unparse(changed)) for found, changed in changes(node) if changed is not None]
 
 
-@pytest.mark.parametrize("call", ["max(a, b)", "np.maximum(a, b)", "math.hypot(a, b)", "f(*a, b)"])
+@pytest.mark.parametrize("call", ["max(a, b)", "np.maximum(a, b)", "math.hypot(a, b)", "f(*a, b)", "f([], [], c)"])
 def test_arguments_whose_order_says_nothing_are_not_swapped(call: str) -> None:
     assert "swapped arguments" not in [kind for kind, _ in changes(ast.parse(call, mode="eval").body)]
 
@@ -51,11 +51,12 @@ def test_a_draw_is_repeated_by_its_seed_and_every_fault_changes_its_file() -> No
 
 
 def test_the_tests_of_a_line_are_picked_fastest_first_within_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "some.py").write_text("x = 1\n\n\ndef f(a):\n    return g(a,\n             2)\n\n\ndef unused():\n    return 3\n")
+    source = "x = 1\n\n\ndef f(a):\n    return g(a,\n             2)\n\n\ndef unused(\n    a=3,\n):\n    return 3\n"
+    (tmp_path / "some.py").write_text(source)
     monkeypatch.setattr(mutation_sample, "ROOT", tmp_path)
     known = Map(tmp_path)
     known.seconds = {"slow": 9.0, "quick": 1.0, "other": 2.0}
-    known.lines["some.py"] = {1: set(), 5: {"slow", "quick"}, 4: set()}
+    known.lines["some.py"] = {1: set(), 5: {"slow", "quick"}, 4: set(), 9: set()}
 
     def of(line: int, most: float) -> list[str]:
         return known.tests(Fault("some.py", line, "number", "", "", ""), most)
@@ -64,7 +65,9 @@ def test_the_tests_of_a_line_are_picked_fastest_first_within_the_time(monkeypatc
     assert of(5, 2) == ["quick"]
     assert of(6, 100) == ["quick", "slow"]  # a statement over two lines
     assert of(1, 100) == ["quick", "slow"]  # run at import: whatever runs the file
-    assert of(10, 100) == []
+    assert of(12, 100) == of(10, 100) == []
+    known.lines["some.py"][12] = {"other"}
+    assert of(10, 100) == ["other"]  # a default: whatever calls it
 
 
 def test_a_summary_has_rates_with_intervals_and_what_was_left() -> None:

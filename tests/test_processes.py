@@ -116,7 +116,10 @@ def test_a_decoder_behind_an_encoder(pool: Pool) -> None:
         assert both(pool, parameters, [0], 12)[0].work.tokens == expected
     pool.read_source((9, 3))
     parallel, alone = both(pool, CHOICES[0], [0], 12)
-    assert parallel.work.tokens == alone.work.tokens
+    fresh: Any = tiny("t5").load()
+    fresh.read_source((9, 3))
+    again = Real({"target": fresh}).run(ppd.decode(CHOICES[0], [0], 12), 12)
+    assert parallel.work.tokens == alone.work.tokens == again.tokens != expected
     with pytest.raises(ParameterError, match="has an encoder, and source is empty; give what it reads"):
         pool.load(tiny("t5"))
 
@@ -481,6 +484,38 @@ def test_stopped_passes_are_given_up(pool: Pool) -> None:
     assert len(fates) == 21
     assert "cancelled" in fates
     assert fates[-1] == "discarded"
+
+
+def test_a_process_may_leave_the_rest_to_one_that_it_starts_last(pool: Pool) -> None:
+    """Nobody waits for that one: it writes once its starter has ended."""
+    use(pool, tiny("llama"))
+
+    def rest() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    def first() -> Steps:
+        yield Fork((rest(),), (1,))
+
+    alone = Real({"target": pool.decoder}).run(rest(), 1)
+    assert Parallel(pool).run(first(), 1).tokens == alone.tokens != []
+
+
+def test_what_still_runs_when_the_last_token_is_there_was_cancelled(pool: Pool) -> None:
+    use(pool, tiny("llama"))
+
+    def ending() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))
+        out = yield Forward("target", (4,), 1, 0, LAYERS, None, 1)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = Parallel(pool, record=True)
+    assert len(run.run(ending(), 1).tokens) == 1
+    spans = run.spans
+    assert [span.fate for span in spans if span.unit == 1] == ["cancelled"]
+    assert [span.fate for span in spans if span.what == "link"] == ["cancelled"]
+    assert {span.fate for span in spans if span.unit == 0} == {"kept"}
 
 
 PARENT = """

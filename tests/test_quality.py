@@ -244,6 +244,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_command_writes_rows_and_pictures(family: Path, tmp_path: Path) -> None:
     arguments = [
         "quality", "bild", "--model", str(family / "target"), "--draft", str(family / "draft"), "--sweep",

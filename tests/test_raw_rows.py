@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from calibrate import grid, layers, parts
+from calibrate.fits import cpu_step
 from model.checks import ParameterError
 from model.profile import AXES
 from model.transformer import preset
@@ -195,6 +196,38 @@ def test_what_decoding_does_besides_whole_passes_joins_the_table() -> None:
     rows[0] = passed(width=2)  # no pass of one token: nothing is known of its embedding
     found = by_place(layers.part_rows(rows, "interpreter", 4)[0])
     assert found["alone", 0, 1][1] == pytest.approx(51 / 3)
+
+
+# --- what passes behind other contexts say of the parts ---
+
+
+def test_passes_behind_other_contexts_are_foretold_by_parts_alone() -> None:
+    """4 layers of 15 us, 20 us head, 6 us embedding and 10 us besides are 96 us, wherever they are; measured were 80 us."""
+    behind = [passed("eager", width, context=context, busy=busy) for width in (1, 2, 4) for context in cpu_step.CONTEXTS
+              for busy in (0, 1)]  # fmt: skip
+    other = [passed("eager", width, context=200, whole_us=[1, whole, 99]) for width, whole in ((2, 90.0), (2, 80.0), (4, 80.0))]
+    found = cpu_step.held_out([*behind, *other, passed("eager", context=200, busy=1)], 4)
+    assert [tuple(each)[:4] for each in found] == [(2, 200, 1, 0), (4, 200, 1, 0), (1, 200, 1, 1)]
+    assert [each.predicted for each in found] == pytest.approx([96e-6] * 3)
+    assert [each.measured for each in found] == pytest.approx([80e-6, 80e-6, 100e-6])  # the least disturbed round
+    assert found[0].error == pytest.approx(0.2)
+    # Parts at width 1 alone foretell the others; of what a step takes beyond them 10 us here, 30 us at the others.
+    for row in behind:
+        row["rest_us"] = [10, 10, 10] if row["width"] == 1 else [30, 30, 30]
+    found = cpu_step.held_out([*behind, *other], 4, (1,), overhead_alone=True)
+    assert [each[0] for each in found] == [2, 4]
+    assert [each.predicted for each in found] == pytest.approx([96e-6] * 2)
+
+
+def test_one_other_process_slows_by_the_least_disturbed_rounds_or_by_typical_ones() -> None:
+    def rounds(busy: int, *wholes: float, **more: Any) -> list[dict[str, Any]]:
+        return [passed("eager", busy=busy, round=turn, whole_us=[0, whole, 999], **more) for turn, whole in enumerate(wholes)]
+
+    rows = [*rounds(0, 100, 120, 180), *rounds(1, 160, 150, 300), *rounds(2, 500), *rounds(1, 400, width=2)]
+    assert cpu_step.slowing(rows) == {(1, 8, 1): 1.5}  # of width 2 nothing is known alone
+    assert cpu_step.slowing(rows, typical=True) == {(1, 8, 1): pytest.approx(160 / 120)}
+    assert cpu_step.slowing(rows, "interpreter") == {}
+    assert [row["round"] for row in cpu_step.unchosen([*rounds(0, *range(1, 6)), {"kind": "reads"}]) if "round" in row] == [0, 1, 2]
 
 
 # --- the profile ---

@@ -299,9 +299,14 @@ def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.Mon
     with pytest.raises(ParameterError, match="of another plan: seed differs"):
         running.measure(tmp_path / "runs.json", other, models, resume=True)
     left[0] = 6
-    found = running.measure(tmp_path / "runs.json", asked, models, resume=True)
+    told: list[tuple[int, int]] = []
+    found = running.measure(
+        tmp_path / "runs.json", asked, models, resume=True, report=lambda place, total, _: told.append((place, total))
+    )
     assert found.table.height == 12
     assert left[0] == 0
+    # Of 4 decodings that are looked at and 3 repeats of each, 6 rows were there.
+    assert told == [(place, 16) for place in (0, 1, 2, 3, *range(10, 16))]
     before = [json.loads(line)["seconds"] for line in kept[1:-1]]
     assert {*before} <= {*found.table["seconds"]}
 

@@ -65,7 +65,7 @@ def test_the_installed_packages_are_the_ones_imported(installed: Path, tmp_path:
 
 def test_the_default_scenario_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = python(installed, tmp_path, "-m", "sim", "run", "--replications", "8", "-o", str(out))
+    done = python(installed, tmp_path, "-m", "sim", "run", "--view", "formula", "-o", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     missing = [name for name in RESULTS if not (out / name).is_file()]
     assert missing == [], f"of the run's files; there are {sorted(path.name for path in out.iterdir())}"

@@ -37,8 +37,9 @@ def parent(end: Any, busy: bool) -> None:
 
     They are of the server that this process is of, which lives on: that is not what they see the end of.
     """
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
-    server.ensure_running = lambda: None  # else there were another: a process that a server has started does not know that it runs
+    server: Any = forkserver
+    # Else there were another: a process that a server has started does not know that it runs.
+    server.ensure_running = server._forkserver.ensure_running = lambda: None
     with started(tiny("llama"), 3, 16) as pool:
         end.send(pool.pids)
         if busy:

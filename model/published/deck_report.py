@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from model import checks, published
@@ -136,6 +137,7 @@ def beam_rows() -> list[dict[str, Any]]:
     return found
 
 
+@cache
 def medium_cost_window(reading: str = "literal") -> tuple[float, float]:
     """Between which costs of T5-Base, over that of T5-Large, both speed-ups of the hierarchy table with T5-Base can be had.
 
