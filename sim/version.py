@@ -1,4 +1,4 @@
 """The version of what a run stores."""
 
-RESULTS_VERSION = 5
+RESULTS_VERSION = 6
 """Raised when the same scenario would give other numbers, or other columns: shards of another version are not resumed."""
