@@ -134,13 +134,14 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
         span(-1, 32, 33, "promotion"), span(0, 33, 35, "head"), span(0, 35, 36, "head"), span(0, 36, 38, "wait"),
         span(0, 40, 50), span(1, 45, 50),  # half of it beside another: neither
         span(0, 50, 60, first=3), span(0, 60, 70, width=2),  # nobody beside it, though it is behind; a wide pass
+        span(0, 70, 80, first=3), span(1, 70, 75),  # behind, and half of it beside another
     ]  # fmt: skip
     made: list[Any] = []
 
     class Ran:
         def __init__(self, over: Any, *, answers: Any, record: bool) -> None:
             made.append((over, record))
-            self.spans, self.seconds = spans, 82.0
+            self.spans, self.seconds = spans, 92.0
 
         def run(self, steps: Any, tokens: int) -> None:
             made.append(tokens)
@@ -153,9 +154,9 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     found = parts.over_processes(pool, 3)
     assert made == [(pool, True), 2 * PROCESS_TEXT]
     assert settled == [1]
-    # Of 82 s the main process worked or waited for 67: what is left, by its two looks.
+    # Of 92 s the main process worked or waited for 77: what is left, by its two looks.
     assert found == {1: {
-        "dispatch": [1], "wake": [2], "promotion": [1], "turn": [7.5], "alone": [10], "beside": [20], "called": [19, 5],
+        "dispatch": [1], "wake": [2], "promotion": [1], "turn": [7.5], "alone": [10], "beside": [20], "called": [19, 5, 5],
     }}  # fmt: skip
 
 
