@@ -13,9 +13,6 @@ from figures import deck
 from model.checks import ParameterError
 from model.published import deck_report
 from tests.figure_checks import laid_out, shown
-from tests.test_published_deck import stand_ins
-
-theory = pytest.fixture(scope="module", autouse=True)(stand_ins)
 
 
 @pytest.fixture(scope="module")
