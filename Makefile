@@ -27,7 +27,7 @@ run: $(VENV)/.run-stamp  ## run the default scenario; ARGS="--set path=value" pa
 	$(BIN)/sim run $(ARGS)
 
 test: $(VENV)/.test-stamp  ## lint, types, contracts, doctests, the quick tests and the notebooks, on WORKERS=2 processes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --nbmake $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random examples, and the notebooks
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow" --hypothesis-profile=thorough --nbmake $(ARGS)
@@ -42,7 +42,7 @@ validate: $(VENV)/.run-stamp  ## write calibrate/VALIDATION.md anew from DATA; A
 	$(BIN)/calibrate report $(DATA) $(ARGS)
 	$(BIN)/sim compare $(RUNS) --page calibrate/VALIDATION.md $(ARGS)
 
-notebooks: $(VENV)/.test-stamp  ## execute the notebooks
+notebooks: $(VENV)/.test-stamp  ## execute the notebooks, each in a kernel of its own
 	$(BIN)/python -m pytest --nbmake notebooks $(ARGS)
 
 lint: $(VENV)/.test-stamp  ## ruff, mypy and the import contracts alone

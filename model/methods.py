@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cache
 from importlib import resources
 from types import ModuleType
 from typing import Any
@@ -26,9 +27,14 @@ _allowed: ContextVar[tuple[str, ...]] = ContextVar("methods from outside that ma
 
 def names() -> list[str]:
     """Names of the methods: the files in `model/algorithms`, and behind them the methods from outside that are allowed here."""
+    return [*_own(), *allowed()]
+
+
+@cache
+def _own() -> tuple[str, ...]:
+    """The project's methods; listed once, as each point of a sweep asks for them."""
     files = (path.name for path in resources.files("model.algorithms").iterdir())
-    own = sorted(name.removesuffix(".py") for name in files if name.endswith(".py") and not name.startswith("_"))
-    return [*own, *allowed()]
+    return tuple(sorted(name.removesuffix(".py") for name in files if name.endswith(".py") and not name.startswith("_")))
 
 
 def allowed() -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
     return verdict
 
 
-DRAWN, EVALUATED = 40, 10
+DRAWN, EVALUATED = 25, 10
 """Examples of which the ranges are kept, and the first of them, of which the comparisons are."""
 
 
