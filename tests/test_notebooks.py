@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom: here in this process, which has the libraries loaded, and by `make notebooks` in kernels."""
+"""The notebooks run from top to bottom: here in this process, which has the libraries loaded; by `make notebooks` in kernels."""
 
 from __future__ import annotations
 
