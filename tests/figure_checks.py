@@ -177,7 +177,23 @@ def stroke(artist: Any) -> str:
         parts = [type(artist).__name__, *(sorted(shades) if len(shades) < 4 else ["many colours"]), artist.get_hatch() or ""]
     alpha = artist.get_alpha()
     parts += [] if alpha is None else [f"alpha {float(np.mean(alpha)):.2g}"]
-    return " ".join([*filter(None, parts), f"at {artist.get_zorder():g}"])
+    return " ".join(filter(None, [*parts, f"at {artist.get_zorder():g}", extent(artist)]))
+
+
+def extent(artist: Any) -> str:
+    """From where to where an artist's numbers reach, to three digits; nothing of what stands at places of the page."""
+    if artist.axes is None:
+        return ""
+    if isinstance(artist, Line2D):
+        ends = np.array([np.asarray(values, dtype=float) for values in artist.get_data()])
+    elif isinstance(artist, Collection):
+        ends = artist.get_datalim(artist.axes.transData).get_points().T
+    elif isinstance(artist, Rectangle):
+        ends = artist.get_bbox().get_points().T
+    else:
+        return ""
+    known = [each[np.isfinite(each)] for each in ends]
+    return " ".join(f"{name} {each.min():.3g} to {each.max():.3g}" for name, each in zip("xy", known, strict=True) if each.size)
 
 
 class Layout(NamedTuple):

@@ -2,8 +2,9 @@
 where all of it stands on the page.
 
 The words are kept in `data/figures_shown.json`, numbers in them as `#`: which numbers stand there, and where the marks stand, is
-asserted figure by figure from the rows that are drawn. Sizes, limits, places and strokes are kept in `data/figures_layout.json`.
-`python -m tests.test_figures_shown` writes both files anew, to be read (and the figures looked at) before they are kept.
+asserted figure by figure from the rows that are drawn. Sizes, limits, places, strokes and where data reach are kept in
+`data/figures_layout.json`. `python -m tests.test_figures_shown` writes both files anew, to be read (and the figures looked at)
+before they are kept.
 """
 
 from __future__ import annotations
