@@ -597,6 +597,18 @@ def test_a_scenario_takes_a_log_as_it_is(name: str, tmp_path: Path, monkeypatch:
     assert rows["events"]["latency_layers"] == pytest.approx(rows["paths"]["latency_layers"])
 
 
+@pytest.mark.parametrize("name", ["ppd", "flat", "speculative"])
+def test_a_log_of_a_target_of_another_depth_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.cli import app as sim
+
+    monkeypatch.chdir(tmp_path)
+    position_log.save(made(), "log.json")
+    Path("s.toml").write_text(f"{SCENARIO}[[method]]\nlayers = {LAYERS + 1}\n{CHOICES[name]}")
+    result = CliRunner().invoke(sim, ["run", "s.toml", "--no-figures", "--json"])
+    assert result.exit_code == 2
+    assert f"method.layers must be {LAYERS}, as the target of the log has, got {LAYERS + 1}" in result.stderr
+
+
 def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sim import acceptances, outcomes
 
