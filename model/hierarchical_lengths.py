@@ -43,7 +43,7 @@ class Prices(NamedTuple):
     """Units that a pass of the small or the medium model keeps busy."""
 
     def work(self, drafts: Any, mediums: Any, offered: Any) -> tuple[Any, Any, Any]:
-        """Time without moves, unit-time and arithmetic of a round with so many passes of the small and the medium model.
+        """Time without moves, unit-time and arithmetic of a round, from its passes of the small and the medium model.
 
         Numbers or arrays. A pass of the medium model reads what was drafted for it, and one token more.
         """

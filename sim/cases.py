@@ -307,7 +307,7 @@ class Case:
         return 1 if self.priced is None else self.priced.ways
 
     def devices(self, units: int) -> int:
-        """Devices of so many units: layers are split over those of the target's units, a smaller model's own has one."""
+        """Number of devices in `units`: `ways` for each of the target's, one for each that a smaller model has to itself."""
         single = min(_units_of_smaller_models(self.parameters), max(units - 1, 0))
         return (units - single) * self.ways + single
 
