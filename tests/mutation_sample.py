@@ -2,7 +2,10 @@
 
 First the quick tier runs once and records which lines every test runs (`tests.coverage_map`). Then `--faults` faults a package are
 drawn by `--seed` among all places that can hold one. Each is planted in a scratch copy of the tree, and the tests that run its
-line are run, fastest first, until one fails or `--seconds` of them are done. A fault that no test runs survives.
+line are run, fastest first, until one fails or `--seconds` of them are done. A fault that survives those is planted again and
+gets the tests that are left, up to `--again` seconds of them. A fault that no test runs survives.
+
+After a change to some modules: python -m tests.mutation_sample --only 'sim/sweep*' --faults 40
 
 A test counts as a catch only if it passes, alone and in the same way, on the unchanged copy.
 """
@@ -12,11 +15,13 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import fnmatch
 import hashlib
 import importlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -24,8 +29,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,12 +45,13 @@ WORDS = ("help", "epilog", "rich_help_panel", "description")
 LOOK = (
     "alignment", "alpha", "bbox", "bbox_to_anchor", "borderaxespad", "capsize", "capthick", "columnspacing", "dashes",
     "elinewidth", "facecolor",
-    "figsize", "fontsize", "framealpha", "frameon", "ha", "handlelength", "handletextpad", "height_ratios", "hspace", "labelpad",
+    "figsize", "fontsize", "framealpha", "frameon", "ha", "handlelength", "handletextpad", "height_ratios", "hspace", "indent",
+    "labelpad",
     "labelspacing", "left", "length", "linewidth", "linewidths", "loc", "lw", "markeredgecolor", "markeredgewidth",
     "markerfacecolor", "markersize", "ncols", "pad", "path_effects", "rotation", "rounding_size", "top", "va",
     "weight", "width_ratios", "wspace", "xytext", "zorder",
 )  # fmt: skip
-"""Keywords in `figures` that only change how a picture looks, not what it says."""
+"""Keywords that only change how a picture or a JSON text looks, not what it says."""
 REFUSING = ("ParameterError", "demand", "warn", "Option", "Argument", "BadParameter")
 """Calls that take the words of errors and of help."""
 DROPPABLE = {
@@ -68,12 +75,24 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a fault: `caught` by a test, `survived` so many tests, or `unreached` by any."""
+    """What became of a fault: `caught` by a test, `survived` so many tests, `unreached` by any, or, of the last two, `equivalent`:
+    a reader has found that it changes nothing that anyone can see (`EQUIVALENT`).
+    """
 
     fault: Fault
     state: str
     by: str
     tests: int
+
+
+EQUIVALENT = Path(__file__).parent / "equivalent_faults.toml"
+"""Faults that change nothing, each with the reason why: `[[fault]]` with `path`, `before`, `after`, `why`."""
+
+
+def equivalent() -> set[tuple[str, str, str]]:
+    """Path, text before and text after of every fault that a reader has found to change nothing."""
+    rows = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("fault", [])
+    return {(row["path"], row["before"], row["after"]) for row in rows}
 
 
 # --- faults ------------------------------------------------------------------------------------------------------------
@@ -173,9 +192,10 @@ def _first_line(node: ast.AST) -> str:
     return (ast.unparse(node).strip().splitlines() or [""])[0]
 
 
-def drawn(package: str, count: int, seed: int) -> list[Fault]:
-    """So many faults of a package, every place equally likely."""
+def drawn(package: str, count: int, seed: int, only: Sequence[str] = ()) -> list[Fault]:
+    """So many faults of a package, or of its files that match a pattern of `only`; every place equally likely."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
+    files = [path for path in files if not only or any(fnmatch.fnmatch(path, pattern) for pattern in only)]
     sizes = {path: sum(1 for _ in places(ast.parse((ROOT / path).read_text(encoding="utf-8")))) for path in files}
     every = [(path, number) for path in files for number in range(sizes[path])]
     chosen = random.Random(f"{seed} {package}").sample(every, min(count, len(every)))
@@ -188,17 +208,21 @@ def drawn(package: str, count: int, seed: int) -> list[Fault]:
 class Map:
     """Tests by the lines that they run, and how long each takes [s]."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, also: Sequence[str] = ()) -> None:
         import coverage
 
-        self.seconds: dict[str, float] = {}
+        self.also = also
+        """Test files that the record does not know: run for every fault, behind the tests that it knows."""
+        self.seconds: dict[str, float] = dict.fromkeys(also, 0.0)
         for path in folder.glob("durations-*.json"):
             self.seconds |= json.loads(path.read_text(encoding="utf-8"))
         self.parts = []
+        within = re.compile(rf".*/((?:{'|'.join(PACKAGES)})/.*)")  # a map of another clone serves too
         for path in folder.glob("lines-*"):
             data = coverage.CoverageData(str(path))
             data.read()
-            self.parts.append((data, {name.removeprefix(f"{ROOT}/"): name for name in data.measured_files()}))
+            names = {within.search(name): name for name in data.measured_files()}
+            self.parts.append((data, {found[1]: name for found, name in names.items() if found}))
         self.lines: dict[str, dict[int, set[str]]] = {}
 
     def of(self, path: str) -> dict[int, set[str]]:
@@ -217,9 +241,9 @@ class Map:
         beside = {name for _, names in self.parts for name in names if Path(name).parent == Path(path).parent}
         return {test for name in beside for tests in self.of(name).values() for test in tests}
 
-    def tests(self, fault: Fault, most: float) -> list[str]:
-        """Tests that run the line of a fault, a case of each in turn; of a function's defaults those that call it. Of what only an
-        import runs those that run its file, or where none does, its folder.
+    def tests(self, fault: Fault, most: float, but: Collection[str] = ()) -> list[str]:
+        """Tests that run the line of a fault, a case of each in turn, but for those named; of a function's defaults those that
+        call it. Of what only an import runs those that run its file, or where none does, its folder.
         """
         lines = self.of(fault.path)
         found = lines.get(fault.line) or set()
@@ -242,12 +266,12 @@ class Map:
             turn[name] = place[test]
             place[test] += 1
         chosen, spent = [], 0.0
-        for name in sorted(found, key=lambda name: (turn[name], self.seconds[name], name)):
+        for name in sorted(found - {*but}, key=lambda name: (turn[name], self.seconds[name], name)):
             spent += self.seconds[name] + 0.005
             if spent > most and chosen:
                 break
             chosen.append(name)
-        return chosen
+        return [*chosen, *(name for name in self.also if name not in but)]
 
 
 def _body_of(node: ast.FunctionDef | ast.Lambda) -> int:
@@ -372,25 +396,39 @@ def _write(path: Path, source: str) -> None:
     path.write_text(source, encoding="utf-8")
 
 
-def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float) -> list[Outcome]:
-    """What becomes of every fault. A test that fails on the unchanged tree too is not believed, and the fault is asked again."""
+def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float, again: float = 0.0) -> list[Outcome]:
+    """What becomes of every fault: with `most` seconds of tests, and of those that survive with `again` seconds of the tests that
+    are left. A test that fails on the unchanged tree too is not believed, and the fault is asked again.
+    """
     outcomes: list[Outcome] = []
     sound: dict[str, bool] = {"collection": True, "timeout": True}
+    done: dict[Fault, list[str]] = {}
+    alike = equivalent()
     waiting = [*faults]
 
     def told(outcome: Outcome) -> None:
-        outcomes.append(outcome)
+        fault, first_look = outcome.fault, outcome.fault not in done
+        if outcome.state == "survived" and first_look and again:
+            done[fault] = known.tests(fault, most)
+            if known.tests(fault, again, done[fault]):
+                later.append(fault)
+                return
+        state = outcome.state
+        if state != "caught" and (fault.path, fault.before, fault.after) in alike:
+            state = "equivalent"
+        outcomes.append(outcome._replace(state=state, tests=outcome.tests + len(done.get(fault, ()))))
         if outcome.state != "caught":
-            fault = outcome.fault
-            print(f"{outcome.state} ({outcome.tests} tests): {fault.path}:{fault.line} [{fault.kind}]\n"
+            print(f"{state} ({outcomes[-1].tests} tests): {fault.path}:{fault.line} [{fault.kind}]\n"
                   f"    - {fault.before}\n    + {fault.after}", flush=True)  # fmt: skip
 
     while waiting:
         doubted: list[tuple[Fault, str]] = []
+        later: list[Fault] = []
         for fault in waiting:
-            tests = [name for name in known.tests(fault, most) if sound.get(name, True)]
+            tests = known.tests(fault, again if fault in done else most, done.get(fault, ()))
+            tests = [name for name in tests if sound.get(name, True)]
             if not tests:
-                told(Outcome(fault, "unreached", "", 0))
+                told(Outcome(fault, "survived" if fault in done else "unreached", "", 0))
                 continue
 
             def ended(
@@ -406,6 +444,7 @@ def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float) -> 
             copies.ask(fault, tests, sum(known.seconds[name] for name in tests), ended)
         copies.finish()
         for name in sorted({name for _, name in doubted}):
+
             def judged(first: str, name: str = name) -> None:
                 sound[name] = not first
 
@@ -414,7 +453,7 @@ def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float) -> 
         for fault, name in doubted:
             if sound[name]:
                 told(Outcome(fault, "caught", name, 0))
-        waiting = [fault for fault, name in doubted if not sound[name]]
+        waiting = [fault for fault, name in doubted if not sound[name]] + later
     unsound = sorted(name for name, passes in sound.items() if not passes)
     if unsound:
         print(f"not believed, they fail on the unchanged tree too: {', '.join(unsound)}")
@@ -425,15 +464,17 @@ def summary(outcomes: list[Outcome]) -> str:
     """Rates by package with their 95 % intervals, and the survivors by kind."""
     from model.intervals import wilson
 
-    lines = ["package     faults  caught  survived  unreached  rate   95 % interval"]
+    lines = ["package     faults  caught  survived  unreached  equivalent  rate but for those  95 % interval     rate of all"]
     for name in (*PACKAGES, "all"):
         own = [each for each in outcomes if name in ("all", each.fault.path.partition("/")[0])]
         if own:
             count = Counter(each.state for each in own)
-            low, high = (float(end) for end in wilson(count["caught"] / len(own), len(own)))
+            tried = max(len(own) - count["equivalent"], 1)
+            low, high = (float(end) for end in wilson(count["caught"] / tried, tried))
             lines.append(f"{name:11} {len(own):6}  {count['caught']:6}  {count['survived']:8}  {count['unreached']:9}"
-                         f"  {count['caught'] / len(own):5.1%}  {low:.1%} to {high:.1%}")  # fmt: skip
-    left = Counter(each.fault.kind for each in outcomes if each.state != "caught")
+                         f"  {count['equivalent']:10}  {count['caught'] / tried:18.1%}  {f'{low:.1%} to {high:.1%}':16}"
+                         f"  {count['caught'] / len(own):.1%}")  # fmt: skip
+    left = Counter(each.fault.kind for each in outcomes if each.state in ("survived", "unreached"))
     return "\n".join([*lines, "not caught, by kind: " + ", ".join(f"{kind} {count}" for kind, count in left.most_common())])
 
 
@@ -444,6 +485,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--seconds", type=float, default=40.0, help="of tests a fault has to survive [s]")
+    parser.add_argument("--again", type=float, default=100.0, help="of further tests that a survivor of those has to survive [s]")
+    parser.add_argument("--only", nargs="*", default=[], help="files to plant in, as patterns: 'figures/t*.py'")
+    parser.add_argument("--also", nargs="*", default=[], help="test files newer than the map, run for every fault")
     parser.add_argument("--least", type=float, default=0.9, help="share of faults that must be caught")
     parser.add_argument("--map", type=Path, help="folder of the recorded lines; made where it is missing")
     parser.add_argument("--workers", type=int, default=2)
@@ -455,8 +499,10 @@ def main() -> int:
         if not any(where.glob("lines-*")):
             recorded(where)
         print(f"lines recorded after {time.perf_counter() - start:.0f} s", flush=True)
-        faults = [fault for package in asked.packages.split(",") for fault in drawn(package, asked.faults, asked.seed)]
-        known = Map(where)
+        faults = [fault for package in asked.packages.split(",") for fault in drawn(package, asked.faults, asked.seed, asked.only)]
+        if not faults:
+            raise SystemExit(f"no place for a fault in {', '.join(asked.only)} of {asked.packages}")
+        known = Map(where, asked.also)
         if not known.seconds:
             raise SystemExit(f"{where} has lines of no test: remove the folder, and they are recorded anew")
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -465,7 +511,7 @@ def main() -> int:
         (Path(scratch) / "shared").symlink_to(ROOT.parent / "shared")  # data that tests look for beside the tree
         for library in LIBRARIES:
             importlib.import_module(library)
-        outcomes = hunted(faults, known, Copies(Path(scratch), asked.workers), asked.seconds)
+        outcomes = hunted(faults, known, Copies(Path(scratch), asked.workers), asked.seconds, asked.again)
         if asked.output:
             rows = [each.fault._asdict() | {"state": each.state, "by": each.by, "tests": each.tests} for each in outcomes]
             text = json.dumps([{key: value for key, value in row.items() if key != "source"} for row in rows], indent=1)
@@ -473,9 +519,9 @@ def main() -> int:
     print(summary(outcomes))
     digest = hashlib.sha256("".join(sorted(each.fault.source for each in outcomes)).encode()).hexdigest()[:12]
     print(f"seed {asked.seed}, drawn {digest}, {time.perf_counter() - start:.0f} s")
-    rates = [sum(each.state == "caught" for each in outcomes if each.fault.path.startswith(f"{package}/")) / asked.faults
-             for package in asked.packages.split(",")]  # fmt: skip
-    return int(min(rates) < asked.least)
+    tried = [each for each in outcomes if each.state != "equivalent"]
+    shares = [[each.state == "caught" for each in tried if each.fault.path.startswith(f"{name}/")] for name in PACKAGES]
+    return int(min(sum(caught) / len(caught) for caught in shares if caught) < asked.least)
 
 
 if __name__ == "__main__":

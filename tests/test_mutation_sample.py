@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 
+import coverage
 import pytest
 
 from tests import mutation_sample
-from tests.mutation_sample import ROOT, Fault, Map, Outcome, changes, drawn, places, summary
+from tests.mutation_sample import ROOT, Fault, Map, Outcome, changes, drawn, hunted, places, summary
 
 
 @pytest.mark.parametrize(("before", "kind", "after"), [
@@ -75,9 +77,62 @@ def test_the_tests_of_a_line_are_picked_fastest_first_within_the_time(monkeypatc
     assert of(12, 100) == []  # never run
 
 
+class Answering:
+    """In the place of `Copies`: answers at once, by what catches each fault."""
+
+    def __init__(self, catching: dict[str, str]) -> None:
+        self.catching, self.asked = catching, []
+
+    def ask(self, fault: Fault | None, tests: list[str], expected: float, then: Callable[[str], None]) -> None:
+        self.asked.append((fault.path if fault else "", tests))
+        first = self.catching.get(fault.path, "") if fault else ("fails anyway" if "unsound" in tests else "")
+        then(first if first in tests or not fault else "")
+
+    def finish(self) -> None: ...
+
+
+def test_survivors_of_the_first_seconds_get_the_tests_that_are_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "equivalent.toml").write_text('[[fault]]\npath = "alike.py"\nbefore = "1"\nafter = "2"\nwhy = "only memory"\n')
+    monkeypatch.setattr(mutation_sample, "EQUIVALENT", tmp_path / "equivalent.toml")
+    (tmp_path / "new.py").write_text("1")
+    monkeypatch.setattr(mutation_sample, "ROOT", tmp_path)
+    faults = [
+        Fault(path, 1, "number", "1", "2", "") for path in ("first.py", "second.py", "never.py", "alike.py", "off.py", "new.py")
+    ]
+    known = Map(tmp_path, ["new"])
+    known.seconds |= {"a": 1.0, "b": 2.0, "unsound": 0.5}
+    for fault in faults:
+        known.lines[fault.path] = {1: set() if fault.path == "new.py" else {"a", "b"}}
+    known.lines["off.py"] = {1: {"a", "unsound"}}
+    copies = Answering({"first.py": "a", "second.py": "b", "off.py": "unsound", "new.py": "new"})
+    by_path = {each.fault.path: each for each in hunted(faults, known, copies, 1.1, 5.0)}
+    assert {path: (each.state, each.by) for path, each in by_path.items()} == {
+        "first.py": ("caught", "a"), "second.py": ("caught", "b"), "never.py": ("survived", ""), "alike.py": ("equivalent", ""),
+        "off.py": ("survived", ""), "new.py": ("caught", "new"),
+    }  # fmt: skip
+    assert by_path["never.py"].tests == 3
+    assert ("second.py", ["b"]) in copies.asked
+    said = capsys.readouterr().out
+    assert said.count("survived (") == 2
+    assert "equivalent (3 tests): alike.py:1" in said
+    assert "not believed, they fail on the unchanged tree too: unsound" in said
+
+
+def test_a_map_of_another_clone_serves_too(tmp_path: Path) -> None:
+    data = coverage.CoverageData(str(tmp_path / "lines-1"))
+    data.set_context("a test")
+    data.add_lines({"/elsewhere/sim/queue/serve.py": [3]})
+    data.write()
+    (tmp_path / "durations-1.json").write_text('{"a test": 0.5}')
+    assert Map(tmp_path).of("sim/queue/serve.py") == {3: {"a test"}}
+
+
 def test_a_summary_has_rates_with_intervals_and_what_was_left() -> None:
     fault = Fault("sim/x.py", 1, "number", "1", "2", "")
-    outcomes = [Outcome(fault, state, "", 1) for state in ("caught", "caught", "caught", "survived")]
+    outcomes = [Outcome(fault, state, "", 1) for state in ("caught", "caught", "caught", "survived", "equivalent")]
     said = summary(outcomes).splitlines()
-    assert said[1].split()[:6] == ["sim", "4", "3", "1", "0", "75.0%"]
+    assert said[1].split()[:7] == ["sim", "5", "3", "1", "0", "1", "75.0%"]
+    assert said[1].split()[-1] == "60.0%"
     assert said[-1] == "not caught, by kind: number 1"
