@@ -267,6 +267,7 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
     total = 0
     start, end = axes.get_xlim()
     pixels = axes.get_window_extent().width / (end - start)
+    above = 1 + 0.04 * axes.figure.dpi / axes.get_window_extent().height  # as far from the axes however high these are
     axes.set_xlim(start, max(end, float(commits["time"].max())))  # type: ignore[arg-type]
     rows = commits.select("time", "kind", "tokens").rows()
     for (time, kind, tokens), later in zip(rows, [*[row[0] for row in rows[1:]], None], strict=True):
@@ -277,7 +278,7 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
         for text in (f"{total} out, {kind}", f"{total}"):
             half = 0.31 * 8 * axes.figure.dpi / 72 * len(text)
             if time * pixels - half > last:
-                axes.text(time, 1.02, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
+                axes.text(time, above, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
                 last = time * pixels + half + 6
                 break
 
