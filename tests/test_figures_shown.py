@@ -133,7 +133,7 @@ def viewed(rows: pl.DataFrame, *names: str, skip: Collection[int] = ()) -> pl.Da
 
 
 def of_other_theories() -> pl.DataFrame:
-    """Speed-ups of independent acceptances, of others and of another method, over a link, at no known cost, with an endless bound."""
+    """Speed-ups of independent acceptances, of others and of another method, over a link, at no known cost, an endless bound."""
     own = test_figures_speculative.simulated().filter(tokens=16, acceptance_rate=0.8)
     markov = own.filter(pl.col("view") != "formula", cost_ratio=0.05)
     markov = markov.with_columns(outcomes=pl.lit("markov"), placement=pl.lit("apart"))
@@ -185,7 +185,7 @@ def of_choices() -> pl.DataFrame:
 
 
 def of_texts() -> pl.DataFrame:
-    """Draft lengths of two texts: of two rates with all that is drawn, and of many rates, without a name and without a fixed length."""
+    """Draft lengths of two texts: two rates with all that is drawn, and many rates without a name or a fixed length."""
     rows = []
     for text, ratio, rates, policies in (
         ("two rates", 0.1, (0.9, 0.9, 0.4, 0.4, 0.4, 0.4),
