@@ -108,7 +108,8 @@ def table() -> pl.DataFrame:
     count = len(METHODS)
     rows = pl.DataFrame({
         "point": range(count), "method": METHODS, "exit_layer": [6, None, None, 6, 6, None, None, None],
-        "draft_length": [None, 3, None, None, None, None, None, 2], "acceptance_rate": [None, 0.8, 0.7, None, None, None, None, 0.9],
+        "draft_length": [None, 3, None, None, None, None, None, 2],
+        "acceptance_rate": [None, 0.8, 0.7, None, None, None, None, 0.9],
         "exact": [True, True, True, False, True, True, False, True], "ways": [1, 1, None, 1, 2, None, 1, None],
         "cost_ratio": [None, 0.1, 0.1, None, None, None, 0.3, 0.1], "tokens": [16] * count, "speedup": [1.5] * count,
         "medium_cost_ratio": [None] * 7 + [0.4], "medium_acceptance_rate": [None] * 7 + [0.6], "reading": [None] * 7 + ["reuse"],
@@ -120,7 +121,8 @@ def table() -> pl.DataFrame:
 
 ALL: dict[str, Any] = {
     "methods_fits": True, "table_3_fits": True, "speedup_by_device_fits": True, "devices_held_fits": True,
-    "speedup_by_batch_fits": True, "bild_rates_fits": True, "bild_fits": True, "exit_schedule__of_run": (["one", "two"], {"layers": 9}),
+    "speedup_by_batch_fits": True, "bild_rates_fits": True, "bild_fits": True,
+    "exit_schedule__of_run": (["one", "two"], {"layers": 9}),
     "speedup__swept": ["tokens", "cost_ratio"], "speedup_by_device__device_column": None, "bild_rates__of_run": "rates",
     "bild__of_run": "thresholds", "speedup_by_batch__of_run": "batches",
 }  # fmt: skip
@@ -157,7 +159,7 @@ def test_a_run_of_everything_has_every_figure_of_its_own_rows(
     for name in ("table_3", "speedup_by_device", "devices_held", "methods", "choices"):
         assert album.drawn[name][1][0].equals(kept), name
         assert album.drawn[name][2] == {}
-    for name in ("methods_fits", "table_3_fits", "devices_held_fits", "bild_rates__of_run", "bild__of_run", "exit_schedule__of_run"):
+    for name in ("methods_fits", "table_3_fits", "devices_held_fits", "bild_rates__of_run", "bild__of_run"):
         assert [each.equals(kept) for each in seen[name]] == [True], name
     # Neither drafts nor lossy methods nor split layers have a place in the trade-off.
     for x in tradeoff.AXES:
@@ -222,7 +224,8 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
     ):  # fmt: skip
         assert "hierarchical" not in names(other)
         assert "deck" in album.drawn
-    assert "hierarchical" in names(pl.concat([rows.with_columns(cost * factor) for factor in range(1, hierarchical.MOST_COSTS + 1)]))
+    most = [rows.with_columns(cost * factor) for factor in range(1, hierarchical.MOST_COSTS + 1)]
+    assert "hierarchical" in names(pl.concat(most))
     for other in (
         rows.drop("published_speedup"), rows.with_columns(published_speedup=pl.lit(None, pl.Float64)),
         rows.with_columns(outcomes_source=pl.lit("assumed")),
@@ -263,7 +266,8 @@ def test_the_law_of_accepted_tokens_goes_with_rows_that_keep_it(
         "point": range(5), "view": "formula", "method": ["speculative"] * 3 + ["adaptive", "speculative"], "draft_length": 3,
         "acceptance_rate": [0.5] * 5, "tokens": 20, "tokens_per_round": [rounds, rounds * (1 + 4e-6), rounds, rounds, rounds],
     }).with_columns(view=pl.when(point=2).then(pl.lit("paths")).otherwise("view"))  # fmt: skip
-    pl.DataFrame({"point": [4, 3, 2, 1, 0], "view": "events", "accepted": 1, "rounds": 7}).write_parquet(tmp_path / "accepted.parquet")
+    lengths = pl.DataFrame({"point": [4, 3, 2, 1, 0], "view": "events", "accepted": 1, "rounds": 7})
+    lengths.write_parquet(tmp_path / "accepted.parquet")
     events = pl.DataFrame({"point": [3, 3], "view": "events", "latency_layers": [1.0, 2.0], "probability": 0.5})
     events.write_parquet(tmp_path / "distribution.parquet")
     asked(monkeypatch, speedup__swept=[])
@@ -363,7 +367,7 @@ def test_profiles_are_drawn_each_once(album: Album, monkeypatch: pytest.MonkeyPa
     for count in (0, most + 1):
         with pytest.raises(ParameterError, match=f"^profiles must be 1 to {most}, got {count}; draw the others apart$"):
             figures.of_profiles("abcdef"[:count], tmp_path)
-    with pytest.raises(ParameterError, match="^profiles must differ in their names, got b twice; leave one out$"):
+    with pytest.raises(ParameterError, match=r"^profiles must differ in their names, got b twice; leave one out$"):
         figures.of_profiles(["a", "b", "B"], tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ParameterError, match=f"^cannot write {tmp_path / 'file'}: File exists; name another folder$"):
@@ -372,9 +376,11 @@ def test_profiles_are_drawn_each_once(album: Album, monkeypatch: pytest.MonkeyPa
 
 def test_a_log_s_figures_are_of_its_own_numbers(album: Album, tmp_path: Path) -> None:
     said: dict[str, Any] = {"target": {"name": "large"}, "draft": {"name": "small"}}
-    log: Any = SimpleNamespace(drafted=True, said=said, starts=[0, 4, 9], column=lambda name: {"accepted": [np.array([0, 2])]}[name])
+    columns = {"accepted": [np.array([0, 2])]}
+    log: Any = SimpleNamespace(drafted=True, said=said, starts=[0, 4, 9], column=columns.__getitem__)
     both = ["match_rate", "match_rate_by_position"]
-    assert [path.name for path in figures.of_log(log, tmp_path, [1, 3], [2, 5])] == [*both, "acceptance_by_position", "accepted_lengths"]
+    found = figures.of_log(log, tmp_path, [1, 3], [2, 5])
+    assert [path.name for path in found] == [*both, "acceptance_by_position", "accepted_lengths"]
     assert album.drawn["match_rate"][:2] == ("match_rate", (log, [1, 3]))
     assert album.drawn["match_rate_by_position"][:2] == ("by_position", (log, [1, 3]))
     (lengths,), about = album.drawn["accepted_lengths"][1][0], "small for large, 2 texts (measured)"
@@ -387,7 +393,8 @@ def test_a_log_s_figures_are_of_its_own_numbers(album: Album, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("given", "few", "longest"), [
-    ([1, 2, 3, 4, 5], [3, 4, 5], 5), ([7, 2, 2, 1, 7, 3], [7, 2, 3], 7), ([1, 1], [1, 1], 1), ([2], [2], 2), ([9, 2, 3, 4], [2, 3, 4], 9),
+    ([1, 2, 3, 4, 5], [3, 4, 5], 5), ([7, 2, 2, 1, 7, 3], [7, 2, 3], 7), ([1, 1], [1, 1], 1), ([2], [2], 2),
+    ([9, 2, 3, 4], [2, 3, 4], 9),
 ])  # fmt: skip
 def test_of_many_draft_lengths_the_last_three_are_drawn(
     album: Album, tmp_path: Path, given: list[int], few: list[int], longest: int
@@ -445,6 +452,6 @@ def test_files_are_whole_or_absent_and_hold_no_date(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(ParameterError, match=f"^cannot write {tmp_path / 'late.png'}: No space left on device$"):
         figures.save(figure, tmp_path / "late")
-    with pytest.raises(ParameterError, match="^unknown figure format 'jpg'"):
+    with pytest.raises(ParameterError, match=r"^unknown figure format 'jpg'"):
         figures.save(figure, tmp_path / "late", ["png", "jpg"])
     assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.svg", "wide.png", "b.c.svg"}
