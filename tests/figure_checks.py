@@ -232,6 +232,8 @@ def lettering(text: Text) -> str:
     parts += [f"lines {spacing}"] * ("\n" in text.get_text() and spacing != "normal")
     if text.axes is not None:
         parts += ["clipped"] * text.get_clip_on()
+    if (box := text.get_bbox_patch()) is not None:
+        parts += ["on", to_hex(box.get_facecolor())]
     if isinstance(text, Annotation):
         parts += [f"clip {text.get_annotation_clip()}"] * (text.get_annotation_clip() is not None)
         if text.arrow_patch is not None:
@@ -239,13 +241,18 @@ def lettering(text: Text) -> str:
     return " ".join(parts)
 
 
+def _siblings(axes: Axes) -> list[str]:
+    counts = {name: len(group.get_siblings(axes)) for name, group in (("x", axes.get_shared_x_axes()), ("y", axes.get_shared_y_axes()))}
+    return [f"{name} of {count}" for name, count in counts.items() if count > 1]
+
+
 class Layout(NamedTuple):
     """Where things stand on the page, in hundredths of it, and how they are drawn."""
 
     size: list[float]
     """Width and height [inches]."""
-    boxes: list[list[float]]
-    """Of each pair of axes: left, bottom, right, top."""
+    boxes: list[list[Any]]
+    """Of each pair of axes: left, bottom, right, top, and of how many it shares a scale, across and up, where it does."""
     limits: list[list[float]]
     """Of each pair of axes: left, right, bottom, top, as shares of a decade where the scale is a logarithm."""
     legends: list[list[float]]
@@ -273,7 +280,7 @@ class Layout(NamedTuple):
         drawn += [[handle for handle in each.legend_handles if handle is not None] for each in legends(figure)]
         return cls(
             [round(float(each), 2) for each in figure.get_size_inches()],
-            [share(axes.get_window_extent()) for axes in figure.axes],
+            [[*share(axes.get_window_extent()), *_siblings(axes)] for axes in figure.axes],
             [scaled(*axes.get_xlim(), axes.get_xscale()) + scaled(*axes.get_ylim(), axes.get_yscale()) for axes in figure.axes],
             [share(each.get_window_extent()) for each in legends(figure)],
             [[part.get_text(), lettering(part), *share(box), round(float(part.get_fontsize()), 1)] for part, box in placed],

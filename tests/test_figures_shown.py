@@ -185,12 +185,12 @@ def of_choices() -> pl.DataFrame:
 
 
 def of_texts() -> pl.DataFrame:
-    """Draft lengths of two texts: two rates with all that is drawn, and many rates without a name or a fixed length."""
+    """Draft lengths of two texts: four rates with all that is drawn, and more rates without a name or a fixed length."""
     rows = []
     for text, ratio, rates, policies in (
-        ("two rates", 0.1, (0.9, 0.9, 0.4, 0.4, 0.4, 0.4),
+        ("four rates", 0.1, (0.9, 0.9, 0.4, 0.4, 0.6, 0.3),
          ("heuristic", "gradient", "gradient, biased", "optimum, biased", "best fixed", "bound")),
-        ("", 0.25, (0.1, 0.3, 0.5, 0.7, 0.9, 0.95), ("optimum", "heuristic")),
+        ("", 0.25, (0.1, 0.3, 0.5, 0.7, 0.7, 0.95), ("optimum", "heuristic")),
     ):  # fmt: skip
         for index, policy in enumerate(policies):
             speed = {"bound": 3.6, "best fixed": 2.6}.get(policy, 2.7 - index / 50)
@@ -222,14 +222,19 @@ def of_batch() -> Figure:
     return test_figures_timeline.drawn(record(batch, tokens=4))
 
 
-def of_units() -> pl.DataFrame:
-    """Intervals of more units than are named, and of every kind that is no pass."""
-    rows = [(unit, 0.0, 8.0 + unit / 9, "forward", 0, unit, unit % 3, 20, "kept") for unit in range(45)]
+def of_units() -> Figure:
+    """More units than are named, every kind that is no pass, bars and times between commits that grow until their words fit."""
+    rows = [(unit, 0.0, 0.5 + unit / 20, "forward", 0, unit, 3 * (unit % 2), 20, "kept") for unit in range(45)]
     rows += [(0, 8.0, 9.0, "wait", 0, -1, -1, -1, "kept"), (1, 9.0, 10.5, "head", 1, -1, -1, -1, "kept"),
-             (2, 9.0, 10.0, "read", 1, -1, -1, -1, "kept"), (3, 9.0, 9.0, "forward", 1, 7, 0, 20, "cancelled")]  # fmt: skip
+             (2, 9.0, 10.0, "read", 1, -1, -1, -1, "kept"), (3, 9.0, 9.0, "forward", 1, 7, 0, 20, "cancelled"),
+             (4, 9.0, 19.0, "forward", 1, 8, 0, 20, "cancelled")]  # fmt: skip
     for start, kind in ((7.0, "link"), (6.0, "promotion"), (9.0, "link")):
         rows.append((-1, start, start + 2.5, kind, 1, -1, 0, 0, "kept"))
-    return pl.DataFrame(rows, schema=test_figures.SCHEMA, orient="row")
+    times = [3.0, 3.0, *np.cumsum([3.0] + [0.5 + 0.09 * index for index in range(14)]).tolist()]
+    kinds = ["match", "miss", "rollback", "match"]
+    commits = [(time, kinds[index % 4], 1 + index % 3) for index, time in enumerate(times)]
+    intervals = pl.DataFrame(rows, schema=test_figures.SCHEMA, orient="row")
+    return timeline.draw(intervals, pl.DataFrame(commits, schema=["time", "kind", "tokens"], orient="row"))
 
 
 def of_two_devices_each() -> pl.DataFrame:
@@ -342,8 +347,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "timeline_batch": of_batch,
     "timeline_skipped": lambda: test_figures_timeline.drawn(record("skipdecode", point=4, tokens=3)),
     "timeline_rows": lambda: test_figures_timeline.drawn(record("early-exit", point=1, tokens=4)),
-    "timeline_units": lambda: timeline.draw(of_units(), pl.DataFrame(
-        {"time": [3.0, 3.0, 3.2, 11.0], "kind": ["match", "miss", "match", "rollback"], "tokens": [1, 2, 3, 1]})),
+    "timeline_units": of_units,
     "verify_cost_hardware": lambda: verify_cost_hardware.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
 }
 
@@ -390,7 +394,7 @@ def layout(name: str) -> dict[str, Any]:
     found = Layout.of(built(name))._asdict()
     placed = [[text, look, " ".join(map(str, at))] for text, look, *at in found["words"]]
     return found | {"words": [AT.join([" ".join(filter(None, [text, look])), at]) for text, look, at in placed],
-                    "boxes": [" ".join(map(str, each)) for each in found["boxes"]],
+                    "boxes": [AT.join([" ".join(map(str, each[4:])), " ".join(map(str, each[:4]))]) for each in found["boxes"]],
                     "limits": [" ".join(map(str, each)) for each in found["limits"]],
                     "legends": [" ".join(map(str, each)) for each in found["legends"]],
                     "size": " ".join(map(str, found["size"]))}  # fmt: skip
