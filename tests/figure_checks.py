@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 from matplotlib import color_sequences
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.collections import Collection, LineCollection, PathCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -242,8 +243,8 @@ def lettering(text: Text) -> str:
 
 
 def _siblings(axes: Axes) -> list[str]:
-    counts = {name: len(group.get_siblings(axes)) for name, group in (("x", axes.get_shared_x_axes()), ("y", axes.get_shared_y_axes()))}
-    return [f"{name} of {count}" for name, count in counts.items() if count > 1]
+    groups = {"x": axes.get_shared_x_axes(), "y": axes.get_shared_y_axes()}
+    return [f"{name} of {len(group.get_siblings(axes))}" for name, group in groups.items() if len(group.get_siblings(axes)) > 1]
 
 
 class Layout(NamedTuple):

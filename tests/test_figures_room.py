@@ -30,13 +30,13 @@ from tests import test_figures, test_figures_bild, test_figures_real, test_figur
 from tests.figure_checks import formula
 
 
-class Passed(Exception):
+class PassedError(Exception):
     """What is asked for was not refused: drawing would begin."""
 
 
 @contextlib.contextmanager
 def _unopened() -> Iterator[None]:
-    raise Passed
+    raise PassedError
     yield
 
 
@@ -93,7 +93,8 @@ FULL: dict[str, tuple[Any, Callable[[int], object], int, str]] = {
     "bild curves": (bild, lambda n: bild.draw(thresholds(n)), 8, "1 to 8 rollback thresholds, got 9"),
     "bild rates": (bild_rates, lambda n: bild_rates.draw(several(rates(), n, "rollback_rate", lambda each: each / 9)), 6,
                    "at most 6 rollback rates, got 7"),
-    "bild choices": (bild_rates, lambda n: bild_rates.draw(several(rates(), n, "maximum_draft", int)), 4, "at most 4 choices, got 5"),
+    "bild choices": (bild_rates, lambda n: bild_rates.draw(several(rates(), n, "maximum_draft", int)), 4,
+                     "at most 4 choices, got 5"),
     "hierarchical": (hierarchical, lambda n: hierarchical.draw(several(COSTS, n, "draft_length", lambda each: each + 1)), 3,
                      "at most 3 choices of costs, got 4"),
     "match rate": (match_rate, lambda n: match_rate.draw(test_figures_real.log(), range(1, n + 1)), 4, "at most 4 .*, got 5"),
@@ -112,7 +113,7 @@ def test_as_much_as_there_is_room_for_is_drawn_and_one_more_is_refused(name: str
     module, draw, most, message = FULL[name]
     monkeypatch.setattr(module, "house", _unopened)
     for count in (1, most):
-        with pytest.raises(Passed):
+        with pytest.raises(PassedError):
             draw(count)
     with pytest.raises(ParameterError, match=message):
         draw(most + 1)
@@ -156,7 +157,8 @@ def test_runs_have_the_figures_that_there_is_room_for() -> None:
     both = _bild().filter(policy=bild.BOTH, rollback_threshold=1.0)
     for fits, rows, answer in (
         (methods.fits, one_method(12), True), (methods.fits, one_method(13), False), (methods.fits, one_method(2, 6), True),
-        (methods.fits, one_method(2, 7), False), (methods.fits, one_method().drop("mean_units"), False), (methods.fits, CHOICE, False),
+        (methods.fits, one_method(2, 7), False), (methods.fits, one_method().drop("mean_units"), False),
+        (methods.fits, CHOICE, False),
         (methods.fits, one_method().with_columns(speedup=pl.lit(None, pl.Float64)), False), (methods.fits, one_method(), True),
         (agreement.fits, quality, True), (agreement.fits, quality.clear(), False),
         (agreement.fits, several(LINE, 9, "rollback_threshold", float), False),
@@ -199,7 +201,8 @@ def test_sixty_labels_are_written_and_one_more_is_none() -> None:
 def test_a_fixed_length_or_bound_that_is_not_known_is_not_drawn() -> None:
     rows = adaptive.trajectories([0.5, 0.9, 0.0], 2.0, text="dear", longest=2, replications=3, seed=1)
     assert rows["policy"].unique(maintain_order=True).to_list() == [*adaptive.CHOICES, adaptive.FIXED, adaptive.BOUND]
-    assert rows.filter(policy=adaptive.BOUND).select("low", "median", "high", "speedup").unique().rows() == [(None, None, None, 1.0)]
+    bound = rows.filter(policy=adaptive.BOUND).select("low", "median", "high", "speedup")
+    assert bound.unique().rows() == [(None, None, None, 1.0)]
     assert rows.filter(policy=adaptive.FIXED).select("median", "speedup").unique().rows() == [(0.0, 1.0)]  # drafts only cost
     assert rows.select("text", "cost_ratio").unique().rows() == [("dear", 2.0)]
     assert rows.filter(policy="heuristic").select("position", "acceptance_rate").rows() == [(0, 0.5), (1, 0.9), (2, 0.0)]

@@ -237,9 +237,9 @@ def of_units() -> Figure:
     return timeline.draw(intervals, pl.DataFrame(commits, schema=["time", "kind", "tokens"], orient="row"))
 
 
-def of_two_devices_each() -> pl.DataFrame:
-    """Methods on two devices, where the model is not known to fit one."""
-    rows = devices("hardware-compare")
+def of_devices_each() -> pl.DataFrame:
+    """Methods on several devices and on split layers, where the model is not known to fit one device."""
+    rows = devices("ppd-against-tensor-parallel").filter(pl.col("match_rate").is_null() | (pl.col("candidates") == 1))
     return rows.with_columns(pl.lit(None, pl.Float64).alias("speedup_over_one_device"))
 
 
@@ -324,7 +324,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "speedup_batches_alone": lambda: speedup.draw(of_batches().filter(draft_length=3).drop("tokens")),
     "tradeoff_many_forms": lambda: tradeoff.draw(of_many_forms()),
     "tradeoff_many_compute": lambda: tradeoff.draw(of_another_method(), "compute_per_token"),
-    "methods_same_devices": lambda: methods.draw(viewed(of_two_devices_each(), "speedup", "mean_units")),
+    "methods_same_devices": lambda: methods.draw(viewed(of_devices_each(), "speedup", "mean_units")),
     "choices_simulated": lambda: work.draw(of_choices()),
     "table_3_simulated": lambda: table_3.draw(
         viewed(formula("ppd-table-3"), "latency_s", "latency_layers", skip=[1]).with_columns(
