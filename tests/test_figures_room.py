@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
+import figures
 from figures import (
     accepted,
     adaptive,
@@ -16,6 +19,7 @@ from figures import (
     bild,
     bild_rates,
     hierarchical,
+    labels,
     match_rate,
     methods,
     speedup,
@@ -207,3 +211,42 @@ def test_a_fixed_length_or_bound_that_is_not_known_is_not_drawn() -> None:
     assert rows.select("text", "cost_ratio").unique().rows() == [("dear", 2.0)]
     assert rows.filter(policy="heuristic").select("position", "acceptance_rate").rows() == [(0, 0.5), (1, 0.9), (2, 0.0)]
     assert rows["speedup"].max() == 1.0
+
+
+def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
+    def usual(function: Any) -> dict[str, Any]:
+        every = inspect.signature(function).parameters.items()
+        return {name: each.default for name, each in every if each.default is not inspect.Parameter.empty}
+
+    for function, expected in (
+        (match_rate.draw, {"candidates": (1, 3, 5)}), (match_rate.by_position, {"bins": 8}),
+        (match_rate.draw_by_position, {"candidates": (1, 3), "layers": None, "head": None, "bins": 8}),
+        (agreement.draw, {"cost": None, "quality": "agreement"}), (accepted.draw, {"about": ""}), (accepted.law, {"tokens": None}),
+        (adaptive.trajectories, {"text": "", "longest": 20, "replications": 1000, "seed": 0}),
+        (adaptive.example, {"replications": 1000}), (tradeoff.draw, {"x": "mean_units"}), (speedup.draw, {"x": "acceptance_rate"}),
+        (timeline.draw, {"commits": None, "title": "Who held which unit", "time_unit": "layer-times"}),
+        (timeline.prepared, {"commits": None}), (labels.place, {"size": 8.5}), (labels.at_right, {"size": 8.5}),
+        (bild.of_run, {"cost_source": "as [cost] says"}),
+        (bild.points, {"maximum_draft": 10, "variant": "paper", "windows": (3, 4, 5, 6, 7, 8, 9, 10), "verify_cost": None,
+                       "name": "record"}),
+        (figures.save, {"formats": ("png", "svg")}), (figures.of_run, {"table": None}),
+        (figures.of_comparison, {"limits": None, "pair": None}),
+    ):  # fmt: skip
+        assert usual(function) == expected, function
+
+
+def test_the_example_of_adaptive_lengths_is_of_an_even_text_and_one_that_becomes_harder(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    played = adaptive.trajectories
+
+    def heard(rates: Any, cost_ratio: float, **options: Any) -> pl.DataFrame:
+        asked.append((np.asarray(rates).tolist(), cost_ratio, options))
+        return played(rates[:2], cost_ratio, **options | {"longest": 1})
+
+    monkeypatch.setattr(adaptive, "trajectories", heard)
+    rows = adaptive.example(7)
+    assert asked == [
+        ([0.85] * 399, 0.1, {"text": "steady text", "replications": 7}),
+        ([0.85] * 200 + [0.45] * 199, 0.1, {"text": "text that becomes harder", "replications": 7}),
+    ]
+    assert rows["text"].unique(maintain_order=True).to_list() == ["steady text", "text that becomes harder"]
