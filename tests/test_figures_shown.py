@@ -141,7 +141,8 @@ def of_other_theories() -> pl.DataFrame:
     other = own.filter(cost_ratio=0.4).with_columns(method=pl.lit("hierarchical"), speedup=1 + length / 10, cost_ratio=None)
     endless = pl.when(draft_length=4).then(float("inf")).otherwise("speedup_high").alias("speedup_high")
     dear = own.filter(cost_ratio=0.4).with_columns(pl.lit(2.0).alias("cost.link"), pl.col("speedup") * 0.9)
-    tables = [own.filter(cost_ratio=0.05), markov.with_columns(endless, pl.col("speedup") * 0.7), dear, other]
+    near = own.filter(cost_ratio=0.4).with_columns(pl.lit(1.0).alias("cost.link"), pl.col("speedup") * 0.95)
+    tables = [own.filter(cost_ratio=0.05), markov.with_columns(endless, pl.col("speedup") * 0.7), dear, near, other]
     return pl.concat(tables, how="diagonal_relaxed").with_columns(sequences=1, batching=pl.lit("static")).reverse()
 
 
@@ -318,7 +319,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "speedup_theory": lambda: speedup.draw(
         speedup.grid(draft_length=range(1, 14), cost_ratio=[0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.05])
     ),
-    "speedup_dear": lambda: speedup.draw(speedup.grid(draft_length=[1, 2], cost_ratio=[1.2])),
+    "speedup_dear": lambda: speedup.draw(speedup.grid(draft_length=[1, 2], cost_ratio=[1.2, 0.0])),
     "speedup_other_theories": lambda: speedup.draw(of_other_theories(), "draft_length"),
     "speedup_other_tokens": lambda: speedup.draw(of_other_theories().filter(pl.col("cost_ratio") > 0), "tokens"),
     "speedup_batches_alone": lambda: speedup.draw(of_batches().filter(draft_length=3).drop("tokens")),
@@ -341,6 +342,10 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "bild_rates_simulated": lambda: bild_rates.draw(bild_rates.of_run(
         viewed(formula("bild").filter(pl.col("exit_layer").is_null(), variant="paper"), "speedup", skip=[1])
     ).reverse().drop("plain_flops_per_token")),
+    "accepted_alone": lambda: accepted.draw(of_rounds().filter(point=3).drop("name")),
+    "tradeoff_bare": lambda: tradeoff.draw(
+        pl.DataFrame({"view": ["events", "paths"], "mean_units": [2.0, 1.5], "normalized_latency": [0.5, 0.75]})
+    ),
     "adaptive_texts": lambda: adaptive.draw(of_texts()),
     "timeline_again": lambda: test_figures_timeline.drawn(
         record(test_figures_timeline.SCENARIO, replication=1, set=test_figures_timeline.CODE | test_figures_timeline.APART)),
