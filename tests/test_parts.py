@@ -128,7 +128,13 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     assert [*found["tree_us"]] == [f"{n} {at}" for at in contexts for n in counts]
     # Twice each, but for forks, of which there are at least two looks.
     assert {*costs.samples} == {2}
-    asked = {each.kind: each for each in costs.asked if each.output.step.at == 12 and len(each.output.step.tokens) == 1}
+    at_12 = [each for each in costs.asked if each.output.step.at == 12 and len(each.output.step.tokens) == 1]
+    asked = {each.kind: each for each in at_12}
+    # A look before three that are timed; layer by layer and behind whole passes, at 12 in the first and the third turn.
+    often = dict.fromkeys(READS, 3) | {"next": 3 * 4 + 2 * 3, "beams": 2}
+    often |= {kind: 3 + 2 * LAYERS for kind in ("confidence", "saturation")}
+    assert Counter(each.kind for each in at_12) == often
+    assert Counter(len(step.tokens) for step in costs.passes if step.rows_only) == {n: 3 for n in (1, 2, 4, 8)}
     assert {each.kind for each in costs.asked} == {*READS}
     assert {kind: each.token for kind, each in asked.items() if each.token is not None} == {"chance": 7, "distance": 7}
     assert [kind for kind, each in asked.items() if each.against is not None] == ["residual"]
