@@ -175,6 +175,19 @@ def test_the_fastest_kernels_on_little_data_are_tried_on_much(monkeypatch: pytes
     assert sides == {128, 2048}  # in full, unless it is asked for quickly
 
 
+def test_products_are_of_much_the_same_work_in_shapes_of_all_kinds() -> None:
+    """Square, tall, wide, a vector's and, batched, as attention's; the best of seven tries."""
+    work = []
+    for shape in machine._SHAPES:
+        work.append(machine._product("cpu", "float32", shape, (False, True), 8).amount / (2 * 8**3))
+    assert work == [1, 1, 1, 32 * 32 / 8**3, 4 / 8]
+    columns = [machine._product("cpu", "float32", shape, (True, True), 8).work().shape for shape in machine._SHAPES]
+    assert [tuple(each) for each in columns] == [(8, 8), (32, 2), (2, 32), (1, 32), (4, 4, 4)]
+    done: list[int] = []
+    machine._fastest(machine._Kernel(lambda: done.append(1), 1.0), "cpu")
+    assert len(done) == 1 + 7
+
+
 def test_tries_between_rows_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fiftieth; a device without room for one goes on without it."""
     clock, kernels = Clockwork(0.0), Kernels(monkeypatch)

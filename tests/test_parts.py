@@ -34,7 +34,10 @@ def mean(*values: float) -> float:
 
 
 class Costs:
-    """What steps take [us], how often some were made, and what was asked."""
+    """What steps take [us], how often some were made, and what was asked.
+
+    Layers are launched, as on a GPU: time passes for them when somebody waits for the device.
+    """
 
     def __init__(self, clock: Clockwork) -> None:
         self.clock = clock
@@ -44,6 +47,8 @@ class Costs:
         self.idle = 0.0
         """Share of the time since the last pass that the next one takes longer."""
         self.ended = clock.now
+        self.launched = 0.0
+        """What layers that were launched have yet to take [us]."""
         self.samples: list[int] = []
         """How many times each mean is of."""
 
@@ -62,9 +67,9 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Costs]:
 
     def of_layer(self: Any, index: int, hidden: Any, place: Any, rows: Any) -> Any:
         tokens = hidden.shape[0] * hidden.shape[1]
-        found.spend(layer_us(index, tokens))
+        found.launched += layer_us(index, tokens)
         if rows.at is not None:  # several hypotheses: more for each of them, and for the context, in steps of two
-            found.spend(2 * tokens + (int(place.positions[0, 0]) + 1) // 2)
+            found.launched += 2 * tokens + (int(place.positions[0, 0]) + 1) // 2
         return layer(self, index, hidden, place, rows)
 
     def of_embedding(self: Any, *given: Any) -> Any:
@@ -78,14 +83,17 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Costs]:
     def of_pass(self: Any, cache: Any, step: Forward) -> Any:
         found.passes.append(step)
         found.spend(CALL + 1e6 * found.idle * (clock.now - found.ended))
-        made = make(self, cache, step)
-        found.ended = clock.now
-        return made
+        return make(self, cache, step)
 
     def of_read(self: Any, step: Read) -> Any:
         found.asked.append(step)
+        settle(self)
         found.spend(READ[step.kind] + len(step.hypotheses or ()))
         return look(self, step)
+
+    def settle(_: Any) -> None:
+        found.spend(found.launched)
+        found.launched, found.ended = 0.0, clock.now
 
     def of_copy(self: Any) -> Any:
         found.copies += 1
@@ -94,7 +102,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Costs]:
 
     for owner, name, instead in (
         (Decoder, "_layer", of_layer), (Decoder, "_embedded", of_embedding), (Decoder, "logits", of_head),
-        (Real, "_make_pass", of_pass), (Real, "_found", of_read), (Held, "copy", of_copy),
+        (Real, "_make_pass", of_pass), (Real, "_found", of_read), (Held, "copy", of_copy), (Decoder, "settle", settle),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, instead)
     monkeypatch.setattr(parts, "means", lambda times: found.samples.append(len(times)) or timing.means(times))
@@ -141,6 +149,11 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     assert Counter(each.kind for each in costs.asked if each.against is not None) == {"residual": 3}
     assert (asked["top"].width, asked["next"].width) == (3, 1)
     assert {each.offset for each in costs.asked} == {-1}
+    # Layer by layer twice, and then whole: never where the last token's were, and always behind as many positions.
+    alone = [step.at for step in costs.passes if step.compared and step.last == step.first + 1]
+    assert alone == [12 + turn % 2 for turn in range(3) for _ in range(2 * LAYERS)]
+    whole = [step for step in costs.passes if (step.tokens, step.first, step.last, step.compared) == ((5,), 0, LAYERS, False)]
+    assert [(step.at, step.heads) for step in whole if step.at >= 12] == [(12 + turn % 2, 1) for turn in range(3)]
     for count in ("1", "3"):  # what plain decoding has besides its passes is none of it
         births = []
         for turn in range(2):

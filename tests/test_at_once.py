@@ -1,0 +1,683 @@
+"""Runs over processes whose workers are in this very process: what they are told, what becomes of it and what is said of it.
+
+Nothing is left to a clock: a worker makes its pass when the main process waits for somebody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import pickle
+import threading
+from collections import deque
+from multiprocessing import forkserver
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calibrate import companions, gpus, processes, timing, units
+from calibrate import pool as pool_of
+from calibrate.companions import Companions, Spec
+from calibrate.pool import Flight, Post, ProcessError
+from calibrate.processes import GONE, Parallel, _Process
+from calibrate.units import DONE, LENGTH, MADE, SLOTS, STATUS, STOPPED, Board, Command, Memory, Orders, Piece, Unit
+from model.algorithms import ppd
+from model.checks import ParameterError
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from tests import real_models
+from tests.workers import PATIENCE, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LAYERS = real_models.DEPTHS["target"]
+
+
+class AtOnce:
+    """In the place of a pool: its workers are units of this process."""
+
+    def __init__(self, count: int, capacity: int = 16) -> None:
+        self.decoder = real_models.decoders("llama")["target"]
+        self.units, self.capacity, self.patience = count, capacity, 60.0
+        self.board, self.memory = Board(count), Memory.of(self.decoder, count, capacity)
+        self.workers = [Unit(number, self.decoder, self.memory) for number in range(count)]
+        self.unit = self.workers[0]
+        self.tags, self.since = np.zeros_like(self.memory.tags), np.zeros_like(self.memory.tags)
+        self.posts = {number: Post(None, None) for number in range(1, count)}  # type: ignore[arg-type]
+        self.serial, self.broken = 0, False
+        self.told: list[tuple[int, Command]] = []
+        self.left: deque[tuple[int, int, Command]] = deque()
+
+    def refuse_closed(self) -> None:
+        """It is open."""
+
+    def look(self, _: Any) -> None:
+        """Nobody has failed."""
+
+    def post(self, number: int, command: Command) -> int:
+        post = self.posts[number]
+        place = post.count % SLOTS
+        slot = self.board.slots[number][place]
+        slot[STOPPED] = slot[STATUS] = 0
+        post.count += 1
+        self.told.append((number, command))
+        self.left.append((number, place, command))
+        return place
+
+    def wait(self, _: float) -> None:
+        number, place, command = self.left.popleft()
+        slot, worker = self.board.slots[number][place], self.workers[number]
+        if not slot[STOPPED]:
+            states = worker.make(command)
+            self.memory.states[number, : len(states)] = states
+            if command.heads:
+                self.memory.logits[number] = self.decoder.logits(states[-1:], command.last)[0]
+            slot[STATUS] = MADE
+        self.board.words[number][DONE] += 1
+
+
+@pytest.fixture
+def three() -> Any:
+    return AtOnce(3)
+
+
+def ran(pool: Any, steps: Steps, tokens: int = 1, record: bool = True, **more: Any) -> Parallel:
+    run = Parallel(pool, record=record, **more)
+    run.run(steps, tokens)
+    return run
+
+
+def whole(at: int = 0, tokens: tuple[int, ...] = (3, 4), **more: Any) -> Forward:
+    return Forward("target", tokens, at, 0, LAYERS, **more)
+
+
+def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
+    """A candidate is taken over, another one is not used, a third is stopped."""
+
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        token = yield Read("next", out)
+        one, other = yield Fork((whole(2, (5,), heads=1), whole(2, (6,))), (1, 2))
+        made, _ = yield Join((one, other))
+        yield Adopt(one, 2, LAYERS)
+        second = yield Read("next", made)
+        [late] = yield Fork((whole(3, (7,)),), (2,))
+        yield whole(3, (8,))
+        yield Stop((late,))
+        yield Commit("token", (token, second))
+
+    run = ran(three, steps(), 2)
+    found = [(each.unit, each.what, each.process, each.position, each.first, each.last, each.fate, each.role, each.width, each.depth)
+             for each in run.spans]  # fmt: skip
+    nothing = (-1, 0, 0, "kept", "target", 1, 0)
+    link = (-1, "link")
+    assert found == [
+        (0, "forward", 0, 1, 0, 5, "kept", "target", 2, 0), (0, "head", 0, *nothing), (0, "dispatch", 0, *nothing),
+        (0, "wait", 0, *nothing), (*link, 1, *nothing), (1, "forward", 1, 2, 0, 5, "kept", "target", 1, 0),
+        (0, "wait", 0, *nothing), (*link, 2, *nothing), (2, "forward", 2, 2, 0, 5, "discarded", "target", 1, 0),
+        (-1, "promotion", 1, *nothing), (0, "head", 0, *nothing), (0, "dispatch", 0, *nothing),
+        (0, "forward", 0, 3, 0, 5, "kept", "target", 1, 0), (*link, 3, -1, 0, 0, "cancelled", "target", 1, 0),
+        (2, "forward", 3, 3, 0, 5, "cancelled", "target", 1, 0),
+    ]  # fmt: skip
+    assert all(one.start <= one.end for one in run.spans if one.what not in ("link", "forward"))
+    # Of a worker that lacks rows: from where they lie, and which passes of whom they are of.
+    (unit, first), (_, second), (_, third) = three.told
+    assert (unit, first.tokens, first.at, first.first, first.last, first.heads, first.followed) == (1, (5,), 2, 0, 5, 1, False)
+    assert first.pieces == (Piece(0, 0, 5, 0, 2),)
+    assert second.pieces == first.pieces
+    assert third.pieces == (Piece(0, 0, 5, 2, 3),)  # the one that was taken over, not its own
+    assert run.work.account.adoptions == 1
+    assert run.work.account.adopted_rows == LAYERS
+    assert run.work.forks == 3
+    assert run.seconds > 0
+    assert ran(three, steps(), 2, record=False).spans == []
+
+
+def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any) -> None:
+    """They are said with the passes that make them; those that are there are not."""
+
+    def steps() -> Steps:
+        yield whole()
+        subs = yield Fork((Forward("target", (5,), 3, 0, 3),), (1,))
+        out = yield Forward("target", (9,), 2, 0, 4, heads=1)
+        yield Join(subs)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = Parallel(three)
+    run.run(steps(), 1)
+    [(_, command)] = three.told
+    assert command.pieces == (Piece(0, 0, 3, 0, 3, (2, 2, 2)),)
+    assert command.serial == 3
+    assert command.believed == units.believed_of(np.array([[1, 1, 2]] * 3).tobytes())
+
+
+def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
+    """From the starter where that has them all; or each from whoever has it, the starter first."""
+    run = Parallel(three)
+    main = _Process(iter(()), None, 0)  # type: ignore[arg-type]
+    sub = _Process(whole(4), main, 2)
+    three.tags[:] = 0
+    three.tags[0, :2, 1:4] = three.tags[1, :2, 1:4] = want = np.array([[4, 5, 6], [4, 5, 6]])
+    asked = (sub, 2, (0, 2), (1, 4), want)
+    assert run._pieces(*asked) == (Piece(0, 0, 2, 1, 4),)
+    three.tags[0, 1, 2] = 9  # nobody else lacks it
+    assert run._pieces(*asked) == (Piece(1, 0, 2, 1, 4),)
+    three.tags[1, 0, 1], three.tags[2, 0, 3] = 9, 6
+    assert run._pieces(*asked) == (
+        Piece(0, 0, 1, 1, 2), Piece(0, 0, 1, 2, 3), Piece(0, 1, 2, 1, 2), Piece(1, 1, 2, 2, 3), Piece(0, 1, 2, 3, 4),
+    )  # fmt: skip
+    three.tags[1, 1, 2] = 9
+    with pytest.raises(CacheError, match="rows of layer 1 at position 2, which unit 2 lacks, are nowhere any more"):
+        run._pieces(*asked)
+    three.since[0, 0, 1:3], three.memory.stamps[0] = (3, 7), 7
+    assert run._piece(0, 0, 2, 1, 3).since == ()
+    three.memory.stamps[0, 0] = 6
+    assert run._piece(0, 0, 2, 1, 3).since == (7, 0)
+
+
+def forked(*bodies: Any, where: tuple[int | None, ...] = (1,), behind: tuple[Any, ...] = ()) -> Steps:
+    yield whole()
+    subs = yield Fork(bodies, where)
+    for step in behind:
+        yield step
+    yield Join(subs)
+
+
+def nested() -> Steps:
+    """A sub-process that takes over what one of its own has made."""
+    subs = yield Fork((whole(2, (5,)),), (2,))
+    yield Join(subs)
+    yield Adopt(subs[0], 2, LAYERS)
+
+
+def crossing() -> Steps:
+    """A pass goes on, on another unit than the one that made it."""
+    out = yield Forward("target", (3, 4), 0, 0, 3)
+    yield Join((yield Fork((Forward("target", (3, 4), 0, 3, LAYERS, out),), (1,))))
+
+
+def two_at_once() -> Steps:
+    yield whole()
+    one = yield Fork((whole(2, (5,)),), (1,))
+    other = yield Fork((whole(2, (6,)),), (1,))
+    yield Join((*one, *other))
+
+
+def nobody_ends() -> Steps:
+    """Each waits for a process that waits for it."""
+    known: list[Any] = []
+
+    def waits() -> Steps:
+        yield whole(2, (5,))
+        yield Join((known[1],))
+
+    def also() -> Steps:
+        yield whole(2, (5,))
+        yield Join((known[0],))
+
+    yield whole()
+    known += yield Fork((waits(), also()), (1, 2))
+    yield Join(tuple(known))
+
+
+def spoiled() -> Steps:
+    """Its unit makes another pass there before what it has made is taken over."""
+    yield whole()
+    one = yield Fork((whole(2, (5,)),), (1,))
+    yield Join(one)
+    yield Join((yield Fork((whole(2, (6,)),), (1,))))
+    yield Adopt(one[0], 2, LAYERS)
+
+
+def overwriting() -> Steps:
+    """What a worker has yet to copy is replaced."""
+    yield whole()
+    yield Fork((whole(2, (5,)),), (1,))
+    yield Read("next", (yield Forward("target", (7,), 2, 0, LAYERS, heads=1)))
+    yield Forward("target", (8,), 1, 0, LAYERS)
+
+
+def homeless() -> Steps:
+    yield whole()
+    yield Join((yield Fork(tuple(whole(2, (token,)) for token in (5, 6, 7)), (None,) * 3)))
+
+
+@pytest.mark.parametrize(("steps", "error", "said"), [
+    (forked(nested()), CacheError, "only the main process takes over what a sub-process has made"),
+    (crossing(), CacheError, "target: unit 1 cannot go on from what unit 0 made"),
+    (two_at_once(), CacheError, "unit 1 is to make a pass while it makes another one"),
+    (nobody_ends(), CacheError, "came to a halt before it had put out all its tokens"),
+    (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the process that is taken over"),
+    (overwriting(), CacheError, "target: a pass at position 1 replaces rows that a sub-process is copying"),
+    (homeless(), CacheError, "a single pass that may be anywhere found no unit that is free"),
+    (forked(whole(2, (5,)), where=(3,)), ParameterError, "units must be at least 4, as the algorithm starts a process on unit 3, got 3"),
+    (forked(whole(2, (5,)), where=(0,)), ParameterError, "units must be at least 1, as"),
+    (forked(whole(15, (5, 6))), ParameterError, "must fit the capacity=16, got at least 17 positions; start the processes with"),
+    (forked(Forward("target", (5,), 2, 0, LAYERS + 1)), ParameterError, "layers of the target must be 5, as .* got at least 6"),
+    (forked(Forward("draft", (5,), 2, 0, 1)), ParameterError, "has the target alone, and the algorithm asks for the draft model"),
+    *((forked(whole(2, (5, 6), **more)), ParameterError, "makes plain passes of one text alone; the algorithm asks for others")
+      for more in ({"texts": (0, 1)}, {"gaps": ((1, 2),)}, {"rows_only": True}, {"compared": 1}, {"unit": 1}, {"after": (-1, 0)},
+                   {"after": (-1, -1), "heads": 2})),
+    (forked(Forward("target", (5, 6), 2, 1, LAYERS, after=(-1, -1))), ParameterError, "makes plain passes of one text alone"),
+])  # fmt: skip
+def test_what_an_algorithm_must_not_ask_for_is_said(three: Any, steps: Steps, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        ran(three, steps)
+    assert three.broken
+
+
+def test_the_last_position_and_the_last_unit_may_be_used(three: Any) -> None:
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        yield Join((yield Fork((whole(2, (5,) * 14), whole(2, (5, 6), after=(-1, -1))), (2, 1))))
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = ran(three, steps())
+    assert len(run.work.tokens) == 1
+    wide = [each for each in run.spans if each.what == "forward" and each.unit == 1]
+    assert [(each.width, each.position, each.depth) for each in wide] == [(2, 2, 1)]  # hypotheses of one position
+    with pytest.raises(ParameterError, match="no sub-process with the cache of an ended one, as beam search does"):
+        def heirs() -> Steps:
+            subs = yield Fork((whole(0, (5,)),), (1,))
+            yield Join(subs)
+            yield Fork((whole(1, (6,)),), (1,), (subs[0],))
+
+        ran(three, heirs())
+
+
+def test_who_may_be_anywhere_waits_for_the_first_unit_that_is_free(three: Any) -> None:
+    """Three processes on two units, in the order in which they were started; one that is stopped meanwhile never begins."""
+    at: list[tuple[str, int]] = []
+
+    def body(name: str) -> Steps:
+        yield whole(2, (5,))
+        at.append((name, 0))
+
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        subs = yield Fork(tuple(map(body, "abcd")), (None,) * 4)
+        yield Forward("target", (7,), 2, 0, LAYERS)
+        yield Stop((subs[2],))
+        yield Join((subs[0], subs[1], subs[3]))
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = ran(three, steps())
+    assert [name for name, _ in at] == ["a", "b", "d"]
+    assert [number for number, _ in three.told] == [1, 2, 1]
+    assert run.free == [False, True, True]
+
+
+def test_a_sub_process_writes_once_all_that_it_came_of_is_over(three: Any) -> None:
+    """And what it says earlier waits; then its own passes count as used."""
+
+    def rest() -> Steps:
+        out = yield whole(2, (5,), heads=1)
+        yield Commit("token", ((yield Read("next", out)),))
+        yield Commit("token", (9,))
+
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        yield Fork((rest(),), (1,))
+        yield Forward("target", (7,), 2, 0, LAYERS)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = ran(three, steps(), 3)
+    assert len(run.work.tokens) == 3
+    assert run.work.tokens[2] == 9
+    assert {each.fate for each in run.spans} == {"kept"}
+
+
+def test_rows_that_do_not_come_and_passes_that_nobody_stopped_end_the_run(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Parallel(three)
+    three.patience = 0.0
+    with pytest.raises(ProcessError, match="rows did not come within 0 s; the run is over"):
+        run._meanwhile(processes.time.perf_counter() - 1)
+    three.patience = 60.0
+    run._meanwhile(processes.time.perf_counter())
+    monkeypatch.setattr(three, "wait", lambda _: three.board.words[1].__setitem__(DONE, 1))
+    with pytest.raises(ProcessError, match="the process of unit 1 gave up a pass that nobody stopped; the run is over"):
+        ran(three, forked(whole(2, (5,))))
+
+
+def test_forms_of_the_paper_write_the_same_over_units_of_one_process(three: Any) -> None:
+    expected = real_models.oracle(real_models.model("llama", LAYERS), [3, 4], 8)
+    for form, layer in (("literal", 3), ("eager", 3)):
+        parameters = ppd.Parameters(LAYERS, layer, 2, form)
+        assert ran(AtOnce(3), ppd.decode(parameters, [3, 4], 8), 8).work.tokens == expected
+
+
+# --- units ---
+
+
+def test_a_unit_refuses_to_go_on_from_another_pass_or_behind_other_rows(three: Any) -> None:
+    unit: Unit = three.unit
+    nothing = units.believed_of(b"")
+    unit.make(Command(1, (3, 4), 0, 0, 3, 0, None, (), nothing))
+    with pytest.raises(CacheError, match="unit 0 is to go on from pass 7, but made 1 last"):
+        unit.make(Command(2, (3, 4), 0, 3, LAYERS, 0, 7, (), nothing))
+    unit.make(Command(2, (3, 4), 0, 3, LAYERS, 0, 1, (), nothing))
+    believed = units.believed_of(np.array([[1, 1]] * 3).tobytes())
+    with pytest.raises(CacheError, match="unit 0: pass 3 at position 2 saw other rows than it should have"):
+        unit.make(Command(3, (5,), 2, 0, 4, 0, None, (), believed))
+    unit.make(Command(4, (5,), 2, 0, 3, 0, None, (), believed))
+    assert unit.tags[:3, :3].tolist() == [[1, 1, 4]] * 3
+    assert unit.tags[3:, :2].tolist() == [[2, 2]] * 2
+    assert unit.stamps.tolist() == [4, 4, 4, 3, 2]
+    with pytest.raises(CacheError, match="unit 0: layer 1 should hold 3 positions, it holds 4"):
+        unit.rows.layers[1].length = 4
+        unit._check(Command(4, (5,), 2, 0, 3, 0, None, (), believed), believed)
+    with pytest.raises(CacheError, match="rows up to position 17 do not fit the shared buffer"):
+        unit.make(Command(5, (5,) * 17, 0, 0, LAYERS, 0, None, (), nothing))
+    fresh = Unit(1, three.decoder, three.memory)
+    with pytest.raises(CacheError, match="unit 1 is to go on from pass None"):
+        fresh.make(Command(1, (3,), 0, 3, LAYERS, 0, None, (), nothing))
+    calls: list[str] = []
+
+    def stopped() -> bool:
+        calls.append("asked")
+        return len(calls) > 4
+
+    with pytest.raises(gpus.GaveUp):
+        fresh.make(Command(1, (3,), 0, 0, LAYERS, 0, None, (), nothing), stopped, lambda: calls.append("meanwhile"),
+                   lambda: calls.append("ready"))  # fmt: skip
+    assert calls == ["ready", "asked", "meanwhile", "asked", "meanwhile", "asked"]
+    assert (fresh.tags[:, 0] == [1, 0, 0, 0, 0]).all()  # layer by layer; what follows is of no pass
+    assert fresh.stamps.tolist() == [1, 0, 0, 0, 0]
+
+
+def test_who_follows_takes_each_layer_as_soon_as_it_is_there(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = three.workers[:2]
+    seen = units.believed_of(np.full((LAYERS, 2), 7).tobytes())
+    looks: list[int] = []
+
+    def meanwhile() -> None:
+        looks.append(1)
+        if len(looks) == 4:
+            one.make(Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), units.believed_of(b"")))
+
+    other.make(Command(8, (9,), 2, 0, LAYERS, 0, None, (Piece(0, 0, LAYERS, 0, 2, (7,) * LAYERS),), seen), None, meanwhile)
+    assert three.memory.rows[0][..., :2, :].equal(three.memory.rows[1][..., :2, :])
+    assert (other.tags[:, :3] == [7, 7, 8]).all()
+    later = Command(9, (9,), 2, 0, LAYERS, 0, None, (Piece(0, 0, LAYERS, 0, 2, (99,) * LAYERS),), seen)
+    asked = iter([False] * 3)
+    with pytest.raises(gpus.GaveUp):
+        other.make(later, lambda: next(asked, True))
+    monkeypatch.setattr(os, "getppid", lambda: -1)  # nobody is left to write them
+    with pytest.raises(gpus.GaveUp):
+        other.make(later)
+
+
+def test_weights_begin_at_multiples_of_64_bytes_heads_included() -> None:
+    decoder = tiny("llama").load()
+    decoder.heads[2] = torch.arange(29 * 16, dtype=torch.float64).view(29, 16)
+    before = [where.data.clone() if name == "data" else where[name].clone() for where, name in units.weights_of(decoder)]
+    flat = units.share_weights(decoder)
+    now = [where.data if name == "data" else where[name] for where, name in units.weights_of(decoder)]
+    start = flat.data_ptr()
+    assert all(one.equal(other) for one, other in zip(before, now, strict=True))
+    assert all((each.data_ptr() - start) % 64 == 0 for each in now)
+    ends = list(itertools.accumulate(-(-each.numel() * 8 // 64) * 64 for each in now))
+    assert [each.data_ptr() - start for each in now] == [0, *ends[:-1]]
+    assert (len(flat), flat.dtype) == (ends[-1], torch.uint8)
+    assert units.fingerprint(decoder)[:2] == (LAYERS, 29)
+    assert units.fingerprint(decoder)[3] == [(2, [0.0, 29.0 * 16 - 1])]
+    assert len(units.fingerprint(decoder)[2]) == len(now) - 1
+    rows: Any = decoder.rows()
+    decoder.run((0,), 0, 0, LAYERS, rows)
+    rows.layers[0].keys = rows.layers[0].keys[..., :2]
+    decoder.rows, decoder.run = lambda: rows, lambda *_: None  # type: ignore[method-assign,assignment]
+    with pytest.raises(CacheError, match="layers hold keys and values of unequal shapes, which cannot lie in one buffer"):
+        units.shape_of_rows(decoder)
+
+
+class Left(BaseException):
+    """In the place of the end of a process."""
+
+
+@pytest.mark.parametrize(("happens", "code", "said"), [
+    (None, 0, None), (EOFError(), 1, None), (BrokenPipeError(), 1, None), (ConnectionResetError(), 1, None),
+    (ValueError("too\nmany"), 1, ("failed", "ValueError: too")), (KeyError(), 1, ("failed", "KeyError: ")),
+])  # fmt: skip
+def test_a_worker_says_why_it_ends(happens: BaseException | None, code: int, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+
+    class Worker:
+        def __init__(self, *given: Any) -> None:
+            done.append(given)
+
+        def serve(self) -> None:
+            assert torch.is_inference_mode_enabled()
+            if happens is not None:
+                raise happens
+
+    def leave(code: int) -> None:
+        done.append(code)
+        raise Left
+
+    monkeypatch.setattr(units, "_Worker", Worker)
+    monkeypatch.setattr(units.signal, "signal", lambda *what: done.append(what))
+    monkeypatch.setattr(units.gc, "freeze", lambda: done.append("frozen"))
+    monkeypatch.setattr(units, "_end_with_parent", lambda: done.append("ends"))
+    monkeypatch.setattr(units.os, "_exit", leave)
+    end: Any = SimpleNamespace(send=done.append)
+    orders = Orders(1, 2, None, 0.0)
+    with pytest.raises(Left):
+        units.work(end, orders)
+    expected = [(units.signal.SIGINT, units.signal.SIG_IGN), "frozen", "ends", (end, orders)]
+    assert done == [*expected, *([] if said is None else [said]), code]
+
+
+def test_a_worker_ends_with_the_server_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system ends it by SIGKILL when the server ends, which it does not keep alive itself."""
+    import ctypes
+
+    closed, asked = list[int](), list[Any]()
+    monkeypatch.setattr(units.os, "close", closed.append)
+    monkeypatch.setattr(forkserver, "_forkserver", server := SimpleNamespace(_forkserver_alive_fd=77))
+    system = SimpleNamespace(prctl=lambda *what: asked.append(what))
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: system)
+    units._end_with_parent()
+    assert (closed, server._forkserver_alive_fd) == ([77], None)
+    units._end_with_parent()
+    assert closed == [77]
+    assert asked == [(1, 9, 0, 0, 0)] * 2
+
+
+# --- the pool ---
+
+
+class Ended:
+    """A worker that is there no more, and the end of its pipe; what it has said before may still be read."""
+
+    def __init__(self, code: int | None, *said: Any, alive: bool = False) -> None:
+        self.exitcode, self.name, self.alive = code, "unit 1", alive
+        self.said = deque(each if isinstance(each, bytes) else pickle.dumps(each) for each in said)
+        self.waited: list[float] = []
+
+    def poll(self, *_: Any) -> bool:
+        return bool(self.said)
+
+    def recv_bytes(self) -> bytes:
+        if self.said[0] == b"!":
+            raise EOFError
+        return self.said.popleft()
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def join(self, seconds: float) -> None:
+        self.waited.append(seconds)
+
+    def send_bytes(self, _: bytes) -> None:
+        raise BrokenPipeError
+
+
+def post_of(worker: Ended) -> Post:
+    return Post(worker, worker)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("worker", "said"), [
+    (Ended(None), "the process of unit 1 ended, perhaps for want of memory; the run is over"),
+    (Ended(3), "the process of unit 1 ended with code 3, perhaps"), (Ended(0), "the process of unit 1 ended with code 0, perhaps"),
+    (Ended(-9), "the process of unit 1 was killed by SIGKILL, perhaps"), (Ended(-15), "was killed by SIGTERM"),
+    (Ended(1, b".", ("failed", "why")), "the process of unit 1 failed: why"),
+    (Ended(1, b"!"), "the process of unit 1 ended with code 1"), (Ended(1, b".", b"!"), "ended with code 1"),
+])  # fmt: skip
+def test_what_became_of_a_worker_is_told(worker: Ended, said: str) -> None:
+    pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
+    before = deque(worker.said)
+    for look in (lambda: pool.look([post_of(worker)]), lambda: pool._answer(post_of(worker), "load")):
+        worker.said = deque(before)
+        with pytest.raises(ProcessError, match=said):
+            look()
+    assert {*worker.waited} <= {1}
+
+
+def test_who_is_alive_is_believed_and_who_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
+    pool.look([post_of(Ended(None, b".", alive=True))])
+    assert pool._answer(post_of(Ended(None, b".", ("load", 5))), "load") == 5
+    with pytest.raises(AssertionError):
+        pool._answer(post_of(Ended(None, ("up", 5))), "load")
+    now = iter([0.0, *range(200, 400, 50)])
+    monkeypatch.setattr(pool_of.time, "monotonic", lambda: float(next(now)))
+    with pytest.raises(ProcessError, match="the process of unit 1 did not start within 300 s"):
+        pool._answer(post_of(Ended(None, alive=True)), "load")
+
+
+def test_commands_that_cannot_be_given_are_said() -> None:
+    pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
+    pool.board = Board(2)
+    worker = Ended(-9, alive=True)
+    pool.posts = {1: post_of(worker)}
+    pool.unit = SimpleNamespace(fence=threading.Lock())  # type: ignore[assignment]
+    with pytest.raises(CacheError, match="a pass of 40000 tokens is too wide for a worker process"):
+        pool.post(1, Command(1, tuple(range(40000)), 0, 0, 1, 0, None, (), 0))
+    assert pool.posts[1].count == 0
+    pool.board.words[1][units.ASLEEP] = 1
+    with pytest.raises(ProcessError, match="was killed by SIGKILL"):
+        pool.post(1, Command(1, (3,), 0, 0, 1, 0, None, (), 0))
+    with contextlib.suppress(ProcessError):
+        with pool._guarded():
+            assert not pool.broken
+    with pytest.raises(KeyError), pool._guarded():
+        raise KeyError
+    assert pool.broken
+    worker.alive = False
+    for error in (BrokenPipeError, ConnectionResetError, EOFError):
+        with pytest.raises(ProcessError, match="was killed by SIGKILL"), pool._guarded():
+            raise error
+    worker.alive = True
+    with pytest.raises(ProcessError, match="a worker process is gone"), pool._guarded():
+        raise EOFError
+    assert Flight(None, whole(), Command(1, (3,), 0, 0, 1, 0, None, (), 0), 0, 0.0).stopped is False
+    assert (LENGTH, GONE) == (2, -1)
+
+
+def test_processes_come_of_a_server_with_one_thread_or_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What says how many threads there are is as it was afterwards, and not there where it was not."""
+    seen: list[Any] = []
+    context = SimpleNamespace(set_forkserver_preload=seen.append)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: seen.append(kind) or context)
+    names = pool_of.THREADS
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: seen.append([os.environ[name] for name in names]))
+    monkeypatch.setenv(names[0], "7")
+    for name in names[1:]:
+        monkeypatch.delenv(name, raising=False)
+    assert pool_of.context_of_workers() is context
+    assert seen == ["forkserver", [*pool_of.LIBRARIES], ["1"] * len(names)]
+    assert [os.environ.get(name) for name in names] == ["7"] + [None] * (len(names) - 1)
+    seen.clear()
+    monkeypatch.setattr(pool_of.sys, "platform", "darwin")
+    assert pool_of.context_of_workers() is context
+    assert seen == ["spawn"]
+
+
+# --- companions ---
+
+
+class Thread(threading.Thread):
+    """In the place of a process."""
+
+    def __init__(self, target: Any, args: Any, daemon: bool) -> None:
+        super().__init__(target=target, args=args, daemon=daemon)
+        self.terminated = False
+
+    def terminate(self) -> None:
+        self.terminated = True
+
+
+def kept_open(ends: Any) -> Any:
+    """In one process the other side's end is closed by nobody."""
+    ours, theirs = ends
+    return ours, SimpleNamespace(send=theirs.send, recv=theirs.recv, poll=theirs.poll, close=lambda: None)
+
+
+def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, begun = list[Any](), list[Any]()
+
+    class Work:
+        def __init__(self) -> None:
+            self.done = [0, 0]
+
+        def run(self) -> None:
+            assert torch.is_inference_mode_enabled()
+            self.done[0] += 1
+
+        def back(self) -> None:
+            self.done[1] += 1
+
+    def prepared(model: Any, *what: Any) -> Work:
+        if what[0] == 9:
+            raise RuntimeError("no room\nfor it")
+        asked.append((model, *what))
+        begun.append(Work())
+        return begun[-1]  # type: ignore[no-any-return]
+
+    from calibrate import architectures, passes
+
+    monkeypatch.setattr(timing, "prepared", prepared)
+    monkeypatch.setattr(architectures, "architecture", lambda name: f"built {name}")
+    monkeypatch.setattr(passes, "Model", lambda *what: what)
+    monkeypatch.setattr(companions, "end_with_starter", lambda: asked.append("ends"))
+    monkeypatch.setattr(companions.signal, "signal", lambda *what: asked.append(what))
+    context = SimpleNamespace(Pipe=lambda: kept_open(multiprocessing.Pipe()), Process=Thread)
+    monkeypatch.setattr(companions.multiprocessing, "get_context", {"spawn": context}.__getitem__)
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    found = Companions(2, Spec("some", "cpu", "float32", 7, 3))
+    model = ("built some", "cpu", "float32", 7)
+    assert threads == [3, 3]
+    with found.at(2, 8, 4, "eager") as passed:
+        assert passed == []
+    assert sorted(map(str, asked)) == sorted(map(str, [
+        (companions.signal.SIGINT, companions.signal.SIG_IGN), "ends", (model, 2, 8, 4, "eager")] * 2))  # fmt: skip
+    assert sorted(passed) == sorted(each.done[0] for each in begun)
+    assert all(each.done[0] == each.done[1] >= 1 for each in begun)
+    with pytest.raises(KeyError), found.at(1, 8, 1, "eager") as passed:
+        raise KeyError  # what was to be timed has failed: they stop all the same
+    assert len(passed) == 2
+    with pytest.raises(RuntimeError, match="a companion process failed: RuntimeError: no room$"), found.at(9, 8, 1, "eager"):
+        pass
+    found.close()
+    for process in found.processes:
+        assert not process.is_alive()
+        assert not process.terminated
+    found = Companions(1, Spec("some", "cpu", "float32", 7, 3))
+    monkeypatch.setattr(companions, "_PATIENCE", 0.01)
+    with pytest.raises(RuntimeError, match="a companion process did not answer within 0 s"):
+        found._answer(found.ends[0])
+    found.ends[0].send("stop")  # of a pass that could not begin
+    found.ends[0].send(None)
+    found.processes[0].join(PATIENCE)
+    assert not found.processes[0].is_alive()
+    found.processes = [SimpleNamespace(is_alive=lambda: True, join=asked.append, terminate=lambda: asked.append("end"))]  # type: ignore[list-item]
+    found.close()
+    assert asked[-2:] == [5, "end"]
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    with pytest.raises(RuntimeError, match="a companion process ended, perhaps for want of memory"):
+        found._answer(ours)
