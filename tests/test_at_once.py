@@ -5,7 +5,6 @@ Nothing is left to a clock: a worker makes its pass when the main process waits 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import multiprocessing
 import os
@@ -23,6 +22,7 @@ import torch
 from calibrate import companions, gpus, processes, timing, units
 from calibrate import pool as pool_of
 from calibrate.companions import Companions, Spec
+from calibrate.interpreter import Luck, Sampling, Times
 from calibrate.pool import Flight, Post, ProcessError
 from calibrate.processes import GONE, Parallel, _Process
 from calibrate.units import DONE, LENGTH, MADE, SLOTS, STATUS, STOPPED, Board, Command, Memory, Orders, Piece, Unit
@@ -52,7 +52,8 @@ class AtOnce:
         self.left: deque[tuple[int, int, Command]] = deque()
 
     def refuse_closed(self) -> None:
-        """It is open."""
+        if self.broken:
+            raise ProcessError("they are broken")
 
     def look(self, _: Any) -> None:
         """Nobody has failed."""
@@ -110,8 +111,7 @@ def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
         yield Commit("token", (token, second))
 
     run = ran(three, steps(), 2)
-    found = [(each.unit, each.what, each.process, each.position, each.first, each.last, each.fate, each.role, each.width, each.depth)
-             for each in run.spans]  # fmt: skip
+    found = [(each.unit, *each[3:12]) for each in run.spans]
     nothing = (-1, 0, 0, "kept", "target", 1, 0)
     link = (-1, "link")
     assert found == [
@@ -178,11 +178,9 @@ def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
     assert run._piece(0, 0, 2, 1, 3).since == (7, 0)
 
 
-def forked(*bodies: Any, where: tuple[int | None, ...] = (1,), behind: tuple[Any, ...] = ()) -> Steps:
+def forked(*bodies: Any, where: tuple[int | None, ...] = (1,)) -> Steps:
     yield whole()
     subs = yield Fork(bodies, where)
-    for step in behind:
-        yield step
     yield Join(subs)
 
 
@@ -253,7 +251,7 @@ def homeless() -> Steps:
     (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the process that is taken over"),
     (overwriting(), CacheError, "target: a pass at position 1 replaces rows that a sub-process is copying"),
     (homeless(), CacheError, "a single pass that may be anywhere found no unit that is free"),
-    (forked(whole(2, (5,)), where=(3,)), ParameterError, "units must be at least 4, as the algorithm starts a process on unit 3, got 3"),
+    (forked(whole(2, (5,)), where=(3,)), ParameterError, "units must be at least 4, as .* on unit 3, got 3; start more"),
     (forked(whole(2, (5,)), where=(0,)), ParameterError, "units must be at least 1, as"),
     (forked(whole(15, (5, 6))), ParameterError, "must fit the capacity=16, got at least 17 positions; start the processes with"),
     (forked(Forward("target", (5,), 2, 0, LAYERS + 1)), ParameterError, "layers of the target must be 5, as .* got at least 6"),
@@ -267,6 +265,8 @@ def test_what_an_algorithm_must_not_ask_for_is_said(three: Any, steps: Steps, er
     with pytest.raises(error, match=said):
         ran(three, steps)
     assert three.broken
+    with pytest.raises(ProcessError, match="they are broken"):
+        ran(three, forked())
 
 
 def test_the_last_position_and_the_last_unit_may_be_used(three: Any) -> None:
@@ -279,12 +279,13 @@ def test_the_last_position_and_the_last_unit_may_be_used(three: Any) -> None:
     assert len(run.work.tokens) == 1
     wide = [each for each in run.spans if each.what == "forward" and each.unit == 1]
     assert [(each.width, each.position, each.depth) for each in wide] == [(2, 2, 1)]  # hypotheses of one position
-    with pytest.raises(ParameterError, match="no sub-process with the cache of an ended one, as beam search does"):
-        def heirs() -> Steps:
-            subs = yield Fork((whole(0, (5,)),), (1,))
-            yield Join(subs)
-            yield Fork((whole(1, (6,)),), (1,), (subs[0],))
 
+    def heirs() -> Steps:
+        subs = yield Fork((whole(0, (5,)),), (1,))
+        yield Join(subs)
+        yield Fork((whole(1, (6,)),), (1,), (subs[0],))
+
+    with pytest.raises(ParameterError, match="no sub-process with the cache of an ended one, as beam search does"):
         ran(three, heirs())
 
 
@@ -311,7 +312,7 @@ def test_who_may_be_anywhere_waits_for_the_first_unit_that_is_free(three: Any) -
 
 
 def test_a_sub_process_writes_once_all_that_it_came_of_is_over(three: Any) -> None:
-    """And what it says earlier waits; then its own passes count as used."""
+    """What it says earlier waits, and comes behind; then its own passes count as used."""
 
     def rest() -> Steps:
         out = yield whole(2, (5,), heads=1)
@@ -320,14 +321,59 @@ def test_a_sub_process_writes_once_all_that_it_came_of_is_over(three: Any) -> No
 
     def steps() -> Steps:
         out = yield whole(heads=1)
-        yield Fork((rest(),), (1,))
-        yield Forward("target", (7,), 2, 0, LAYERS)
+        _, other = yield Fork((rest(), whole(2, (6,))), (1, 2))
+        yield Join((other,))  # by then the first one has asked
+        yield Commit("token", (8,))
         yield Commit("token", ((yield Read("next", out)),))
 
-    run = ran(three, steps(), 3)
-    assert len(run.work.tokens) == 3
-    assert run.work.tokens[2] == 9
-    assert {each.fate for each in run.spans} == {"kept"}
+    run = ran(three, steps(), 4)
+    assert len(run.work.tokens) == 4
+    assert (run.work.tokens[0], run.work.tokens[3]) == (8, 9)
+    assert {each.fate for each in run.spans if each.unit < 2} == {"kept"}
+
+
+def test_what_a_run_is_given_is_that_of_one_process(three: Any) -> None:
+    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), Times()
+    run = Parallel(three, sampling=sampling, luck=luck, log=log, times=times, record=True)
+    assert (run.sampling, run.luck, run.log, run.times, run.answers) == (sampling, luck, log, times, None)
+    run.run(forked(whole(2, (5,))), 1)
+    assert [*run.decoders] == ["target"]
+    assert Parallel(three).recording is False
+
+
+def test_who_is_stopped_ends_with_all_that_it_has_started() -> None:
+    """Rows that it was to write are of nobody, and its unit is free; what was not begun is not made."""
+    tasks: dict[str, Any] = {}
+    four: Any = AtOnce(4)
+
+    def inner() -> Steps:
+        yield whole(2, (6,))
+        yield whole(3, (6,))
+
+    def outer() -> Steps:
+        yield whole(2, (5,))
+        [tasks["inner"]] = yield Fork((inner(),), (2,))
+        yield whole(3, (5,))
+
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        tasks["outer"], tasks["other"] = yield Fork((outer(), whole(2, (7,))), (1, 3))
+        yield Join((tasks["other"],))
+        yield Stop((tasks["outer"], tasks["other"]))
+        yield Stop((tasks["outer"],))
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = ran(four, steps())
+    outer_, inner_, other = (tasks[name] for name in ("outer", "inner", "other"))
+    assert (outer_.ended, outer_.stopped, inner_.ended, inner_.stopped) == (True,) * 4
+    assert (other.ended, other.stopped) == (True, False)
+    assert run.free == [False, True, True, True]
+    assert (four.tags[1, :, 3] == GONE).all()
+    assert four.board.slots[1][1][STOPPED] == 1
+    assert not any(post.flights for post in four.posts.values())
+    assert {each.fate for each in run.spans if each.process == outer_.number and each.what == "forward"} <= {"cancelled", "discarded"}
+    with pytest.raises(StopIteration):
+        outer_.body.send(None)
 
 
 def test_rows_that_do_not_come_and_passes_that_nobody_stopped_end_the_run(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,8 +412,8 @@ def test_a_unit_refuses_to_go_on_from_another_pass_or_behind_other_rows(three: A
     assert unit.tags[:3, :3].tolist() == [[1, 1, 4]] * 3
     assert unit.tags[3:, :2].tolist() == [[2, 2]] * 2
     assert unit.stamps.tolist() == [4, 4, 4, 3, 2]
+    unit.rows.layers[1].length = 4
     with pytest.raises(CacheError, match="unit 0: layer 1 should hold 3 positions, it holds 4"):
-        unit.rows.layers[1].length = 4
         unit._check(Command(4, (5,), 2, 0, 3, 0, None, (), believed), believed)
     with pytest.raises(CacheError, match="rows up to position 17 do not fit the shared buffer"):
         unit.make(Command(5, (5,) * 17, 0, 0, LAYERS, 0, None, (), nothing))
@@ -560,9 +606,8 @@ def test_commands_that_cannot_be_given_are_said() -> None:
     pool.board.words[1][units.ASLEEP] = 1
     with pytest.raises(ProcessError, match="was killed by SIGKILL"):
         pool.post(1, Command(1, (3,), 0, 0, 1, 0, None, (), 0))
-    with contextlib.suppress(ProcessError):
-        with pool._guarded():
-            assert not pool.broken
+    with pool._guarded():
+        assert not pool.broken
     with pytest.raises(KeyError), pool._guarded():
         raise KeyError
     assert pool.broken
@@ -660,7 +705,7 @@ def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.M
     with pytest.raises(KeyError), found.at(1, 8, 1, "eager") as passed:
         raise KeyError  # what was to be timed has failed: they stop all the same
     assert len(passed) == 2
-    with pytest.raises(RuntimeError, match="a companion process failed: RuntimeError: no room$"), found.at(9, 8, 1, "eager"):
+    with pytest.raises(RuntimeError, match=r"a companion process failed: RuntimeError: no room$"), found.at(9, 8, 1, "eager"):
         pass
     found.close()
     for process in found.processes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ class Costs:
 
 
 @pytest.fixture
-def costs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Costs]:
+def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
     clock = Clockwork(1e-8)
     clock.install(monkeypatch)
     found = Costs(clock)
@@ -107,7 +106,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Costs]:
         monkeypatch.setattr(owner, name, instead)
     monkeypatch.setattr(parts, "means", lambda times: found.samples.append(len(times)) or timing.means(times))
     monkeypatch.setattr(parts, "PROCESS_TEXT", 6)
-    yield found
+    return found
 
 
 def near(expected: dict[str, float]) -> dict[str, Any]:
@@ -140,9 +139,9 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     asked = {each.kind: each for each in at_12}
     # A look before three that are timed; layer by layer and behind whole passes, at 12 in the first and the third turn.
     often = dict.fromkeys(READS, 3) | {"next": 3 * 4 + 2 * 3, "beams": 2}
-    often |= {kind: 3 + 2 * LAYERS for kind in ("confidence", "saturation")}
+    often |= dict.fromkeys(("confidence", "saturation"), 3 + 2 * LAYERS)
     assert Counter(each.kind for each in at_12) == often
-    assert Counter(len(step.tokens) for step in costs.passes if step.rows_only) == {n: 3 for n in (1, 2, 4, 8)}
+    assert Counter(len(step.tokens) for step in costs.passes if step.rows_only) == dict.fromkeys((1, 2, 4, 8), 3)
     assert {each.kind for each in costs.asked} == {*READS}
     assert {kind: each.token for kind, each in asked.items() if each.token is not None} == {"chance": 7, "distance": 7}
     assert [kind for kind, each in asked.items() if each.against is not None] == ["residual"]

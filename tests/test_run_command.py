@@ -27,10 +27,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = {"layers": 5, "exit_layer": 3, "candidates": 2}
 
 
-def timed(tokens: tuple[int, ...], first: int, disturbed: bool, **settings: Any) -> Any:
+def timed(tokens: tuple[int, ...], first: int, disturbed: bool) -> Any:
     """A decoding whose first commit has so many tokens: .25 s in the middle, .2 s of them behind that."""
     commits = (Commit("token", tokens[:first]), Commit("token", tokens[first:]))
-    decoding = Decoding("ppd", settings, (1, 2), len(tokens), commits, Account(), seconds=1.0)
+    decoding = Decoding("ppd", SETTINGS, (1, 2), len(tokens), commits, Account(), seconds=1.0)
     return SimpleNamespace(
         decoding=decoding, repeats=7, disturbed=disturbed, noise=lambda: 0.0123,
         median=lambda prompt=False: 0.25 if prompt else 0.2,
@@ -39,7 +39,7 @@ def timed(tokens: tuple[int, ...], first: int, disturbed: bool, **settings: Any)
 
 def made_up(mode: str = "eager", **about: Any) -> Any:
     return SimpleNamespace(
-        timed={0: timed((3, 4, 5, 6, 7), 1, False, **SETTINGS), 2: timed((3, 4), 2, True, **SETTINGS)}, mode=mode, warnings=("too few",),
+        timed={0: timed((3, 4, 5, 6, 7), 1, False), 2: timed((3, 4), 2, True)}, mode=mode, warnings=("too few",),
         about={"machine": {"name": "a chip"}, "device": "cpu", "dtype": "float16", **about},
         log=SimpleNamespace(names=("one", "none", "a prompt whose name is far too long")),
     )  # fmt: skip
@@ -81,7 +81,8 @@ def test_a_table_of_what_was_measured_is_printed(asked: list[Any], tmp_path: Pat
     assert last == str(out)
     assert done.stderr.splitlines()[-2:] == ["warning: too few", "warning: and odd"]
     said = invoke("ppd", "--set", "exit_layer=6", "--set", "candidates=2", "-o", out, "--json", "-q")
-    row = {"method": "ppd", "repeats": 7, "seconds": 0.25, "seconds_behind_first_commit": 0.2, "noise": 0.0123, "source": "measured"}
+    row = {"method": "ppd", "repeats": 7, "seconds": 0.25, "seconds_behind_first_commit": 0.2, "noise": 0.0123}
+    row |= {"source": "measured"}
     assert json.loads(said.stdout) == {
         "runs": [row | {"settings": SETTINGS, "prompt": "one", "tokens": 5, "disturbed": False},
                  row | {"settings": SETTINGS, "prompt": "a prompt whose name is far too long", "tokens": 2, "disturbed": True}],
@@ -193,7 +194,7 @@ def test_processes_are_started_with_replicas_of_the_target(
     monkeypatch.setattr(gpus, "check", begun.append)
     over = FORCED | {"apart": "processes"}
     run_command.measured(plan(over), out, "cpu")
-    at, made, _, more = handed.pop()
+    _, made, _, more = handed.pop()
     assert (made.wanted[0].units, made.wanted[0].apart) == (3, "processes")
     assert made.about["devices"] == ["cpu"] * 3
     assert more["lanes"] is None
@@ -213,7 +214,7 @@ def test_processes_are_started_with_replicas_of_the_target(
         assert begun.pop() == devices  # they are looked for
     with pytest.raises(ParameterError, match="gpus are those of processes, and no method has any; leave them out, or say apart"):
         run_command.measured(plan(FORCED), out, "cuda", gpus=["cuda:0"])
-    with pytest.raises(ParameterError, match="apart is for methods that hold several units, and autoregressive holds one with these"):
+    with pytest.raises(ParameterError, match="apart is for methods that hold several units, and autoregressive holds one with"):
         run_command.measured(plan({"name": "autoregressive", "forced": {}, "apart": "processes"}), out, "cpu")
 
 
@@ -237,7 +238,7 @@ def test_streams_graphs_and_profiles_are_handed_on(
     })  # fmt: skip
     heard: list[str] = []
     run_command.measured(written, out, "cuda:1", warn=heard.append)
-    *_, made, models, more = handed.pop()
+    *_, made, _, more = handed.pop()
     assert more["lanes"] == ("lanes", tiny, 3)
     assert more["pool"] is None
     assert "devices" not in made.about
