@@ -399,6 +399,131 @@ def test_forms_of_the_paper_write_the_same_over_units_of_one_process(three: Any)
         assert run.work.tokens == alone.tokens == expected
         assert (run.work.account, run.work.forks) == (alone.account, alone.forks)
 
+def test_nothing_is_asked_behind_the_last_token(three: Any) -> None:
+    """What workers still do then is stopped, and neither waited for nor missed."""
+
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        yield Fork((whole(2, (5,)), whole(2, (6,))), (1, 2))
+        out = yield Forward("target", (4,), 1, 0, LAYERS, heads=1)
+        yield Commit("token", ((yield Read("next", out)),))
+        raise AssertionError("it is over")
+
+    for record in (True, False):
+        run = ran(three, steps(), record=record)
+        assert len(run.work.tokens) == 1
+        assert [slot[STOPPED] for slot in (three.board.slots[1][0], three.board.slots[2][0])] == [1, 1]
+        assert not any(post.flights for post in three.posts.values())
+        assert (three.tags[1, :, 2] == GONE).all()
+        assert (three.tags[1, :, :2] == GONE).all()  # nor is it known whether they were copied
+        three = AtOnce(3)
+
+
+def test_who_is_started_is_started_before_anything_is_waited_for_stopped_or_taken_over(three: Any) -> None:
+    """So it has what its starter had then."""
+
+    def stopping() -> Steps:
+        yield whole()
+        yield Stop((yield Fork((whole(2, (5,)),), (1,))))
+
+    run = ran(three, stopping())
+    assert [number for number, _ in three.told] == [1]
+    assert [each.fate for each in run.spans if each.unit == 1] == ["cancelled"]
+
+    def adopting() -> Steps:
+        yield whole()
+        one = yield Fork((whole(2, (5,)),), (1,))
+        yield Join(one)
+        yield Fork((whole(3, (6,)),), (2,))  # behind a position that is not there yet
+        yield Adopt(one[0], 2, LAYERS)
+        yield whole(3, (7,))
+
+    with pytest.raises(CacheError, match="position 3"):
+        ran(AtOnce(3), adopting())
+
+
+def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(three: Any) -> None:
+    """Each of three single passes, one after another, on the first unit; what they say is what one process reads."""
+
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        written = [(yield Read("next", out))]
+        for at in (2, 3, 4):
+            subs = yield Fork((whole(at, (written[-1],), heads=1), whole(at, (9,), heads=1)), (None, None))
+            made = yield Join(subs)
+            yield Adopt(subs[at % 2], at, LAYERS)
+            written.append((yield Read("next", made[at % 2])))
+        yield Commit("token", tuple(written))
+
+    run = ran(three, steps(), 4)
+    alone = Real({"target": three.decoder}).run(steps(), 4)
+    assert run.work.tokens == alone.tokens
+    assert len({*alone.tokens}) > 2
+    assert run.work.account == alone.account
+    assert [number for number, _ in three.told] == [1, 2] * 3
+    assert run.free == [False, True, True]
+
+
+def test_the_main_process_looks_up_from_its_pass_only_where_others_may_want_it_to(three: Any) -> None:
+    """Where a process that starts others is at work; who only follows its rows is told of them layer by layer."""
+    make, finish, said = three.unit.make, three.unit.finish, list[Any]()
+
+    def made(command: Command, stopped: Any = None, meanwhile: Any = None) -> Any:
+        assert (stopped is None) == (meanwhile is None)
+        said.append((command.at, command.followed, meanwhile is not None))
+        if meanwhile is not None:
+            assert not stopped()
+        return make(command, stopped, meanwhile)
+
+    def over(stopped: Any = None, meanwhile: Any = None) -> None:
+        said.append(meanwhile is not None)
+        finish(stopped, meanwhile)
+
+    three.unit.make, three.unit.finish = made, over
+
+    def process() -> Steps:
+        yield whole(4, (6,))
+
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        yield whole(2, (5,))
+        subs = yield Fork((whole(3, (5,)),), (1,))  # it reads rows that are there
+        yield whole(3, (5,))
+        yield Join(subs)
+        subs = yield Fork((Forward("target", (5,), 5, 0, 3),), (1,))  # it reads rows of this pass
+        yield whole(4, (5,))
+        yield Join(subs)
+        subs = yield Fork((process(),), (1,))
+        yield whole(5, (5,))
+        yield Join(subs)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    ran(three, steps())
+    assert said == [
+        (0, False, False), False, (2, False, False), False, (3, False, False), False, (4, True, False), False,
+        (5, True, True), True,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("low", "high", "stop", "source", "refused"), [
+    (0, 3, 2, 0, True), (0, 3, 1, 0, False), (0, 3, 2, 1, False), (3, 5, 2, 0, False), (2, 5, 2, 0, True), (0, 1, 2, 0, False),
+    (0, 2, 2, 0, True),
+])  # fmt: skip
+def test_rows_are_kept_for_who_has_yet_to_copy_them(
+    three: Any, low: int, high: int, stop: int, source: int, refused: bool
+) -> None:
+    """A pass over position 1 and what follows, through layers 1 and 2: what is before it or in other layers is not replaced."""
+    run, task = Parallel(three), _Process(whole(2), None, 2)
+    command = Command(1, (5,), 2, low, high, 0, None, (Piece(source, low, high, 0, stop),), 0)
+    flight = Flight(task, whole(2), command, 0, 0.0)
+    three.posts[2].flights.append(flight)
+    step = Forward("target", (7,), 1, 1, 3)
+    if refused:
+        with pytest.raises(CacheError, match="target: a pass at position 1 replaces rows that a sub-process is copying"):
+            run._protect(0, step)
+        flight.stopped = True
+    run._protect(0, step)
+
 
 # --- units ---
 
