@@ -704,3 +704,73 @@ def test_weights_of_a_kind_that_is_not_timed_are_refused_before_anything_is_buil
     decoder = real_models.decoders("llama")["target"]
     with pytest.raises(RuntimeError, match="some has 5 layers, 9 expected"):
         passes.Model(nine, "cpu", "float32", decoder=decoder)
+
+
+# --- a pass as decoding makes it ---
+
+
+def interpreted(width: int, context: int, batch: int, unequal: bool = False, kind: str = "llama") -> tuple[Any, list[Any]]:
+    """Of a tiny model whose random tokens are 3, 4, 5, ... ; and what it was asked to run, with what came before."""
+    import torch
+
+    from calibrate import decode_pass
+
+    decoder = real_models.decoders(kind)["target"]
+    asked: list[Any] = []
+    run = decoder.run
+
+    def noted(tokens: tuple[int, ...], at: int, first: int, last: int, *more: Any, **how: Any) -> Any:
+        asked.append((tokens, at, first, last, how["batch"], how["places"]))
+        return run(tokens, at, first, last, *more, **how)
+
+    decoder.run = noted
+    model: Any = SimpleNamespace(
+        architecture=SimpleNamespace(crossing=kind == "t5", name=kind), decoder=decoder, unequal=unequal,
+        read_source=lambda: asked.append("source"),
+        tokens=lambda batch, count: torch.arange(3, 3 + batch * count).view(batch, count),
+    )  # fmt: skip
+    return decode_pass.InterpretedPass(model, width, context, batch), asked
+
+
+def test_a_pass_of_the_interpreter_is_at_another_place_every_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind rows that are made some at a time; every layer, the embedding, the head and the call are marked, and nothing after."""
+    from calibrate import decode_pass
+
+    monkeypatch.setattr(decode_pass, "CHUNK", 4)
+    work, asked = interpreted(2, 6, 1)
+    depth = real_models.DEPTHS["target"]
+    filling = [((3, 4, 5, 6), 0, 0, depth, 1, ()), ((3, 4), 4, 0, depth, 1, ())]
+    passes = [((3, 4), at, 0, depth, 1, ()) for at in (6, 7)]
+    assert asked == ["source", *filling, *passes]
+    marks: list[Any] = []
+    work.run_watched(lambda *mark: marks.append(mark))
+    work.run()
+    work.back()
+    assert asked[5:] == passes
+    layers = [("layer", index) for index in range(depth)]
+    assert work.parts == [("embedding", 0), *layers, ("head", 0), ("call", 0)]
+    inner = [(*part, edge) for part in [("embedding", 0), *layers] for edge in (0, 1)]
+    assert marks == [("call", 0, 0), *inner, ("call", 0, 1), ("head", 0, 0), ("head", 0, 1)]
+    assert (work.replayed, work.short) == (False, 0)
+    assert work.real.work.tokens == work.real.work.committed == work.real.work.commits == []
+    work.check()
+    for length in (7, 10):
+        work.task.cache.rows["target"].layers[0].length = length
+        with pytest.raises(RuntimeError, match="layers should hold 8 positions or one more, they hold"):
+            work.check()
+
+
+def test_texts_of_a_batch_are_at_places_of_their_own_where_drafts_are_made_or_verified() -> None:
+    depth = real_models.DEPTHS["target"]
+    for width, context, unequal, places in ((1, 6, False, ()), (2, 6, False, (6, 5, 6)), (1, 6, True, (6, 5, 6)), (2, 0, True, ())):
+        work, asked = interpreted(width, context, 3, unequal)
+        tokens = tuple(range(3, 3 + 3 * width))
+        first, second = asked[-2:]
+        assert first == (tokens, min(places, default=context), 0, depth, 3, places)
+        assert second == (tokens, min(places, default=context) + 1, 0, depth, 3, tuple(each + 1 for each in places))
+        assert work.texts == (0, 1, 2)
+        if context:
+            assert asked[1] == (tuple(range(3, 3 + 18)), 0, 0, depth, 3, ())
+    with pytest.raises(ParameterError, match="batch must be 1 with an encoder-decoder such as t5, got 2"):
+        interpreted(1, 0, 2, kind="t5")
+    assert interpreted(1, 0, 1, unequal=True)[0].unequal is False
