@@ -589,6 +589,7 @@ def test_who_follows_takes_each_layer_as_soon_as_it_is_there(three: Any, monkeyp
 def test_weights_begin_at_multiples_of_64_bytes_heads_included() -> None:
     decoder = tiny("llama").load()
     decoder.heads[2] = torch.arange(29 * 16, dtype=torch.float64).view(29, 16)
+    decoder.heads[3] = torch.ones(29 * 8, 16, dtype=torch.float64)
     before = [where.data.clone() if name == "data" else where[name].clone() for where, name in units.weights_of(decoder)]
     flat = units.share_weights(decoder)
     now = [where.data if name == "data" else where[name] for where, name in units.weights_of(decoder)]
@@ -599,14 +600,33 @@ def test_weights_begin_at_multiples_of_64_bytes_heads_included() -> None:
     assert [each.data_ptr() - start for each in now] == [0, *ends[:-1]]
     assert (len(flat), flat.dtype) == (ends[-1], torch.uint8)
     assert units.fingerprint(decoder)[:2] == (LAYERS, 29)
-    assert units.fingerprint(decoder)[3] == [(2, [0.0, 29.0 * 16 - 1])]
-    assert len(units.fingerprint(decoder)[2]) == len(now) - 1
+    assert units.fingerprint(decoder)[3] == [(2, [0.0, 29.0 * 16 - 1]), (3, [1.0, 1.0])]
+    assert len(units.fingerprint(decoder)[2]) == len(now) - 2
     rows: Any = decoder.rows()
     decoder.run((0,), 0, 0, LAYERS, rows)
     rows.layers[0].keys = rows.layers[0].keys[..., :2]
     decoder.rows, decoder.run = lambda: rows, lambda *_: None  # type: ignore[method-assign,assignment]
     with pytest.raises(CacheError, match="layers hold keys and values of unequal shapes, which cannot lie in one buffer"):
         units.shape_of_rows(decoder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_rows_of_every_kind_are_copied_as_they_are(dtype: torch.dtype) -> None:
+    """In whole numbers of their size; sizes are those of the model, for as many units and positions."""
+    shape = (2, 2, 1, 3, 8, 4)
+    rows = [torch.randn(shape).to(dtype), torch.zeros(shape, dtype=dtype)]
+    counts = [torch.zeros(2, 2, 8, dtype=torch.int64), *(torch.zeros(2, 2, dtype=torch.int64) for _ in range(2))]
+    memory = Memory(rows, [torch.zeros(1), torch.zeros(1), *counts])
+    assert memory.capacity == 8
+    memory.copy(1, 0, slice(1, 2), slice(2, 4), slice(5, 7))
+    assert rows[1][1, ..., 2:4, :].equal(rows[0][1, ..., 5:7, :])
+    assert rows[1].count_nonzero() == rows[1][1, ..., 2:4, :].count_nonzero() > 0
+    decoder = real_models.decoders("llama", dtype="float32")["target"]
+    found = Memory.of(decoder, 3, 10)
+    assert [tuple(each.shape) for each in found.rows] == [(LAYERS, 2, 1, 2, 10, 4)] * 3
+    assert [tuple(each.shape) for each in found.tensors[1]] == [(3, 10, 16), (3, 29), (3, LAYERS, 10), (3, LAYERS), (3, LAYERS)]
+    assert {each.dtype for each in (*found.rows, *found.tensors[1][:2])} == {torch.float32}
+    assert all(each.is_shared() for each in (*found.rows, *found.tensors[1]))
 
 
 class Left(BaseException):

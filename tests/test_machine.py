@@ -44,10 +44,12 @@ def test_facts_of_a_processor(system: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.facts("cpu")["name"] == "i686"
     (system / "proc").mkdir()
     (system / "proc" / "cpuinfo").write_text("vendor: x\nmodel name\t: Zen: 4 \nmodel name\t: other\n")
-    for number, size in enumerate(("48K", "512", "3M", "2048K")):
+    for number, size in enumerate(("512", "48K", "3M", "2048K")):
         folder = system / f"sys/devices/system/cpu/cpu0/cache/index{number}"
         folder.mkdir(parents=True)
         (folder / "size").write_text(f"{size}\n")
+        if not number:
+            assert machine.facts("cpu")["cache_bytes"] == 512
     assert machine.facts("cpu") == facts | {"name": "Zen: 4", "cache_bytes": 3 * 2**20}
     (folder / "size").write_text("1G")
     assert machine.facts("cpu")["cache_bytes"] == 2**30
@@ -187,6 +189,10 @@ def test_products_are_of_much_the_same_work_in_shapes_of_all_kinds() -> None:
     done: list[int] = []
     machine._fastest(machine._Kernel(lambda: done.append(1), 1.0), "cpu")
     assert len(done) == 1 + 7
+    for took, amount, rate in ((4.0, 2.0, 0.5), (0.0, 2.0, 2e9)):  # a clock may say nothing of what is short
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(machine, "clock_of", lambda _, took=took: SimpleNamespace(start=lambda: None, stop=lambda: took))
+            assert machine._fastest(machine._Kernel(lambda: None, amount), "cpu") == pytest.approx(rate)
 
 
 def test_tries_between_rows_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

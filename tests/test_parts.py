@@ -203,3 +203,11 @@ def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, m
     assert costs.samples == [4] * 6 + [2] * 6 + [4] * 4
     single = [step.at for step in costs.passes[1:] if len(step.tokens) == 1 and step.last == LAYERS]
     assert single == [12, 13] * (len(single) // 2)  # never where the last pass was
+    assert {step.heads for step in costs.passes[1:] if step.last == LAYERS} == {0, 1}
+    whole_only = costs.passes[1 : 1 + 6 * 6 + 6 * 4]
+    assert {(step.heads, len(step.tokens)) for step in whole_only} == {(1, 1), (1, 4), (1, 9)}
+    for name, value in (("GAPS", ()), ("WIDE", ()), ("SHORT", (1, LAYERS, LAYERS + 1))):
+        monkeypatch.setattr(parts, name, value)
+    costs.samples.clear()
+    assert [*parts.after(decoder, 12, 1)["short_us"]] == ["1", str(LAYERS)]
+    assert costs.samples == [1, 1]  # all layers once
