@@ -25,6 +25,7 @@ from calibrate.companions import Companions, Spec
 from calibrate.interpreter import Luck, Real, Sampling, Times
 from calibrate.pool import Flight, Post, ProcessError
 from calibrate.processes import GONE, Parallel, _Process
+from calibrate.replicas import Replica
 from calibrate.units import DONE, LENGTH, MADE, SLOTS, STATUS, STOPPED, Board, Command, Memory, Orders, Piece, Unit
 from model.algorithms import ppd
 from model.checks import ParameterError
@@ -680,6 +681,169 @@ def test_a_worker_ends_with_the_server_that_started_it(monkeypatch: pytest.Monke
     units._end_with_parent()
     assert closed == [77]
     assert asked == [(1, 9, 0, 0, 0)] * 2
+
+class Pipe:
+    """The worker's end of a pipe: what it is told, one after another, and what it says."""
+
+    def __init__(self, *told: Any) -> None:
+        self.told = deque(each if isinstance(each, bytes) else pickle.dumps(each) for each in told)
+        self.said: list[Any] = []
+        self.send = self.send_bytes = self.said.append
+        self.naps: list[float] = []
+
+    def recv_bytes(self) -> bytes:
+        return self.told.popleft()
+
+    def poll(self, nap: float) -> bool:
+        self.naps.append(nap)
+        return bool(self.told)
+
+
+def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any) -> tuple[Any, Any, Any, Memory]:
+    """A worker that has a board and a model, its pipe, the board and the memory of the main process."""
+    monkeypatch.setattr(Replica, "load", lambda self: real_models.decoders(self.model)["target"])
+    monkeypatch.setattr(units.gc, "freeze", lambda: None)
+    end: Any = Pipe()
+    worker = units._Worker(end, Orders(1, 2, None, 0.0, **orders))
+    assert end.said.pop() == ("up", os.getpid())
+    board, memory = Board(2), Memory.of(real_models.decoders(kind)["target"], 2, 16)
+    whole_ = pickle.loads
+
+    def found(said: bytes) -> Any:
+        what = whole_(said)
+        return HANDED[what] if isinstance(what, int) else what
+
+    monkeypatch.setattr(pickle, "loads", found)
+    source = (5, 6) if kind == "t5" else ()
+    HANDED.update({0: ("board", board.tensors, []), 1: ("load", Replica(kind), memory.tensors, source, None)})
+    end.told += [pickle.dumps(0), pickle.dumps(1)]
+    assert worker._hear()
+    assert end.said == []
+    assert worker._hear()
+    assert end.said.pop() == ("load", units.fingerprint(worker.unit.decoder))
+    return worker, end, board, memory
+
+
+HANDED: dict[int, Any] = {}
+"""What goes through pipes of this process, as it is."""
+
+
+def told(board: Board, place: int, count: int, command: Command, stopped: int = 0) -> None:
+    """What the main process does to have a pass made."""
+    said = pickle.dumps(command)
+    slot = board.slots[1][place]
+    board.boxes[1][place][: len(said)] = said
+    slot[STOPPED], slot[STATUS], slot[LENGTH] = stopped, 0, len(said)
+    board.words[1][units.POSTED] = count
+
+
+def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, end, board, memory = working(monkeypatch)
+    decoder = real_models.decoders("llama")["target"]
+    states = decoder.run((3, 4), 0, 0, LAYERS, decoder.rows())
+    now = iter(range(10, 100))
+    monkeypatch.setattr(units, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
+    believed = units.believed_of(b"")
+    with torch.inference_mode():
+        for heads, place in ((1, 0), (0, 1)):
+            told(board, place, place + 1, Command(7 + place, (3, 4), 0, 0, LAYERS, heads, None, (), believed))
+            worker._pass()
+            assert (board.slots[1][place][STATUS], board.words[1][DONE], worker.taken) == (MADE, place + 1, place + 1)
+        assert memory.states[1, :2].equal(states)
+        assert memory.logits[1].equal(decoder.logits(states[-1:], LAYERS)[0])
+        memory.logits[1] = 0
+        # Taken up, ready to begin once rows are there, and over.
+        assert [tuple(board.times[1][place])[:3] for place in (0, 1)] == [(10.0, 11.0, 12.0), (13.0, 14.0, 15.0)]
+        assert end.said == []
+        board.words[0][units.LISTENING] = 1
+        finished: list[Any] = []
+        monkeypatch.setattr(worker.unit, "finish", lambda *how: finished.append(how))
+        told(board, 2, 3, Command(9, (3, 4), 0, 0, LAYERS, 0, None, (), believed), stopped=1)
+        worker._pass()  # nobody wants it any more
+        assert (board.slots[1][2][STATUS], board.words[1][DONE], finished) == (units.GAVE_UP, 3, [])
+        assert end.said == [b"."]
+        # Stopped in the middle, or behind rows that were written over meanwhile: what was launched is done.
+        for happens in (gpus.GaveUp(), CacheError("rows are others")):
+
+            def making(command: Command, stopped: Any, meanwhile: Any, ready: Any, happens: Any = happens) -> None:
+                assert not stopped()
+                assert meanwhile is None
+                ready()
+                board.slots[1][worker.taken % SLOTS][STOPPED] = 1
+                assert stopped()
+                raise happens
+
+            monkeypatch.setattr(worker.unit, "make", making)
+            told(board, worker.taken % SLOTS, worker.taken + 1, Command(9, (3,), 0, 0, LAYERS, 0, None, (), believed))
+            worker._pass()
+            assert finished.pop() == ()
+            assert board.slots[1][(worker.taken - 1) % SLOTS][STATUS] == units.GAVE_UP
+        assert worker.taken == board.words[1][DONE] == 5
+
+        def defect(*_: Any) -> None:
+            raise CacheError("of ours")
+
+        monkeypatch.setattr(worker.unit, "make", defect)
+        told(board, 5 % SLOTS, 6, Command(9, (3,), 0, 0, LAYERS, 0, None, (), believed))
+        with pytest.raises(CacheError, match="of ours"):
+            worker._pass()
+
+
+def test_a_worker_sleeps_where_nothing_is_asked_of_it_and_ends_at_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, end, board, _ = working(monkeypatch)
+    made: list[int] = []
+
+    def pass_() -> None:
+        made.append(worker.taken)
+        worker.taken += 1
+
+    monkeypatch.setattr(worker, "_pass", pass_)
+    board.words[1][units.POSTED] = 2
+    waited = end.poll
+
+    def poll(nap: float) -> bool:
+        assert board.words[1][units.ASLEEP] == 1
+        if len(end.naps) == 1:
+            end.told.append(b".")  # it is woken, as a pass was asked for
+            board.words[1][units.POSTED] = 3
+        if len(end.naps) == 2:
+            end.told.append(pickle.dumps(("end",)))
+        return bool(waited(nap))
+
+    end.poll = poll
+    worker.serve()
+    assert made == [0, 1, 2]
+    assert end.naps == [units.NAP] * 3
+    assert (board.words[1][units.ASLEEP], end.said) == (0, [])
+    fresh: Any = Pipe(("end",))
+    again = units._Worker(fresh, Orders(2, 3, None, 0.0))
+    again.serve()  # nobody has given it a board
+    assert fresh.said == [("up", os.getpid())]
+
+
+def test_a_worker_has_its_encoder_read_and_lies_on_its_core_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat, other = units.share_weights(tiny("llama").load()), tiny("llama", 1).load()
+    set_: list[Any] = []
+    monkeypatch.setattr(units.os, "sched_setaffinity", lambda *what: set_.append(what))
+    monkeypatch.setattr(gpus, "cuda", lambda: SimpleNamespace(set_device=set_.append))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: set_.append(f"{count} thread"))
+    units._Worker(Pipe(), Orders(1, 2, 5, 0.0, "cuda:1"))  # type: ignore[arg-type]
+    assert set_ == ["1 thread", (0, {5}), "cuda:1"]
+    worker, end, _, _ = working(monkeypatch, "t5")
+    before = worker.unit.decoder.source
+    assert before.shape[1] == 2
+    end.told.append(pickle.dumps(("source", (7, 8, 9))))
+    rows = worker.unit.rows
+    assert worker._hear()
+    assert worker.unit.decoder.source.shape[1] == 3
+    assert worker.unit.rows is not rows  # of a new text
+    assert end.said.pop() == ("source", units.fingerprint(worker.unit.decoder))
+    HANDED[2] = ("load", Replica("t5"), (), (), flat)
+    monkeypatch.setattr(Replica, "load", lambda _: other)
+    end.told.append(pickle.dumps(2))
+    with pytest.raises(ValueError, match="the replica has other weights"):
+        worker._hear()
+    assert worker.unit is None
 
 
 # --- the pool ---
