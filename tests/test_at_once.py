@@ -954,6 +954,144 @@ def test_processes_come_of_a_server_with_one_thread_or_afresh(monkeypatch: pytes
     assert pool_of.context_of_workers() is context
     assert seen == ["spawn"]
 
+def test_processes_are_started_pinned_and_ended_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one is pinned once the others are started, and let go of however it ends; with a single thread meanwhile."""
+    done: list[Any] = []
+    threads = [4]
+
+    class Made:
+        def __init__(self, *how: Any) -> None:
+            done.append(("made", *how, threads[-1]))
+
+        def load(self, *what: Any) -> None:
+            done.append(("load", *what))
+            if what[1] == 13:
+                raise ParameterError("capacity")
+
+        def close(self) -> None:
+            done.append("closed")
+
+    monkeypatch.setattr(pool_of, "Pool", Made)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    affinity = {0: {5, 3, 9}}
+    monkeypatch.setattr(pool_of.os, "sched_getaffinity", affinity.__getitem__)
+    monkeypatch.setattr(pool_of.os, "sched_setaffinity", lambda *what: done.append(what))
+    monkeypatch.setattr(gpus, "check", lambda named: done.append(("there", named)))
+    replica = tiny("llama")
+    with pool_of.started(replica, 2, 12, source=(4,)):
+        done.append("within")
+    cores = [3, 5, 9]
+    made = ("made", ["cpu", "cpu"], cores, 0.005, 60.0, True, 1)
+    assert done == [made, ("load", replica, 12, (4,)), (0, {3}), "within", (0, cores), "closed"]
+    assert threads == [4, 1, 4]
+    done.clear()
+    on = Replica("family:target", "cuda:1")
+    with pool_of.started(on, 2, pin=False, spin=0.5, patience=2.0, share=False):
+        pass
+    two = ["cuda:1", "cuda:2"]
+    assert done == [("there", two), ("made", two, [], 0.5, 2.0, False, 1), ("load", on, None, ()), "closed"]
+    done.clear()
+    with pytest.raises(ParameterError, match="capacity"), pool_of.started(replica, 1, 13):
+        pass
+    assert done[2:] == [(0, cores), "closed"]
+    assert threads == [4, 1, 4, 1, 4, 1, 4]
+
+
+class Told:
+    """A worker that answers what it is asked, with this fingerprint."""
+
+    def __init__(self, given: tuple[Any, Orders], name: str, answers: list[Any]) -> None:
+        self.given, self.name, self.answers, self.pid, self.exitcode = given, name, answers, 1, 0
+        self.said: list[Any] = []
+
+    def send(self, what: Any) -> None:
+        self.said.append(what)
+
+    def poll(self, *_: Any) -> bool:
+        return bool(self.answers)
+
+    def recv_bytes(self) -> bytes:
+        return pickle.dumps(self.answers.pop(0))
+
+    def is_alive(self) -> bool:
+        return True
+
+    def start(self) -> None:
+        self.said.append("started")
+
+    def join(self, *_: Any) -> None:
+        self.is_alive = lambda: False  # type: ignore[method-assign]
+
+    close = start
+
+
+def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units take the cores in turn; the board is theirs once, weights and rows with each model."""
+    workers: list[Told] = []
+    replica = tiny("llama")
+    same = units.fingerprint(replica.load())
+
+    class Context:
+        def Pipe(self) -> Any:  # noqa: N802
+            ours: Any = SimpleNamespace(close=lambda: None)
+            return ours, SimpleNamespace(close=lambda: workers[-1].said.append("closed there"))
+
+        def Process(self, target: Any, args: Any, daemon: bool, name: str) -> Told:  # noqa: N802
+            assert (target, daemon) == (units.work, True)
+            workers.append(Told(args, name, [("up", 9), ("load", same)]))
+            return workers[-1]
+
+    monkeypatch.setattr(pool_of, "context_of_workers", Context)
+    pool = pool_of.Pool(["cpu"] * 4, [7, 8], 0.25, 5.0, True)
+    assert [each.given[1] for each in workers] == [
+        Orders(1, 4, 8, 0.25), Orders(2, 4, 7, 0.25), Orders(3, 4, 8, 0.25),
+    ]  # fmt: skip
+    assert [each.name for each in workers] == ["unit 1", "unit 2", "unit 3"]
+    assert {str(each.said) for each in workers} == {"['started', 'closed there']"}
+    assert (pool.units, pool.broken, pool.closed, pool.serial) == (4, False, False, 0)
+    assert pool.pids == [1, 1, 1]
+    for number, each in enumerate(workers, 1):
+        each.said.clear()
+        pool.posts[number].end = each  # type: ignore[assignment]
+    pool.load(replica)
+    assert (pool.capacity, pool.tags.shape, pool.replica) == (96, (4, LAYERS, 96), replica)  # all that the model knows
+    for each in workers:
+        board, load = each.said
+        assert board == ("board", pool.board.tensors, [])
+        assert load[:2] == ("load", replica)
+        assert load[2] == pool.memory.tensors
+        assert load[3] == ()
+        assert len(load[4]) > 0  # the weights of this process
+    workers[1].answers.append(("load", same))
+    workers[0].answers.append(("load", same))
+    workers[2].answers.append(("load", "others"))
+    pool.share = False
+    with pytest.raises(ProcessError, match="the model of unit 3 is not that of unit 0, though both were asked for alike"):
+        pool.load(replica, 20)
+    assert pool.capacity == 20
+    assert pool.broken
+    [_, _, again] = workers[0].said
+    assert again[4] is None
+    pool.broken = False
+    with pytest.raises(ParameterError, match="has no encoder, and source is given; leave it out"):
+        pool.read_source((3,))
+    encoding: Any = tiny("t5")
+    same = units.fingerprint(encoding.load())
+    for each in workers:
+        each.answers += [("load", same), ("source", None)]
+        each.said.clear()
+    pool.load(encoding, 8, (5, 6))
+    assert pool.decoder.source.shape[1] == 2
+    rows = pool.unit.rows
+    pool.read_source([7, 8, 9])
+    assert pool.decoder.source.shape[1] == 3
+    assert pool.unit.rows is not rows
+    assert [each.said[0][3] for each in workers] == [(5, 6)] * 3
+    assert [each.said[1] for each in workers] == [("source", (7, 8, 9))] * 3
+    with pytest.raises(ParameterError, match="has an encoder, and source is empty; give what it reads"):
+        pool.load(encoding, 8)
+
 
 # --- companions ---
 
