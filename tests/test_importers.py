@@ -3,19 +3,23 @@ column."""
 
 from __future__ import annotations
 
+import datetime
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
 
 from calibrate.cli import app
 from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
-from model import device, profile
+from model import device, profile, transformer
 from model.checks import ParameterError
 from model.profile import TIMES, Profile
 
@@ -176,6 +180,96 @@ def test_what_is_read_comes_back_from_a_file_and_names_its_sources(source: str, 
     assert again.sources == made.sources
     assert {part for each in made.sources for part in each.parts} == {*made.parts}
     assert all(each.repository and each.licence and len(each.sha256) == 64 for each in made.sources)
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "vidur": {
+        "name": "a100-llama-2-7b", "model": "llama-2-7b", "device": "a100", "kind": "model", "mode": "kernel-only", "date": "",
+        "engine": "Sarathi (profiled by Vidur)", "provenance": "measured", "dtype": "bfloat16", "facts": {},
+        "errors": {"dense": 0.0612, "embedding": 0.0506, "attention": 0.0, "step": 0.0, "send": 0.0, "all_reduce": 0.0},
+        "notes": (
+            "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; "
+            "low and high are quartiles that go with sums of deviations",
+            "times were rounded to 1 us",
+            "dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8",
+            "attention: with attn_input_reshape, attn_kv_cache_save, attn_output_reshape; passes of several tokens are prompt "
+            "passes of one text",
+            "attention: saving keys and values of many tokens of one text grows with them; it was measured so",
+            "step: schedule, prepare_inputs_e2e, sampler_launch, process_model_outputs, medians, on Vidur's host; smaller batches "
+            "than 8 take what that one takes",
+            "send, all_reduce: between devices of one node; medians of repeats",
+        ),
+        "sources": [
+            ("microsoft/vidur", "mlp.csv", "MIT", ("dense", "embedding")), ("microsoft/vidur", "attention.csv", "MIT", ("attention",)),
+            ("microsoft/vidur", "cpu_overheads.csv", "MIT", ("step",)), ("microsoft/vidur", "send_recv.csv", "MIT", ("send",)),
+            ("microsoft/vidur", "all_reduce.csv", "MIT", ("all_reduce",)),
+        ],
+        "covers": "dense (tokens 1 to 64, ways 1/2); attention (width 1 to 64, context 0 to 1024, batch 1 to 4); "
+        "embedding (tokens 1 to 64, ways 1/2); step (batch 8 to 16); all_reduce (size 8192, ways 2/4); "
+        "send (size 8192 to 1.04858e+06)",
+        "off": "dense 6.1%, embedding 5.1%, attention 0.0%, step 0.0%, send 0.0%, all_reduce 0.0%",
+    },
+    "aiconfigurator": {
+        "name": "h100-operations", "model": "", "device": "h100", "kind": "operations", "mode": "cuda-graph", "date": "",
+        "engine": "vllm/1.0 (collected by AIConfigurator)", "provenance": "measured", "dtype": "bfloat16",
+        "facts": {"device": "a made-up GPU", "decode_includes": ["cache write"], "decode_engine": "vllm/1.0"},
+        "notes": ("gemm/vllm/1.0/gemm_perf.parquet: 2 rows without a time or without work left out",),
+        "sources": [
+            ("ai-dynamo/aiconfigurator", "gemm/vllm/1.0/gemm_perf.parquet", "Apache-2.0", ("gemm",)),
+            ("ai-dynamo/aiconfigurator", "attention/vllm/1.0/generation_attention_perf.parquet", "Apache-2.0", ("decode",)),
+            ("ai-dynamo/aiconfigurator", "comm/vllm/1.0/custom_allreduce_perf.parquet", "Apache-2.0", ("all_reduce",)),
+        ],
+        "covers": "all_reduce (size 8192 to 2.09715e+06, ways 2/4); gemm (m 1 to 4, n 4096 to 8192, k 4096 to 8192); "
+        "decode (heads 8 to 32, kv_heads 8, head_dim 128, context 127 to 4095, batch 1 to 4)",
+        "off": "gemm 0.2%, decode 49.2%",
+    },
+    "llmservingsim": {
+        "name": "rtx-4090-llama-3.1-8b", "model": "llama-3.1-8b", "device": "rtx-4090", "kind": "model", "mode": "kernel-only",
+        "engine": "vLLM 0.0.1 (profiled by LLMServingSim)", "provenance": "measured", "dtype": "bfloat16", "date": "2026-01-02",
+        "facts": {"vllm_version": "0.0.1", "gpu": "a made-up GPU", "profiled_at": "2026-01-02T03:04:05+00:00"},
+        "errors": {"dense": 0.0, "embedding": 0.0, "head": 0.0, "step": 0.0, "attention": 0.0},
+        "notes": (
+            "dense: sum of a layer's operations, its norm twice", "head: lm_head and the final norm",
+            "step: the sampler alone; launching and preparing were not measured",
+            "attention: 1 passes that mix a prompt and new tokens left out",
+        ),
+        "sources": [
+            ("casys-kaist/LLMServingSim", "dense.csv", "MIT", ("dense", "embedding")),
+            ("casys-kaist/LLMServingSim", "per_sequence.csv", "MIT", ("head", "step")),
+            ("casys-kaist/LLMServingSim", "attention.csv", "MIT", ("attention",)),
+        ],
+        "covers": "dense (tokens 1 to 8); attention (width 1 to 16, context 0 to 1024, batch 1 to 8); head (positions 1 to 8); "
+        "embedding (tokens 1 to 8); step (batch 1 to 8)",
+        "off": "dense 0.0%, embedding 0.0%, head 0.0%, step 0.0%, attention 0.0%",
+    },
+}  # fmt: skip
+"""All that a profile says besides its times, and what the command prints of it."""
+
+
+@pytest.mark.parametrize("source", READ)
+def test_a_profile_says_what_it_is_of_and_the_command_says_it_too(source: str, folder: Path, tmp_path: Path) -> None:
+    made, wanted = READ[source](folder), dict(WHOLE[source])
+    said = {name: getattr(made, name) for name in wanted if name not in ("sources", "covers", "off")}
+    assert said == {name: value for name, value in wanted.items() if name in said}
+    assert [(each.repository, each.file, each.licence, each.parts) for each in made.sources] == wanted["sources"]
+    assert {each.commit for each in made.sources} == {""}
+    gpu = device.device(wanted["device"])
+    assert (made.bandwidth, made.rate, made.cache_bytes) == (gpu.bandwidth, gpu.rate("bfloat16"), gpu.cache_bytes)
+    assert made.shape == (asdict(transformer.preset(wanted["model"])) if wanted["model"] else {})
+    more = ["--network", str(folder / "vidur/network")] if source == "vidur" else []
+    done = CliRunner().invoke(app, [*arguments(folder)[source], *more, "-o", str(tmp_path)])
+    assert done.stdout.splitlines() == [
+        f"{tmp_path / wanted['name']}.json: measured", f"covers {wanted['covers']}", f"median errors {wanted['off']}",
+        *(f"note: {each}" for each in wanted["notes"]),
+    ]  # fmt: skip
+    # A source that does not say when it was measured: the day on which it was read.
+    assert profile.load(tmp_path / f"{wanted['name']}.json").date == (wanted["date"] or datetime.date.today().isoformat())
+
+
+def test_errors_are_of_inner_points_between_their_neighbours(folder: Path) -> None:
+    """Of 1, 2, 8 and 64 tokens the second and third are left out in turn, and found between the others in logarithms."""
+    between = 266 ** (2 / 3) * 239 ** (1 / 3) / 269 - 1, 269 ** (3 / 5) * 315 ** (2 / 5) / 239 - 1
+    assert from_vidur(folder).errors["dense"] == pytest.approx(np.median([np.median(np.abs(between)), 0.0]), abs=1e-4)
 
 
 # --- what is refused ---
