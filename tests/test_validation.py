@@ -282,6 +282,37 @@ def test_parts_of_a_pass_on_a_processor_add_up_to_it() -> None:
     assert all(case.asked is None and case.median > 0.05 for case in unbounded)
 
 
+def test_the_fit_of_a_processor_prints_what_the_page_says_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    cpu_step.main()
+    heading, *lines = capsys.readouterr().out.splitlines()
+    [name] = cpu_step.names()
+    header, rows = cpu_step.rows_of(name)
+    assert heading == f"{name}: {header['name']}, {header['threads']} thread, {header['dtype']}, {header['date']}"
+    expected = []
+    for case in validation.processor({name: (header, rows)}).cases:
+        what, beside, _ = re.fullmatch(rf"{name}: other ([^,]*(?:, the overhead fitted)?)(, another process)?(.*)", case.name).groups()  # type: ignore[union-attr]
+        expected.append(f"  other {what}, busy {int(beside is not None)}: {case.errors.size} passes, median error "
+                        f"{case.median:.1%}, worst {case.largest:.1%}")  # fmt: skip
+    *whole, before = expected
+    assert lines[:6] == whole
+    assert lines[6] == f"  before points were timed again, busy 1: {before.partition('passes, ')[2]}"
+    # Whole passes by busy and place: of the rounds of either the shortest, and the one in the middle.
+    taken: dict[int, dict[Any, list[float]]] = {0: {}, 1: {}}
+    for row in rows:
+        if row["kind"] == "point":
+            taken[row["busy"]].setdefault((row["width"], row["context"], row["batch"]), []).append(row["whole_us"][1])
+    for line, of in ((lines[7], min), (lines[8], np.median)):
+        ratios = {place: of(both) / of(taken[0][place]) for place, both in taken[1].items()}
+        low, middle, high = np.percentile([*ratios.values()], (25, 50, 75))
+        assert f"{middle:.2f}" in line
+        assert f"({low:.2f} to {high:.2f})" in line
+        if of is min:
+            one = np.median([ratio for place, ratio in ratios.items() if place[0] == 1])
+            assert line == f"  with one other process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {one:.2f}"
+    assert lines[8].startswith("  by the median round instead of the shortest: ")
+    assert len(lines) == 9
+
+
 def test_one_cost_explains_the_measured_times_of_the_theorem() -> None:
     claim = validation.theorem()
     assert claim.case("one cost, fitted on the other data set").largest <= 0.012
