@@ -677,6 +677,101 @@ def test_the_greedy_token_ranks_first_where_others_tie_with_it() -> None:
     assert ({*table["token"]}, {*table["rank_common"].to_numpy().flatten().tolist()}) == ({0}, {1})
 
 
+def test_a_drawn_token_ranks_behind_the_equals_before_it() -> None:
+    """All logits are equal: a token has as many before it as its number says, at every layer and in every piece of positions."""
+    import copy
+
+    from calibrate.adapter import decoder_of
+
+    full = copy.deepcopy(real_models.model("llama", LAYERS))
+    full.lm_head.weight.data.zero_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging, "PIECE", 5)
+        table = logging.logged(decoder_of(full, "ties"), PROMPTS, TOKENS, sampling=Sampling(), seed=1)
+    tokens = table["token"].to_numpy()
+    assert np.unique(tokens).size > 10
+    assert (table["rank_common"].to_numpy() == tokens[:, None] + 1).all()
+    assert table["confidence"].to_numpy() == pytest.approx(np.full((tokens.size, LAYERS), 1 / VOCABULARY))
+
+
+def test_trained_heads_rank_at_their_layers_and_the_models_own_at_the_last() -> None:
+    import torch
+
+    target = kin()["target"]
+    target.heads = {2: torch.as_tensor(np.random.default_rng(1).normal(size=(VOCABULARY, 16)))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging, "PIECE", 5)
+        table = logging.logged(target, PROMPTS, TOKENS)
+    ranks = table["rank_trained"].to_numpy()
+    for number, rows in enumerate(table.partition_by("text", maintain_order=True)):
+        ids = torch.tensor([PROMPTS[number] + rows["token"].to_list()[:-1]])
+        with torch.inference_mode():
+            behind = target.full(ids, output_hidden_states=True).hidden_states[2][0, -TOKENS:]
+            said = target.full.model.norm(behind) @ target.heads[2].T
+        own = said.gather(1, torch.tensor(rows["token"].to_list())[:, None])
+        assert rows["rank_trained"].to_numpy()[:, 1].tolist() == ((said > own).sum(-1) + 1).tolist()
+    assert (ranks[:, -1] == table["rank_common"].to_numpy()[:, -1]).all()
+    assert not ranks[:, [0, 2, 3]].any()
+    assert not logging.logged(kin()["target"], PROMPTS, TOKENS)["rank_trained"].to_numpy().any()
+
+
+def test_texts_are_written_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more pass than the longest text has tokens would be one too many; a text that ended is cut there, whatever came behind."""
+    target = kin()["target"]
+    texts = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    ends = sorted({text[3] for text in texts})  # each has one of these at its fourth token, or before
+    lengths = [min(text.index(end) for end in ends if end in text) + 1 for text in texts]
+    monkeypatch.setattr(target.full.generation_config, "eos_token_id", ends)
+    run, passes = target.run, list[Any]()
+    monkeypatch.setattr(target, "run", lambda *args, **more: passes.append(args) or run(*args, **more))
+    draft = kin()["draft"]
+    table = logging.logged(target, PROMPTS, TOKENS, draft=draft)
+    assert [part.height for part in table.partition_by("text", maintain_order=True)] == lengths
+    assert len(passes) == 1 + max(lengths) <= 5  # one for the prompts but for their last tokens
+    assert [part["token"].to_list() for part in table.partition_by("text", maintain_order=True)] == [
+        text[:length] for text, length in zip(texts, lengths, strict=True)
+    ]
+    assert [part["position"].to_list() for part in table.partition_by("text", maintain_order=True)] == [
+        [*range(length)] for length in lengths
+    ]
+    # The draft's tokens are those along each text, and survive up to its end.
+    for number, part in enumerate(table.partition_by("text", maintain_order=True)):
+        says = [int(real_models.logits(draft.full, PROMPTS[number] + texts[number][:place]).argmax()) for place in range(part.height)]
+        assert part["draft_token"].to_list() == says
+        agrees = [one == other for one, other in zip(says, texts[number], strict=False)]
+        runs = [next((size for size, yes in enumerate(agrees[place:]) if not yes), part.height - place) for place in range(part.height)]
+        assert part["accepted"].to_list() == runs
+
+
+def test_models_of_other_vocabularies_and_prompts_that_are_none_are_refused(tmp_path: Path) -> None:
+    decoders = kin()
+    draft = decoders["draft"]
+    draft.vocabulary = VOCABULARY + 1
+    with pytest.raises(ParameterError, match=f"one vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; draft with a"):
+        logging.logged(decoders["target"], PROMPTS, TOKENS, draft=draft)
+    for prompts in ([], [[1], []]):
+        with pytest.raises(ParameterError, match="prompts must be at least one, and each of at least one token"):
+            logging.make(tmp_path / "log.json", SAID, decoders["target"], prompts, TOKENS)
+    with pytest.raises(ParameterError, match=r"out must end in \.json, beside which the table comes to lie, got log\.parquet"):
+        logging.make(tmp_path / "log.parquet", SAID, decoders["target"], [[1]], TOKENS)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_texts_of_one_length_are_written_together_and_told_as_they_are_done(tmp_path: Path) -> None:
+    prompts = [[1, 2], [3], [4, 5], [6, 7], [8]]
+    assert logging.groups(prompts, 2) == [[0, 2], [3], [1, 4]]
+    assert logging.groups([[1]] * 51) == [[*range(50)], [50]]
+    told: list[Any] = []
+    target = kin()["target"]
+    log, spent = logging.make(tmp_path / "log.json", SAID | {"draft": None}, target, prompts, 2, group=2,
+                              report=lambda *said: told.append(said))  # fmt: skip
+    assert told == [(2, 5, ""), (3, 5, ""), (5, 5, "")]
+    assert log.table.select("text", "position").rows() == [(text, place) for text in range(5) for place in range(2)]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["log.json", "log.parquet"]
+    assert spent.writing > 0 < spent.heads
+    assert (spent.trained_heads, spent.draft) == (0, 0)
+
+
 def test_the_end_token_in_a_prompt_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     target = kin()["target"]
     texts = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
