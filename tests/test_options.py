@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,10 @@ from typer.testing import CliRunner
 
 from calibrate.cli import app as calibrate_app
 from calibrate.family import training as family
+from calibrate.interpreter import Sampling
 from calibrate.log import Spent
 from calibrate.timing import Effort
+from model.checks import ParameterError
 from sim.cli import app as sim_app
 
 TESTS = Path(__file__).parent
@@ -349,6 +352,8 @@ def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
         if function.endswith(".progress"):
             assert record.calls[function]["quiet"] is False
             assert record.calls[function]["what"] == BARS.get(command.split()[1], record.calls[function]["what"])
+        if function == "calibrate.loading.models":
+            assert record.calls[function].get("dtype") == "float32"
         if function == "calibrate.prompts.load":
             few = {"calibrate log": 200, "calibrate quality": 20}
             assert record.calls[function].get("limit") == few.get(command, record.calls[function].get("limit"))
@@ -646,6 +651,49 @@ def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
         }  # fmt: skip
         asked = {"limit": 20, "length": 64, "seed": 3, "template": None}
         assert has(record.calls["calibrate.log_command.prompted"], asked)
+
+
+def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
+    """Models with their shapes, heads, prompts as tokens, and how texts are drawn; prompts of the family where none are given."""
+    record.replace("calibrate.log.make")
+    record.replace("calibrate.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
+    model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
+    ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
+    said = record.calls["calibrate.log.make"]["said"]
+    assert said | {"versions": 0, "date": 0} == {
+        "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "asked": 64, "seed": 0,
+        "heads": {"file": "some.heads", "layers": [3, 5]}, "sampling": vars(Sampling(top_k=4)),
+        "prompts": [{"id": "one", "tokens": [1, 2, 3]}, {"id": "two", "tokens": [4]}],
+    }  # fmt: skip
+    assert said["date"] == datetime.now(tz=UTC).date().isoformat()
+    assert has(record.calls["calibrate.log_command.prompted"], {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None})
+    ran("calibrate log", "--target big -o a.json")
+    said = record.calls["calibrate.log.make"]["said"]
+    assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
+    Path("nowhere").touch()  # heads that lie beside the target are read too
+    ran("calibrate log", "--target big -o a.json")
+    assert record.calls["calibrate.log.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
+
+
+def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> None:
+    from calibrate import log_command
+
+    target: Any = SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer="a tokenizer"))
+    record.replace("calibrate.prompts.held_out", PROMPTS)
+    for where, template, ids in ((None, None, [5, 6]), ("texts", "none", [5, 6]), ("texts", "chat", [1, 2, 3, 4, 5, 6])):
+        assert log_command.prompted(where, template, 7, 2, 9, target) == [("one", ids)]
+        assert record.calls["calibrate.loading.begun"] == {
+            "target": target, "text": "a text", "name": "one", "chat": template == "chat",
+        }  # fmt: skip
+    assert record.calls["calibrate.prompts.held_out"] == {
+        "length": 2, "count": 7, "seed": 9, "tokenizer": "a tokenizer", "corpus": None,
+    }  # fmt: skip
+    assert record.calls["calibrate.prompts.load"] == {"where": "texts", "template": "chat", "limit": 7, "seed": 9}
+    for wrong, said in (((None, "squad", 7, 2, 9), "--template is used with --prompts alone"),
+                        (("texts", None, 0, 2, 9), "limit must be at least 1, got 0"),
+                        (("texts", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            log_command.prompted(*wrong, target)  # type: ignore[arg-type]
 
 
 def test_bundled_profiles_are_named_as_they_are_written(record: Record) -> None:
