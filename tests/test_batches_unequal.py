@@ -312,6 +312,7 @@ def test_copies_hold_what_each_was_told_whoever_writes_first(steps: list[tuple[s
                 assert mine[-1].keys is not rows.keys
             elif not rows.fixed:
                 assert mine[-1].keys is rows.keys
+            assert not mine[-1].fixed
         elif what == "cut":
             rows.length = min(rows.length, size)
             del known[size:]
@@ -323,6 +324,25 @@ def test_copies_hold_what_each_was_told_whoever_writes_first(steps: list[tuple[s
             lists[at] = [known[place] for place in places]
         for each, held_ in zip(mine, lists, strict=True):
             assert (each.length, both(each)) == (len(held_), held_)
+
+
+def test_whoever_was_copied_goes_on_in_its_buffer_behind_what_the_copy_reads() -> None:
+    rows = LayerRows()
+    rows.write(*numbers(0.0, 3))
+    buffer, copy = rows.keys, rows.copy()
+    rows.write(*numbers(3.0, 1))
+    assert rows.keys is buffer
+    rows.length = 3
+    rows.write(*numbers(7.0, 1))  # nobody reads the row behind the third
+    assert rows.keys is buffer
+    rows.length = 2
+    rows.write(*numbers(9.0, 1))
+    assert rows.keys is not buffer
+    assert (both(rows), both(copy)) == ([0, 1, 9], [0, 1, 2])
+    assert not rows.whole
+    kept = rows.keys
+    rows.keep([0, 1])  # the first ones stay where they are
+    assert (rows.keys is kept, rows.length) == (True, 2)
 
 
 def test_rows_of_several_texts_are_written_where_each_text_stands() -> None:

@@ -563,7 +563,7 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
         },
     ),
     "calibrate quality": (
-        "--sweep decay=0.5,none", pl.DataFrame(MEASURED),
+        "--sweep decay=0.5,none", MEASURED,
         [
             "early_exit on big: 7 texts (measured; log-likelihoods in nats per token)",
             " decay  agreement  common_prefix  log_likelihood  mean_layers",
@@ -590,7 +590,7 @@ def test_what_was_found_is_printed_and_is_the_document(command: str, record: Rec
     profiled = SimpleNamespace(engine="an engine", bandwidth=1.024e9)
     profiled.rows = lambda part: pl.DataFrame(SENDS, ["size", "time_s"], orient="row") if part == "send" else None
     record.replace("model.profile.load", profiled)
-    record.replace(CASES[command][1], lambda **_: answer)
+    record.replace(CASES[command][1], lambda **_: pl.DataFrame(answer) if answer is MEASURED else answer)
     words = [*command.split()[1:], *LEFT_OUT[command][0].split()]
     done = CliRunner().invoke(calibrate_app, [*words, *more.split()])
     assert (done.exit_code, done.stderr, done.stdout.splitlines()) == (0, "", lines), done.output
