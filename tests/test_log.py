@@ -430,6 +430,108 @@ def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
     assert [place for low, high in at for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
 
 
+TITLES = {
+    "Match rates (measured): the target's token is among k early candidates":
+        ("layer", "head", "k", "match_rate", "low", "high", "trials"),
+    "Match rates at k=1 by output position (measured; common head)": ("layer", "1-3", "4-6", "7-9", "10-12"),
+    "Are matches independent? (measured; common head)":
+        ("layer", "k", "match_rate", "lag_1", "p_value", "runs_z", "p_value_", "spread"),
+    "Acceptance (measured; draft, 6 texts): alpha is accepted over tested; text_low and text_high know that texts differ":
+        ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high"),
+    "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does":
+        ("gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds", "half_of_rounds_from"),
+    "Acceptance by place in a draft of 3 (measured)": ("place", "rate", "low", "high", "trials"),
+    "Acceptance by output position, drafts of 3 (measured)": ("positions", "rate", "low", "high", "trials"),
+    "Are acceptances independent coins?": ("test", "gamma", "statistic", "p_value"),
+    "Error of independence: a prediction from the alpha of positions alone, at cost_ratio=0.2 (assumed)":
+        ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen"),
+}  # fmt: skip
+
+
+def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cell by cell, from the columns of the log by `model.rates` alone; of a public log the same but for matches."""
+    monkeypatch.setattr(rate_tables, "DRAWS", 10)
+    log = made()
+    path = position_log.save(log, tmp_path / "log.json")
+    ours = {table.title: table for table in rate_tables.of(str(path), [1], [2, 3], 0.2)}
+    assert {title: table.columns for title, table in ours.items()} == TITLES
+    lengths = [each + 1 for each in log.column("accepted")]
+    rows = [{"id": f"q{number}", "prompt_token_ids": [1], "generated_token_ids": [3] * TOKENS, "acc_mine": {"acc_len": each.tolist()}}
+            for number, each in enumerate(lengths)]  # fmt: skip
+    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    public = {table.title: table for table in rate_tables.of(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
+    none, *others = [*public]
+    assert none == "Answers whose lengths belong to another text: none of 6"
+    assert (public[none].rows, public[none].notes) == ((), ())
+    assert [title.replace("mine, 6 requests", "draft, 6 texts") for title in others] == [*TITLES][3:]
+    assert [public[title].rows == ours[own].rows for title, own in zip(others, [*TITLES][3:], strict=True)].count(False) <= 1
+
+    def rate(hits: float, trials: float) -> tuple[Any, ...]:
+        found = rates.rates(int(hits), int(trials))
+        return (*map(pytest.approx, (float(found.rate), float(found.low), float(found.high))), int(trials))
+
+    tables = [ours[title] for title in TITLES]
+    common = log.table["rank_common"].to_numpy()
+    size = len(common)
+    assert tables[0].rows == tuple((layer, "N", 1, *rate((common[:, layer - 1] <= 1).sum(), size)) for layer in range(1, LAYERS))
+    for layer, k, found, lag, p, z, p_z, _ in tables[2].rows:
+        coins = log.matches(layer, k, "common")
+        runs, correlation = rates.runs_test(coins), rates.lag_correlation(coins)
+        assert found == pytest.approx((common[:, layer - 1] <= k).mean())
+        assert (lag, p, z, p_z) == pytest.approx((correlation.correlation, correlation.p_value, runs.z, runs.p_value), nan_ok=True)
+    played = {gamma: rates.play(lengths, gamma) for gamma in (2, 3)}
+    flat = tables[3].rows[0]
+    assert flat[:6] == ("positions", "-", *map(float, rates.accepted_of_positions(lengths)))
+    assert np.isnan(flat[6:]).all()
+    for gamma, (tested, drafted, mean) in zip((2, 3), (tables[3].rows[1:4], tables[3].rows[4:7]), strict=True):
+        hits, low_high = played[gamma].accepted, rates.ratio_interval(*played[gamma].of_requests())
+        assert tested[:2] == ("tested", gamma)
+        assert tested[2:6] == tuple(map(float, rates.accepted_of_tested(played[gamma])))
+        assert tested[6:] == pytest.approx(low_high)
+        assert drafted[:6] == ("drafted", gamma, *map(float, rates.accepted_of_drafted(played[gamma])))
+        assert mean[:3] == ("mean_acceptance_length", gamma, pytest.approx(hits.mean() + 1))
+        assert mean[5] == hits.size
+        assert np.isnan([*drafted[6:], *mean[3:5], *mean[6:]]).all()
+        means = rates.means(played[gamma])
+        [row] = [row for row in tables[4].rows if row[0] == gamma]
+        assert row == (*means[:8], means.half)
+    assert len(tables[4].notes) == 1
+    place, position = rates.by_place(played[3]), rates.by_output_position(played[3], [0, 3, 6, 9, 12])
+    names = ("1-3", "4-6", "7-9", "10-12")
+    for table, by, first in ((tables[5], place, (1, 2, 3)), (tables[6], position, names)):
+        expected = [
+            (name, *map(float, each), int(count))
+            for name, *each, count in zip(first, by.rate, by.low, by.high, by.trials, strict=True)
+        ]
+        assert [*table.rows] == expected
+    coins = rates.coins(lengths)
+    correlation, runs = rates.lag_correlation(coins), rates.runs_test(coins)
+    tests = [rates.geometric_test(played[gamma]) for gamma in (2, 3)]
+    assert tables[7].rows == (
+        ("correlation of neighbours", "-", correlation.correlation, correlation.p_value), ("runs test, z", "-", runs.z, runs.p_value),
+        *(("accepted lengths, chi-square", gamma, each.statistic, each.p_value) for gamma, each in zip((2, 3), tests, strict=True)),
+    )  # fmt: skip
+    again = rates.dependence(lengths, [2, 3], 0.2, 10, np.random.default_rng(0))
+    assert [*tables[8].rows] == [tuple(each) for each in again]
+
+
+def test_a_table_is_printed_under_its_columns() -> None:
+    """Numbers by four digits, large ones by two; nothing where there is none, in print a dash and for machines null."""
+    rows = (("a", 0.12345, 7), ("long", -12.345, 123), ("b", float("nan"), 1), ("c", 10.0, 2), ("d", -9.99999, 3))
+    table = rate_tables.Table("A title", ("name", "value", "n"), rows, ("A note.",))
+    assert [*table.lines()] == [
+        "A title", "name     value    n", "   a    0.1235    7", "long    -12.35  123", "   b         -    1",
+        "   c     10.00    2", "   d  -10.0000    3", "A note.",
+    ]  # fmt: skip
+    document = table.document()
+    assert document["rows"][2] == {"name": "b", "value": None, "n": 1}
+    assert (document["title"], document["notes"], [*document]) == ("A title", ["A note."], ["title", "rows", "notes"])
+    empty = rate_tables.Table("None", ("name",), ())
+    assert ([*empty.lines()], empty.document()) == (["None"], {"title": "None", "rows": []})
+
+
 def test_acceptance_of_drawn_drafts_is_the_mean_of_two_columns() -> None:
     log = made(sampling=Sampling(temperature=2.0))
     (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of drawn"))
