@@ -412,3 +412,10 @@ def by_label(panel: Panel) -> dict[str, list[Point]]:
     """The lines of a panel by their labels, which must differ."""
     assert len({label for label, _ in panel.lines}) == len(panel.lines), "two lines have one label"
     return dict(panel.lines)
+
+
+def odd_dashes(figure: Figure) -> list[str]:
+    """Lines, in axes and legends, whose pattern does not begin with a whole dash."""
+    every = [line for axes in figure.axes for line in axes.lines]
+    every += [handle for each in legends(figure) for handle in each.legend_handles if isinstance(handle, Line2D)]
+    return [str(each.get_label()) for each in every if each._dash_pattern[0]]  # type: ignore[attr-defined]
