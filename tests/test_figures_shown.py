@@ -214,6 +214,11 @@ def of_rounds() -> pl.DataFrame:
     return pl.concat([part.with_columns(point=index) for index, part in enumerate(parts)], how="diagonal")
 
 
+def short(rows: pl.DataFrame) -> pl.DataFrame:
+    """The same in so little time that whole units of it are few: of layers there are no halves, of milliseconds there are."""
+    return rows.with_columns(pl.col("^start|end|time$") / 12)
+
+
 def of_batch() -> Figure:
     """The timeline of three sequences that are drafted for together, some of which commit at one time."""
     batch = test_figures_timeline.SCENARIO | {
@@ -248,8 +253,8 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "tradeoff_units": lambda: tradeoff.draw(test_figures_tradeoff.paper()),
     "tradeoff_compute": lambda: tradeoff.draw(test_figures_tradeoff.paper(), "compute_per_token"),
     "tradeoff_devices": lambda: tradeoff.draw(devices("ppd-against-tensor-parallel").filter(method="ppd", ways=1)),
-    "timeline": lambda: timeline.draw(test_figures.INTERVALS, test_figures.COMMITS),
-    "timeline_ms": lambda: headed(timeline.draw(test_figures.INTERVALS, title="PPD", time_unit="ms"), "mine"),
+    "timeline": lambda: timeline.draw(*(short(each) for each in (test_figures.INTERVALS, test_figures.COMMITS))),
+    "timeline_ms": lambda: headed(timeline.draw(short(test_figures.INTERVALS), title="PPD", time_unit="ms"), "mine"),
     "distribution": lambda: distribution.draw(test_figures.histogram(2)),
     "distribution_ms": lambda: distribution.draw(
         test_figures.histogram().with_columns(latency_ms=2 * pl.col("latency_layers"), name=pl.lit("PPD, k = 3"))
