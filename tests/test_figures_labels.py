@@ -33,7 +33,7 @@ def boxes(axes: Axes) -> list[Bbox]:
 
 
 @given(st.lists(places, min_size=1, max_size=12), st.lists(places, min_size=2, max_size=3), st.sampled_from([60.0, 100.0, 200.0]))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_words_beside_points_are_clear_and_inside_or_counted(
     points: list[tuple[float, float]], line: list[tuple[float, float]], dpi: float
 ) -> None:
@@ -81,7 +81,7 @@ def test_where_there_is_no_room_words_are_counted() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_names_of_ends_that_crowd_are_moved_apart_and_others_stay(heights: list[float]) -> None:
     axes = axes_of()
     assert labels.at_right(axes, [(y, "curve", "#000000") for y in heights]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from figures import (
 )
 from model.algorithms.ppd import Parameters
 from model.checks import ParameterError
+from model.position_log import PositionLog
 from tests import test_figures, test_figures_bild, test_figures_real, test_figures_tradeoff
 from tests.figure_checks import formula
 
@@ -42,6 +44,11 @@ class PassedError(Exception):
 def _unopened() -> Iterator[None]:
     raise PassedError
     yield
+
+
+@cache
+def record() -> PositionLog:
+    return test_figures_real.log()
 
 
 def several(rows: pl.DataFrame, count: int, name: str, value: Callable[[int], Any]) -> pl.DataFrame:
@@ -70,6 +77,7 @@ def thresholds(count: int) -> pl.DataFrame:
     return several(_bild().filter(policy=bild.BOTH, rollback_threshold=1.0), count, "rollback_threshold", lambda each: 1.0 + each)
 
 
+@cache
 def _bild() -> pl.DataFrame:
     return test_figures_bild.made()
 
@@ -101,10 +109,10 @@ FULL: dict[str, tuple[Any, Callable[[int], object], int, str]] = {
                      "at most 4 choices, got 5"),
     "hierarchical": (hierarchical, lambda n: hierarchical.draw(several(COSTS, n, "draft_length", lambda each: each + 1)), 3,
                      "at most 3 choices of costs, got 4"),
-    "match rate": (match_rate, lambda n: match_rate.draw(test_figures_real.log(), range(1, n + 1)), 4, "at most 4 .*, got 5"),
-    "match rate panels": (match_rate, lambda n: match_rate.draw_by_position(test_figures_real.log(), range(1, n + 1)), 4,
+    "match rate": (match_rate, lambda n: match_rate.draw(record(), range(1, n + 1)), 4, "at most 4 .*, got 5"),
+    "match rate panels": (match_rate, lambda n: match_rate.draw_by_position(record(), range(1, n + 1)), 4,
                           "1 to 4 .*, got 5"),
-    "match rate layers": (match_rate, lambda n: match_rate.draw_by_position(test_figures_real.log(), [1], [1] * n), 5,
+    "match rate layers": (match_rate, lambda n: match_rate.draw_by_position(record(), [1], [1] * n), 5,
                           "1 to 5, got 6"),
     "methods": (methods, lambda n: methods.draw(one_method(n)), 12, "must be between 1 and 12, got 13"),
     "settings": (methods, lambda n: methods.draw(one_method(2, n)), 6, "must be between 1 and 6, got 7"),
@@ -124,12 +132,11 @@ def test_as_much_as_there_is_room_for_is_drawn_and_one_more_is_refused(name: str
 
 
 def test_none_at_all_is_refused_where_some_are_needed() -> None:
-    record = test_figures_real.log()
     for call, message in (
-        (lambda: match_rate.draw_by_position(record, []), "candidates must be 1 to 4 different ones, got 0"),
-        (lambda: match_rate.draw_by_position(record, [1], []), "layers must be 1 to 5, got 0"),
-        (lambda: match_rate.by_layer(record, [0]), "candidates must be at least 1, got 0"),
-        (lambda: match_rate.by_position(record, [1], [1], "common", 0), "bins must be at least 1, got 0"),
+        (lambda: match_rate.draw_by_position(record(), []), "candidates must be 1 to 4 different ones, got 0"),
+        (lambda: match_rate.draw_by_position(record(), [1], []), "layers must be 1 to 5, got 0"),
+        (lambda: match_rate.by_layer(record(), [0]), "candidates must be at least 1, got 0"),
+        (lambda: match_rate.by_position(record(), [1], [1], "common", 0), "bins must be at least 1, got 0"),
         (lambda: timeline.draw(test_figures.INTERVALS, test_figures.COMMITS.clear()), "commits needs at least one row"),
         (lambda: timeline.draw(test_figures.INTERVALS, test_figures.COMMITS.drop("kind")), "none called kind"),
         (lambda: methods.draw(one_method().filter(method="autoregressive")), "values of speedup.* needs at least one row"),
