@@ -113,7 +113,7 @@ def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFr
         return pl.DataFrame()
     own = rows.filter(method="bild").drop_nulls(needed)
     own = own.sort(pl.col("view").replace_strict(_ORDER, return_dtype=pl.Int8), maintain_order=True)
-    own = own.unique("point", keep="first", maintain_order=True).sort("point")
+    own = own.unique("point", keep="first").sort("point")
     if not own.height:
         return pl.DataFrame()
     never = pl.col("rollback_threshold").is_infinite()
