@@ -687,7 +687,7 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
         ((None, None, None, None), "must be given, got neither"), (("a", "b", None, None), "must be given, got both"),
         (("a", None, None, 2), "--limit is used with --prompts alone; leave it out"),
         (("a", None, "non", None), "unknown template 'non'"), (("a", None, "none", None), "--template none is used with --prompts"),
-        (("a", None, "alpaca", None), "--template alpaca is used with --prompts alone; take chat, or leave it out"),
+        (("a", None, "squad", None), "--template squad is used with --prompts alone; take chat, or leave it out"),
         (("\ud800", None, None, None), "--prompt must be text in UTF-8, got bytes that are none"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
