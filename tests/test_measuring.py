@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import itertools
 import multiprocessing
 import pickle
@@ -135,8 +136,14 @@ class Stub:
 
 
 def pointed(
-    monkeypatch: pytest.MonkeyPatch, spans: dict[tuple[str, int], float], mode: str, wholes: list[float], marked: float,
-    disturbed: list[bool] | None = None, layers: int = 4, **effort: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    spans: dict[tuple[str, int], float],
+    mode: str,
+    wholes: list[float],
+    marked: float,
+    disturbed: list[bool] | None = None,
+    layers: int = 4,
+    **effort: Any,
 ) -> tuple[dict[str, Any], Stub]:
     work, stops = Stub(spans), iter([each for whole in wholes for each in (whole * 1e-6, marked * 1e-6)])
     unquiet = iter([each for was in disturbed or [False] * len(wholes) for each in (was, False)])
@@ -183,9 +190,7 @@ def test_a_row_of_the_interpreter_tells_its_call_and_its_look_apart(monkeypatch:
 
 def test_repeats_that_were_disturbed_count_only_for_want_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
-    row, _ = pointed(
-        monkeypatch, spans, "eager", [100, 500, 104, 400, 300], 130, [False, True, False, True, True], least=3, most=5
-    )
+    row, _ = pointed(monkeypatch, spans, "eager", [100, 500, 104, 400, 300], 130, [False, True, False, True, True], least=3, most=5)
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (3, 2, 1)
     assert row["whole_us"] == [102.0, 104.0, 202.0]  # of 100, 104 and 300 us, the shortest of those disturbed
 
@@ -301,6 +306,34 @@ def test_links_are_timed_from_1_kib_to_64_mib_by_fours(tmp_path: Path, monkeypat
         links.time_links(out, links=("gloo",), name="some")
 
 
+def test_a_profile_of_a_link_says_where_and_how_it_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, from facts that are made up; a transfer that took no time says nothing of the bandwidth."""
+    facts = {"name": "a made-up host", "torch": "9.9", "date": "2026-01-02", "cache_bytes": 4096}
+    asked = list[str]()
+    monkeypatch.setattr(machine, "facts", lambda device: asked.append(device) or dict(facts))
+    took = {8: [0.0, 0.0, 1.0], 64: [3.0, 4.0, 5.0], 128: [9.0, 10.0, 11.0]}
+    rows = [{"kind": "link", "size": size, "repeats": 7, "time_us": times} for size, times in took.items()]
+    monkeypatch.setattr(links, "_timed", lambda *_: rows)
+    monkeypatch.setattr(links, "there", lambda: links.LINKS)
+    found = links.time_links(tmp_path, sizes=(8, 64, 128))
+    assert asked == ["cpu", "cpu", "cuda", "cuda", "cuda", "cuda"]
+    for link, path in found.profiles.items():
+        made = load(path)
+        assert (made.name, made.device, made.model, made.dtype) == (f"links-{link}", "a made-up host", "", "")
+        assert (made.engine, made.mode, made.kind, made.date) == (f"torch 9.9, {link}", "eager", "links", "2026-01-02")
+        assert (made.bandwidth, made.rate, made.cache_bytes) == (pytest.approx(16e6), 1.0, 4096.0)
+        assert made.notes == ("bandwidth is the best that any size reached; rate says nothing, for nothing is computed",)
+        assert made.facts == facts | {"peaks": "measured"}
+        [source] = made.sources
+        raw = tmp_path / source.file
+        assert (source.repository, source.licence, source.file) == ("decodesim", "MIT", f"links-{link}.jsonl")
+        assert source.sha256 == hashlib.sha256(raw.read_bytes()).hexdigest()
+        header, kept = grid.read(raw)
+        assert (header, kept) == ({"kind": "machine", "link": link} | facts, rows)
+        table = made.table.select("part", "size", "low_s", "time_s", "high_s", "repeats").rows()
+        assert table == [("send", size, *(pytest.approx(each / 1e6) for each in times), 7) for size, times in took.items()]
+
+
 def test_a_link_that_fails_is_named_and_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(link: str, *_: Any) -> list[dict[str, Any]]:
         if link == "gloo":
@@ -350,6 +383,184 @@ def test_bytes_through_shared_memory_are_those_that_were_given(monkeypatch: pyte
     assert [len(times) for times in found] == [3, 3]
     assert not report.poll()
     assert bytes(room) == b"\1" * 64
+
+
+class Bytes:
+    """A tensor of a device that is not there."""
+
+    def __init__(self, size: int, at: Any) -> None:
+        self.size, self.device, self.is_cuda = size, at, str(at).startswith("cuda")
+
+
+@pytest.mark.parametrize(("link", "ends"), [
+    ("host-to-device", ("cpu", "cuda:0")), ("device-to-host", ("cuda:0", "cpu")), ("device-to-device", ("cuda:0", "cuda:1")),
+])  # fmt: skip
+def test_a_copy_goes_from_end_to_end_and_the_first_ones_do_not_count(
+    link: str, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    copied, turns, clocks = list[Any](), itertools.count(), list[str]()
+
+    class Copied(Bytes):
+        def copy_(self, source: Any, non_blocking: bool) -> None:
+            copied.append((source.device, self.device, source.size, self.size, source.pinned, self.pinned, non_blocking))
+
+    def empty(size: int, *, dtype: Any, device: str, pin_memory: bool) -> Any:
+        assert dtype == torch.uint8
+        made: Any = Copied(size, device)
+        made.pinned = pin_memory
+        return made
+
+    monkeypatch.setattr(torch, "empty", empty)
+    clock = SimpleNamespace(start=lambda: None, stop=lambda: float(next(turns)))
+    monkeypatch.setattr(links, "clock_of", lambda at: clocks.append(at) or clock)
+    found = links._timed(link, (8, 64), 5)
+    copies = [(*ends, size, size, *(end == "cpu" for end in ends), True) for size in (8, 64)]
+    assert copied == [copies[0]] * 8 + [copies[1]] * 8
+    assert clocks == ["cuda:0"]
+    # Of eight turns the first three are left out: of 3 to 7 s the quartiles are 4, 5 and 6.
+    assert found == [
+        {"kind": "link", "link": link, "size": 8, "repeats": 5, "time_us": pytest.approx([4e6, 5e6, 6e6])},
+        {"kind": "link", "link": link, "size": 64, "repeats": 5, "time_us": pytest.approx([12e6, 13e6, 14e6])},
+    ]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each end does of torch, in order; the messages themselves are not sent."""
+    import torch
+
+    monkeypatch.setattr(links, "end_with_starter", lambda: None)
+    monkeypatch.setattr(links.os.path, "exists", lambda path: path == "/sys/class/net/lo")
+    for rank in (0, 1):
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+        done = list[Any]()
+        for name in ("init_process_group", "send", "recv", "destroy_process_group"):
+            monkeypatch.setattr(torch.distributed, name, lambda *args, name=name, **more: done.append((name, *args, more)))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda at: done.append(("synchronize", at)))
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: done.append(("threads", count)))
+        monkeypatch.setattr(torch, "ones", lambda size, *, dtype, device: (dtype, Bytes(size, device))[1])
+        report, other = multiprocessing.Pipe()
+        links._talk(rank, other, (8,), 2, backend, "file://there")
+        where = f"cuda:{rank}" if backend == "nccl" else "cpu"
+        begun = ("init_process_group", backend, {"init_method": "file://there", "rank": rank, "world_size": 2})
+        assert done[:2] == [("threads", 1), begun]
+        assert done[-1] == ("destroy_process_group", {})
+        waits = ["synchronize"] * (backend == "nccl")
+        turn = [("send", *["recv", *waits]), (*["recv", *waits], "send")][rank]
+        assert [each[0] for each in done[2:-1]] == [*turn] * 5
+        for name, *more in done[2:-1]:
+            if name == "synchronize":
+                assert more == [where]
+            else:
+                own, peer, _ = more
+                assert (own.size, own.device, peer) == (8, where, 1 - rank)
+        assert links.os.environ.get("GLOO_SOCKET_IFNAME") == ("lo" if backend == "gloo" else None)
+        assert report.poll() == (rank == 0)
+        if rank == 0:
+            assert [len(times) for times in report.recv()] == [2]
+
+
+@pytest.mark.parametrize("link", ["shared-memory", "gloo", "nccl"])
+def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ends are started beside this process; one that ends, or that nobody hears of, ends the wait."""
+    clock, ends = Clock(), list[Any]()
+    monkeypatch.setattr(links, "time", clock)
+
+    class End:
+        def __init__(self, target: Any, args: tuple[Any, ...], daemon: bool) -> None:
+            self.target, self.args, self.daemon, self.said = target, args, daemon, list[str]()
+            self.exitcode = exitcodes[len(ends)]
+            ends.append(self)
+
+        def start(self) -> None:
+            self.said.append("start")
+
+        def join(self, seconds: float) -> None:
+            self.said.append(f"join {seconds}")
+
+        def is_alive(self) -> bool:
+            return self.exitcode is None
+
+        def terminate(self) -> None:
+            self.said.append("terminate")
+
+    class Ours:
+        """Hears after 3 polls, if at all."""
+
+        polled = 0
+
+        def poll(self, seconds: float) -> bool:
+            clock.now += seconds
+            self.polled += 1
+            return heard is not None and self.polled > 3
+
+        def recv(self) -> Any:
+            if isinstance(heard, Exception):
+                raise heard
+            return heard
+
+    closed = list[str]()
+    theirs: Any = SimpleNamespace(close=lambda: closed.append("theirs"))
+    pipes = iter(())
+
+    def context_of(kind: str) -> Any:
+        assert kind == "spawn"
+        return SimpleNamespace(Pipe=lambda: next(pipes), RawArray=lambda code, size: (code, size), Process=End)
+
+    monkeypatch.setattr(links.multiprocessing, "get_context", context_of)
+    cases: list[tuple[Any, list[int | None], Any]] = [
+        ([[1e-6, 3e-6, 5e-6], [2e-6, 4e-6, 6e-6]], [0, None], None),
+        ("OSError: no room", [0, 0], "^OSError: no room$"), (EOFError(), [0, 0], f"^one end of {link} ended early$"),
+        (None, [0, 3], f"^one end of {link} ended early, exit code 3$"), (None, [None, 0], f"^{link} took too long$"),
+    ]  # fmt: skip
+    for heard, exitcodes, error in cases:
+        ends.clear()
+        closed.clear()
+        begun = clock.now
+        pipes = iter([(Ours(), theirs), ("first", "second")])
+        if error is None:
+            assert links._timed(link, (8, 64), 3) == [
+                {"kind": "link", "link": link, "size": 8, "repeats": 3, "time_us": pytest.approx([2, 3, 4])},
+                {"kind": "link", "link": link, "size": 64, "repeats": 3, "time_us": pytest.approx([3, 4, 5])},
+            ]
+        else:
+            with pytest.raises(RuntimeError, match=error):
+                links._timed(link, (8, 64), 3)
+        assert closed == ["theirs"]
+        late = 120.0 if error and "too long" in error else 0.0
+        assert late <= clock.now - begun < late + 1
+        for rank, end in enumerate(ends):
+            assert end.daemon is True
+            assert end.said == ["start", "join 5", *["terminate"] * (exitcodes[rank] is None)]
+            assert end.args[:4] == (rank, theirs, (8, 64), 3)
+            if link == "shared-memory":
+                assert (end.target, end.args[4:]) == (links._share, (("b", 64), ("first", "second")[rank]))
+            else:
+                assert (end.target, end.args[4]) == (links._talk, link)
+                assert str(end.args[5]).startswith("file:///")
+        assert len({end.args[-1] for end in ends}) == (2 if link == "shared-memory" else 1)
+        assert len(ends) == 2
+
+
+def test_the_links_of_a_machine_are_those_of_its_gpus_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def has(gpus: int, distributed: bool = True, gloo: bool = True, nccl: bool = True, cuda: bool = True) -> tuple[str, ...]:
+        answers = {"is_available": distributed, "is_gloo_available": gloo, "is_nccl_available": nccl}
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer, raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        return links.there()
+
+    host, copies = ("shared-memory", "gloo"), ("host-to-device", "device-to-host")
+    assert has(0) == has(2, cuda=False) == host
+    assert has(0, gloo=False) == has(0, distributed=False) == host[:1]
+    assert has(1) == host + copies
+    assert has(2) == has(3) == (*host, *copies, "device-to-device", "nccl")
+    assert has(2, nccl=False) == (*host, *copies, "device-to-device")
 
 
 def test_an_end_that_fails_says_why() -> None:
