@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate import adapter, decode_report, decoding, loading, log_command
+from calibrate import adapter, decode_command, decode_report, decoding, loading, log_command
 from calibrate.cli import app
 from calibrate.family import heads, store
 from calibrate.interpreter import Luck, Sampling
@@ -653,6 +653,46 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     lines = on_processor("autoregressive", "--model", "big", "--tokens", "2", "--prompts", str(path)).stdout
     assert lines.count("--- all 2 prompts ---") == 1
     assert "--- all" not in on_processor("autoregressive", "--model", "big", "--tokens", "2", "--prompt", "ab").stdout
+
+
+def test_parameters_are_read_as_they_are_given_once_each() -> None:
+    """Under their other names too, with room around them; what a method cannot do is refused before anything is loaded."""
+    given = [" num_speculative_tokens = 3 ", "sampled=true"]
+    assert decode_command._settings("speculative", given, False) == {"draft_length": 3, "sampled": True}
+    assert decode_command._settings("speculative", ["draft_length=3"], True) == {"draft_length": 3, "sampled": True}
+    assert decode_command._settings("speculative", [], False) == {}
+    for pairs, sample, said in (
+        (["draft_length=2", " draft_length =3"], False, "--set draft_length is given twice; give it once"),
+        (["draft_length"], False, "--set must be KEY=VALUE, got 'draft_length'"), (["=3"], False, "KEY=VALUE, got '=3'"),
+        ([" =3"], False, "KEY=VALUE, got ' =3'"), (["sampled=false"], True, "--sample and --set sampled=false say opposite things"),
+        (["draft_lenght=3"], False, "did you mean .*draft_length"),
+    ):
+        with pytest.raises(ParameterError, match=said):
+            decode_command._settings("speculative", pairs, sample)
+    with pytest.raises(ParameterError, match="--sample is not used by method beam, which takes the likeliest tokens; leave it out"):
+        decode_command._settings("beam", [], True)
+    sampling = decode_command._sampling
+    assert sampling(True, None, None, None, None) == Sampling()
+    assert sampling(True, 0.5, 3, 0.25, 7) == Sampling(0.5, 3, 0.25)
+    assert sampling(False, None, None, None, None) is None
+    options = {"--temperature": (1.0, None, None, None), "--top-k": (None, 1, None, None), "--top-p": (None, None, 1.0, None),
+               "--seed": (None, None, None, 0)}  # fmt: skip
+    for option, law in options.items():
+        with pytest.raises(ParameterError, match=f"^{option} is used with --sample alone; add that, or leave it out"):
+            sampling(False, *law)
+    with pytest.raises(ParameterError, match="seed must be at least 0"):
+        sampling(True, None, None, None, -1)
+    texts = decode_command._prompts
+    for asked_, said in (
+        ((None, None, None, None), "must be given, got neither"), (("a", "b", None, None), "must be given, got both"),
+        (("a", None, None, 2), "--limit is used with --prompts alone; leave it out"),
+        (("a", None, "non", None), "unknown template 'non'"), (("a", None, "none", None), "--template none is used with --prompts"),
+        (("a", None, "squad", None), "--template squad is used with --prompts alone; take chat, or leave it out"),
+        (("\ud800", None, None, None), "--prompt must be text in UTF-8, got bytes that are none"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            texts(*asked_)
+    assert texts("a", None, "chat", None) == texts("a", None, None, None) == ["a"]
 
 
 def test_memory_that_a_device_lacks_is_said_and_other_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:

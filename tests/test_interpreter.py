@@ -677,3 +677,74 @@ def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[f
 def test_real_models_take_over_no_task_that_has_not_ended(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         Real(real_models.decoders("llama")).run(defect(), 1)
+
+
+def test_what_an_algorithm_must_not_read_or_hold_is_said() -> None:
+    """A pass that projects nothing, states that nobody compared, and layers that hold what they should not."""
+    target = real_models.decoders("llama")["target"]
+    depth = DEPTHS["target"]
+
+    def unread(**more: Any) -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, depth, heads=1)
+        out = yield Forward("target", (5,), 2, 0, depth, **({"heads": 0} | more))
+        yield Read("saturation" if more else "next", out)
+
+    with pytest.raises(CacheError, match="target: a pass at position 2 is read, but projects no position"):
+        Real({"target": target}).run(unread(), 1)
+    with pytest.raises(CacheError, match="target: a pass at position 2 is asked how its state changed, but compared none"):
+        Real({"target": target}).run(unread(heads=1), 1)
+
+    run = target.run
+
+    def losing(tokens: Any, at: int, first: int, last: int, rows: Any, *more: Any, **how: Any) -> Any:
+        made = run(tokens, at, first, last, rows, *more, **how)
+        if at:
+            rows.layers[1].length = 2
+        return made
+
+    target.run = losing  # type: ignore[method-assign]
+    with pytest.raises(CacheError, match="target: layer 1 should hold 3 positions, it holds 2"):
+        Real({"target": target}).run(unread(), 1)
+
+
+def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> None:
+    """A sliding window that is used is an end too; several tokens may end texts, and one of them begins one for want of another."""
+    from types import SimpleNamespace
+
+    from calibrate import adapter
+
+    def of(kind: str = "llama", **config: Any) -> Any:
+        found = adapter.Decoder.__new__(adapter.Decoder)
+        found.config = SimpleNamespace(is_encoder_decoder=kind == "t5", **config)
+        found.full = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=config.get("ends")))
+        return found
+
+    for config, longest in (
+        ({"max_position_embeddings": 96}, 96), ({}, None), ({"max_position_embeddings": 96, "sliding_window": None}, 96),
+        ({"max_position_embeddings": 96, "sliding_window": 32}, 32), ({"max_position_embeddings": 16, "sliding_window": 32}, 16),
+        ({"sliding_window": 32}, 32), ({"max_position_embeddings": 96, "sliding_window": 32, "use_sliding_window": False}, 96),
+    ):  # fmt: skip
+        assert of(**config)._longest() == longest, config
+    assert [of(ends=ends).ends for ends in (None, 2, [2, 3])] == [(), (2,), (2, 3)]
+    assert of(bos_token_id=1, ends=2).start == 1
+    assert of(bos_token_id=0, ends=2).start == 0
+    assert of(bos_token_id=None, ends=[5, 2]).start == 5
+    assert of(bos_token_id=None).start is None
+    assert of("t5", bos_token_id=1, decoder_start_token_id=0).start == 0
+    assert of("t5", bos_token_id=1, ends=4).start == 4
+    other = SimpleNamespace(config=SimpleNamespace(model_type="mamba"))
+    with pytest.raises(ParameterError, match="some is of architecture mamba, whose layers are not known here; known: gpt2, "):
+        adapter.decoder_of(other, "some")
+    reads = real_models.model.__wrapped__("t5", 2)
+    with pytest.raises(RuntimeError, match="some has an encoder, which has read nothing yet"):
+        adapter.decoder_of(reads, "some").rows()
+    assert adapter.run_layers(2, 5) == [2, 3, 4]
+    assert adapter.run_layers(1, 7, ((2, 3), (4, 6))) == [1, 3, 6]
+    settled: list[Any] = []
+    found = of()
+    for kind in ("cpu", "cuda"):
+        found.device = SimpleNamespace(type=kind)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torch.cuda.synchronize", settled.append)
+            found.settle()
+    assert settled == [found.device]

@@ -141,7 +141,7 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     class Ran:
         def __init__(self, over: Any, *, answers: Any, record: bool) -> None:
             made.append((over, record))
-            self.spans, self.seconds = spans, 92.0
+            self.spans, self.seconds = spans, seconds
 
         def run(self, steps: Any, tokens: int) -> None:
             made.append(tokens)
@@ -151,6 +151,7 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     monkeypatch.setattr(processes, "Parallel", Ran)
     decoder = SimpleNamespace(layers=5, settle=lambda: settled.append(1))
     pool: Any = SimpleNamespace(decoder=decoder, units=2)
+    seconds = 92.0
     found = parts.over_processes(pool, 3)
     assert made == [(pool, True), 2 * PROCESS_TEXT]
     assert settled == [1]
@@ -158,6 +159,9 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     assert found == {1: {
         "dispatch": [1], "wake": [2], "promotion": [1], "turn": [7.5], "alone": [10], "beside": [20], "called": [19, 5, 5],
     }}  # fmt: skip
+    for whole, turn in ((78.0, 0.5), (77.0, 0.0), (60.0, 0.0)):  # whatever clocks say, it is not less than nothing
+        seconds = whole
+        assert parts.over_processes(pool, 3)[1]["turn"] == [turn]
 
 
 def test_texts_over_processes_are_means_between_quartiles_by_how_many_there_are() -> None:

@@ -23,6 +23,7 @@ from calibrate import decoding, machine, run_plan, running
 from calibrate.cli import app
 from calibrate.interpreter import Times
 from calibrate.running import Plan, Wanted
+from calibrate.sitting import Passes
 from model import forced, methods, runs
 from model.account import Account
 from model.checks import ParameterError
@@ -662,3 +663,41 @@ def test_kept_rows_become_a_table_where_they_can() -> None:
     assert [str(each) for each in found["load"].to_list()] == ["0.5", "nan", "nan"]
     with pytest.raises(ParameterError, match=r"kept rows cannot be put into one table: .*; remove what is kept, and begin anew"):
         running._table([row | {"turn": "two"}])
+
+
+def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
+    """Its defaults are those that are told; what it cannot say is refused by the name of the file."""
+    said = run_plan.of({"method": [{"name": "autoregressive"}]})
+    assert said == run_plan.Written(run_plan.Settings(), [run_plan.Choice("autoregressive", {})], None)
+    own = said.run
+    assert (own.model, own.tokens, own.repeats, own.warm_ups, own.prompts, own.prompt_tokens, own.seed, own.dtype, own.mode) == (
+        "family", 48, 7, 1, 3, 24, 0, "float32", "eager",
+    )  # fmt: skip
+    whole = run_plan.of({
+        "run": {"tokens": 1, "warm_ups": 0}, "profile": {"widths": [1], "contexts": [0]},
+        "method": [{"name": "ppd", "exit_layer": 6, "candidates": 1, "forced": {}},
+                   {"name": "ppd", "exit_layer": 6, "sweep": {"candidates": 2}, "forced": {"match_rate": 0.5}, "apart": "streams"}],
+    })  # fmt: skip
+    assert whole.profile == Passes((1,), (0,))
+    assert whole.choices == [
+        run_plan.Choice("ppd", {"exit_layer": 6, "candidates": 1}, {}),
+        run_plan.Choice("ppd", {"exit_layer": 6, "candidates": 2}, {"match_rate": 0.5}, "streams"),
+    ]
+    method = [{"name": "autoregressive"}]
+    path = tmp_path / "plan.toml"
+    for written, words in (
+        ({"runs": {}, "method": method}, "unknown table 'runs'; did you mean run. known: method, profile, run"),
+        ({}, r"\[\[method\]\] must be there at least once: what is to be timed"),
+        ({"method": []}, r"\[\[method\]\] must be there"), ({"method": {"name": "ppd"}}, r"\[\[method\]\] must be there"),
+        ({"method": [{}]}, r"method\.name is required in each \[\[method\]\]; `sim ls methods` lists them"),
+        ({"method": ["ppd"]}, r"method\.name is required"),
+        *(({"method": method, "run": {name: least - 1}}, f"{name} must be") for name, least in
+          (("repeats", 1), ("tokens", 1), ("prompts", 1), ("prompt_tokens", 1), ("seed", 0), ("warm_ups", 0))),
+        ({"method": method, "run": {"mode": "fast"}}, "unknown mode 'fast'"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=words):
+            run_plan.of(written)
+    for text, words in (("[run", "plan.toml cannot be read as TOML: "), ("[run]\ntokens = 0\n", "^plan.toml: ")):
+        path.write_text(text)
+        with pytest.raises(ParameterError, match=words):
+            run_plan.read(path)

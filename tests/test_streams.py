@@ -9,6 +9,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -516,6 +517,9 @@ def test_each_stretch_of_time_says_whose_it_was() -> None:
         (0, "forward", 0, 3, 0, 2, "kept", "target", 1, 0), (0, "head", 0, *nothing),
     ]  # fmt: skip
     assert run.begun == 0.0 < run.seconds
+    later: Any = SimpleNamespace(event="later")
+    run.origin = SimpleNamespace(event=SimpleNamespace(elapsed_time={"later": 2500.0}.__getitem__))  # type: ignore[assignment]
+    assert run._at(later) == 2.5  # events say milliseconds
     alone = Real({"target": decoder_of("llama")}).run(steps(), 3)
     assert work.tokens == alone.tokens
     assert (work.account, work.forks) == (alone.account, 2)
