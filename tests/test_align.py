@@ -222,7 +222,7 @@ def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) ->
             kept(wrong)
     with pytest.raises(ParameterError, match="texts is of another alignment; give the same settings, or remove it and begin anew"):
         kept([[1, 2, 3]], "others")
-    with pytest.raises(ParameterError, match="texts cannot be read, to go on from it: .*; remove it"):
+    with pytest.raises(ParameterError, match=r"texts cannot be read, to go on from it: .*; remove it"):
         kept([[1, 2, 3]], name="other")
     path.unlink()
     path.mkdir()
