@@ -191,8 +191,9 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
         align.align(target, store.load(folders[1]), family.text(), FEW, out, report=pull)
     assert not out.exists()
     if stop > 1:  # before the second group of texts nothing was kept
-        with pytest.raises(ParameterError, match="is of an alignment that was broken off"):
+        with pytest.raises(ParameterError, match="is of an alignment that was broken off") as caught:
             align.align(target, store.load(folders[1]), family.text(), FEW, out)
+        assert Path(str(caught.value).partition(" is of")[0]).is_file()  # it names what is there
         with pytest.raises(ParameterError, match="is of another alignment"):
             align.align(target, store.load(folders[1]), family.text(), replace(FEW, rate=1e-4), out, resume=True)
     align.align(target, store.load(folders[1]), family.text(), FEW, out, resume=True)

@@ -304,7 +304,7 @@ def test_a_mean_over_some_windows_is_of_those_spread_evenly(monkeypatch: pytest.
 def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradients_are_clipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A weight whose gradient is 4, or 1 where that is clipped, by plain descent; losses of 50 steps together, and of what is left."""
+    """A weight whose gradient is 4, or 1 where that is clipped, by plain descent; losses of 50 steps together, and of the rest."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr(training, "KEEP_EVERY", 99.5)
@@ -384,7 +384,7 @@ def test_a_state_that_lacks_what_optimizers_know_is_refused(tmp_path: Path) -> N
         with pytest.raises(ParameterError, match=f"tiny.kept cannot be read, to go on from it: {said}"):
             training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     save_file(tensors, path, {"settings": "these"})
-    with pytest.raises(ParameterError, match="tiny.kept was not kept by a training; remove it and begin anew"):
+    with pytest.raises(ParameterError, match=r"tiny\.kept was not kept by a training; remove it and begin anew"):
         training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
 
 
