@@ -22,7 +22,7 @@ def wilson(rate: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
     p, n, z = np.asarray(rate, dtype=np.float64), np.asarray(trials, dtype=np.float64), float(ndtri((1 + LEVEL) / 2))
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n**2))
-    return np.maximum(0.0, centre - half), np.minimum(1.0, centre + half)
+    return np.clip(centre - half, 0.0, p), np.clip(centre + half, p, 1.0)  # the rate is within: rounding would leave 0 outside
 
 
 def half_width(deviation: ArrayLike, count: ArrayLike) -> Floats:

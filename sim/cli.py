@@ -295,7 +295,8 @@ def compare(
 
     if check and page is None:
         raise _mistake("--check is used with --page alone; add that, or leave it out")
-    named = [comparing.of_file(path, profile or [], allow_mismatch=allow_mismatch) for path in runs]
+    chosen = profile or []
+    named = [comparing.of_file(path, chosen, allow_mismatch=allow_mismatch) for path in runs]
     if page is not None:
         written = compare_report.put(page, named)
         if check:
@@ -315,8 +316,8 @@ def compare(
         import figures as drawing
         from sim import limits
 
-        found = [limits.of_file(path, own, profile or []) for path, (_, own, _) in zip(runs, named, strict=True)]
-        pair = next(filter(None, (comparing.pair_of_file(path, profile or []) for path in runs)), None)
+        found = [limits.of_file(path, own, chosen) for path, (_, own, _) in zip(runs, named, strict=True)]
+        pair = next(filter(None, (comparing.pair_of_file(path, chosen) for path in runs)), None)
         drawn = drawing.of_comparison(table, figures, limits.together([name for name, *_ in named], found), pair)
     if as_json:
         print(compare_report.document(named))

@@ -35,10 +35,13 @@ def shape(role: str) -> Shape:
     return dataclasses.replace(preset("llama-68m"), layers=LAYERS[role])
 
 
-def profile(role: str, wider: float = 0.0, layer: float = 1e-3, **parts: float) -> Profile:
-    """Of a layer alone, each further token of a pass takes `wider` of it more; and other parts by their names [s]."""
+def profile(role: str, wider: float = 0.0, layer: float = 1e-3, further: float = 0.0, **parts: float) -> Profile:
+    """Of a layer alone, each further token of a pass takes `wider` of it more, 128 tokens of context `further`; and other parts by
+    their names [s].
+    """
     rows: list[dict[str, Any]] = [
-        {"part": "layer", "width": width, "context": context, "batch": 1, "time_s": layer * (1 + wider * (width - 1))}
+        {"part": "layer", "width": width, "context": context, "batch": 1,
+         "time_s": layer * (1 + wider * (width - 1)) * (1 + further * context / 128)}
         for width in (1, 2, 24) for context in (0, 128)
     ]  # fmt: skip
     axes = {"step": "batch", "look": "batch", "embedding": "tokens", "rows": "tokens"}

@@ -271,7 +271,8 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
 def test_the_schema_takes_what_the_loader_takes() -> None:
     schema = json.loads(call("schema"))
     default = scenario.load()
-    for tables in (*map(scenario.load, scenario.names()), {**default, "method": default["method"][0]}):
+    one_point = {**default, "sweep": {"outcomes.match_rate": {"from": 0.25, "to": 1, "count": 1}}}
+    for tables in (*map(scenario.load, scenario.names()), {**default, "method": default["method"][0]}, one_point):
         assert fits(tables, schema)
 
 
@@ -288,6 +289,7 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
         ("cluster", "units", True, "units must be a whole number, got True"),
         ("sweep", "method.candidates", 3, "method.candidates"),
         ("sweep", "method.candidates", [], "method.candidates"),
+        ("sweep", "method.candidates", {"from": 1, "to": 3, "count": 0}, "method.candidates.count must be between 1"),
         ("plots", "x", 1, r"unknown section \[plots\]"),
     ],
 )

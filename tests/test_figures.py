@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from figures import distribution, save, timeline, tradeoff
 from model import ppd
 from model.checks import ParameterError
+from tests.figure_checks import shown
 from tests.test_figures_tradeoff import coordinates, lines, paper
 
 # --- Timeline -----------------------------------------------------------------------------------------------------------
@@ -108,6 +110,87 @@ def test_every_point_has_its_panel() -> None:
     assert len(distribution.draw(histogram(5)).axes) == 5
     with pytest.raises(ParameterError, match="at most 12 points, got 13"):
         distribution.draw(histogram(13))
+
+
+def spread(values: dict[str, dict[float, float]], **more: Any) -> pl.DataFrame:
+    rows = [{"point": 0, "view": view, "latency_layers": at, "probability": share} | more
+            for view, shares in values.items() for at, share in shares.items()]  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def test_a_distribution_by_hand() -> None:
+    some = {"paths": {10.0: 0.25, 14.0: 0.75}, "formula": {10.0: 0.5, 12.0: 0.5, 90.0: 4e-5}, "events": {12.0: 1.0}}
+    figure = distribution.draw(spread(some).sample(fraction=1, shuffle=True, seed=4))
+    drawn = shown(figure)
+    assert drawn.texts == ["Distribution of the latency of a decoding"]
+    assert drawn.legends == [("", ["formula", "simulated: events", "simulated: paths"])]
+    [panel] = drawn.panels
+    assert (panel.title, panel.x, panel.y, panel.grid) == ("point 0", "latency  [layer-times]", "probability", "y")
+    assert panel.line("formula") == [(10, 0.5), (12, 0.5), (90, 4e-5)]
+    assert panel.line("simulated: events") == [(12, 1)]
+    # Bars are .8 of the smallest gap between two latencies; what is 1e-4 of the greatest chance or less does not stretch the axis.
+    assert np.array(panel.bars[0][1]) == pytest.approx(np.array([(10 - 0.8, 0, 1.6, 0.25), (14 - 0.8, 0, 1.6, 0.75)]))
+    axes = figure.axes[0]
+    assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((10 - 3, 14 + 3, 0, 1.08))
+    seen = distribution.draw(spread({"formula": {10.0: 1.0, 12.0: 1e-4, 14.0: 1.01e-4}})).axes[0]
+    assert seen.get_xlim() == pytest.approx((7, 17))
+    assert distribution.draw(spread({"formula": {10.0: 1.0, 14.0: 0.1, 16.0: 1e-4}})).axes[0].get_xlim() == pytest.approx((7, 17))
+    # A single latency has a bar of .8; where no chance is known the axis is whole.
+    lone = distribution.draw(spread({"paths": {10.0: 1.0}}))
+    assert np.array(shown(lone).panels[0].bars[0][1]) == pytest.approx(np.array([(9.6, 0, 0.8, 1)]))
+    assert lone.axes[0].get_xlim() == pytest.approx((8.5, 11.5))
+    assert shown(lone).legends == [("", ["simulated: paths"])]
+    assert distribution.draw(spread({"paths": {10.0: 0.0}})).axes[0].get_ylim() == (0, 1)
+    timed = spread(some, name="mine").with_columns(latency_ms=2 * pl.col("latency_layers"))
+    panel = shown(distribution.draw(timed)).panels[0]
+    assert (panel.title, panel.x) == ("mine", "latency  [ms]")
+    assert panel.line("formula") == [(20, 0.5), (24, 0.5), (180, 4e-5)]
+    with pytest.raises(ParameterError, match="unknown view 'form'"):
+        distribution.draw(spread({"form": {1.0: 1.0}}))
+    # A sum of 80 latencies is drawn each for itself, of 81 in ranges, but for a formula's.
+    for count, bars in ((80, 80), (81, 80)):
+        many = spread({"paths": {float(at): 1 / count for at in range(count)}})
+        assert len(distribution.draw(many).axes[0].patches) == bars
+
+
+def test_panels_of_distributions_by_hand() -> None:
+    """One alone, up to four in two columns, more in three; sizes in inches; the lowest of each column says what the axis is."""
+    one = spread({"formula": {1.0: 0.5, 3.0: 0.5}})
+    for count, across in ((4, 2), (5, 3), (12, 3)):
+        figure = distribution.draw(pl.concat([one.with_columns(point=pl.lit(each)) for each in range(count)]))
+        down = -(-count // across)
+        width, height = figure.get_size_inches()
+        assert (width, height) == pytest.approx((max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.8)))
+        panels = shown(figure).panels
+        assert [panel.title for panel in panels] == [f"point {each}" for each in range(count)]
+        assert [bool(panel.x) for panel in panels] == [index >= count - across for index in range(count)]
+        assert {panel.y for panel in panels} == {"probability"}
+        boxes = [axes.get_position() for axes in figure.axes]
+        assert (boxes[0].x0 * width, (1 - boxes[0].y1) * height) == pytest.approx((0.8, 1.05))
+        assert len({round(box.x0, 6) for box in boxes}) == across
+        assert len({round(box.y0, 6) for box in boxes}) == down
+        assert max(box.x1 for box in boxes) == pytest.approx(0.98)
+        assert min(box.y0 for box in boxes) * height == pytest.approx(0.6)
+        assert shown(figure).legends == [("", ["formula"])]
+        assert figure.texts[0].get_position() == pytest.approx((boxes[0].x0, 1 - 0.28 / height))
+
+
+def test_points_of_a_distribution_are_described() -> None:
+    results = pl.DataFrame({
+        "point": [0, 0, 1, 2], "method": "speculative", "draft_length": [2, 3, 4, 9], "sequences": [1, 1, 8, 8],
+        "batching": "static",
+        "acceptance_rate": 0.8, "cost.mine": [None, "a", "b", "c"], "cost_source": "x", "seconds_per_layer": [1.0, 2e-3, 5e-4, 1.0],
+    })  # fmt: skip
+    rows = pl.DataFrame({"point": [1, 0, 0], "view": "paths", "latency_layers": [10.0, 20.0, 30.0], "probability": 1.0})
+    found = distribution.described(rows, results)
+    assert found["name"].to_list() == [
+        "speculative decoding, γ = 4, batch of 8, static, α = 0.8, mine = b",
+        *["speculative decoding, γ = 3, α = 0.8, mine = a"] * 2,
+    ]  # fmt: skip
+    assert found["latency_ms"].to_list() == pytest.approx([5.0, 40.0, 60.0])
+    some = results.with_columns(seconds_per_layer=pl.when(point=0).then(None).otherwise(1.0))
+    for unknown in (results.drop("seconds_per_layer"), some):
+        assert "latency_ms" not in distribution.described(rows, unknown).columns
 
 
 # --- All of them --------------------------------------------------------------------------------------------------------

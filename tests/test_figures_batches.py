@@ -9,7 +9,9 @@ import pytest
 
 from figures import of_run, save, speedup, speedup_by_batch
 from figures.style import NAMES
+from model.algorithms._batches import SAID
 from model.checks import ParameterError
+from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_speculative import xy
 
 KEYS = ("sequences", "draft_length", "acceptance_rate", "view")
@@ -77,3 +79,66 @@ def test_other_figures_of_a_run_tell_batches_apart(tmp_path: Path) -> None:
         name = f"formula α = {rate:.3g}" + (f", batch of {batch}" if batch > 1 else "")
         [drawn] = [line for line in axes.lines if line.get_label() == name]
         assert {*zip(*xy(drawn), strict=True)} == {*own.select("draft_length", "speedup").rows()}
+
+
+def test_batches_by_hand() -> None:
+    made = pl.DataFrame({
+        "sequences": [2, 8, 2, 8, 2, 8], "batching": "static", "draft_length": [3] * 6, "acceptance_rate": [0.75] * 6,
+        "view": ["formula"] * 2 + ["paths"] * 2 + ["events"] * 2, "speedup": [1.5, 1.25, 1.6, 1.2, 1.7, 1.1],
+        "speedup_low": [None, None, 1.4, 0.75, None, 1.0], "speedup_high": [None, None, 1.8, 1.3, None, 1.2],
+    })  # fmt: skip
+    more = made.with_columns(draft_length=pl.lit(1, dtype=pl.Int64), speedup=pl.col("speedup") - 0.25)
+    both = pl.concat([made, more.filter(pl.col("view") == "paths")])
+    figure = speedup_by_batch.draw(both.sample(fraction=1, shuffle=True, seed=1))
+    drawn = shown(figure)
+    assert drawn.texts == ["Does drafting still pay in a batch?", SAID["static"]]
+    assert drawn.legends == [("", [NAMES[view] for view in ("formula", "paths", "events")])]
+    [panel] = drawn.panels
+    assert (panel.title, panel.x) == ("acceptance rate α = 0.75", "sequences in a batch")
+    assert panel.y == "speed-up over plain decoding of the same batch"
+    assert panel.scales == ("log", "linear")
+    assert panel.grid == "xy"
+    # Of the shorter draft there are paths alone, and its line goes through them.
+    lines = [points for _, points in panel.lines[1:]]
+    short, long = [(2, pytest.approx(1.35)), (8, pytest.approx(0.95))], [[(2, one), (8, other)] for one, other in (
+        (1.5, 1.25), (1.5, 1.25), (1.6, 1.2), (1.7, 1.1))]  # fmt: skip
+    assert [each for each in lines if each] == [short, short, *long]
+    ends = [pair for _, pairs in panel.segments for pair in pairs]
+    assert ends == [((2, 1.4), (2, 1.8)), ((8, 0.75), (8, 1.3)), ((2, 1.4), (2, 1.8)), ((8, 0.75), (8, 1.3)), ((8, 1.0), (8, 1.2))]
+    assert panel.texts == ["γ = 1", "γ = 3"]
+    axes = figure.axes[0]
+    room = 0.06 * (1.8 - 0.75)
+    assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((2 / 1.2, 8 * 1.2, 0.75 - room, 1.8 + room))
+    assert panel.ticks[0] == ["2", "8"]
+    assert axes.yaxis.get_major_formatter()(1.5, 0) == "1.5×"
+    assert not axes.xaxis.get_minorticklocs().size
+    assert not odd_dashes(figure)
+    level = made.filter(view="formula").with_columns(speedup=1.0)
+    assert speedup_by_batch.draw(level).axes[0].get_ylim() == pytest.approx((0.9, 1.1))  # room where all is alike
+    assert speedup_by_batch.draw(level.with_columns(speedup=2.0)).axes[0].get_ylim() == pytest.approx((0.94, 2.06))
+
+
+def test_batches_fit_up_to_their_bounds() -> None:
+    one = rows(("formula",)).filter(acceptance_rate=0.8, draft_length=1)
+    for name, most in (("acceptance_rate", 4), ("draft_length", 6)):
+        for count in (most, most + 1):
+            many = pl.concat([one.with_columns(pl.lit(0.1 * each if name == "acceptance_rate" else each).alias(name))
+                              for each in range(1, count + 1)])  # fmt: skip
+            assert speedup_by_batch.fits(many) == (count == most)
+            if count > most:
+                with pytest.raises(ParameterError, match=f"values of {name} must be between 1 and {most}, got {count}"):
+                    speedup_by_batch.draw(many)
+    both = pl.concat([one, one.with_columns(batching=pl.lit("static"), sequences=pl.col("sequences") + 1)])
+    assert not speedup_by_batch.fits(both)
+    with pytest.raises(ParameterError, match="values of batching must be"):
+        speedup_by_batch.draw(both)
+    with pytest.raises(ParameterError, match="unknown batching 'statik'; did you mean static"):
+        speedup_by_batch.draw(one.with_columns(batching=pl.lit("statik")))
+    with pytest.raises(ParameterError, match="unknown view 'path'; did you mean paths"):
+        speedup_by_batch.draw(one.with_columns(view=pl.lit("path")))
+    some = one.with_columns(draft_length=pl.when(sequences=8).then(None).otherwise("draft_length"))
+    assert speedup_by_batch.of_run(some)["sequences"].to_list() == [64, 1]
+    assert speedup_by_batch.fits(some)
+    assert not speedup_by_batch.fits(one.with_columns(speedup=None))
+    for name in ("batching", "draft_length", "acceptance_rate", "view", "speedup"):
+        assert not speedup_by_batch.fits(one.drop(name))

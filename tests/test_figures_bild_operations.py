@@ -16,7 +16,7 @@ from figures.bild_operations import PANELS, fallback_of_intensity, weights_ratio
 from model import bild, published
 from model.checks import ParameterError
 from model.published.bild import FIGURE_8
-from tests.figure_checks import laid_out
+from tests.figure_checks import laid_out, odd_dashes, shown
 from tests.test_figures_speculative import inside
 from tests.test_figures_tradeoff import lines, words
 
@@ -180,3 +180,44 @@ BAD: list[tuple[Callable[[], object], str]] = [
 def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ParameterError, match=f"^{message}"):
         call()
+
+
+# --- By hand ---------------------------------------------------------------------------------------------------------------
+
+
+def test_operations_by_hand() -> None:
+    rows = pl.DataFrame([
+        {"variant": variant, "rollback_rate": rate, "fallback_rate": 0.125, "maximum_draft": 7, "cost_ratio": 0.3333,
+         "operations_ratio": 0.0625, "memory_ratio": 0.05, "operations_factor": 1.5 + rate, "memory_factor": 0.25, "speedup": 0.5,
+         "intensity_factor": 4.0 if variant == "paper" else 5.0}
+        for rate in (0.2, 0.0) for variant in ("code", "paper")
+    ])  # fmt: skip
+    figure = drawn(rows, source="mine", stated={"memory_factor": 0.2, "speedup": 2.0})
+    found = shown(figure)
+    assert found.texts == [
+        "What does Big Little Decoder save: arithmetic, or memory?",
+        "mine; falls back at 12.5 % of its tokens, drafts of at most 7; the small model takes 0.0625 of the arithmetic,"
+        " 0.05 of the weights, 0.333 of the time",
+    ]  # fmt: skip
+    variants = ["variant paper", "variant code: another pass of the large model after a rollback"]
+    assert found.legends == [("", [*variants, "large model alone", "published"])]
+    assert shown(drawn(rows)).legends == [("", [*variants, "large model alone"])]
+    titles = ["operations per token", "weights read (MOPs)", "arithmetic intensity", "speed"]
+    assert [panel.title for panel in found.panels] == titles
+    assert [panel.y for panel in found.panels] == ["relative to the large model alone", "", "", ""]
+    for index, (axes, panel, high) in enumerate(zip(figure.axes, found.panels, (1.7, 1.0, 5.0, 2.0), strict=True)):
+        assert axes.get_position().bounds == pytest.approx((0.06 + 0.241 * index, 0.12, 0.195, 0.58))
+        assert panel.x == "rollback rate  [% of drafted tokens]"
+        assert panel.ticks[0] == ["0", "20"]
+        assert axes.get_ylim() == pytest.approx((0, 1.18 * high))
+        assert panel.grid == "y"
+    bars = dict(found.panels[0].bars)
+    assert bars["paper operations_factor"] == [(pytest.approx(-0.4), 0, 0.4, 1.5), (pytest.approx(0.6), 0, 0.4, 1.7)]
+    assert np.array(bars["code operations_factor"]) == pytest.approx(np.array([(0, 0, 0.4, 1.5), (1, 0, 0.4, 1.7)]))
+    assert found.panels[2].texts == ["4.00", "4.00", "5.00", "5.00"]
+    assert [text.xy for text in figure.axes[0].texts] == [  # type: ignore[attr-defined]
+        (place + side, value) for side in (-0.2, 0.2) for place, value in ((0, 1.5), (1, 1.7))
+    ]  # fmt: skip
+    assert not odd_dashes(figure)
+    rate = fallback_of_intensity(2.5, 6, 0.07, 0.05)
+    assert float(bild.intensity_factor(rate, 0.0, 6, 0.07, 0.05)) == pytest.approx(2.5, rel=1e-12)

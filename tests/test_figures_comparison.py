@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
-from figures import error_by_method, formula_limits, gantt_pair, predicted_measured, save, time_parts
+from figures import error_by_method, formula_limits, gantt_pair, predicted_measured, save, time_parts, timeline
 from figures.style import MARKERS, METHODS
 from model import comparison, runs
 from model.checks import ParameterError
@@ -25,6 +26,7 @@ from model.pass_cost import PassCost
 from sim import compare, limits
 from sim.cli import app
 from tests.comparisons import every
+from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_real import dashes
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import lines, words
@@ -375,3 +377,274 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     for name, figure in several.items():
         for one, other in zip(save(figure, tmp_path / f"{name}1"), save(figure, tmp_path / f"{name}2"), strict=True):
             assert one.read_bytes() == other.read_bytes()
+
+
+# --- By hand ---------------------------------------------------------------------------------------------------------------
+
+
+def test_predicted_over_measured_by_hand() -> None:
+    figure = predicted_measured.draw(rows(disturbed=[True, False, None, False]))
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "Does the simulator predict real wall time?", "median error 7.0 %; 50 % of 4 decodings (3 settings) are within 5 %",
+    ]  # fmt: skip
+    assert drawn.legends == [("", [
+        "PPD", "BiLD", "hollow: disturbed by\nother work", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 7.5 %",
+    ])]  # fmt: skip
+    above, below = drawn.panels
+    assert (above.x, above.y, above.scales) == ("", "predicted, from profiles alone [ms]", ("log", "log"))
+    assert (below.x, below.y, below.scales) == (
+        "measured after the first commit: median of the repeats [ms]", "error [%]", ("log", "linear"),
+    )  # fmt: skip
+    low, high = 100 / 1.2, 960 * 1.2  # of all times, measured or predicted
+    axes, under = figure.axes
+    assert (*axes.get_xlim(), *axes.get_ylim(), *under.get_xlim()) == pytest.approx((low, high) * 3)
+    assert [label for label, _ in above.lines] == ["equal", "noise", "noise", "ppd disturbed", "ppd", "bild"]
+    assert np.array(above.line("equal")) == pytest.approx(np.array([(low, low), (high, high)]))
+    assert np.array(below.line("equal")) == pytest.approx(np.array([(low, 0), (high, 0)]))
+    noise = [points for label, points in below.lines if label == "noise"]
+    assert np.array(noise) == pytest.approx(np.array([[(low, side), (high, side)] for side in (-7.5, 7.5)]))
+    assert {round(y, 9) for _, y in dict(below.bands)["band"]} == {-5, 5}
+    assert np.array(below.line("bild")) == pytest.approx(np.array([(400, 4), (800, 20)]))
+    assert [style for name, _, style, _ in below.marks if name in ("ppd", "bild")] == ["None"] * 2
+    assert above.grid == below.grid == "xy"
+    ticks = [at for at in axes.get_xticks() if low <= at <= high]
+    assert ticks == [100, 150, 200, 300, 400, 500, 700, 1000]
+    assert [at for at in axes.get_yticks() if low <= at <= high] == [at for at in under.get_xticks() if low <= at <= high] == ticks
+    assert axes.yaxis.get_major_formatter()(150.0, 0) == under.xaxis.get_major_formatter()(150.0, 0) == "150"
+    assert not axes.xaxis.get_minorticklocs().size + axes.yaxis.get_minorticklocs().size + under.xaxis.get_minorticklocs().size
+    assert not odd_dashes(figure)
+    # Over a factor of more than 30, ends included, ticks are fewer.
+    for factor, count in ((20.8, 7), (20.9, 3)):
+        spread = pl.concat([rows().head(1).with_columns(measured_s=0.1 * each, predicted_s=0.1 * each) for each in (1.0, factor)])
+        found = [at for at in predicted_measured.draw(spread).axes[0].get_xticks() if 100 <= at < 1000]
+        assert len(found) == count
+    named = rows(method=["mine", "mine", "pearl", "pearl"], noise=0.02, mismatch=["", None, "", ""])
+    drawn = shown(predicted_measured.draw(named.drop("disturbed")))
+    assert drawn.legends[0][1] == ["mine", "PEARL", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
+    single = named.head(1).with_columns(mismatch=pl.lit("cores differ"), error=0.05)
+    assert predicted_measured.told(single) == (
+        "median error 5.0 %; 100 % of 1 decodings (1 setting) are within 5 %; a profile of ANOTHER machine"
+    )
+    for wrong in ({"predicted_s": 0.0}, {"measured_s": 0.0}, {"measured_s": -1.0}):
+        with pytest.raises(ParameterError, match="predicted_s and measured_s must be above 0 in every row"):
+            predicted_measured.draw(rows(**wrong))
+
+
+def test_errors_by_method_by_hand() -> None:
+    seven = [-0.3, 0.1, 0.0, 0.02, 0.05, 0.01, 0.0, 0.04, 0.03]
+    made = pl.concat([rows(), pl.DataFrame({"method": "mine", "settings": "d", "error": seven, "noise": 0.0})], how="diagonal")
+    figure = error_by_method.draw(made)
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "How far off is the simulator, method by method?",
+        "1 of 3 methods keep their bound; 13 measured decodings, predicted from profiles alone",
+    ]  # fmt: skip
+    assert drawn.legends == [("", [
+        "a decoding: median of its repeats", "their median", "5 %, or 1.5 × the noise where that is more",
+    ])]  # fmt: skip
+    [panel] = drawn.panels
+    assert panel.x == "predicted over measured time, less 1 [%]: left, predicted too fast"
+    assert panel.ticks[1] == ["PPD (2)", "BiLD (2)", "mine (9)"]
+    assert panel.texts == [
+        "5.5 %", "5.0 %", "MISSED", "12.0 %", "13.5 %", "kept", "3.0 %", "5.0 %", "MISSED", "median |error|", "bound", "kept?",
+    ]  # fmt: skip
+    axes = figure.axes[0]
+    places = [text.get_position() for text in axes.texts]
+    assert places == [(x, y) for y in (0, 1, 2, -0.72) for x in (1.17, 1.285, 1.42)]
+    assert np.array(panel.line("no error"))[:, 0].tolist() == [0, 0]
+    assert np.array(panel.line("median ppd")) == pytest.approx(np.array([(-4.5, -0.36), (-4.5, 0.36)]))
+    assert np.array(panel.line("median mine")) == pytest.approx(np.array([(2, 2 - 0.36), (2, 2 + 0.36)]))
+    assert [y for _, y in panel.line("ppd")] == pytest.approx([-0.27, -0.18])  # one above the other
+    levels = [2 + 0.27 * (place % 7 - 3) / 3 for place in range(9)]
+    assert np.array(panel.line("mine")) == pytest.approx(np.array([*zip(np.multiply(seven, 100), levels, strict=True)]))
+    spans = {str(patch.get_label()): patch.get_bbox().bounds for patch in axes.patches if isinstance(patch, Rectangle)}
+    assert spans["bound bild"] == pytest.approx((-13.5, 1 - 0.42, 27, 0.84))
+    assert spans["bound mine"] == pytest.approx((-5, 2 - 0.42, 10, 0.84))
+    assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((-32.4, 32.4, 2.55, -0.55))  # 1.08 times the largest error
+    assert figure.get_size_inches().tolist() == pytest.approx([9.6, 1.75 + 3 * 0.42])
+    assert panel.grid == "x"
+    # Of one decoding the point stands in the middle; of a small error its bound is what is seen.
+    one = error_by_method.draw(rows().head(1))
+    assert shown(one).panels[0].line("ppd") == [(pytest.approx(1), 0)]
+    assert one.axes[0].get_xlim() == pytest.approx((-5.4, 5.4))
+    assert one.get_size_inches().tolist() == figure.get_size_inches().tolist()  # room for three rows at least
+    many = pl.concat([rows().head(1).with_columns(method=pl.lit(f"m{each}")) for each in range(5)])
+    assert error_by_method.draw(many).get_figheight() == pytest.approx(1.75 + 5 * 0.42)
+    assert "5 of 5 methods keep" in shown(error_by_method.draw(many)).texts[1]
+
+
+def test_times_by_part_by_hand() -> None:
+    made = times({"target": 0.2, "medium": 0.1, "rest": -0.05}, {"target": 0.25, "medium": 0.08, "waiting": 0.01, "rest": -0.05})
+    figure = time_parts.draw(made)
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "Where does the prediction go wrong?",
+        "BiLD (x)\nwith the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; the only decoding",
+    ]  # fmt: skip
+    [panel] = drawn.panels
+    assert panel.ticks[0] == ["predicted\nwhole", "target\npasses", "medium\npasses", "waiting", "the\nrest", "measured\nwhole"]
+    assert panel.texts == [
+        "250.0", "290.0", "+50.0\n(200.0 → 250.0)", "\N{MINUS SIGN}20.0\n(100.0 → 80.0)", "+10.0\n(0.0 → 10.0)",
+        "0.0\n(\N{MINUS SIGN}50.0 → \N{MINUS SIGN}50.0)",
+    ]  # fmt: skip
+    levels, low, high = [250, 300, 280, 290, 290], 250, 300
+    bottom = low - 0.35 * (high - low)
+    assert panel.y == f"time [ms]  (axis cut at {figure.axes[0].get_ylim()[0]:.0f})"
+    assert figure.axes[0].get_ylim() == pytest.approx((bottom, high + 0.16 * (high - bottom)))
+    bars = {name: boxes[0] for name, boxes in panel.bars}
+    wanted = {"predicted": (0, bottom, 250 - bottom), "target": (1, 250, 50), "medium": (2, 280, 20), "waiting": (3, 280, 10),
+              "rest": (4, 290, 0), "measured": (5, bottom, 290 - bottom)}  # fmt: skip
+    for name, (place, foot, tall) in wanted.items():
+        assert bars[name] == pytest.approx((place - 0.31, foot, 0.62, tall))
+    carried = [points for label, points in panel.lines if label == "carried over"]
+    assert np.array(carried) == pytest.approx(np.array(
+        [[(place - 0.31, level), (place + 0.69, level)] for place, level in enumerate(levels)]))  # fmt: skip
+    over = [(0, 250), (5, 290), (1, 300), (2, 300), (3, 290), (4, 290)]
+    assert np.array([text.xy for text in figure.axes[0].texts]) == pytest.approx(np.array(over))  # type: ignore[attr-defined]
+    # The axis is cut where steps would fill less than .35 of it, and never below nothing.
+    for measured, cut in ((0.39, False), (0.38, True), (0.3, True)):
+        figure = time_parts.draw(times({"target": 0.25}, {"target": measured}))
+        assert ("cut" in shown(figure).panels[0].y) == cut == (figure.axes[0].get_ylim()[0] > 0)
+    deep = time_parts.draw(times({"target": 0.1, "rest": -0.2}, {"target": 0.1})).axes[0]
+    assert deep.get_ylim() == pytest.approx((-100, 100 + 0.16 * 200))
+    more = made.with_columns(prompt=pl.lit("p"), method=pl.lit("mine"))
+    several = pl.concat([more.with_columns(units=pl.lit(units, dtype=pl.Int64), settings=pl.lit(settings), error=error)
+                         for units, settings, error in ((1, "", 0.1), (2, "y", -0.2), (None, "z", 0.15))])  # fmt: skip
+    assert shown(time_parts.draw(several)).texts[1].split("\n") == [
+        "mine (y), p", "with the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; the largest error of 3 decodings",
+        "the main process of 2: its passes with what it reads of them",
+    ]  # fmt: skip
+    assert shown(time_parts.draw(several, 0)).texts[1].split("\n") == [
+        "mine, p", "with the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; row 0 of 3 decodings",
+    ]  # fmt: skip
+    assert len(shown(time_parts.draw(several, 2)).texts[1].split("\n")) == 2
+    for row in (-1, 3):
+        with pytest.raises(ParameterError, match="row must be between 0 and 2"):
+            time_parts.draw(several, row)
+    tiny = times({"target": 0.1, "draft": 1e-9}, {"target": 0.1, "medium": 1.1e-9}).row(0, named=True)
+    assert [each.part for each in time_parts.steps(tiny)] == ["target", "medium"]
+    assert set(time_parts._NAMES) == {*comparison.PARTS}
+
+
+def runs_of(shift: float = 0.0) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Eight passes of 100 ms over positions 0 to 3, two each, as measured; simulated, the same at .9 of the time."""
+    base = {"unit": 0, "what": "forward", "process": 0, "first": 0, "last": 12, "fate": "kept"}
+    real = pl.DataFrame([base | {"start": shift + 0.1 * each, "end": shift + 0.1 * (each + 1), "position": each // 2}
+                         for each in range(8)])  # fmt: skip
+    return real, real.with_columns(pl.col("start", "end") * 0.9)
+
+
+def test_two_runs_by_hand() -> None:
+    figure = gantt_pair.draw(*runs_of(2.0))
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "Does the simulated run look like the real one?",
+        "measured 800.0 ms, simulated 720.0 ms with times from profiles (\N{MINUS SIGN}10.0 %); dashed: the ends",
+    ]  # fmt: skip
+    upper, lower = drawn.panels
+    assert (upper.title, upper.x, lower.title, lower.x) == ("measured", "", "simulated", "time [ms]")
+    assert (upper.grid, lower.grid) == ("x", "x")
+    assert upper.line("end measured")[0][0] == pytest.approx(800)
+    assert lower.line("end simulated")[0][0] == pytest.approx(720)
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 1.02 * 800))
+    assert upper.ticks[1] == lower.ticks[1] == ["unit 0 (main)"]
+    [(title, kinds)] = drawn.legends
+    assert title == "in a bar: its token's position,\nthe layers run"
+    assert len(kinds) == 1
+    assert len(figure.axes[1].get_xticks()) <= 11
+    assert not odd_dashes(figure)
+    # On a page of ten inches: as high as its rows, or as its legend.
+    tall = max(2 * 1.6 + 0.5, timeline.room(["kept"])) + 1.15 + 0.65
+    assert figure.get_size_inches().tolist() == pytest.approx([10, tall])
+    for axes, above in zip(figure.axes, (1.15, 1.15 + 1.6 + 0.5), strict=True):
+        box = axes.get_position()
+        assert (box.x0 * 10, box.x1 * 10) == pytest.approx((1.15, 10 - 2.75))
+        assert ((1 - box.y1) * tall, box.height * tall) == pytest.approx((above, 1.6))
+    assert shown(gantt_pair.draw(*runs_of(), title="mine")).texts[0] == "mine"
+    wide, narrow = runs_of()
+    both = gantt_pair.draw(wide, narrow.with_columns(width=pl.lit(3), depth=pl.lit(2)))
+    assert "×" in shown(both).legends[0][0]
+    faster = gantt_pair.draw(*reversed(runs_of()))
+    assert "(+11.1 %)" in shown(faster).texts[1]
+    cut = shown(gantt_pair.draw(*runs_of(), between=(50.0, 130.0)))
+    assert [(low, high) for _, low, high in spans(gantt_pair.draw(*runs_of(), between=(50.0, 130.0)).axes[0])] == [
+        (50, pytest.approx(100)), (pytest.approx(100), 130),
+    ]  # fmt: skip
+    assert cut.texts[1] == drawn.texts[1]
+    for between in ((-1.0, 5.0), (5.0, 4.0)):
+        with pytest.raises(ParameterError, match="between must be a start and a later end in ms"):
+            gantt_pair.draw(*runs_of(), between=between)
+    with pytest.raises(ParameterError, match="800 to 900 ms, where the measured one has none"):
+        gantt_pair.draw(*runs_of(), between=(800.0, 900.0))  # it has ended there
+    with pytest.raises(ParameterError, match="730 to 790 ms, where the simulated one has none"):
+        gantt_pair.draw(*runs_of(), between=(730.0, 790.0))
+    with pytest.raises(ParameterError, match="the Gantt chart, simulated, needs at least one row"):
+        gantt_pair.draw(wide, narrow.clear())
+    # From the second position that is put out, over so many of them, or to the end.
+    for tokens, ends in ((1, (180, 400)), (2, (180, 600)), (3, (180, 800)), (6, (180, 800)), (99, (180, 800))):
+        assert gantt_pair.rounds(wide, narrow, tokens) == pytest.approx(ends)
+    assert gantt_pair.rounds(wide, narrow) == pytest.approx((180, 800))
+    parts = [wide.with_columns(pl.col("start", "end") + 0.8 * each, position=pl.col("position") + 4 * each) for each in range(3)]
+    long = pl.concat(parts, how="vertical_relaxed")
+    assert gantt_pair.rounds(long, long) == pytest.approx((200, 1400))  # six positions of 200 ms
+    assert gantt_pair.rounds(wide.head(2), wide.head(1)) == pytest.approx((0, 200))  # a single position from its beginning
+    others = [wide.with_columns(unit=1, start=pl.col("start") / 2), wide.with_columns(what=pl.lit("wait"))]
+    besides = pl.concat([wide, *others], how="vertical_relaxed")
+    assert gantt_pair.rounds(besides.sample(fraction=1, shuffle=True, seed=1), narrow) == gantt_pair.rounds(wide, narrow)
+
+
+def of_claim(**more: Any) -> pl.DataFrame:
+    made: dict[str, Any] = {
+        "claim": "verify", "series": None, "x": [3, 1, 2], "formula": [3.0, 1.0, 2.0], "simulated": [2.0, None, 1.5],
+        "measured": [2.0, 0.5, None], "noise": [0.1, None, 0.2], "x_name": "width", "y_name": "speed-up over plain", "about": None,
+    }  # fmt: skip
+    return pl.DataFrame(made | more)
+
+
+def test_a_claim_by_hand() -> None:
+    figure = formula_limits.draw(of_claim())
+    drawn = shown(figure)
+    assert drawn.texts == ["Does a draft cost what Theorem 3.8 says?", "median error: formula 75.0 %, simulation 0.0 %"]
+    said = ["the formula", "simulated with the profile (predicted)", "measured, ± its noise"]
+    assert drawn.legends == [("", said)]
+    [panel] = drawn.panels
+    assert (panel.x, panel.y) == ("width", "speed-up over plain")
+    assert [each for each in panel.lines if each[0] != "plain"] == [
+        ("formula", [(1, 1), (2, 2), (3, 3)]), ("simulated", [(2, 1.5), (3, 2)]), ("measured", [(1, 0.5), (3, 2)]),
+    ]  # fmt: skip
+    assert np.array(panel.ends("noise")) == pytest.approx(np.array([[(1, 0.5), (1, 0.5)], [(3, 1.8), (3, 2.2)]]))
+    assert {y for _, y in panel.line("plain")} == {1}
+    axes = figure.axes[0]
+    assert axes.yaxis.get_major_formatter()(1.5, 0) == "1.5×"
+    assert all(each == round(each) for each in axes.get_xticks())
+    assert figure.get_size_inches().tolist() == pytest.approx([8, 5.3 + 0.22])
+    assert not odd_dashes(figure)
+    # Names of series stand in the legend, in two columns or one where they are long, and the page grows with its lines.
+    for length, columns in ((1, 3), (24, 3), (25, 2), (48, 2), (49, 1)):
+        names = [letter * length for letter in "ab"]
+        several = pl.concat([of_claim(series=name, y_name="pass [ms]", claim="mine", about="given so much") for name in names])
+        figure = formula_limits.draw(several)
+        drawn = shown(figure)
+        assert drawn.legends == [("", [*said, *names])]
+        assert figure.get_figheight() == pytest.approx(5.3 + 0.22 * -(-5 // columns))
+        assert figure.legends[0]._ncols == columns  # type: ignore[attr-defined]
+    assert drawn.texts == ["mine", "median error: formula 75.0 %, simulation 0.0 %\ngiven so much"]
+    labels = [label for label, _ in drawn.panels[0].lines]
+    assert labels == [f"{quantity} {name}" for name in names for quantity in formula_limits.QUANTITIES]  # and no plain speed
+    assert {str(each.get_label()) for each in figure.axes[0].collections} == {f"noise {name}" for name in names}
+    markers = {label: marker for label, marker, *_ in drawn.panels[0].marks}
+    assert [markers[f"measured {name}"] for name in names] == [*MARKERS[:2]]
+    assert figure.axes[0].yaxis.get_major_formatter()(1.5, 0) != "1.5×"
+    halves = formula_limits.draw(of_claim(x=[0.5, 1.0, 1.5])).axes[0]
+    assert any(each != round(each) for each in halves.get_xticks())
+    assert formula_limits.told(of_claim(formula=None, simulated=None)) == "median error: unknown"
+    assert formula_limits.told(of_claim(about=["", "one", "two"])).endswith("%\none")
+    assert "\n".join(fill("word " * 40, 105).split("\n")) in formula_limits.told(of_claim(about="word " * 40))
+    six = pl.concat([of_claim(series=str(each)) for each in range(6)])
+    assert formula_limits.few(six).equals(six)
+    assert len(shown(formula_limits.draw(six)).legends[0][1]) == 9
+    assert [formula_limits.TITLES[each] for each in ("ppd", "skipdecode", "bild", "bus")] == [
+        "Does early prediction save what Theorem 4.1 says?", "Is time saved as layers are?",
+        "Is Big Little Decoder as fast as its ratio of layers says?", "Are two processes as fast as one?",
+    ]  # fmt: skip

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 import matplotlib
+import numpy as np
 import polars as pl
 import pytest
 from matplotlib.figure import Figure
@@ -128,3 +129,60 @@ def test_rows_that_cannot_be_drawn_are_refused(rows: list[dict[str, Any]]) -> No
         deck.draw([])
     with pytest.raises(ParameterError, match="none called free_bound"):
         deck.draw([{key: value for key, value in row.items() if key != "free_bound"} for row in rows])
+
+
+def test_the_deck_by_hand() -> None:
+    """One row of each kind; fixed lengths above, the adaptive one below, whatever the order of the rows."""
+    shared = {"draft_length": 4, "acceptance_rate": 0.5, "oracle_bound": 9.0, "reread_oracle": 9.0, "reread_rate": 0.625,
+              "reread_length": 4, "impossible_if_free": False}  # fmt: skip
+    made = [
+        shared | {"source": "deck, adaptive, long", "draft_length": None, "acceptance_rate": 0.75, "speedup": 1.5, "theorem": 9.0,
+                  "free_bound": 1.75, "oracle_bound": 1.5, "reread_speedup": 9.0, "reread_oracle": 1.25},
+        shared | {"source": "deck, gamma 4", "speedup": 2.5, "theorem": 1.6, "free_bound": 2.0, "impossible_if_free": True,
+                  "reread_speedup": 2.5},
+        shared | {"source": "deck, gamma 5", "speedup": 1.5, "theorem": 1.2, "free_bound": 2.0, "reread_speedup": 1.6},
+    ]  # fmt: skip
+    figure = deck.draw(made)
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "1 of the deck's 3 speed-ups are impossible at their acceptance rate α, even with free drafting",
+    ]  # fmt: skip
+    assert drawn.legends == [("", [
+        "printed, and impossible", "printed, needs cheaper drafting", "printed, and possible", "allowed at the printed α and cost",
+        "… even if drafting were free", "allowed if α is accepted / drafted (re-read)",
+    ])]  # fmt: skip
+    [panel] = drawn.panels
+    assert (panel.x, panel.y, panel.ticks[1], panel.grid) == ("speed-up over plain decoding  (1: none)", "", [], "x")
+    wanted = [
+        ("Table 2, draft length γ: bars are Theorem 3.8; marks belong at a bar's end", 1.015, -0.05),
+        ("γ = 4\nα = 0.5", -0.02, 0.72), ("2.5: impossible, 25 % too much", 1.02, 0.72 - 0.17),
+        ("re-read: α = 0.62 gives 2.50, off by +0.0 %", 1.02, 0.72 + 0.17),
+        ("γ = 5\nα = 0.5", -0.02, 1.72), ("1.5: 25 % above Theorem 3.8", 1.02, 1.72 - 0.17),
+        ("re-read: α = 0.62 gives 1.60, off by \N{MINUS SIGN}6.2 %", 1.02, 1.72 + 0.17),
+        ("Adaptive draft length: bars are the oracle bound; marks belong within", 1.015, 2.72 - 0.05),
+        ("adaptive, long\nα = 0.75", -0.02, 3.44), ("1.5: 0 % below the oracle bound", 1.02, 3.44 - 0.17),
+        ("re-read: α = 0.62 (γ = 4 assumed), at most 1.25", 1.02, 3.44 + 0.17),
+    ]
+    found = figure.axes[0].texts
+    assert [text.get_text() for text in found] == [text for text, *_ in wanted]
+    for text, (said, x, y) in zip(found, wanted, strict=True):
+        assert text.get_position() == pytest.approx((x, y)), said
+    assert [text.get_text() for text in found if text.get_style() == "italic"] == [wanted[0][0], wanted[7][0]]
+    ends = {name: [boxes[0] for label, boxes in panel.bars if label == name] for name in ("free", "stated", "reread")}
+    levels = (0.72, 1.72, 3.44)
+    for name, lengths, side in (
+        ("free", (1.0, 1.0, 0.75), -0.17), ("stated", (0.6, 0.2, 0.5), -0.17), ("reread", (1.5, 0.6, 0.25), 0.17),
+    ):  # fmt: skip
+        assert np.array(ends[name]) == pytest.approx(np.array(
+            [(1, level + side - 0.15, long, 0.3) for level, long in zip(levels, lengths, strict=True)]))  # fmt: skip
+    printed = [points for label, points in panel.lines if label == "printed line"]
+    assert np.array(printed) == pytest.approx(np.array([[(speed, level - 0.36), (speed, level + 0.36)] for speed, level in zip(
+        (2.5, 1.5, 1.5), levels, strict=True)]))  # fmt: skip
+    axes = figure.axes[0]
+    assert axes.get_ylim() == pytest.approx((4.44 - 0.45, -0.3))
+    assert axes.get_xlim() == (1, pytest.approx(2.5 + 0.03 * 1.5, abs=0.02))
+    assert [marker for _, marker, _ in marks(figure)] == ["X", "D", "o"]
+    assert figure.get_figheight() == pytest.approx(1.75 + 0.66 * 3 + 0.5 * 2)
+    assert axes.spines["left"].get_linewidth() == 1.6
+    assert deck.draw(made[:1]).get_figheight() == pytest.approx(1.75 + 0.66 + 0.5)
+    assert shown(deck.draw(made[:1])).panels[0].texts[0].startswith("Adaptive")

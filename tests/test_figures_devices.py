@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from matplotlib.figure import Figure
 
 import sim
 from figures import devices_held, methods, of_run, speedup_by_device, tradeoff
+from figures.baseline import over_one_device
 from figures.tradeoff import draw
 from model.checks import ParameterError
 from model.device import DEVICES
 from sim.scenario import load
-from tests.figure_checks import formula
+from tests.figure_checks import formula, odd_dashes, shown
 from tests.test_figures_hardware import texts
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import lines
@@ -254,3 +256,191 @@ def test_plain_decoding_on_several_devices_is_a_choice_of_its_own(compared: pl.D
             held, speeds = xy(lines(figure.axes[3 * panel])[f"tensor parallelism, TP {ways}"])
             assert {*zip(held, speeds, strict=True)} == {*rows.select("held_units", ALONE).rows()}
         assert figure.axes[3 * panel].get_title(loc="left") == device
+
+
+# --- By hand ---------------------------------------------------------------------------------------------------------------
+
+
+def by_hand(**more: Any) -> pl.DataFrame:
+    """Plain decoding on 1, 2 and 4 devices, replicas on 2 and 4, and split replicas on 4 [speed-ups over one device]."""
+    made: dict[str, Any] = {
+        "point": [0, 1, 2, 3, 4, 5, 6], "view": "formula",
+        "method": ["autoregressive"] * 3 + ["ppd"] * 3 + ["mine"], "ways": [1, 2, 4, 1, 1, 2, 1],
+        "held_units": [1, 2, 4, 2, 4, 4, 3],
+        "speedup": [1.0, 1.0, 1.0, 1.25, 1.5, 1.1, 0.9], ALONE: [1.0, 1.6, 2.4, 1.25, 1.5, 1.9, 0.9],
+        f"{ALONE}_input_low": [1.0, 1.5, 2.2, 1.2, None, 1.8, None], f"{ALONE}_input_high": [1.0, 1.7, 2.6, 1.3, 1.6, 2.0, None],
+        "candidates": [None, None, None, 1, 3, 1, None],
+        "outcomes_source": [None, None, None, "published: a table", "published: a table", "assumed", "assumed: by me"],
+        "cost_source": ["assumed efficiencies of the published peaks of it", "assumed efficiencies of the published peaks of it",
+                        "measured", "measured", "measured", "measured", "a published table"],
+    }  # fmt: skip
+    return pl.DataFrame(made).with_columns(**{name: value if isinstance(value, pl.Series | pl.Expr) else pl.lit(value)
+                                              for name, value in more.items()})  # fmt: skip
+
+
+def test_devices_held_by_hand() -> None:
+    figure = devices_held.draw(by_hand().sample(fraction=1, shuffle=True, seed=3).sort("point"))
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "On 4 devices, split layers are 1.60 times as fast as replicas",
+        "bars: input uncertainty (rates and costs); rates of pipelined decoding (PPD) published;"
+        " rates of pipelined decoding (PPD), mine assumed",
+        "times: assumed efficiencies of published peaks; measured; a published table",
+    ]
+    names = ["tensor parallelism: each layer split", "pipelined decoding (PPD): replicas",
+             "pipelined decoding (PPD), each layer split too", "mine: replicas"]  # fmt: skip
+    assert drawn.legends == [("", [*names, "as many times as devices"])]
+    [panel] = drawn.panels
+    assert (panel.title, panel.x, panel.y) == ("", "devices reserved", "speed-up over plain decoding on one device")
+    points = {names[0]: ([2, 4], [1.6, 2.4]), names[1]: ([2, 4], [1.25, 1.5]), names[2]: ([4], [1.9]), names[3]: ([3], [0.9])}
+    paths = [each for label, each in panel.lines if label == "line"]
+    for index, (name, (at, speeds)) in enumerate(points.items()):
+        aside = 0.05 * (index - 1.5)  # beside each other about their place
+        placed = [*zip(np.add(at, aside).tolist(), speeds, strict=True)]
+        assert np.array(panel.line(name)) == pytest.approx(np.array(placed))
+        assert np.array(paths[index]) == pytest.approx(np.array([(1.0, 1.0), *placed]))  # from plain decoding on one
+    assert panel.line("one device") == [(1.0, 1.0)]
+    assert panel.line("even")[0] == (1, 1)
+    top = 1.08 * 2.6
+    assert panel.line("even")[1] == pytest.approx((top, top))  # no farther than there is room
+    bounds = [[(low[1], high[1]) for low, high in panel.ends(f"inputs {name}")] for name in names]
+    assert bounds == [[(1.5, 1.7), (2.2, 2.6)], [(1.2, 1.3)], [(1.8, 2.0)], []]
+    axes = figure.axes[0]
+    assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((0.8, 4.25, 0.8, top))
+    assert axes.get_xticks().tolist() == [1, 2, 3, 4]
+    assert axes.yaxis.get_major_formatter()(1.5, 0) == "1.5×"
+    assert not odd_dashes(figure)
+    # Of two devices no more than 2 is reserved, and the diagonal ends there though there is room above it.
+    pair = by_hand().filter(pl.col("held_units") < 3).with_columns(**{f"{ALONE}_input_high": pl.lit(3.0)})
+    figure = devices_held.draw(pair.drop("cost_source", "outcomes_source"))
+    assert shown(figure).panels[0].line("even") == [(1, 1), (2, 2)]
+    assert shown(figure).texts == [
+        "On 2 devices, split layers are 1.28 times as fast as replicas",
+        "bars: input uncertainty (rates and costs); no rates", "times: of unknown source",
+    ]  # fmt: skip
+    nothing = by_hand(outcomes_source=pl.lit(None, dtype=pl.String))
+    assert shown(devices_held.draw(nothing)).texts[1].endswith("; no rates")
+
+
+def together(parts: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    return pl.concat([*parts], how="diagonal_relaxed")
+
+
+def on_devices(rows: pl.DataFrame, names: list[str], column: str = DEVICE) -> pl.DataFrame:
+    """The same rows on several devices."""
+    return together([rows.with_columns(pl.lit(name).alias(column), point=pl.col("point") + 100 * index)
+                      for index, name in enumerate(names)])  # fmt: skip
+
+
+def test_devices_held_fit_up_to_their_bounds() -> None:
+    rows = by_hand()
+    for changed, fitting in (
+        (rows, True), (on_devices(rows, [*"abcd"]), True), (on_devices(rows, [*"abcde"]), False),
+        (rows.filter(~((pl.col("method") == "ppd") & (pl.col("ways") == 1))), False),  # the rivals hold 3 alone, or are split
+        (rows.filter(pl.col("method") != "ppd").with_columns(held_units=pl.col("held_units").replace(3, 4)), True),
+        (rows.with_columns(held_units=pl.when(method="ppd").then(1).otherwise("held_units")), False),
+        (rows.with_columns(ways=pl.lit(None, dtype=pl.Int64)), False), (rows.with_columns(held_units=None), False),
+        (together([rows, rows.tail(1).with_columns(point=9)]), False),
+        (together([rows, rows.tail(1).with_columns(point=9, ways=2)]), True),
+        (rows.filter(pl.col("ways") == 1), False), (rows.drop("held_units"), False),
+        (rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"), True),
+    ):  # fmt: skip
+        assert devices_held.fits(changed) == fitting, changed
+    with pytest.raises(ParameterError, match="figure of devices held needs at least one row"):
+        devices_held.draw(rows.clear())
+    with pytest.raises(ParameterError, match=r"figure of devices held needs the columns .* none called ways"):
+        devices_held.draw(rows.drop("ways"))
+    bare = devices_held.draw(rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"))
+    assert not any(bars(bare).values())
+
+
+def test_choices_on_devices_by_hand() -> None:
+    """Profiles of a model are called in two lines; of one choice marks stand above their names."""
+    one = by_hand(speedup_input_low=1.1, speedup_input_high=1.4).filter(point=3)
+    names = ["h100-llama-2-7b", "a-100"]
+    figure = speedup_by_device.draw(on_devices(one, names, PROFILE))
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "What each method gains on each device",
+        "bars: input uncertainty (rates and costs); rates of pipelined decoding (PPD) published", "times: measured",
+    ]  # fmt: skip
+    name = "pipelined decoding (PPD), k = 1, 2 devices"
+    assert drawn.legends == [("", [name])]
+    [panel] = drawn.panels
+    assert (panel.x, panel.y) == ("", "speed-up over plain decoding on one device")
+    assert panel.ticks[0] == ["h100\nllama-2-7b", "a-100"]
+    assert panel.line(name) == [(0, 1.25), (1, 1.25)]
+    assert panel.ends(f"inputs {name}") == [((0, 1.1), (0, 1.4)), ((1, 1.1), (1, 1.4))]
+    assert [line.get_xdata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 2][-1:] == [0.5]  # between the two
+    assert (*figure.axes[0].get_xlim(), figure.axes[0].get_ylim()[0]) == (-0.5, 1.5, 0)
+    assert figure.get_figwidth() == 9.4
+    # Seven choices on seven devices: a wider page, a line of the legend for every two, marks spread about their place.
+    many = on_devices(by_hand(), [*"abcdefg"])
+    figure = speedup_by_device.draw(many)
+    assert figure.get_size_inches().tolist() == pytest.approx([1.6 + 1.25 * 7, 0.55 + 3.4 + 1.08 + 3 * 0.21])
+    drawn = shown(figure)
+    [(_, choices)] = drawn.legends
+    assert choices == [
+        "tensor parallelism, 2 devices", "tensor parallelism, 4 devices", name, "pipelined decoding (PPD), k = 3, 4 devices",
+        "pipelined decoding (PPD), k = 1, layers split 2 ways, 4 devices", "mine, 3 devices",
+    ]  # fmt: skip
+    for place, choice in enumerate(choices):
+        across = [x for x, _ in drawn.panels[0].line(choice)]
+        assert across == pytest.approx(np.arange(7) - 0.32 + 0.64 * place / 5)
+    lines_between = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_label().startswith("_")]
+    assert lines_between == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
+
+
+def test_choices_on_devices_fit_up_to_their_bounds() -> None:
+    one = by_hand().filter(point=3)
+    letters = [*"abcdefghijklm"]
+    for rows, fitting in (
+        (on_devices(one, letters[:12]), True), (on_devices(one, letters), False), (on_devices(one, letters[:1]), False),
+        (on_devices(by_hand().filter(pl.col("ways") == 1, method="autoregressive"), letters[:2]), False),  # itself alone
+        (together([on_devices(one, letters[:2]), on_devices(one, letters[:2]).with_columns(view=pl.lit("paths"))]), True),
+        *((together([on_devices(one, ["a", "b"]).with_columns(point=pl.col("point") + each, candidates=each)
+                      for each in range(count)]), count == 8) for count in (8, 9)),
+    ):  # fmt: skip
+        known = speedup_by_device.chosen(rows)
+        assert (known is not None) == fitting == speedup_by_device.fits(rows), rows
+    # The most exact view of a point is taken, whatever the order of the rows; what has no speed-up is left out.
+    mixed = together([one.with_columns(view=pl.lit(view), speedup=value, point=point) for view, value, point in (
+        ("events", 3.0, 3), ("paths", 2.0, 3), ("events", 5.0, 1), ("formula", None, 3), ("paths", None, 1))])  # fmt: skip
+    assert speedup_by_device.most_exact(mixed).select("point", "speedup").rows() == [(1, 5.0), (3, 2.0)]
+    assert speedup_by_device.device_column(on_devices(one, ["a", "b"], "method.cost.profile")) == "method.cost.profile"
+    assert speedup_by_device.device_column(on_devices(one, ["a", "b"], "cost.shape")) is None
+    plain = {"held_units": 1, "ways": 1, "method": "autoregressive"}
+    for row, varied, said in (
+        (plain, set(), "plain decoding, 1 device"),
+        (plain | {"held_units": 2.0, "ways": 2}, set(), "tensor parallelism, 2 devices"),
+        (plain | {"method": "ppd", "candidates": 3, "exit_layer": 5}, {"candidates"}, "pipelined decoding (PPD), k = 3, 1 device"),
+        (plain | {"method": "skipdecode", "max_layers": 20, "min_layers": 8, "sequences": 4, "batching": None},
+         {"min_layers", "max_layers", "sequences", "batching"}, "SkipDecode, 20 layers at first, 8 at last, batch of 4, 1 device"),
+        (plain | {"method": "x", "acceptance_rate": 0.5, "ways": 2, "held_units": 6}, {"acceptance_rate"},
+         "x, α = 0.5, layers split 2 ways, 6 devices"),
+    ):  # fmt: skip
+        assert speedup_by_device.choice(row, varied) == said  # type: ignore[arg-type]
+
+
+def test_the_baseline_by_hand() -> None:
+    """Where all keep one device, or the column of that is missing, speed-ups are over one; else only where all are known so."""
+    rows = by_hand(compute_per_token=2.0, compute_per_token_low=1.0, compute_per_token_input_low=7.0)
+    found, said = over_one_device(rows)
+    assert said == "plain decoding on one device"
+    assert found["speedup"].to_list() == rows[ALONE].to_list()
+    assert found["speedup_input_low"].to_list() == rows[f"{ALONE}_input_low"].to_list()
+    factor = rows["speedup"] / rows[ALONE] * rows["ways"]
+    assert found["compute_per_token"].to_list() == pytest.approx((2 * factor).to_list())
+    assert found["compute_per_token_low"].to_list() == pytest.approx(factor.to_list())
+    assert set(found["compute_per_token_input_low"]) == {7.0}
+    for alike in (rows.drop("ways"), rows.with_columns(ways=1), rows.with_columns(ways=pl.lit(None, dtype=pl.Int64))):
+        assert over_one_device(alike)[1] == said
+        assert over_one_device(alike)[0].equals(alike)
+    unknown = rows.with_columns(pl.when(point=4).then(None).otherwise(ALONE).alias(ALONE))
+    for same in (rows.drop(ALONE), unknown):
+        assert over_one_device(same)[1] == "plain decoding on the same devices"
+        assert over_one_device(same)[0].equals(same)
+    # What has no speed-up at all needs none over one device either.
+    assert over_one_device(unknown.with_columns(speedup=pl.when(point=4).then(None).otherwise("speedup")))[1] == said
+    some = rows.with_columns(ways=pl.when(point=3).then(None).otherwise("ways"))
+    assert over_one_device(some)[0]["compute_per_token"][3] == pytest.approx(2.0)  # one device where nothing is said

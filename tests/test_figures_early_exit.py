@@ -12,8 +12,10 @@ from matplotlib.axes import Axes
 
 from figures import early_exit, early_exit_batch, save
 from figures.early_exit_batch import deepest
+from model import checks
 from model.checks import ParameterError
 from model.early_exit import MEASURES, decayed_threshold, exit_pmf, expected_layers, expected_time
+from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_speculative import apart, inside, xy
 from tests.test_figures_tradeoff import lines, words
 
@@ -198,3 +200,100 @@ def test_bad_batches_are_refused(change: dict[str, Any], message: str) -> None:
 def test_bad_thresholds_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ParameterError, match=f"^{message}"):
         early_exit.draw(arguments[0], arguments[1], longest=arguments[2], source="assumed")
+
+
+# --- By hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_decaying_thresholds_by_hand() -> None:
+    figure = early_exit.draw([0.5, 1.0], [0.0, 4.0], longest=100, source="mine")
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "How sure must a token be to leave early?", "CALM's decaying threshold; λ and τ mine; sequences of at most N = 100 tokens",
+    ]  # fmt: skip
+    assert drawn.legends == [
+        ("", ["paper:  0.9 λ + 0.1 exp(−τ t / N), at most 1", "code:  λ (0.9 + 0.1 exp(−τ t / N))", "λ itself"]),
+        ("", ["τ = 0", "τ = 4"]),
+    ]  # fmt: skip
+    assert [(panel.title, panel.x, panel.y) for panel in drawn.panels] == [
+        ("λ = 0.5", "position t  [tokens]", "confidence that lets a token leave"), ("λ = 1", "position t  [tokens]", ""),
+    ]  # fmt: skip
+    width, height = figure.get_size_inches()
+    assert (width, height) == pytest.approx((0.3 + 7.6, 0.6 + 2.9 + 1.5))
+    for index, (axes, level, panel) in enumerate(zip(figure.axes, (0.5, 1.0), drawn.panels, strict=True)):
+        box = axes.get_position()
+        inches = (box.x0 * width, box.y0 * height, box.width * width, box.height * height)
+        assert inches == pytest.approx((0.3 + 3.8 * index + 0.45, 0.6, 3.8 - 0.65, 2.9))
+        labels = [f"{form} {tau}" for form in ("paper", "code") for tau in (0, 4)]
+        assert [label for label, _ in panel.lines] == [*labels, "threshold"]
+        for form, tau in itertools.product(("paper", "code"), (0, 4)):
+            at = np.linspace(0, 100, 201)
+            decay = 0.1 * np.exp(-tau * at / 100)
+            values = np.minimum(0.9 * level + decay, 1) if form == "paper" else level * (0.9 + decay)
+            assert np.array(panel.line(f"{form} {tau}")) == pytest.approx(np.stack([at, values], axis=1))
+        assert axes.get_xlim() == (0, 100)
+        assert len(axes.get_xticks()) <= 6
+        assert all(at == round(at) for at in axes.get_xticks())
+        assert panel.grid == "xy"
+    # The paper's lines are halfway to white, and broader.
+    first = {label: colour for label, _, _, colour in drawn.panels[0].marks}
+    for tau in (0, 4):
+        whole, pale = (np.array([int(first[f"{form} {tau}"][at : at + 2], 16) for at in (1, 3, 5)]) for form in ("code", "paper"))
+        assert pale.tolist() == ((whole + 255) // 2).tolist()
+    assert not odd_dashes(figure)
+    assert [each.get_linewidth() for each in figure.legends[0].legend_handles] == [2.6, 1.5, 0.8]  # type: ignore[union-attr]
+    wide = early_exit.draw([0.5, 0.6, 0.7], [1.0], longest=1, source="")
+    assert wide.get_figwidth() == pytest.approx(0.3 + 3 * 3.1)
+    assert early_exit.draw([0.5], [1, 2, 3, 4, 5], longest=checks.MAX_TOKENS, source="").get_figwidth() == pytest.approx(7.9)
+
+
+def test_early_exit_in_batches_by_hand() -> None:
+    """Of two layers, each token leaves behind the first with .5: a batch of R goes on with 1 - .5^R."""
+    leaving = {"a": [0.5, 1.0], "b": [0.0, 1.0]}
+    figure = early_exit_batch.draw(leaving, batches=(4, 1, 2), head=3, check=0.5, propagation=0.25, source="mine")
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "What does a batch leave of early exit?",
+        "2 layers, tokens independent; chances to leave mine; head 3, check of states 0.5,"
+        " keys and values of a skipped layer 0.25 layer-times",
+    ]  # fmt: skip
+    assert drawn.legends == [("", [
+        "softmax: a projection onto the vocabulary at each check", "state: a comparison of two states at each check",
+    ])]  # fmt: skip
+    left, right = drawn.panels
+    assert (left.title, left.y) == ("The batch goes on until its last token leaves", "layers per token, mean")
+    assert (right.title, right.y) == ("Checks and projection included", "time per token  [layer-times]")
+    assert left.x == right.x == "tokens in a batch"
+    sizes = [1, 2, 4]
+    on = [1 - 0.5**size for size in sizes]
+    assert left.line("a") == [*zip(sizes, [1 + each for each in on], strict=True)]
+    assert left.line("b") == [(size, 2) for size in sizes]
+    state = [(1 + each) + 3 + 0.5 + 0.25 * (1 - each) for each in on]
+    assert right.line("state a") == [(size, pytest.approx(value)) for size, value in zip(sizes, state, strict=True)]
+    for name in "ab":
+        found = [float(expected_time(deepest(leaving[name], size), measure="softmax", head=3, check=0.5,
+                                     propagation=0.25, first=1)) for size in sizes]  # fmt: skip
+        assert [y for _, y in right.line(f"softmax {name}")] == pytest.approx(found)
+    assert [label for label, _ in left.lines] == ["a", "b", "all layers"]
+    assert [label for label, _ in right.lines] == ["softmax a", "state a", "softmax b", "state b", "whole model"]
+    assert ({y for _, y in left.line("all layers")}, {y for _, y in right.line("whole model")}) == ({2}, {5})
+    assert sorted(left.texts) == ["a: 1.9", "all 2 layers", "b: 2.0"]
+    assert "whole model: 5.0" in right.texts
+    assert f"a, state: {state[-1]:.1f}" in right.texts
+    for axes, panel in zip(figure.axes, drawn.panels, strict=True):
+        assert axes.get_xlim() == pytest.approx((1 / 1.15, 4 * 1.15))
+        assert axes.get_ylim()[0] == 0
+        assert panel.ticks[0] == ["1", "2", "4"]
+        assert panel.scales == ("log", "linear")
+        assert not axes.xaxis.get_minorticklocs().size
+        assert panel.grid == "xy"
+    assert not odd_dashes(figure)
+    # Up to nine sizes each has its tick; more are told by powers of two.
+    one = {"profiles": {"a": [1.0]}, "head": 0.0, "source": ""}
+    for count, each in ((9, True), (10, False)):
+        ticks = early_exit_batch.draw(**one, batches=[*range(1, count + 1)]).axes[0].get_xticks().tolist()  # type: ignore[arg-type]
+        assert (ticks == [*range(1, count + 1)]) == each
+    assert shown(early_exit_batch.draw(**one, batches=[1])).texts[1].endswith(  # type: ignore[arg-type]
+        "head 0, check of states 0, keys and values of a skipped layer 0 layer-times"
+    )
+    assert len(early_exit_batch.draw(**one | {"profiles": {str(each): [1.0] for each in range(4)}}, batches=[1]).axes[0].lines) == 5  # type: ignore[arg-type]

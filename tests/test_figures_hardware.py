@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -20,13 +21,14 @@ from figures import largest_batch, layer_time, provenance, roofline, verify_cost
 from model import profile, speculative
 from model.checks import ParameterError
 from model.device import DEVICES
-from model.hardware import Uniform, memory, pass_time
+from model.hardware import Estimate, Uniform, memory, pass_time
 from model.measured import Measured, shape_of
 from model.operating_point import operating_point
 from model.profile import Profile, Source, table_of
 from model.roofline import Efficiency, Roofline
 from model.transformer import preset
 from sim.cli import app
+from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import lines
 
@@ -408,3 +410,255 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     done = plot("--profile", MEASURED, "-o", str(tmp_path / "file" / "x"))
     assert done.exit_code == 2
     assert "cannot write" in done.stderr
+
+
+# --- By hand ---------------------------------------------------------------------------------------------------------------
+
+
+class Busy(Uniform):
+    """A layer takes its time once for every eight tokens of a pass, and once at least."""
+
+    def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: int = 0) -> Estimate:
+        tokens = np.asarray(width) * np.asarray(batch) * np.ones(np.shape(context))
+        seconds = self.seconds_per_layer * np.maximum(tokens / 8, 1)
+        return Estimate(seconds, np.full_like(seconds, 0.1))
+
+
+BUSY, FREE = Busy(preset("llama-68m"), 1e-3), Uniform(preset("llama-68m"), 0.0)
+
+
+def test_the_largest_batch_by_hand() -> None:
+    """All drafts of 3 are accepted: 4 tokens for T(4 R) / T(R), which is 4 from R = 8 on, and 1 while 4 R is 8 at most."""
+    batches = np.array([1, 2, 4, 7, 8, 9])
+    found = largest_batch.speedups(BUSY, FREE, 1.0, 3, [128, 512], batches)
+    assert found.T.tolist() == [pytest.approx([4, 4, 2, 4 / 3.5, 1, 1])] * 2
+    given: dict[str, Any] = {"acceptance_rate": 1.0, "draft_length": 3}
+    whole = largest_batch.limits(BUSY, FREE, **given)
+    assert whole.pays.tolist() == [7] * len(largest_batch.CONTEXTS) == [7] * 7
+    assert largest_batch.CONTEXTS == (128, 256, 512, 1024, 2048, 4096, 8192)
+    flat = Uniform(preset("llama-68m"), 1e-3)
+    assert largest_batch.limits(flat, FREE, **given, contexts=[9]).pays.tolist() == [512]
+    costs, drafts = {"a": BUSY, "b": flat}, {"a": FREE, "b": FREE}
+    one = memory(BUSY.shape, 1e9, context=128, also=(FREE.shape,))
+    room = one.weights + 5.5 * one.cache  # at four times the context there is room for one
+    figure = largest_batch.draw(costs, drafts, **given, source="mine", contexts=(128, 512), most=16, memories={"a": room})
+    drawn = shown(figure)
+    assert drawn.texts == ["Up to which batch does drafting pay?", "batch kept full, acceptance rate 1, 3 drafted tokens: mine"]
+    kept = ["sequences that memory holds", "hollow: memory is full before that"]
+    assert drawn.legends == [("", ["a:\nassumed", "b:\nassumed", *kept])]
+    [panel] = drawn.panels
+    assert dict(panel.lines) == {
+        "pays a": [(128, 7), (512, 7)], "within a": [], "beyond a": [(128, 7), (512, 7)], "fits a": [(128, 5), (512, 1)],
+        "pays b": [(128, 16), (512, 16)], "within b": [(128, 16), (512, 16)], "beyond b": [],
+    }  # fmt: skip
+    axes = figure.axes[0]
+    assert panel.scales == ("log", "log")
+    assert (panel.x, panel.y) == ("context [cached positions of each sequence]", "largest batch that gains [sequences]")
+    assert panel.ticks == (["128", "512"], ["never", "1", "2", "4", "8", "16\nor more"])
+    assert axes.get_yticks().tolist() == [0.5, 1, 2, 4, 8, 16]
+    assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((128 / 1.15, 512 * 1.15, 0.4, 22.4))
+    assert not axes.xaxis.get_minorticklocs().size + axes.yaxis.get_minorticklocs().size
+    assert not odd_dashes(figure)
+    # Room for exactly as many as pay is room enough; what holds none, or very many, stays in sight.
+    for sequences, within, at in ((7.0, 1, 7.0), (6.9, 0, 6.0), (0.0, 0, 0.5), (99.0, 1, 32.0)):
+        just = {"a": one.weights + sequences * one.cache}
+        panel = shown(largest_batch.draw({"a": BUSY}, drafts={"a": FREE}, **given, source="", contexts=(128,), most=16,
+                                         memories=just)).panels[0]  # fmt: skip
+        assert (len(panel.line("within a")), panel.line("fits a")) == (within, [(128, at)])
+    many = {str(each): BUSY for each in range(7)}
+    with pytest.raises(ParameterError, match="costs must be 1 to 6, got 7"):
+        largest_batch.draw(many, many, **given, source="")
+    six = dict([*many.items()][:6])
+    assert len(shown(largest_batch.draw(six, six, **given, source="", contexts=(8,), most=2)).legends[0][1]) == 6
+    for contexts in ((8, 8), (9, 8), ()):
+        with pytest.raises(ParameterError, match="contexts must be at least one, each longer than the one before"):
+            largest_batch.draw(six, six, **given, source="", contexts=contexts)
+    with pytest.raises(ParameterError, match="drafts must have the names of costs, a, got none"):
+        largest_batch.draw({"a": BUSY}, {}, **given, source="")
+    # Without a cache to hold there is room for all; a model that is split is held in parts.
+    assert largest_batch.limits(BUSY, FREE, **given, contexts=(0,), most=16, available=1e12).fits == [16]  # type: ignore[comparison-overlap]
+
+
+def test_where_tables_end_is_said_of_the_longest_context(whole: Profile) -> None:
+    costs, given = {"mine": Measured(whole)}, {"acceptance_rate": 0.5, "draft_length": 3, "source": "", "most": 8}
+    for contexts, said in (((512, 1024), "measured"), ((512, 2048), "measured\nbeyond the table:\nlayers from context 1024")):
+        assert shown(largest_batch.draw(costs, {"mine": DRAFT}, **given, contexts=contexts)).legends[0][1] == [f"mine:\n{said}"]  # type: ignore[arg-type]
+    past = shown(verify_cost_hardware.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
+    assert past.texts[-1:] == ["measured\nbeyond the table: layers from batch 8"]
+    assert shown(verify_cost_hardware.draw(costs, batches=(8,), widest=4, context=1025)).panels[0].texts[-1:] == ["measured"]
+    assert "context 1024" in shown(verify_cost_hardware.draw(costs, batches=(8,), widest=4, context=1026)).panels[0].texts[-1]
+
+
+def test_wide_passes_by_hand() -> None:
+    """A pass of n tokens takes n / 8 of the time of one, and once at least, and its estimate is 10 % off where n is above 1."""
+    figure = verify_cost_hardware.draw({"a": BUSY, "b": FREE_OF_WIDTH})
+    drawn = shown(figure)
+    assert drawn.texts == ["Cost of a forward pass over several tokens", "context 1,024; shaded: median error of the estimate"]
+    assert drawn.legends == [("", ["tokens one at a time, in as many passes"])]
+    one, other = drawn.panels
+    assert (one.y, other.y) == ("pass time, relative to a pass over one token", "")
+    assert one.x == other.x == "tokens per sequence in the pass"
+    assert [label for label, _ in one.lines] == ["one after another", *(f"batch {each}" for each in (1, 8, 32, 128))]
+    assert one.line("batch 1") == [(n, max(n / 8, 1)) for n in range(1, 17)]
+    assert one.line("batch 8") == one.line("batch 128") == [(n, n) for n in range(1, 17)]
+    ends = {text for text in one.texts if text.startswith("batch")}
+    assert ends == {"batch 1: 2.00×", "batch 8: 16.00×", "batch 32: 16.00×", "batch 128: 16.00×"}
+    assert {text for text in other.texts if text.startswith("batch")} == {f"batch {each}: 1.00×" for each in (1, 8, 32, 128)}
+    assert one.texts[-1] == other.texts[-1] == "assumed"
+    top = 1.15 * 1.1 * 16
+    for axes in figure.axes:
+        assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((1, 16, 0.85, top))
+        assert axes.get_xticks().tolist() == [1, 2, 4, 8, 16]
+        assert axes.get_yticks().tolist() == [1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24]
+        assert not axes.xaxis.get_minorticklocs().size + axes.yaxis.get_minorticklocs().size
+    assert one.ticks[0] == ["1", "2", "4", "8", "16"]
+    assert one.ticks[1] == [f"{each}×" for each in ("1", "1.5", "2", "3", "4", "6", "8", "12", "16", "24")]
+    assert one.line("one after another") == [(1, 1), (16, 16)]
+    corners = dict(one.bands)["off 1"]
+    assert {corner[1] for corner in corners if corner[0] == 16} == {2 * 0.9, 2 * 1.1}
+    assert {corner[1] for corner in corners if corner[0] == 1} == {1.0}
+    assert not odd_dashes(figure)
+    # Where nothing becomes dearer there is room up to 2.2, where the diagonal ends; far out widths are thinned.
+    flat = verify_cost_hardware.draw({"b": FREE_OF_WIDTH}, batches=(1,), widest=200, context=7)
+    panel = shown(flat).panels[0]
+    assert flat.axes[0].get_ylim() == (0.85, 2.2)
+    assert panel.line("one after another") == [(1, 1), (2.2, 2.2)]
+    across = [x for x, _ in panel.line("batch 1")]
+    assert across[:64] == [*range(1, 65)]
+    assert across[-1] == 200
+    assert 64 < len(across) < 100
+    assert shown(flat).texts[1].startswith("context 7;")
+    costs = {str(each): BUSY for each in range(5)}
+    assert len(verify_cost_hardware.draw(dict([*costs.items()][:4]), batches=(1, 2, 3, 4, 5), widest=2).axes) == 4
+    with pytest.raises(ParameterError, match="costs must be 1 to 4, got 5"):
+        verify_cost_hardware.draw(costs)
+    with pytest.raises(ParameterError, match="batches must be 1 to 5, got 6"):
+        verify_cost_hardware.draw({"a": BUSY}, batches=(1, 2, 3, 4, 5, 6))
+
+
+FREE_OF_WIDTH = Uniform(preset("llama-68m"), 1e-3)
+
+
+def test_layers_by_hand(whole: Profile) -> None:
+    hardware = Measured(whole)
+    found = layer_time.times(hardware, [128, 1024], 8)
+    assert (found.context.tolist(), found.products) == ([128, 1024], None)
+    assert found.whole.tolist() == pytest.approx([taken_s(1, context, 8) for context in (128, 1024)])
+    several = [whole, replace(whole, name="yours"), replace(whole, name="theirs")]
+    figure = layer_time.draw(several, batches=(1,), longest=4096)
+    drawn = shown(figure)
+    assert drawn.texts == ["What one layer takes, and its attention's part of that", "one new token of each sequence"]
+    rows_said = [f"row of the table: {each}" for each in ("measured", "composed")]
+    assert drawn.legends == [("", ["whole layer", "GEMMs", "attention", *rows_said])]
+    assert [panel.title for panel in drawn.panels] == ["mine", "yours", "theirs"]
+    assert [panel.y for panel in drawn.panels] == ["time of one layer [µs]", "", ""]
+    assert {panel.x for panel in drawn.panels} == {"context [cached positions per sequence]"}
+    last = float(hardware.layer(1, 4096, 1).seconds)
+    for axes, panel in zip(figure.axes, drawn.panels, strict=True):
+        assert panel.texts == ["measured\nbeyond the table: layers from context 1024", f"batch 1: {1e6 * last:,.0f}"]
+        assert [label for label, _ in panel.lines] == ["whole 1", "rows 1"]
+        assert panel.line("rows 1") == [(at, pytest.approx(1e6 * taken_s(1, at, 1))) for at in (128, 1024)]
+        across = [x for x, _ in panel.line("whole 1")]
+        assert (across[0], across[-1], len(across)) == (128, 4096, len({*across}))
+        assert 100 < len(across) <= 120
+        assert axes.get_xlim() == pytest.approx((128 / 1.08, 4096 * 1.08))
+        assert axes.get_ylim()[0] == 0
+        assert axes.get_xticks().tolist() == [128, 512, 2048]  # of six powers every other one
+    assert layer_time.draw([whole], batches=(1, 2, 3, 4), longest=2048).axes[0].get_xticks().tolist() == [128, 256, 512, 1024, 2048]
+    assert not odd_dashes(figure)
+    assert layer_time.BATCHES == (1, 8, 32)
+    assert layer_time.draw([whole], batches=(1,)).axes[0].get_xlim()[1] == pytest.approx(8192 * 1.08)
+    for profiles, batches, words in (([whole] * 4, (1,), "profiles must be 1 to 3, got 4"),
+                                     ([whole], (1, 2, 3, 4, 5), "batches must be 1 to 4, got 5")):  # fmt: skip
+        with pytest.raises(ParameterError, match=words):
+            layer_time.draw(profiles, batches=batches)
+    # Of rows that crowd those are marked that are half as long again as the one before, within the panel.
+    rows = [{"part": "layer", "width": 1, "context": each, "batch": 1, "time_s": taken_s(1, each, 1)}
+            for each in (100, 128, 191, 192, 287, 288, 1024, 1100)]  # fmt: skip
+    rows += [{"part": "layer", "width": 4, "context": 128, "batch": 1, "time_s": 1.0}]
+    crowd = replace(whole, table=table_of(rows))
+    marks = shown(layer_time.draw([crowd], batches=(1,), longest=1024)).panels[0].line("rows 1")
+    assert [x for x, _ in marks] == [128, 192, 288, 1024]
+
+
+def test_rooflines_by_hand(whole: Profile) -> None:
+    """Widths that are no powers of two are left out, but where there are no others; some widths are written."""
+    shape = preset("llama-68m")
+    rows = [{"part": "layer", "width": width, "context": context, "batch": batch, "time_s": taken_s(width, context, batch)}
+            for width in (8, 2, 3, 1) for context in (512, 64) for batch in (4, 2)]  # fmt: skip
+    odd = replace(whole, name="odd", device="other", table=table_of([row for row in rows if row["width"] in (3,)]))
+    crowd = replace(whole, table=table_of(rows))
+    found = roofline.points(crowd)
+    assert found.width.tolist() == [1, 2, 8]
+    work = [float(shape.layer_flops(width, 64, 2)) for width in (1, 2, 8)]
+    assert found.rate == pytest.approx([each / taken_s(width, 64, 2) for each, width in zip(work, (1, 2, 8), strict=True)])
+    assert roofline.points(odd).width.tolist() == [3]
+    figure = roofline.draw([crowd, odd])
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "Throughput that a decoder layer reaches on its device",
+        "a decoder layer (numbers: tokens in the pass), attention left out where it is told apart",
+    ]  # fmt: skip
+    peaks = "1,000 GB/s, 100 TFLOP/s;\npeaks published"
+    assert drawn.legends == [("", [f"mine: {peaks}", f"other: {peaks}", "mine:\nmeasured", "odd:\nmeasured"])]
+    [panel] = drawn.panels
+    assert panel.texts == ["1", "8"]
+    assert (panel.x, panel.y) == ("operations per byte [FLOP/byte]", "operations per second of a device [FLOP/s]")
+    both = [found, roofline.points(odd)]
+    low, high = 0.6 * min(each.intensity.min() for each in both), 2.5 * 1e14 / 1e12
+    limits = (low, high, 0.5 * min(each.rate.min() for each in both), 1.8e14)
+    assert (*figure.axes[0].get_xlim(), *figure.axes[0].get_ylim()) == pytest.approx(limits)
+    assert panel.line("roof mine") == [(pytest.approx(low), pytest.approx(1e12 * low)), (100, 1e14), (pytest.approx(high), 1e14)]
+    assert not odd_dashes(figure)
+    assert len(shown(roofline.draw([crowd] * 4)).legends[0][1]) == 5  # one roof for one device
+    # Where a point lies beyond the ridge there is room for it too.
+    weak = replace(crowd, rate=1e12 * float(found.intensity.max()) / 2)
+    assert roofline.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
+    split = profile.load(COMPOSED)
+    said = shown(roofline.draw([split], ways=2)).texts[1]
+    assert said == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
+    # Over a part of a layer, by the weights that a device of two keeps.
+    part, tokens = shape_of(split).shard(2), 8
+    row = split.rows("dense", 2).row(by_predicate=pl.col("tokens") == tokens, named=True)
+    weights = sum(inputs * outputs for inputs, outputs in part.matrices)
+    [rate] = roofline.points(split, 2).rate[roofline.points(split, 2).width == tokens]
+    assert rate == pytest.approx(2 * weights * tokens / row["time_s"])
+    model = Roofline(shape_of(split), split.bandwidth, split.rate, ways=2)
+    modelled = dict(shown(roofline.draw([split], ways=2)).panels[0].lines)[f"model {split.name}"]
+    assert 2 * weights * tokens / float(model.products(tokens)) == pytest.approx(
+        next(y for (_, y), width in zip(modelled, roofline.points(split, 2).width, strict=True) if width == tokens)
+    )
+
+
+def test_where_parts_are_from_by_hand(whole: Profile) -> None:
+    note = "attention split 2, 4 ways: composed of eager kernels (by me)"
+    rows: list[dict[str, Any]] = [{"part": "dense", "tokens": each, "time_s": 1e-5 * each} for each in (1, 8)]
+    attention = {"part": "attention", "context": 128, "time_s": 1e-5}
+    rows += [attention | {"width": width, "batch": batch} for width in (1, 4) for batch in (1, 8)]
+    sources = (Source("mine", "mine.csv", parts=("dense",)),)
+    two = replace(whole, provenance="composed", table=table_of(rows), notes=("nothing", note), sources=sources)
+    assert [provenance.of_part(two, part) for part in ("dense", "attention")] == ["measured", "composed of operations"]
+    assert provenance.parts_said(two) == "products measured, attention composed of operations"
+    both = replace(two, sources=(Source("mine", "mine.csv", parts=("dense", "attention")),))
+    assert [provenance.of_part(both, "attention", ways) for ways in (1, 2, 4, 3)] == [
+        "measured", "composed of eager kernels", "composed of eager kernels", "measured",
+    ]  # fmt: skip
+    assert [provenance.is_measured(both, "attention", ways) for ways in (1, 2)] == [True, False]
+    assert provenance.parts_said(both) == "measured"
+    assert provenance.parts_said(both, 2) == "products measured, attention composed of eager kernels"
+    assert provenance.beyond(both, width=4, context=129, batch=8) == "beyond the table: products from tokens 8"
+    assert provenance.beyond(both, width=1, context=130, batch=8) == "beyond the table: attention from context 128"
+    assert provenance.beyond(both, width=2, context=130, batch=8) == (
+        "beyond the table: products from tokens 8; attention from context 128"
+    )
+    assert provenance.beyond(both, 2, width=9, context=999, batch=99) == ""  # no rows of layers split so
+    assert provenance.of_hardware(Measured(both)) == "measured"
+    assert provenance.of_hardware_beyond(Measured(both), width=1, context=1, batch=9) == provenance.beyond(
+        both, width=1, context=1, batch=9
+    )
+    axes = Figure().add_subplot()
+    provenance.under_title(axes, "name", "one, two, three", "also")
+    assert (axes.get_title(loc="left") or axes.get_title(), axes.texts[0].get_text()) == ("name", "one,\ntwo, three\nalso")
+    provenance.under_title(axes, "name", "one")
+    assert axes.texts[1].get_text() == "one"
+    assert axes.texts[1].get_position() == (0, 1.025)

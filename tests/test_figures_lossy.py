@@ -3,12 +3,14 @@
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
-from figures import layer_map
+from figures import exit_schedule, layer_map
 from figures.exit_schedule import SKIPPED, TOP, WARM_UP, Schedule, draw, layers_of
 from model import published, skipdecode
 from model.checks import ParameterError
+from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_speculative import inside
 
 LAYERS, PROMPT, SEQUENCE = 24, 60, 160
@@ -117,3 +119,116 @@ def test_bad_input_names_the_value_and_its_bound(schedules: list[Schedule], more
         drawn(schedules, **more)
     with pytest.raises(ParameterError, match=f"^{message}"):
         layer_map.draw(schedules, **{**BOUNDS, "source": "published", **more})
+
+
+# --- By hand ---------------------------------------------------------------------------------------------------------------
+
+SHORT: dict[str, Any] = {"layers": 4, "prompt": 2, "sequence": 5, "source": "mine"}
+"""Of three generated tokens the first goes through three layers, the others through two (2 1/3 and 1 2/3)."""
+
+
+def test_schedules_by_hand() -> None:
+    figure = draw([Schedule("a", 1, 3), Schedule("b", 2, 4, 2.0)], **SHORT)
+    found = shown(figure)
+    assert found.texts == [
+        "Which layers does a token go through?", "SkipDecode, mine; prompt 2, sequence of at most 5 tokens, 4 layers",
+    ]  # fmt: skip
+    left, right = found.panels
+    assert (left.title, left.x, left.y) == ("dashed: mean of the generated tokens", "position  [tokens]", "layers of a token")
+    assert (right.title, right.x, right.y) == ("a: 1 to warm up, then the topmost", "position  [tokens]", "layer")
+    power = skipdecode.exit_layers(2, 4, 2, 5, 3, rounding="half-up", power=2.0).tolist()
+    assert left.lines == [
+        ("prompt", [(0, 4), (2, 4)]), ("a", [(2, 3), (3, 2), (4, 2)]), ("mean a", [(2, 7 / 3), (5, 7 / 3)]),
+        ("b", [*zip((2, 3, 4), power, strict=True)]), ("mean b", [(2, sum(power) / 3), (5, sum(power) / 3)]),
+    ]  # fmt: skip
+    assert left.texts == ["a: 1.71× fewer", f"b: {12 / sum(power):.2f}× fewer"]
+    axes, beside = figure.axes
+    assert (*axes.get_xlim(), *axes.get_ylim()) == (0, 5, 0, 4.5)
+    assert [line.get_drawstyle() for line in axes.lines if line.get_label() in "ab"] == ["steps-post"] * 2
+    assert (left.grid, right.grid) == ("xy", "")
+    (image,) = beside.get_images()
+    assert np.asarray(image.get_array()).tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert image.get_extent() == [0, 5, 0.5, 4.5]
+    assert (image.origin, image.get_clim(), image.get_interpolation()) == ("lower", (0, 1), "nearest")
+    assert beside.get_aspect() == "auto"
+    assert set(np.asarray(beside.lines[0].get_xdata()).tolist()) == {2}
+    for each in (axes, beside):
+        assert all(at == round(at) for at in each.get_xticks())
+    assert all(at == round(at) for at in beside.get_yticks())
+    assert not odd_dashes(figure)
+    assert [str(layer) for layer in layers_of(Schedule("", 2, 2), layers=3, prompt=1, sequence=2, warm_up=5).T] == ["[1 1 0]"]
+    assert layers_of(Schedule("", 1, 1), layers=3, prompt=0, sequence=1).T.tolist() == [[WARM_UP, SKIPPED, SKIPPED]]
+    six = [Schedule(str(each), 1, 2) for each in range(7)]
+    assert len(draw(six[:6], **SHORT).axes[0].lines) == 13
+    for schedules, words in ((six, "schedules must be 1 to 6, got 7"), ([Schedule("", 1, 5)], "max_layers must be between 1 and")):
+        with pytest.raises(ParameterError, match=words):
+            draw(schedules, **SHORT)
+    for layers in (0, 10**6):
+        with pytest.raises(ParameterError, match="layers must be between 1 and"):
+            draw([Schedule("", 1, 1)], **SHORT | {"layers": layers})
+
+
+def test_schedules_of_a_run_by_hand() -> None:
+    rows = pl.DataFrame([
+        {"method": method, "rounding": rounding, "min_layers": low, "max_layers": high, "power": power, "layers": 24,
+         "prompt": prompt, "sequence": 160, "warm_up": 1}
+        for method, rounding, low, high, power, prompt in (
+            ("skipdecode", "half-up", 4, 6, 1.0, 10), ("skipdecode", "half-up", 8, 16, 1.0, 60),
+            ("skipdecode", "half-up", 8, 16, 2.0, 60), ("skipdecode", "half-up", 8, 16, 1.0, 60),
+            ("skipdecode", "down", 1, 2, 1.0, 60), ("early_exit", "half-up", 1, 2, 1.0, 60),
+        )
+    ])  # fmt: skip
+    found = exit_schedule.of_run(rows)
+    assert found is not None
+    assert found[0] == [Schedule("16 to 8 layers", 8, 16, 1.0), Schedule("16 to 8 layers, power 2", 8, 16, 2.0)]
+    assert found[1] == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings assumed"}
+    steady = exit_schedule.of_run(rows.filter(pl.col("power") == 1.0))
+    assert steady is not None
+    # Of as many schedules on either prompt the first are drawn.
+    assert steady[0] == [Schedule("6 to 4 layers", 4, 6)]
+    assert (steady[1]["prompt"], steady[1]["source"]) == (10, "settings published (Table 2)")
+    many = pl.concat([rows.head(1).with_columns(min_layers=pl.lit(low, dtype=pl.Int64)) for low in (6, 5, 4, 3, 2, 1, 0)])
+    several = exit_schedule.of_run(many)
+    assert several is not None
+    assert [each.min_layers for each in several[0]] == [6, 5, 4, 3, 2, 1]
+    for name in ("method", "min_layers", "max_layers", "power", "rounding", "layers", "prompt", "sequence", "warm_up"):
+        assert exit_schedule.of_run(rows.drop(name)) is None
+
+
+def test_maps_of_layers_by_hand() -> None:
+    three = [Schedule("a", 1, 3), Schedule("b", 3, 3), Schedule("c", 1, 1)]
+    figure = layer_map.draw(three, **SHORT)
+    found = shown(figure)
+    assert found.texts == [
+        "Which layers does a generated token go through?",
+        "SkipDecode, mine; 4 layers, prompt 2, sequence of at most 5 tokens; halves rounded up",
+    ]  # fmt: skip
+    assert found.legends == [("", ["topmost layers", "first layers, to warm up", "skipped"])]
+    maps, shares = found.panels[::2], found.panels[1::2]
+    assert [each.title for each in maps] == [
+        "a: 2.33 layers on average; 1 of 4 never used", "b: 3.00 layers on average; 1 of 4 never used",
+        "c: 1.00 layers on average; 3 of 4 never used",
+    ]  # fmt: skip
+    assert {(each.x, each.y) for each in maps} == {("generated token", "layer")}
+    assert {(each.x, each.y) for each in shares} == {("of the tokens", "")}
+    third = pytest.approx(1 / 3)
+    wanted = {"first layers, to warm up": [1, 0, 0, 0], "topmost layers": [0, 0, third, 1]}
+    for label, boxes in shares[0].bars:
+        assert [(y, wide, tall) for _, y, wide, tall in boxes] == [(at + 0.5, wanted[label][at], 1) for at in range(4)]
+    assert shares[0].ticks == (["50%", "100%"], [])
+    # Two maps in a row, and the third below; sizes in inches.
+    width, height = figure.get_size_inches()
+    assert (width, height) == pytest.approx((0.25 + 2 * 5.7, 0.85 + 2 * 3.0))
+    for index, (field, beside) in enumerate(zip(figure.axes[::2], figure.axes[1::2], strict=True)):
+        row, column = divmod(index, 2)
+        inches = [(box.x0 * width, box.y0 * height, box.width * width, box.height * height)
+                  for box in (field.get_position(), beside.get_position())]  # fmt: skip
+        left, bottom = 0.25 + 5.7 * column + 0.45, 3.0 * (1 - row) + 0.55
+        assert inches == [pytest.approx((left, bottom, 4.0, 2.1)), pytest.approx((left + 4.1, bottom, 0.8, 2.1))]
+        assert (beside.get_xlim(), beside.get_ylim()) == ((0, 1), (0.5, 4.5))
+        (image,) = field.get_images()
+        assert (image.get_clim(), image.origin, field.get_aspect()) == ((-0.5, 2.5), "lower", "auto")
+        assert all(at == round(at) for at in (*field.get_xticks(), *field.get_yticks()))
+    alone = layer_map.draw(three[1:2], **SHORT, warm_up=0)
+    assert alone.get_size_inches().tolist() == pytest.approx([0.25 + 5.7 * 1.3, 3.85])
+    assert shown(alone).legends == [("", ["topmost layers", "skipped"])]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from matplotlib import colormaps
+from matplotlib.colors import to_hex, to_rgb
 
-from figures import naming
+from figures import naming, style, subject
+from model.checks import ParameterError
 
 SAID: list[tuple[str, Any, str]] = [
     ("policy", "heuristic", "heuristic"), ("estimator", "drafted", "by drafted tokens"), ("reading", "recursive", "recursive"),
@@ -87,3 +91,130 @@ def test_the_fewest_columns_that_tell_points_apart_are_taken_in_their_order() ->
 def test_of_several_rows_of_a_point_the_last_is_taken() -> None:
     rows = pl.DataFrame({"point": [0, 0, 1], "view": ["formula", "paths", "formula"]})
     assert naming.once(rows)["view"].to_list() == ["paths", "formula"]
+
+
+def test_what_is_told_stops_where_points_are_apart() -> None:
+    """Columns that any method has come after its own, axes of a sweep between them; others are no names."""
+    rows = pl.DataFrame({
+        "point": [0, 1], "method": "ppd", "note": ["x", "y"], "outcomes.file": ["a", "b"], "tokens": [8, 9],
+        "match_rate": [0.1, 0.2],
+    })  # fmt: skip
+    assert naming.telling(rows) == ["outcomes.file"]
+    assert naming.telling(rows.drop("outcomes.file")) == ["tokens"]
+    assert naming.telling(rows.with_columns(units=pl.col("tokens"))) == ["units"]
+    assert naming.telling(rows, ["match_rate", "tokens"]) == ["tokens"]
+    assert naming.telling(rows.select("point", "method", "note")) == []
+    assert naming.telling(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == []
+    assert naming.names(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == {
+        0: "Predictive Pipelined Decoding", 1: "beam search",
+    }  # fmt: skip
+    assert naming.names(rows.drop("method", "outcomes.file")) == {0: "8 tokens", 1: "9 tokens"}
+    assert naming.common(rows.drop("point")) == ["Predictive Pipelined Decoding"]
+    # What is said of all points at once: what a choice is named by, and the batch, the tokens and the costs.
+    alike = pl.DataFrame([{"point": 0, "policy": "p", "candidates": 2, "match_rate": 0.5, "draft_length": 4, "acceptance_rate": 0.5,
+                           "fallback_rate": 0.1, "rollback_rate": 0.2, "max_layers": 6, "min_layers": 5, "exit_layer": 4,
+                           "variant": "v", "sequences": 8, "batching": "static", "tokens": 64, "cost_ratio": 0.1, "head": "own",
+                           "layers": 9, "units": 3, "data_set": "d"}])  # fmt: skip
+    assert naming.common(alike) == [
+        "p", "variant v", "k = 2", "γ = 4", "6 layers at first", "5 at last", "exit layer 4", "batch of 8", "static", "64 tokens",
+        "p = 0.5", "α = 0.5", "f = 0.1", "r = 0.2", "c = 0.1",
+    ]  # fmt: skip
+    assert naming.common(alike.clear(), []) == []
+    assert naming.words({"sequences": 1, "batching": "static", "units": 2}, ["units", "batching", "sequences"]) == ["2 units"]
+    assert naming.words({"a.b.c": 5, "sampled": False}, ["a.b.c", "sampled", "missing"]) == ["c = 5"]
+    assert naming.method({"method": "autoregressive", "ways": None, "tensor_parallel": 2}) == naming.SPLIT == "tensor parallelism"
+
+
+# --- What all figures share ------------------------------------------------------------------------------------------------
+
+
+def test_looks_are_apart_up_to_any_number() -> None:
+    few = style.looks(6)
+    assert [look.colour for look in few] == [*style.COLOURS]
+    assert [look.marker for look in few] == [*style.MARKERS[:6]]
+    assert [look.line for look in few] == [*style.LINES]
+    assert style.LINES[0] == (0, ())
+    assert {start for start, _ in style.LINES} == {0}
+    many = style.looks(14)
+    shades = [sum(to_rgb(look.colour)) for look in many]
+    assert shades == sorted(shades)  # from dark to light
+    assert len({*shades}) == 14
+    assert [to_hex(colormaps["cividis"](share)) for share in (0.0, 0.85)] == [many[0].colour, many[-1].colour]
+    assert [look.marker for look in many] == [*style.MARKERS, *style.MARKERS[:2]]
+    assert [look.line for look in many] == [style.LINES[index % 6] for index in range(14)]
+    kinds = style.categories(12)
+    assert [(look.colour, look.marker, look.line) for look in kinds] == [
+        (style.COLOURS[index % 6], style.MARKERS[index], style.LINES[index % 6]) for index in range(12)
+    ]
+    assert style.points("#123456") == {
+        "formula": (9.5, "none", "#123456"), "paths": (6.0, "#123456", "#123456"), "events": (3.0, "#000000", "#000000"),
+    }  # fmt: skip
+    assert [*style.COLOURS] == ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
+
+
+@pytest.mark.parametrize(("count", "wide"), [(1, 5.6), (2, 4.2), (3, 3.2), (4, 3.2)])
+def test_panels_stand_side_by_side(count: int, wide: float) -> None:
+    figure, panels = style.side_by_side(count, 4.0, 0.125, 0.75, 0.5)
+    width, height = figure.get_size_inches()
+    assert (width, height) == pytest.approx((0.8 + count * (wide + 0.5), 4.0))
+    for index, axes in enumerate(panels):
+        box = axes.get_position()
+        assert (box.x0 * width, box.width * width) == pytest.approx((0.8 + index * (wide + 0.5), wide))
+        assert (box.y0, box.y1) == pytest.approx((0.125, 0.75))
+
+
+def test_a_page_grows_with_what_reaches_beyond_it_and_has_its_subject_at_the_top() -> None:
+    figure, axes = style.canvas(6.0, 4.0, (0.1, 0.2, 0.5, 0.25))
+    assert axes.get_position().bounds == pytest.approx((0.1, 0.2, 0.5, 0.25))
+    assert style.page(figure).bounds == pytest.approx((0, 0, 6, 4))
+    figure.text(1.1, 0.5, "beyond")
+    assert style.page(figure).x1 > 6.6
+    assert style.page(figure).y1 == pytest.approx(4)
+    assert style.headed(figure, "") is figure
+    assert len(figure.texts) == 1
+    style.headed(figure, "mine")
+    assert figure.texts[1].get_position() == pytest.approx((0.1 / 6, 1 - 0.09 / 4))  # without a title, near the edge
+    assert (figure.texts[1].get_text(), figure.texts[1].get_fontsize(), figure.texts[1].get_gid()) == ("mine", 8, "subject")
+    titled, _ = style.canvas(5.0, 4.0, (0.1, 0.2, 0.5, 0.25))
+    titled.text(0.3, 0.9, "small", fontsize=11.9)
+    titled.text(0.2, 0.9, "title", fontsize=12)
+    said = "long words " * 20
+    line = style.headed(titled, said).texts[-1]
+    assert line.get_position()[0] == 0.2
+    assert line.get_fontsize() == pytest.approx(8 * 0.8 * 5 / (0.065 * len(said)))  # as small as it must be to fit
+
+
+def test_what_a_figure_needs_is_demanded() -> None:
+    rows = pl.DataFrame({"a": [1], "b": [2]})
+    assert style.demand(rows, "it", ("a", "b"), ("b", "c", "c", "d")).to_dicts() == [{"a": 1, "b": 2, "c": None, "d": None}]
+    assert style.demand(rows, "it", ("a",)).equals(rows)
+    with pytest.raises(ParameterError, match=r"^it needs at least one row, got none; take rows of a finished run$"):
+        style.demand(rows.clear(), "it", ("a",))
+    with pytest.raises(ParameterError, match=r"^it needs the columns a, x, y, got none called x, y$"):
+        style.demand(rows, "it", ("a", "x", "y"))
+
+
+@pytest.mark.parametrize(("tables", "said"), [
+    ({}, ""), ({"scenario": {"name": "mine"}}, "mine"), ({"cost": {"device": "h100"}}, "h100"),
+    ({"scenario": {"name": "mine"}, "cost": {
+        "cost_ratio": 0.12345, "context": 512, "prompt": 8, "tensor_parallel": 4, "ways": 2, "dtype": "float16", "profile": "p",
+        "device": "d", "medium_shape": "m", "draft_shape": "s", "shape": "l", "kind": "roofline"}},
+     "mine: l, draft s, medium m, d, profile p, float16, TP 2, TP 4, prompt of 8 tokens, context of 512 tokens, c = 0.123"),
+    ({"cost": {"device": "d", "shape": "l"}, "sweep": {"cost.device": ["d", "e"], "method.sequences": [1, 2]},
+      "method": {"name": "x", "sequences": 4, "batching": "static", "batch": 3}}, "l, batch of 3, static batching"),
+    # Of several methods what they have in common, from the run's costs or from their own.
+    ({"cost": {"device": "d", "shape": "l"}, "method": [
+        {"sequences": 4, "cost": {"device": "e"}}, {"sequences": 8, "cost": {"shape": "l", "ways": 2}}]}, "l, TP 2"),
+    ({"method": [{"sequences": 4, "cost": {"device": "e"}}, {"sequences": 4, "cost": {"device": "e"}}]}, "e, batch of 4"),
+    ({"method": [{"sequences": 4}, {}]}, ""), ({"method": [{}, {"sequences": 4}]}, ""), ({"cost": {"device": None}}, ""),
+])  # fmt: skip
+def test_the_subject_of_a_run_s_figures(tables: dict[str, Any], said: str) -> None:
+    assert subject.of_scenario(tables) == said
+
+
+def test_the_subject_is_read_from_what_a_run_has_left(tmp_path: Path) -> None:
+    assert subject.of_run(tmp_path) == ""
+    for text, said in (('{"scenario": {"scenario": {"name": "mine"}}}', "mine"), ("{}", ""), ("nothing", ""), ("[]", ""),
+                       ('{"scenario": []}', ""), ('{"scenario": {"cost": []}}', "")):  # fmt: skip
+        (tmp_path / "metadata.json").write_text(text, encoding="utf-8")
+        assert subject.of_run(tmp_path) == said

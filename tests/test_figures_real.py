@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -228,6 +229,30 @@ def test_bild_stands_at_its_thresholds_too() -> None:
     assert ends == {(round(low, 6), round(high, 6)) for low, high in rows}
 
 
+def test_points_go_along_what_was_swept_and_are_named_by_the_rest() -> None:
+    def found(**columns: Any) -> list[tuple[str, str, int]]:
+        return [(each.name, each.along, each.rows.height) for each in agreement.series(pl.DataFrame(columns))]
+
+    exits = {"method": "early_exit", "threshold": [0.5, 0.5, 0.5], "exit_layer": [6, 4, 4], "measure": ["state", None, "softmax"]}
+    assert found(**exits) == [
+        ("early exit, state", "exit_layer", 1), ("early exit", "exit_layer", 1), ("early exit, softmax", "exit_layer", 1),
+    ]  # fmt: skip
+    assert found(**exits | {"threshold": [0.9, 0.5, 0.1], "measure": None}) == [
+        ("early exit, exit 6", "threshold", 1), ("early exit, exit 4", "threshold", 2),
+    ]  # fmt: skip
+    ordered = agreement.series(pl.DataFrame(exits | {"threshold": [0.9, 0.5, 0.1], "exit_layer": 4, "measure": None}))
+    assert ordered[0].rows["threshold"].to_list() == [0.1, 0.5, 0.9]
+    assert found(method=["mine", "skipdecode"], min_layers=[None, 3], max_layers=[None, 8]) == [
+        ("mine", "", 1), ("SkipDecode", "min_layers", 1),
+    ]  # fmt: skip
+    two = {"method": "bild", "fallback_threshold": 0.5, "rollback_threshold": [2.0, float("inf")], "variant": ["paper", "code"],
+           "maximum_draft": [4.0, 8.0], "temperature": [None, 0.5]}  # fmt: skip
+    assert found(**two) == [
+        ("BiLD, paper, drafts to 4, rollback 2", "fallback_threshold", 1),
+        ("BiLD, code, drafts to 8, no rollback, τ = 0.5", "fallback_threshold", 1),
+    ]  # fmt: skip
+
+
 def test_series_are_told_apart_without_colour() -> None:
     drawn = lines(agreement.draw(quality()).axes[-1])
     names = ("BiLD, rollback 2", "BiLD, no rollback", "early exit", "SkipDecode")
@@ -349,3 +374,154 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
         for name, figure in several.items():
             for again in save(figure, tmp_path / f"{name}.b"):
                 assert again.read_bytes() == (tmp_path / again.name.replace(".b.", ".a.")).read_bytes()
+
+
+# --- By hand ---------------------------------------------------------------------------------------------------------------
+
+TWO_TEXTS: list[Any] = [[4, 3, 2, 1, 4, 3, 2, 1], [1] * 8]
+"""Drafts of three: of the first text both are accepted whole, of the second none; seven rounds have room for a whole draft."""
+
+
+def test_acceptance_by_hand() -> None:
+    figure = acceptance_by_position.draw(TWO_TEXTS, 3, "by hand", bins=4)
+    drawn = figure_checks.shown(figure)
+    alpha = 6 / 13  # of tokens tested
+    assert drawn.texts == [
+        "Is every drafted token as likely to be accepted?", "by hand; below each point, how many were tested",
+    ]  # fmt: skip
+    assert drawn.legends == [("", [
+        "accepted of tested, band of 95 % (Wilson)", "one rate: α = 0.462 everywhere", "its interval of 95 % between sequences",
+    ])]  # fmt: skip
+    left, right = drawn.panels
+    assert (left.title, left.x, left.y) == ("Along the sequence", "output position", "acceptance rate  [accepted of tested tokens]")
+    assert (right.title, right.x, right.y) == ("Along drafts of 3", "position in the draft", "")
+    assert left.line("accepted") == [(1.5, 2 / 4), (3.5, pytest.approx(1 / 3)), (5.5, 2 / 4), (7.5, 1 / 2)]
+    assert right.line("accepted") == [(1, pytest.approx(2 / 9)), (2, 1), (3, 1)]
+    assert (left.texts, right.texts) == (["4", "3", "4", "2"], ["9", "2", "2"])
+    assert [text.xy for text in figure.axes[1].texts] == [(1, 0), (2, 0), (3, 0)]  # type: ignore[attr-defined]
+    ends = rates.ratio_interval([6, 0], [6, 7])
+    for axes, panel, limits, counts in zip(figure.axes, (left, right), ((0.5, 8.5), (0.5, 3.5)), (
+        ([2, 1, 2, 1], [4, 3, 4, 2]), ([2, 2, 2], [9, 2, 2])), strict=True):  # fmt: skip
+        assert {y for _, y in panel.line("alpha")} == {alpha}
+        assert (axes.get_xlim(), axes.get_ylim()) == (limits, (0, 1.02))
+        found = rates.rates(*counts)
+        assert {round(y, 9) for _, y in dict(panel.bands)["band"]} == {round(float(y), 9) for y in (*found.low, *found.high)}
+        [span] = [patch for patch in axes.patches if patch.get_label() == "alpha interval"]
+        assert isinstance(span, Rectangle)
+        assert (span.get_y(), span.get_y() + span.get_height()) == pytest.approx(ends)
+    assert right.ticks[0] == ["1", "2", "3"]
+    assert not any(right.ticks[1])
+    assert "20%" in left.ticks[1]
+    assert not figure_checks.odd_dashes(figure)
+    # Of one text nothing is known of others; where nothing was tested there is no point.
+    alone = figure_checks.shown(acceptance_by_position.draw([[1, 3, 2, 1]], 3, "alone"))
+    assert len(alone.legends[0][1]) == 2
+    assert alone.panels[1].line("accepted") == [(1, 0.5), (2, 1)]
+    assert alone.panels[0].line("accepted") == [(1, 0), (2, 1), (3, 1)]  # fewer bins than asked for, where a text is short
+    assert acceptance_by_position.draw(TWO_TEXTS, 33, "").axes[1].get_xticks().tolist() == [*range(1, 34, 3)]
+    edges = acceptance_by_position.draw([np.arange(32, 0, -1)], 40, "").axes[0]
+    assert [x for x, _ in zip(*xy(lines(edges)["accepted"]), strict=True)] == [2.5 + 4 * each for each in range(8)]
+    with pytest.raises(ParameterError, match="texts of one token"):
+        acceptance_by_position.draw([[1]], 1, "")
+
+
+def test_accepted_lengths_by_hand() -> None:
+    figure = accepted_lengths.draw(TWO_TEXTS, [3, 1], "by hand")
+    drawn = figure_checks.shown(figure)
+    assert drawn.texts == [
+        "How many drafted tokens a round accepts", "by hand;\na round generates one token more, the target's own",
+    ]  # fmt: skip
+    assert drawn.legends == [("", ["measured, interval of 95 % (Wilson)", "geometric law of α: independent acceptances"])]
+    panel = drawn.panels[0]
+    alpha = 6 / 11  # of tokens tested in the rounds that have room for a whole draft
+    expected = 1 + alpha + alpha**2 + alpha**3
+    (error,) = rates.dependence(TWO_TEXTS, [3], 0.7, 2, np.random.default_rng(9))
+    assert panel.title.split("\n") == [
+        "γ = 3, α = 0.545: 7 rounds", f"tokens a round: 1.86 measured, {expected:.2f} by the law",
+        f"by the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}",
+    ]  # fmt: skip
+    shares = [5 / 7, 0, 0, 2 / 7]
+    [bars] = [boxes for label, boxes in panel.bars if label == "measured"]
+    assert np.array(bars) == pytest.approx(np.array([(place - 0.4, 0, 0.8, share) for place, share in enumerate(shares)]))
+    law = [*((1 - alpha) * alpha**place for place in range(3)), alpha**3]
+    assert panel.line("law") == [(pytest.approx(place + 0.2), pytest.approx(share)) for place, share in enumerate(law)]
+    found = rates.rates([5, 0, 0, 2], [7] * 4)
+    [ends] = [pairs for _, pairs in panel.segments if pairs]
+    both = enumerate(zip(found.low, found.high, strict=True))
+    wanted = [[(place - 0.15, low), (place - 0.15, high)] for place, (low, high) in both]
+    assert np.array(ends) == pytest.approx(np.array(wanted))
+    assert (panel.x, panel.y) == ("drafted tokens accepted in a round", "share of rounds")
+    assert (drawn.panels[1].x, drawn.panels[1].y) == ("drafted tokens accepted in a round", "")
+    assert panel.ticks[0] == ["0", "1", "2", "3"]
+    assert {axes.get_ylim()[0] for axes in figure.axes} == {0}
+    assert panel.grid == "y"
+    long = [np.arange(23, 0, -1)]
+    assert accepted_lengths.draw(long, [9, 10, 19, 20], "").axes[1].get_xticks().tolist() == [0, 2, 4, 6, 8, 10]
+    assert accepted_lengths.draw(long, [9], "").axes[0].get_xticks().tolist() == [*range(10)]
+    for count in ([], [1, 2, 3, 4, 5]):
+        with pytest.raises(ParameterError, match=f"draft_lengths must be 1 to 4, got {len(count)}"):
+            accepted_lengths.draw(long, count, "")
+
+
+def test_a_text_and_its_writers_by_hand() -> None:
+    """Tabs, returns, marks that cannot be printed, empty tokens and full lines, letter by letter."""
+    assert [tuple(each) for each in written_by.pieces(["ab", "\tc", "d\r\n", "", "\x07\n", "xyz"], 5, first=-1)] == [
+        (-1, 0, 0, "ab"), (0, 0, 2, "   "), (0, 1, 0, " c"), (1, 1, 2, "d↵"), (2, 2, 0, "␀"), (3, 2, 1, "·↵"), (4, 3, 0, "xyz"),
+    ]  # fmt: skip
+    assert [tuple(each) for each in written_by.pieces(["abcd", "\n", "e"], 4)] == [
+        (0, 0, 0, "abcd"), (1, 1, 0, "↵"), (2, 2, 0, "e"),
+    ]  # fmt: skip
+    assert written_by.pieces([], 5) == []
+    assert written_by.WORDS == {
+        "draft": "the draft, accepted", "target": "the target, behind a draft", "match": "early candidates: a match",
+        "miss": "early candidates: a miss", "fallback": "the target, handed over to", "again": "the target once more",
+        "rollback": "the target, in place of what it took back", "cap": "the target, behind a full draft", "token": "the target",
+        "column": "the target",
+    }  # fmt: skip
+    account = Account()
+    for role in ("target", "target", "draft"):
+        account.add(Forward(role, (7,), 0, 0, 4, heads=1))
+    kinds = ("mine", "token", "match")
+    made = Decoding("ppd", {"k": 3, "left": None, "on": False}, (9,), 3,
+                    tuple(Commit(kind, (number,), 4) for number, kind in enumerate(kinds)), account)  # fmt: skip
+    assert made.producers == kinds
+    figure = written_by.draw(made, ["one", " two", "$x$"], prompt=["go", " on"], columns=24)
+    drawn = figure_checks.shown(figure)
+    assert drawn.texts == [
+        "Who wrote this text? ppd", "k 3, on False;", "3 tokens, passes: 2 of", "the target, 1 of the", "draft",
+    ]  # fmt: skip
+    # Known writers in the order of their words, then the others.
+    assert drawn.legends == [("", [
+        "early candidates: a match: 1 of 3 tokens", "the target: 1 of 3 tokens", "mine: 1 of 3 tokens",
+    ])]  # fmt: skip
+    [panel] = drawn.panels
+    assert panel.texts == ["go", " on", "one", " two", "$x$"]
+    axes = figure.axes[0]
+    assert [text.get_position() for text in axes.texts] == [(at, 0.5) for at in (0, 2, 5, 8, 12)]
+    assert [text.get_parse_math() for text in axes.texts] == [False] * 5  # type: ignore[attr-defined]
+    assert (axes.get_xlim(), axes.get_ylim(), axes.axison) == ((0, 24), (1, 0), False)
+    size, cell, line = figure.get_size_inches(), 0.602 * 9.5 / 72, 1.75 * 9.5 / 72
+    assert size.tolist() == pytest.approx([0.6 + 24 * cell, 0.47 + 4 * 0.17 + 3 * 0.215 + 0.25 + line + 0.2])
+    frame = axes.get_position()
+    assert (frame.width * size[0], frame.height * size[1]) == pytest.approx((24 * cell, line))
+    assert (frame.x0 * size[0], frame.y0 * size[1]) == pytest.approx((0.3, 0.2))
+    for number, (left, length) in enumerate(((5, 3), (8, 4), (12, 3))):
+        [box] = boxes(figure)[number]
+        assert box.get_bbox().bounds == pytest.approx((left + 0.06, 0.1, length - 0.12, 0.72))
+        assert np.array(panel.lines[number][1]) == pytest.approx(np.array([(left + 0.12, 0.88), (left + length - 0.12, 0.88)]))
+    handles: list[Any] = figure.legends[0].legend_handles
+    colours = {kind: handle.get_color() for kind, handle in zip(("match", "token", "mine"), handles, strict=True)}
+    assert [line.get_color() for line in axes.lines] == [colours[kind] for kind in kinds]
+    # Between white and the colour of the line, at .22 of the way.
+    for kind, number in zip(kinds, range(3), strict=True):
+        pale = [1 - 0.22 * (1 - part) for part in to_rgb(colours[kind])]
+        assert boxes(figure)[number][0].get_facecolor()[:3] == pytest.approx(pale)
+    assert not figure_checks.odd_dashes(figure)
+    assert figure_checks.shown(written_by.draw(made, ["a", "b", "c"], title="mine")).texts[0] == "mine"
+    assert written_by.draw(made, ["a", "b", "c"]).axes[0].get_xlim() == (0, 88)
+    assert written_by.draw(made, ["\n" * 58, "\n", "c"], columns=400).axes[0].get_ylim() == (60, 0)
+    with pytest.raises(ParameterError, match="must have at most 60 lines here, got 61"):
+        written_by.draw(made, ["\n" * 59, "\n", "c"], columns=20)
+    for columns in (19, 401):
+        with pytest.raises(ParameterError, match="columns must be between 20 and 400"):
+            written_by.draw(made, ["a", "b", "c"], columns=columns)

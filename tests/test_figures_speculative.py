@@ -10,8 +10,10 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -23,7 +25,7 @@ from model import speculative
 from model.checks import ParameterError
 from model.speculative_batches import batched_speedup, largest_batch
 from model.width import PassTimes
-from tests.figure_checks import laid_out
+from tests.figure_checks import laid_out, odd_dashes, shown
 from tests.test_figures_tradeoff import coordinates, lines, words
 
 RATES, LENGTHS, RATIOS, TOKENS = (0.3, 0.8), (1, 4), (0.05, 0.4), (16, 100)
@@ -168,6 +170,29 @@ def test_an_axis_is_swept_where_all_else_is_the_same() -> None:
     assert any("link = 1" in label for label in lines(speedup.draw(simulated().with_columns(link)).axes[0]))
 
 
+def test_curves_reach_as_far_as_rows_and_at_least_to_where_something_ends() -> None:
+    """The whole of the rates; costs to the break-even; lengths two beyond the last; 512 tokens, each of the first 128."""
+    def ends(x: str, **values: Any) -> tuple[float, float, int]:
+        table = pl.DataFrame({"acceptance_rate": [0.3], "cost_ratio": None, "draft_length": None, "tokens": None}
+                             | {name: [each] for name, each in values.items()})  # fmt: skip
+        where = speedup._range(table, x)
+        assert np.all(np.diff(where) > 0)
+        return float(where[0]), float(where[-1]), len(where)
+
+    assert ends("acceptance_rate") == (0, 1, 401)
+    assert ends("cost_ratio") == (0, 0.5, 401)
+    assert ends("cost_ratio", acceptance_rate=0.9, cost_ratio=0.5) == (0, pytest.approx(0.99), 401)
+    assert ends("cost_ratio", acceptance_rate=0.5, cost_ratio=0.8) == (0, pytest.approx(0.88), 401)
+    assert ends("draft_length") == (0, 14, 15)
+    assert ends("draft_length", draft_length=2) == (0, 5, 6)
+    assert ends("draft_length", draft_length=4) == (0, 6, 7)
+    assert ends("tokens", tokens=100)[:2] == ends("tokens")[:2] == (1, 512)
+    assert ends("tokens", tokens=1000)[:2] == (1, 1000)
+    where = speedup._range(pl.DataFrame({"tokens": [4096]}), "tokens")
+    assert where[:128].tolist() == list(range(1, 129))
+    assert len(where) == 128 + 79
+
+
 def inside(figure: Figure) -> bool:
     """Whether all that is written is on the page; ticks beyond the axes' limits are not."""
     laid_out(figure)
@@ -189,10 +214,10 @@ def apart(axes: Axes) -> bool:
 
 @pytest.mark.parametrize("x", speedup.AXES)
 def test_words_neither_overlap_nor_leave_the_page(x: str) -> None:
-    for rows in (simulated(), only(cost_ratio=0.4, acceptance_rate=0.3)):
-        figure = speedup.draw(rows, x)
-        assert inside(figure)
-        assert all(apart(axes) for axes in figure.axes)
+    """Of one panel; `test_figures_shown` asks it of several."""
+    figure = speedup.draw(only(cost_ratio=0.4, acceptance_rate=0.3), x)
+    assert inside(figure)
+    assert all(apart(axes) for axes in figure.axes)
 
 
 @pytest.mark.parametrize("height", [0.0, 0.5, 1.0])
@@ -205,15 +230,6 @@ def test_names_of_ends_that_crowd_stay_beside_the_axes(height: float) -> None:
     middles = [(box.y0 + box.y1) / 2 for box in (Text.get_window_extent(text) for text in axes.texts)]
     assert frame.y0 - 3 <= min(middles)
     assert max(middles) <= frame.y1 + 3
-
-
-def test_many_panels_and_many_curves_are_thinned_and_it_is_said() -> None:
-    rows = speedup.grid(draft_length=list(range(1, 41)), cost_ratio=np.linspace(0.01, 0.5, 20).tolist())
-    figure = speedup.draw(rows)
-    assert len(figure.axes) == 6
-    assert "6 of 20 panels" in words(figure)
-    assert "labels omitted" in words(figure)
-    assert all(apart(axes) for axes in figure.axes)
 
 
 # --- The map of draft lengths -------------------------------------------------------------------------------------------
@@ -344,6 +360,120 @@ def test_where_drafting_never_pays_it_is_said() -> None:
     assert not any(label.startswith("largest") for label in lines(figure.axes[1]))
     with pytest.raises(ParameterError, match="must be 1 to 6 rates, got 0"):
         verify_cost.draw(target, target, [], context=0, source="assumed")
+
+
+def test_the_map_by_hand() -> None:
+    """Each region is named in itself, each line of a speed at its end; a point that has a name has it beside it."""
+    rows = pl.DataFrame({"acceptance_rate": [0.3, 0.9], "cost_ratio": [0.5, 0.2], "name": [None, "mine"]})
+    figure = draft_length.draw(rows)
+    drawn = shown(figure)
+    assert drawn.texts == [
+        "The best draft length, and the speed-up that it reaches",
+        "colours and γ: best number of drafted tokens; lines: speed-up over plain decoding (Theorem 3.8, many tokens)",
+    ]  # fmt: skip
+    [panel] = drawn.panels
+    assert (panel.x, panel.y) == ("acceptance rate α of a tested token", "cost ratio c: draft pass over target pass")
+    assert panel.scales == ("linear", "log")
+    axes = figure.axes[0]
+    assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((0, 1, 0.005, 1))
+    assert panel.ticks[1] == ["0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"]
+    regions = {"γ = 1": (1, 1), "2": (2, 2), "3": (3, 3), "4": (4, 4), "5–6": (5, 6), "7–9": (7, 9), "10–14": (10, 14),
+               "15–24": (15, 24), "25 +": (25, 10**9)}  # fmt: skip
+    named = {text.get_text(): text for text in axes.texts}
+    speeds = [f"{speed} times" for speed in ("1.1", "1.5", "2", "3", "5", "10")]
+    assert [*named] == ["nothing pays: α ≤ c", *regions, *reversed(speeds), "mine"]
+    for name, (low, high) in regions.items():
+        rate, ratio = named[name].get_position()
+        assert low <= int(speculative.optimal_draft_length(rate, ratio)) <= high
+        assert 0.0075 < ratio < 0.3
+    for name, speed in zip(speeds, draft_length.SPEEDS, strict=True):
+        at = named[name].xy[1]  # type: ignore[attr-defined]
+        ratio = 0.005 ** (1 - at)  # of a scale of powers from .005 to 1
+        best = speculative.speedup(0.998, speculative.optimal_draft_length(0.998, ratio), ratio)
+        assert float(best) == pytest.approx(speed, rel=0.02)
+    rate, ratio = named["nothing pays: α ≤ c"].get_position()
+    assert rate < ratio
+    assert named["mine"].xy == (0.9, 0.2)  # type: ignore[attr-defined]
+    assert named["mine"].get_path_effects()
+    even = panel.line("break-even")
+    assert all(x == y for x, y in even)
+    assert (even[0][0], even[-1][0]) == pytest.approx((0.005, 1))
+    assert panel.line("points") == [(0.3, 0.5), (0.9, 0.2)]
+    (mesh,) = (each for each in axes.collections if isinstance(each, QuadMesh))
+    colours = {length: to_hex(mesh.cmap(mesh.norm(length))) for length in (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 14, 15, 24, 25, 500)}
+    assert colours[0] == "#ececec"
+    assert colours[5] == colours[6] != colours[7] == colours[9] != colours[10] == colours[14] != colours[15] == colours[24]
+    assert colours[25] == colours[500] == to_hex(colormaps["cividis"](0.98 - 0.68))
+    assert colours[1] == to_hex(colormaps["cividis"](0.98))
+    assert len({*colours.values()}) == 10
+    corners = np.asarray(mesh.get_coordinates())
+    assert np.asarray(mesh.get_array()).shape == (500, 500)
+    middles = (corners[0, :-1, 0] + corners[0, 1:, 0]) / 2
+    assert (middles[0], middles[-1]) == pytest.approx((0.002, 0.998))
+    contours = [each for each in axes.collections if type(each).__name__ == "QuadContourSet"]
+    assert [to_hex(each.get_edgecolor()[0]) for each in contours] == ["#ffffff", "#000000"]
+    assert [text.get_text() for text in draft_length.draw(rows.drop("name")).axes[0].texts] == [*named][:-1]
+
+
+def test_batches_of_pass_times_by_hand() -> None:
+    """Batches of 1 and 2 take as long for two tokens as for one, of 4 as long as two passes."""
+    batches = [1, 2, 4]
+    wide = [[[1.0], [1.0]], [[1.0], [1.0]], [[1.0], [2.0]]]
+    target, draft = PassTimes(batches, [1, 2], [16], wide), PassTimes(batches, [1], [16], [[[0.25]]] * 3)
+    figure = verify_cost.draw(target, draft, [0.5, 0.2], context=16, source="mine")
+    drawn = shown(figure)
+    assert drawn.texts == ["Up to which batch does drafting pay?", "mine; context 16"]
+    left, right = drawn.panels
+    assert (left.title, left.x) == ("α = 0.5   (star: best draft length)", "draft length γ  [tokens]")
+    assert left.y == "speed-up over plain decoding of the same batch"
+    assert right.title == "ring: the largest batch that gains;  numbers: best γ at α = 0.5"
+    assert (right.x, right.y) == ("sequences per batch", "speed-up at the best draft length")
+    gain = 1.5 / 1.25  # 1.5 tokens for a draft pass of a quarter and one of the target
+    assert left.line("batch 1") == left.line("batch 2") == [(0, 1), (1, pytest.approx(gain))]
+    assert left.line("batch 4") == [(0, 1), (1, pytest.approx(1.5 / 2.25))]
+    assert left.line("best 1") == left.line("best 2") == [(1, pytest.approx(gain))]
+    assert left.line("best 4") == [(0, 1)]
+    assert right.line("rate 0.5") == [(1, pytest.approx(gain)), (2, pytest.approx(gain)), (4, 1)]
+    assert right.line("rate 0.2") == [(1, 1), (2, 1), (4, 1)]  # 1.2 tokens for 1.25
+    assert right.line("largest 0.5") == [(2, pytest.approx(gain))]
+    assert [label for label, _ in right.lines] == ["rate 0.2", "rate 0.5", "largest 0.5", "plain"]
+    assert right.texts == ["1", "1", "0", *(text for text in right.texts[3:])]
+    assert sorted(right.texts[3:]) == ["α = 0.2: never", "α = 0.5: to 2"]
+    assert [text.xy for text in figure.axes[1].texts[:3]] == [  # type: ignore[attr-defined]
+        (1, pytest.approx(gain)), (2, pytest.approx(gain)), (4, 1),
+    ]  # fmt: skip
+    assert sorted(left.texts) == ["batch 1", "batch 2", "batch 4"]
+    for axes, panel in zip(figure.axes, (left, right), strict=True):
+        assert {y for _, y in panel.line("plain")} == {1}
+        assert axes.get_ylim()[0] == 0
+        assert axes.yaxis.get_major_formatter()(1.5, 0) == "1.5×"
+        assert panel.grid == "xy"
+    assert figure.axes[0].get_xlim() == (0, 1)
+    assert all(at == round(at) for at in figure.axes[0].get_xticks())
+    assert figure.axes[1].get_xlim() == pytest.approx((1 / 1.3, 4 * 1.3))
+    assert figure.axes[1].get_ylim()[1] > 1.1 * gain
+    assert right.ticks[0] == ["1", "2", "4"]
+    assert not figure.axes[1].xaxis.get_minorticklocs().size
+    assert not odd_dashes(figure)
+    # Of more batches than there is room for the first, the last and those between are drawn; without a draft the axis has room.
+    target, draft, source = verify_cost.example()
+    drawn = shown(verify_cost.draw(target, draft, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], context=1024, source=source))
+    assert [label for label, _ in drawn.panels[0].lines if label.startswith("batch")] == [
+        f"batch {each}" for each in (1, 4, 8, 32, 64, 256)
+    ]
+    assert source == (
+        "times assumed: reading 10 ms + 0.05 ms a sequence, or arithmetic 0.1 ms a token, whichever is longer; draft a twelfth"
+    )
+    assert target.batches.tolist() == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert target.widths.tolist() == [*range(1, 17)]
+    for batch in target.batches.tolist():
+        assert float(draft(int(batch), 1, 1024)) == pytest.approx(max(10 + 0.05 * batch, 0.1 * batch) / 12)
+        for width in (1, 5, 16):
+            assert float(target(int(batch), width, 1024)) == pytest.approx(max(10 + 0.05 * batch, 0.1 * batch * width))
+    single = PassTimes([1], [1], [0], [[[1.0]]])
+    assert verify_cost.draw(single, single, [0.5], context=0, source="").axes[0].get_xlim() == (0, 1)
+    with pytest.raises(ParameterError, match="acceptance_rates must be 1 to 6 rates, got 7"):
+        verify_cost.draw(single, single, [0.1] * 7, context=0, source="")
 
 
 # --- Methods, and the figures of a run ----------------------------------------------------------------------------------

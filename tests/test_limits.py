@@ -39,6 +39,33 @@ def drafting(length: int, rate: float) -> Choice:
     return "speculative", {"draft_length": length}, {"acceptance_rate": rate}
 
 
+def test_every_claim_says_which_of_its_numbers_were_measured() -> None:
+    choices = [
+        drafting(3, 0.7), ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6}), skipping(6),
+        ("bild", {"maximum_draft": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0}),
+    ]  # fmt: skip
+    speed = "speed-up over plain decoding"
+    assert {row["claim"]: (row["x_name"], row["y_name"], row["about"]) for row in rows(choices, FLAT).to_dicts()} == {
+        "verify": (
+            "draft length γ", speed, "Theorem 3.8, with the accepted share of tested tokens counted at each length (measured)"
+            " and c = 0.25, single passes over one token (measured, of the profiles)",
+        ),
+        "ppd": ("match rate p of the decoding (measured)", speed, "Theorem 4.1, with the matches of each decoding (measured)"),
+        "skipdecode": (
+            "least layers of a token", "time over plain decoding", "the formula: layers of a token over all layers (counted)",
+        ),
+        "bild": (
+            "fallback rate (measured)", speed,
+            "the formula: rates counted at each choice (measured), c = 3/12, the ratio of layers",
+        ),
+        "bus": (
+            "share of the main process's passes with another one at work (measured)",
+            "time of its passes over that of passes alone",
+            "2 processes, each with a core of its own; passes alone by the profile (measured)",
+        ),
+    }  # fmt: skip
+
+
 # --- Theorem 3.8 --------------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +253,12 @@ def test_units_of_a_memory_each_are_as_fast_together_as_alone() -> None:
     assert 0.2 < found["x"] < 1
     assert found["formula"] == 1
     assert [found["simulated"], found["measured"]] == pytest.approx([1, 1])
+
+
+def test_passes_alone_are_those_of_the_same_place() -> None:
+    further = profiles(further=3.0)
+    found = rows([PPD], further, further).filter(claim="bus").row(0, named=True)
+    assert found["measured"] == pytest.approx(1)
 
 
 def test_what_units_lose_by_each_other_is_seen_in_their_passes() -> None:

@@ -5,6 +5,8 @@ None of it by a real clock.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import itertools
 import multiprocessing
@@ -134,8 +136,14 @@ class Stub:
 
 
 def pointed(
-    monkeypatch: pytest.MonkeyPatch, spans: dict[tuple[str, int], float], mode: str, wholes: list[float], marked: float,
-    disturbed: list[bool] | None = None, layers: int = 4, **effort: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    spans: dict[tuple[str, int], float],
+    mode: str,
+    wholes: list[float],
+    marked: float,
+    disturbed: list[bool] | None = None,
+    layers: int = 4,
+    **effort: Any,
 ) -> tuple[dict[str, Any], Stub]:
     work, stops = Stub(spans), iter([each for whole in wholes for each in (whole * 1e-6, marked * 1e-6)])
     unquiet = iter([each for was in disturbed or [False] * len(wholes) for each in (was, False)])
@@ -182,9 +190,7 @@ def test_a_row_of_the_interpreter_tells_its_call_and_its_look_apart(monkeypatch:
 
 def test_repeats_that_were_disturbed_count_only_for_want_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
-    row, _ = pointed(
-        monkeypatch, spans, "eager", [100, 500, 104, 400, 300], 130, [False, True, False, True, True], least=3, most=5
-    )
+    row, _ = pointed(monkeypatch, spans, "eager", [100, 500, 104, 400, 300], 130, [False, True, False, True, True], least=3, most=5)
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (3, 2, 1)
     assert row["whole_us"] == [102.0, 104.0, 202.0]  # of 100, 104 and 300 us, the shortest of those disturbed
 
@@ -724,3 +730,262 @@ def test_the_parts_of_a_logs_time_are_within_the_time_that_passed(monkeypatch: p
         assert clock.now > before
         if groups == 2:
             break
+
+
+# --- what is left of a point ---
+
+
+def test_a_pass_is_timed_while_no_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And afterwards collected or not as it was before."""
+    seen: list[bool] = []
+    spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
+    begin = Stub.run
+    monkeypatch.setattr(Stub, "run", lambda self: (seen.append(gc.isenabled()), begin(self))[1])
+    for was in (True, False):
+        (gc.enable if was else gc.disable)()
+        try:
+            pointed(monkeypatch, spans, "eager", [100] * 2, 130, least=2, most=2)
+            assert gc.isenabled() is was
+        finally:
+            gc.enable()
+    assert seen == [False] * 8
+
+
+@pytest.mark.parametrize(("now", "least", "most", "target", "spread_of", "repeats"), [
+    (0.0, 2, 9, 0.0, 0.0, 9),  # a spread must be below the target
+    (0.0, 2, 9, 1e-9, 0.0, 2), (0.0, 3, 9, 1e-9, 0.0, 3), (0.0, 4, 4, 0.0, 1.0, 4), (5.0, 3, 9, 0.0, 1.0, 3),
+    (4.9, 3, 9, 0.0, 1.0, 9),
+])  # fmt: skip
+def test_a_point_ends_when_it_is_known_or_when_its_time_is_over(
+    now: float, least: int, most: int, target: float, spread_of: float, repeats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time ends at 5 s."""
+    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: now))
+    spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
+    work, wholes = Stub(spans), itertools.cycle([1.0, 1.0, 1 + spread_of, 1 + spread_of])
+    clock = SimpleNamespace(start=lambda: None, stop=lambda: next(wholes), disturbed=lambda: False, mark=None, span=lambda *_: 1.0)
+    monkeypatch.setattr(timing, "clock_of", lambda *_: clock)
+    monkeypatch.setattr(timing, "prepared", lambda *_: work)
+    model: Any = SimpleNamespace(device="cpu", decoder=SimpleNamespace(layers=4))
+    row = timing.measure(model, Point("eager", 1, 0, 1, 0), Effort(target, least, most, warmups=0), 5.0)
+    assert row["repeats"] == repeats
+    assert work.done == ["watched", "back"] + ["run", "back", "watched", "back"] * repeats + ["check"]
+
+
+def test_a_point_is_prepared_as_its_mode_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model cannot hold is refused before; the load of the machine is told where that is known."""
+    from calibrate import decode_pass, passes
+
+    asked: list[Any] = []
+    for module, name in ((passes, "EagerPass"), (passes, "GraphPass"), (decode_pass, "InterpretedPass")):
+        monkeypatch.setattr(module, name, lambda *given, name=name: (name, *given))
+    model: Any = SimpleNamespace(architecture=SimpleNamespace(longest=lambda *given: asked.append(given)))
+    modes = {"eager": "EagerPass", "cuda-graph": "GraphPass", "interpreter": "InterpretedPass"}
+    assert [*modes] == [*timing.MODES]
+    for mode, name in modes.items():
+        assert timing.prepared(model, 3, 8, 2, mode) == (name, model, 3, 8, 2)  # type: ignore[comparison-overlap]
+        assert asked.pop() == (3, 8)
+    assert timing.prepared(model, 3, 8, 2)[0] == "EagerPass"  # type: ignore[index]
+    monkeypatch.setattr(timing.os, "getloadavg", lambda: (0.126, 9.0, 9.0))
+    assert timing._load() == 0.13
+    for error in (OSError, AttributeError):
+        monkeypatch.setattr(timing.os, "getloadavg", lambda error=error: (_ for _ in ()).throw(error))
+        assert timing._load() is None
+    assert [str(Point("eager", 1, 2, 3, busy)) for busy in (0, 4)] == [
+        "eager width 1 context 2 batch 3", "eager width 1 context 2 batch 3 busy 4",
+    ]  # fmt: skip
+    assert (Effort().target, Effort().least, Effort().most, Effort().warmups) == (0.005, 10, 1000, 5)
+    for wrong, said in (({"target": -1.0}, "target must be at least 0"), ({"least": 0}, "least must be at least 1"),
+                        ({"least": 5, "most": 4}, "most must be at least 5"), ({"warmups": -1}, "warmups must be")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            Effort(**wrong)
+    Effort(0.0, 1, 1, 0)
+
+
+# --- what is left of a grid ---
+
+
+def test_a_grid_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    most = 1_000_000
+    Grid((1, most), (0, most), (1, most), (0, most), rounds=1000)
+    for wrong, said in (
+        ({"widths": 4}, "widths must be a list of whole numbers, got 4"), ({"widths": ()}, "widths must be at least one number"),
+        ({"widths": (0,)}, "widths must be between 1 and 1000000, got 0"), ({"widths": (most + 1,)}, "widths must be between"),
+        ({"contexts": (-1,)}, "contexts must be between 0 and"), ({"batches": (0,)}, "batches must be between 1 and"),
+        ({"busy": (-1,)}, "busy must be between 0 and"), ({"busy": (1, 1)}, "busy must be different numbers"),
+        ({"rounds": 1001}, "rounds must be between 1 and 1000, got 1001"), ({"modes": ()}, "mode must be at least one, got none"),
+        ({"modes": ("quick",)}, "unknown mode 'quick'"),
+        ({"widths": tuple(range(1, 1002)), "contexts": tuple(range(100))}, "at most 100000 points, got 100100"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            Grid(**{"widths": (1,), "contexts": (0,)} | wrong)
+    assert len(Grid(tuple(range(1, 1001)), tuple(range(100))).points()) == 100_000
+    assert [*Grid((1, 2), (0,), (1, 3), (0, 2), ("eager", "interpreter"), 2).points()] == [
+        Point(mode, width, 0, batch, busy, turn)
+        for turn in range(2) for mode in ("eager", "interpreter") for busy in (0, 2) for batch in (1, 3) for width in (1, 2)
+    ]  # fmt: skip
+    with pytest.raises(ParameterError, match=r"gone\.jsonl cannot be read: "):
+        grid.read(tmp_path / "gone.jsonl")
+
+
+def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    said = {
+        MemoryError("9 GB\nmore"): ("out of memory: 9 GB", False), RuntimeError("x: can't allocate memory"): (
+            "out of memory: x: can't allocate memory", False), RuntimeError(""): ("RuntimeError: ", False),
+        torch.OutOfMemoryError("CUDA error"): ("out of memory: CUDA error", False),
+        RuntimeError("CUDA error: gone"): ("RuntimeError: CUDA error: gone", True),
+        ValueError("y" * 300): (f"ValueError: {'y' * 200}", False),
+        torch.AcceleratorError("gone"): ("AcceleratorError: gone", True),
+    }  # fmt: skip
+    for error, expected in said.items():
+        assert grid.told(error) == expected
+    emptied: list[int] = []
+
+    def empty() -> None:
+        emptied.append(1)
+        raise RuntimeError("it is gone")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    grid.release("cpu")
+    assert emptied == []
+    grid.release("cuda:1")
+    assert emptied == [1]
+
+
+def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept while points ask for as many, and ended when they do not, or when one has failed, and in the end."""
+    from calibrate import companions
+
+    said: list[Any] = []
+    fails: list[Any] = []
+
+    class Those:
+        def __init__(self, count: int, spec: Any) -> None:
+            self.count = count
+            said.append(("began", count, spec))
+
+        @contextlib.contextmanager
+        def at(self, *what: Any) -> Any:
+            passed: list[int] = []
+            yield passed
+            passed += [7] * self.count
+            said.append(what)
+
+        def close(self) -> None:
+            said.append(("ended", self.count))
+
+    def measure(*given: Any) -> dict[str, Any]:
+        if fails:
+            raise fails.pop()
+        return {"given": given}
+
+    monkeypatch.setattr(companions, "Companions", Those)
+    monkeypatch.setattr(grid, "measure", measure)
+    spec: Any = "a spec"
+    model: Any = "a model"
+    effort = Effort()
+
+    def timed(busy: int) -> Any:
+        return crowd.measure(model, Point("eager", 1, 8, 2, busy), effort, 3.0)
+
+    with grid._Crowd(spec) as crowd:
+        assert timed(0) == {"given": (model, Point("eager", 1, 8, 2, 0), effort, 3.0)}
+        assert said == []
+        assert timed(2) == {"given": (model, Point("eager", 1, 8, 2, 2), effort, 3.0), "companion_passes": [7, 7]}
+        timed(2)
+        assert timed(1)["companion_passes"] == [7]
+        what = (1, 8, 2, "eager")
+        assert said == [("began", 2, spec), what, what, ("ended", 2), ("began", 1, spec), what]
+        said.clear()
+        fails.append(RuntimeError("gone"))
+        with pytest.raises(RuntimeError, match="gone"):
+            timed(1)
+        assert said == [("ended", 1)]
+        timed(1)
+        assert said[1:] == [("began", 1, spec), what]
+    assert said[-1] == ("ended", 1)
+    assert (crowd.count, crowd.companions) == (0, None)
+
+
+def test_weights_of_a_kind_that_is_not_timed_are_refused_before_anything_is_built() -> None:
+    from calibrate import passes
+
+    model: Any = None
+    with pytest.raises(ParameterError, match=r"unknown dtype 'float64'; .*known: bfloat16, float16, float32"):
+        passes.Model(model, "cpu", "float64")
+    nine: Any = SimpleNamespace(name="some", shape=SimpleNamespace(layers=9))
+    decoder = real_models.decoders("llama")["target"]
+    with pytest.raises(RuntimeError, match="some has 5 layers, 9 expected"):
+        passes.Model(nine, "cpu", "float32", decoder=decoder)
+
+
+# --- a pass as decoding makes it ---
+
+
+def interpreted(width: int, context: int, batch: int, unequal: bool = False, kind: str = "llama") -> tuple[Any, list[Any]]:
+    """Of a tiny model whose random tokens are 3, 4, 5, ... ; and what it was asked to run, with what came before."""
+    import torch
+
+    from calibrate import decode_pass
+
+    decoder = real_models.decoders(kind)["target"]
+    asked: list[Any] = []
+    run = decoder.run
+
+    def noted(tokens: tuple[int, ...], at: int, first: int, last: int, *more: Any, **how: Any) -> Any:
+        asked.append((tokens, at, first, last, how["batch"], how["places"]))
+        return run(tokens, at, first, last, *more, **how)
+
+    decoder.run = noted
+    model: Any = SimpleNamespace(
+        architecture=SimpleNamespace(crossing=kind == "t5", name=kind), decoder=decoder, unequal=unequal,
+        read_source=lambda: asked.append("source"),
+        tokens=lambda batch, count: torch.arange(3, 3 + batch * count).view(batch, count),
+    )  # fmt: skip
+    return decode_pass.InterpretedPass(model, width, context, batch), asked
+
+
+def test_a_pass_of_the_interpreter_is_at_another_place_every_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind rows that are made some at a time; every layer, the embedding, the head and the call are marked, and nothing after."""
+    from calibrate import decode_pass
+
+    monkeypatch.setattr(decode_pass, "CHUNK", 4)
+    work, asked = interpreted(2, 6, 1)
+    depth = real_models.DEPTHS["target"]
+    filling = [((3, 4, 5, 6), 0, 0, depth, 1, ()), ((3, 4), 4, 0, depth, 1, ())]
+    passes = [((3, 4), at, 0, depth, 1, ()) for at in (6, 7)]
+    assert asked == ["source", *filling, *passes]
+    marks: list[Any] = []
+    work.run_watched(lambda *mark: marks.append(mark))
+    work.run()
+    work.back()
+    assert asked[5:] == passes
+    layers = [("layer", index) for index in range(depth)]
+    assert work.parts == [("embedding", 0), *layers, ("head", 0), ("call", 0)]
+    inner = [(*part, edge) for part in [("embedding", 0), *layers] for edge in (0, 1)]
+    assert marks == [("call", 0, 0), *inner, ("call", 0, 1), ("head", 0, 0), ("head", 0, 1)]
+    assert (work.replayed, work.short) == (False, 0)
+    assert work.real.work.tokens == work.real.work.committed == work.real.work.commits == []
+    work.check()
+    for length in (7, 10):
+        work.task.cache.rows["target"].layers[0].length = length
+        with pytest.raises(RuntimeError, match="layers should hold 8 positions or one more, they hold"):
+            work.check()
+
+
+def test_texts_of_a_batch_are_at_places_of_their_own_where_drafts_are_made_or_verified() -> None:
+    depth = real_models.DEPTHS["target"]
+    for width, context, unequal, places in ((1, 6, False, ()), (2, 6, False, (6, 5, 6)), (1, 6, True, (6, 5, 6)), (2, 0, True, ())):
+        work, asked = interpreted(width, context, 3, unequal)
+        tokens = tuple(range(3, 3 + 3 * width))
+        first, second = asked[-2:]
+        assert first == (tokens, min(places, default=context), 0, depth, 3, places)
+        assert second == (tokens, min(places, default=context) + 1, 0, depth, 3, tuple(each + 1 for each in places))
+        assert work.texts == (0, 1, 2)
+        if context:
+            assert asked[1] == (tuple(range(3, 3 + 18)), 0, 0, depth, 3, ())
+    with pytest.raises(ParameterError, match="batch must be 1 with an encoder-decoder such as t5, got 2"):
+        interpreted(1, 0, 2, kind="t5")
+    assert interpreted(1, 0, 1, unequal=True)[0].unequal is False

@@ -29,6 +29,7 @@ from calibrate.interpreter import Sampling
 from calibrate.log import Spent
 from calibrate.timing import Effort
 from model.checks import ParameterError
+from sim import sweep
 from sim.cli import app as sim_app
 
 TESTS = Path(__file__).parent
@@ -435,11 +436,29 @@ def test_figures_are_drawn_unless_they_are_declined(tmp_path: Path, monkeypatch:
 
 
 def test_a_large_grid_is_run_where_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"scenario": {"name": "many", "tokens": 2}, "method": {"name": "autoregressive", "layers": 4}}
     monkeypatch.setattr("sim.sweep.ASK_BEYOND", 3)
+    three = {"scenario.tokens": [2, 3, 4]}
+    assert sweep.run(tables, sweep=three, views=["formula"], out=tmp_path / "three", jobs=1).rows == 3
     words = ["run", "--view", "formula", "--no-figures", "-o", str(tmp_path / "out"), "-q"]
     asked = CliRunner().invoke(sim_app, words)
     assert (asked.exit_code, "say --yes" in asked.stderr, (tmp_path / "out").exists()) == (2, True, False)
     assert CliRunner().invoke(sim_app, [*words, "--yes"]).exit_code == 0
+
+
+def test_a_run_has_a_million_shards_at_most_and_says_how_long_more_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sim.plan import Plan
+
+    tables = {"scenario": {"name": "many", "tokens": 2, "views": ["formula"]}, "method": {"name": "autoregressive", "layers": 4}}
+    monkeypatch.setattr(Plan, "estimate", lambda self: 7200.0)
+    monkeypatch.setattr(Plan, "count", lambda self: 1_000_001)
+    with pytest.raises(ValueError, match=r"1,000,000 shards, got 1,000,001 \(about 2 hours on one core\); take fewer points"):
+        sweep.run(tables, out=tmp_path / "out", jobs=1)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(Plan, "count", lambda self: 1_000_000)
+    assert sweep.run(tables, out=tmp_path / "out", jobs=1).rows == 1
 
 
 @pytest.mark.parametrize("command", ["sim run", "sim lint", "sim trace", "sim compare", "calibrate run"])

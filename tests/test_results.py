@@ -146,6 +146,10 @@ def test_input_intervals_hold_the_formula_at_the_wilson_bounds() -> None:
 def test_wilson_is_scipys(count: int, trials: int) -> None:
     theirs = stats.binomtest(count, trials).proportion_ci(0.95, method="wilson")
     assert [float(each) for each in wilson(count / trials, trials)] == pytest.approx([theirs.low, theirs.high], abs=1e-14)
+    # What rounding does to the ends puts no rate outside: error bars have no negative length.
+    rates = np.arange(trials + 1) / trials
+    low, high = wilson(rates, trials)
+    assert np.all((low >= 0) & (low <= rates) & (rates <= high) & (high <= 1))
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 4096])

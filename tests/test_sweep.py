@@ -128,6 +128,40 @@ def test_shards_of_a_dead_worker_are_submitted_again(tmp_path: Path, reference: 
     assert contents(folder) == contents(reference)
 
 
+@pytest.mark.parametrize("deaths", [[2, 2], [3], [2, 3]])
+def test_workers_that_die_over_and_over_end_the_run(deaths: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times without a shard between; a shard that is finished begins the count anew."""
+    import joblib
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    left = list(deaths)
+
+    class Dying:
+        """In the place of processes: they die so many times, finish a shard and die, and so on; behind the last they finish all."""
+
+        def __init__(self, n_jobs: int, **_: Any) -> None:
+            assert n_jobs == 2
+
+        def __call__(self, tasks: Iterator[Any]) -> Iterator[Any]:
+            for function, (_, work, *arguments), _ in tasks:
+                assert function is sweep._in_worker
+                if left and left[0]:
+                    left[0] -= 1
+                    raise BrokenProcessPool
+                yield work(*arguments[:-1])
+                if left:
+                    del left[0]
+                    raise BrokenProcessPool
+
+    monkeypatch.setattr(joblib, "Parallel", Dying)
+    if max(deaths) < 3:
+        assert sweep.run(scenario(), out=tmp_path / "run", jobs=2).computed == 5
+    else:
+        with pytest.raises(sweep.RunError, match="workers died 3 times without finishing a shard"):
+            sweep.run(scenario(), out=tmp_path / "run", jobs=2)
+    assert not any(left)
+
+
 def test_damaged_shards_are_computed_again(tmp_path: Path, reference: Path) -> None:
     folder = shutil.copytree(reference, tmp_path / "run")
     first, second, third, *_ = shards(folder)

@@ -54,6 +54,14 @@ def test_the_fastest_choice_is_named_with_its_interval() -> None:
     assert (document["over"], document["kernels_only"]) == ("plain decoding on the same devices", None)
 
 
+def test_a_choice_without_a_speed_is_no_choice() -> None:
+    """Of a speed-up of nothing there is no time, and neither not-a-number nor infinity says one."""
+    none = [row(1, None), {**row(2, 1.0), "speedup": 0.0}, {**row(3, 1.0), "speedup": float("nan")}]
+    found = of([row(0, 1.1), *none], tables(SPEC, **{"method.draft_length": [1, 2, 3, 4]}))
+    assert found.text.startswith("Fastest: speculative, draft_length 1: 1.10x")
+    assert of(none, tables(SPEC, **{"method.draft_length": [1, 2, 3, 4]})).text.startswith("No verdict")
+
+
 def test_plain_decoding_may_be_the_fastest_or_as_fast() -> None:
     slower = of([row(0, 0.85), row(1, 0.92, **spread(0.9, 0.97, "input_")), row(2, 0.6)], tables(SPEC, **LENGTHS))
     assert slower.text.startswith(
