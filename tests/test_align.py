@@ -191,8 +191,9 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
         align.align(target, store.load(folders[1]), family.text(), FEW, out, report=pull)
     assert not out.exists()
     if stop > 1:  # before the second group of texts nothing was kept
-        with pytest.raises(ParameterError, match="is of an alignment that was broken off"):
+        with pytest.raises(ParameterError, match="is of an alignment that was broken off") as caught:
             align.align(target, store.load(folders[1]), family.text(), FEW, out)
+        assert Path(str(caught.value).partition(" is of")[0]).is_file()  # it names what is there
         with pytest.raises(ParameterError, match="is of another alignment"):
             align.align(target, store.load(folders[1]), family.text(), replace(FEW, rate=1e-4), out, resume=True)
     align.align(target, store.load(folders[1]), family.text(), FEW, out, resume=True)
@@ -222,7 +223,7 @@ def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) ->
             kept(wrong)
     with pytest.raises(ParameterError, match="texts is of another alignment; give the same settings, or remove it and begin anew"):
         kept([[1, 2, 3]], "others")
-    with pytest.raises(ParameterError, match="texts cannot be read, to go on from it: .*; remove it"):
+    with pytest.raises(ParameterError, match=r"texts cannot be read, to go on from it: .*; remove it"):
         kept([[1, 2, 3]], name="other")
     path.unlink()
     path.mkdir()

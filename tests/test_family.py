@@ -7,6 +7,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -277,6 +278,114 @@ def test_the_mean_loss_is_that_of_every_token_alone(read: corpus.Corpus) -> None
             chances = model(row[:, :-1]).logits.double().log_softmax(-1)[0]
         alone += [-float(chances[place, row[0, place + 1]]) for place in range(32)]
     assert training.loss_of(model, numbers, 32) == pytest.approx(np.mean(alone), rel=1e-6)
+
+
+def test_a_mean_over_some_windows_is_of_those_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40 windows of 3 tokens each weighs alike, however they are grouped; of five the first, the last and three between."""
+    asked: list[int] = []
+
+    def loss(model: Any, windows: torch.Tensor) -> torch.Tensor:
+        assert windows.shape[1] == 4
+        asked.extend(int(first) // 3 for first in windows[:, 0])
+        return (windows[:, 0].double() ** 2).mean()
+
+    monkeypatch.setattr(training, "_loss", loss)
+    model: Any = SimpleNamespace(eval=lambda: None)
+    whole = np.mean((3.0 * np.arange(40)) ** 2)
+    for windows in (None, 40, 41):
+        assert training.loss_of(model, np.arange(122), 3, windows=windows) == pytest.approx(whole)
+        assert asked == [*range(40)]
+        asked.clear()
+    chosen = [0, 9, 19, 29, 39]
+    assert training.loss_of(model, np.arange(121), 3, windows=5) == pytest.approx(np.mean((3.0 * np.array(chosen)) ** 2))
+    assert asked == chosen
+
+
+def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradients_are_clipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight whose gradient is 4, or 1 where that is clipped, by plain descent; losses of 50 steps together, and of the rest."""
+    clock = iter(range(10_000))
+    monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(training, "KEEP_EVERY", 99.5)
+    for clip, slope in ((1.0, 1.0), (None, 4.0)):
+        weight = torch.nn.Parameter(torch.zeros(1))
+
+        def learn(step: int, weight: Any = weight) -> torch.Tensor:
+            (4 * weight).sum().backward()
+            return torch.tensor(float(step))
+
+        told: list[Any] = []
+        module = torch.nn.ParameterList([weight])
+        optimizers = [torch.optim.SGD(module.parameters(), lr=9.0)]
+        work = training.Work(module, optimizers, learn, lambda: 0.12345, lambda step: step + 1.0, 120, "these", clip)
+        log = work.done(tmp_path / "kept", report=lambda *said, told=told: told.append(said))  # type: ignore[misc]
+        assert float(weight.detach()) == pytest.approx(-slope * 120 * 121 / 2, rel=1e-5)
+        assert log["losses"] == [[50, 24.5], [100, 74.5], [120, 109.5]]
+        # The clock goes on by one for each look: a hundred steps, and the state is kept; twenty more are too few.
+        assert log["held_out"] == [[100, 0.1235]]
+        assert told[0] == (1, 120, "")
+        assert told[49] == (50, 120, "loss 24.500")
+        assert [each[0] for each in told] == [*range(1, 121)]
+        assert log["seconds"] == 123.0
+        assert not [*tmp_path.iterdir()]
+    assert Recipe() == Recipe(3.0, 8, 512, 6e-3, 100, 0.1, 0)
+    assert training.Work.clip == 1.0
+
+
+def test_matrices_within_layers_and_all_else_have_optimizers_of_their_own() -> None:
+    model = making.begun(family.TINY, 300, family.RECIPE)
+    frozen = model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
+    muon, adam = training.optimizers_of(model, Recipe(weight_decay=0.25))
+    names = {id(each): name for name, each in model.named_parameters()}
+    inner, outer = ([names[id(each)] for group in optimizer.param_groups for each in group["params"]] for optimizer in (muon, adam))
+    assert inner
+    assert all(".layers." in name and name.endswith(("proj.weight",)) for name in inner)
+    assert {name for name in outer if ".layers." in name} == {name for name in names.values() if "layernorm" in name}
+    assert {*inner, *outer, names[id(frozen)]} == {*names.values()}
+    assert (type(muon).__name__, type(adam).__name__) == ("Muon", "AdamW")
+    [group] = muon.param_groups
+    assert (group["lr"], group["weight_decay"], group["adjust_lr_fn"]) == (0.0, 0.25, "match_rms_adamw")
+    [group] = adam.param_groups
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.0, (0.9, 0.95), 0.0)
+    [alone] = training.optimizers_of(torch.nn.Linear(3, 2), Recipe())
+    assert type(alone).__name__ == "AdamW"
+
+
+def test_a_state_that_lacks_what_optimizers_know_is_refused(tmp_path: Path) -> None:
+    """Each tensor of the state by its name, its type and its shape."""
+    from safetensors.torch import save_file
+
+    model = making.begun(family.TINY, 300, family.RECIPE)
+    recipe = Recipe(batch=1, length=8)
+    optimizers = training.optimizers_of(model, recipe)
+    model(input_ids=torch.arange(8)[None]).logits.sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    path = tmp_path / "tiny.kept"
+    training._keep(path, model, optimizers, "these", 3, 1.5, {"losses": [[3, 1.0]], "held_out": []})
+    fresh = making.begun(family.TINY, 300, replace(family.RECIPE, seed=1))
+    step, seconds, log = training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
+    assert (step, seconds, log) == (3, 1.5, {"losses": [[3, 1.0]], "held_out": []})
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), fresh.parameters(), strict=True))
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    name = "optimizer.0.0.momentum_buffer"
+    shape = tuple(tensors[name].shape)
+    for wrong, got in ((None, "none"), (tensors[name][:1], rf"torch.float32 of shape \(1, {shape[1]}\)"),
+                       (tensors[name].long(), rf"torch.int64 of shape \({shape[0]}, {shape[1]}\)")):  # fmt: skip
+        kept = {key: value for key, value in tensors.items() if key != name} | ({} if wrong is None else {name: wrong.contiguous()})
+        save_file(kept, path, about)
+        bound = rf"tiny.kept: {name} must be numbers of shape \({shape[0]}, {shape[1]}\), got {got}; remove it and begin anew"
+        with pytest.raises(ParameterError, match=bound):
+            training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
+    for key, value, said in (("step", "0", "step must be"), ("seconds", "-1", "seconds must be"), ("log", "3", "log must be")):
+        save_file(tensors, path, about | {key: value})
+        with pytest.raises(ParameterError, match=f"tiny.kept cannot be read, to go on from it: {said}"):
+            training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
+    save_file(tensors, path, {"settings": "these"})
+    with pytest.raises(ParameterError, match=r"tiny\.kept was not kept by a training; remove it and begin anew"):
+        training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
 
 
 def test_a_rate_that_blows_up_is_told_and_nothing_is_written(tmp_path: Path) -> None:

@@ -439,7 +439,8 @@ TITLES = {
     "Acceptance (measured; draft, 6 texts): alpha is accepted over tested; text_low and text_high know that texts differ":
         ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high"),
     "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does":
-        ("gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds", "half_of_rounds_from"),
+        ("gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds",
+         "half_of_rounds_from"),
     "Acceptance by place in a draft of 3 (measured)": ("place", "rate", "low", "high", "trials"),
     "Acceptance by output position, drafts of 3 (measured)": ("positions", "rate", "low", "high", "trials"),
     "Are acceptances independent coins?": ("test", "gamma", "statistic", "p_value"),
@@ -458,8 +459,8 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
     ours = {table.title: table for table in rate_tables.of(str(path), [1], [2, 3], 0.2)}
     assert {title: table.columns for title, table in ours.items()} == TITLES
     lengths = [each + 1 for each in log.column("accepted")]
-    rows = [{"id": f"q{number}", "prompt_token_ids": [1], "generated_token_ids": [3] * TOKENS, "acc_mine": {"acc_len": each.tolist()}}
-            for number, each in enumerate(lengths)]  # fmt: skip
+    text = {"prompt_token_ids": [1], "generated_token_ids": [3] * TOKENS}
+    rows = [{"id": f"q{number}", **text, "acc_mine": {"acc_len": each.tolist()}} for number, each in enumerate(lengths)]
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     public = {table.title: table for table in rate_tables.of(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
     none, *others = [*public]
@@ -510,7 +511,8 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
     correlation, runs = rates.lag_correlation(coins), rates.runs_test(coins)
     tests = [rates.geometric_test(played[gamma]) for gamma in (2, 3)]
     assert tables[7].rows == (
-        ("correlation of neighbours", "-", correlation.correlation, correlation.p_value), ("runs test, z", "-", runs.z, runs.p_value),
+        ("correlation of neighbours", "-", correlation.correlation, correlation.p_value),
+        ("runs test, z", "-", runs.z, runs.p_value),
         *(("accepted lengths, chi-square", gamma, each.statistic, each.p_value) for gamma, each in zip((2, 3), tests, strict=True)),
     )  # fmt: skip
     again = rates.dependence(lengths, [2, 3], 0.2, 10, np.random.default_rng(0))
@@ -602,9 +604,9 @@ def test_speed_ups_go_by_the_cost_ratio_that_is_said(tmp_path: Path) -> None:
         assert (done.exit_code, done.stderr) == (0, "")
         (error,) = (table for table in json.loads(done.stdout) if table["title"].startswith("Error of independence"))
         assert error["title"].endswith(f"at cost_ratio={ratio:g} (assumed)")
-        (expected,) = rates.dependence(lengths, [3], ratio, 10, np.random.default_rng(0))
+        (expected,) = rates.dependence(lengths, [3], ratio, 400, np.random.default_rng(0))
         (row,) = error["rows"]
-        assert [*row.values()][-2:] == pytest.approx([*expected][-2:])
+        assert [*row.values()] == pytest.approx([*expected])
 
 
 def test_candidates_and_lengths_are_those_asked_for(tmp_path: Path) -> None:
@@ -818,7 +820,7 @@ def test_trained_heads_rank_at_their_layers_and_the_models_own_at_the_last() -> 
 
 
 def test_texts_are_written_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more pass than the longest text has tokens would be one too many; a text that ended is cut there, whatever came behind."""
+    """One more pass than the longest text has tokens would be one too many; a text that ended is cut there."""
     target = kin()["target"]
     texts = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
     ends = sorted({text[3] for text in texts})  # each has one of these at its fourth token, or before
@@ -838,10 +840,12 @@ def test_texts_are_written_until_all_have_ended(monkeypatch: pytest.MonkeyPatch)
     ]
     # The draft's tokens are those along each text, and survive up to its end.
     for number, part in enumerate(table.partition_by("text", maintain_order=True)):
-        says = [int(real_models.logits(draft.full, PROMPTS[number] + texts[number][:place]).argmax()) for place in range(part.height)]
+        before = [PROMPTS[number] + texts[number][:place] for place in range(part.height)]
+        says = [int(real_models.logits(draft.full, each).argmax()) for each in before]
         assert part["draft_token"].to_list() == says
         agrees = [one == other for one, other in zip(says, texts[number], strict=False)]
-        runs = [next((size for size, yes in enumerate(agrees[place:]) if not yes), part.height - place) for place in range(part.height)]
+        places = range(part.height)
+        runs = [next((size for size, yes in enumerate(agrees[place:]) if not yes), part.height - place) for place in places]
         assert part["accepted"].to_list() == runs
 
 
@@ -849,7 +853,7 @@ def test_models_of_other_vocabularies_and_prompts_that_are_none_are_refused(tmp_
     decoders = kin()
     draft = decoders["draft"]
     draft.vocabulary = VOCABULARY + 1
-    with pytest.raises(ParameterError, match=f"one vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; draft with a"):
+    with pytest.raises(ParameterError, match=f"one vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; draft with"):
         logging.logged(decoders["target"], PROMPTS, TOKENS, draft=draft)
     for prompts in ([], [[1], []]):
         with pytest.raises(ParameterError, match="prompts must be at least one, and each of at least one token"):

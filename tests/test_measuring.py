@@ -433,9 +433,10 @@ def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytes
 
     monkeypatch.setattr(links, "end_with_starter", lambda: None)
     monkeypatch.setattr(links.os.path, "exists", lambda path: path == "/sys/class/net/lo")
+    done = list[Any]()
     for rank in (0, 1):
         monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-        done = list[Any]()
+        done.clear()
         for name in ("init_process_group", "send", "recv", "destroy_process_group"):
             monkeypatch.setattr(torch.distributed, name, lambda *args, name=name, **more: done.append((name, *args, more)))
         monkeypatch.setattr(torch.cuda, "synchronize", lambda at: done.append(("synchronize", at)))
@@ -505,6 +506,9 @@ def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monk
     theirs: Any = SimpleNamespace(close=lambda: closed.append("theirs"))
     pipes = iter(())
 
+    heard: Any = None
+    exitcodes: list[int | None] = []
+
     def context_of(kind: str) -> Any:
         assert kind == "spawn"
         return SimpleNamespace(Pipe=lambda: next(pipes), RawArray=lambda code, size: (code, size), Process=End)
@@ -515,7 +519,7 @@ def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monk
         ("OSError: no room", [0, 0], "^OSError: no room$"), (EOFError(), [0, 0], f"^one end of {link} ended early$"),
         (None, [0, 3], f"^one end of {link} ended early, exit code 3$"), (None, [None, 0], f"^{link} took too long$"),
     ]  # fmt: skip
-    for heard, exitcodes, error in cases:
+    for heard, exitcodes, error in cases:  # noqa: B007  the ends look at them
         ends.clear()
         closed.clear()
         begun = clock.now

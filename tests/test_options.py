@@ -267,7 +267,8 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "resume": False, "folder": Path("out"), "role": "draft", "size": family.FAMILY["draft"], "corpus": CORPUS,
             "recipe": {"epochs": 3, "batch": 8, "length": 512, "rate": 0.006, "seed": 0, "warm_up": family.Recipe().warm_up},
-            "command": "calibrate train -o family --role draft --epochs 3 --batch 8 --length 512 --rate 0.006 --seed 0 --text notes",
+            "command": "calibrate train -o family --role draft --epochs 3 --batch 8 --length 512 --rate 0.006 --seed 0 "
+            "--text notes",
         },
     ),
     "calibrate heads": (
@@ -316,14 +317,9 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 BARS = {
-    "log": "texts",
-    "quality": "settings",
-    "layers": "points",
-    "links": "links",
-    "train": "draft",
-    "heads": "heads",
+    "log": "texts", "quality": "settings", "layers": "points", "links": "links", "train": "draft", "heads": "heads",
     "align": "align",
-}
+}  # fmt: skip
 """What the bar of a command counts."""
 
 
@@ -538,7 +534,8 @@ TRAINED = {
     "seconds": 61.6, "name": "big",
 }  # fmt: skip
 HEADS = {
-    "name": "big", "corpus": {"held_out_tokens": 789}, "held_out_loss": 1.23456, "results": [*results("trained", 2), *results("common", 2)],
+    "name": "big", "corpus": {"held_out_tokens": 789}, "held_out_loss": 1.23456,
+    "results": [*results("trained", 2), *results("common", 2)],
 }  # fmt: skip
 ALIGNED = {
     "target": {"name": "big"}, "held_out_loss_before": 1.5, "held_out_loss": 1.62346,
@@ -546,7 +543,8 @@ ALIGNED = {
 }  # fmt: skip
 MEASURED = {
     "method": "early_exit", "target_name": "big", "texts": 7, "decay": [0.5, None], "agreement": [0.25, 1.0],
-    "common_prefix": [3.0, 12.5], "log_likelihood": [-1.5, -0.25], "fallback_rate": [None, None], "mean_layers": [3.25, float("inf")],
+    "common_prefix": [3.0, 12.5], "log_likelihood": [-1.5, -0.25], "fallback_rate": [None, None],
+    "mean_layers": [3.25, float("inf")],
 }  # fmt: skip
 SENDS = [(1024, 2e-6), (4096, 4e-6)]
 ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
@@ -603,7 +601,8 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
     "calibrate links": (
         "", SimpleNamespace(profiles={"gloo": Path("a.json")}, failed={}),
         [
-            "an engine, best 1.02 GB/s", "        1024 bytes         2.0 us      0.51 GB/s", "        4096 bytes         4.0 us      1.02 GB/s",
+            "an engine, best 1.02 GB/s", "        1024 bytes         2.0 us      0.51 GB/s",
+            "        4096 bytes         4.0 us      1.02 GB/s",
             "a.json",
         ],
         {"profiles": {"gloo": "a.json"}, "failed": {}},
@@ -693,9 +692,8 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
         "prompts": [{"id": "one", "tokens": [1, 2, 3]}, {"id": "two", "tokens": [4]}],
     }  # fmt: skip
     assert said["date"] == datetime.now(tz=UTC).date().isoformat()
-    assert has(
-        record.calls["calibrate.log_command.prompted"], {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
-    )
+    asked = {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
+    assert has(record.calls["calibrate.log_command.prompted"], asked)
     ran("calibrate log", "--target big -o a.json")
     said = record.calls["calibrate.log.make"]["said"]
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -125,6 +126,47 @@ def test_prompts_that_are_ready_stay_as_they_are(tmp_path: Path, name: str, held
     assert all("template" not in prompt.source for prompt in found)
     # What is one text fits a template of one field.
     assert texts(load(path, template="cnn-dm"))[0] == CNN_PROMPT.replace("Mud {was} found.", expected[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "rows"),
+    [
+        ("p.json", ["One", {"id": 7, "text": "Two"}], [("1", 1), ("7", 2)]),
+        ("p.jsonl", '\n"One"\n\n{"question_id": "b", "text": "Two"}\n"Three"', [("1", 2), ("b", 4), ("3", 5)]),
+        ("p.txt", "One\n\n  \nTwo\r\n", [("1", 1), ("2", 4)]),
+        ("p.txt", "\n <|endoftext|> \nOne\n1\n<|endoftext|>\r\nTwo\n<|endoftext|>\n\n<|endoftext|>\nThree",
+         [("1", 3), ("2", 6), ("3", 10)]),
+        ("p.rst", "One\n1\n\n \nTwo", [("1", 1), ("2", 5)]),
+        ("p.tokens", " = A = \n One \n \n = = B = = \n Two ", [("1", 2), ("2", 5)]),
+    ],
+)  # fmt: skip
+def test_prompts_are_named_by_their_ids_or_numbers_and_the_row_where_they_begin(
+    tmp_path: Path, name: str, held: object, rows: list[tuple[str, int]]
+) -> None:
+    found = load(written(tmp_path, name, held))
+    assert [(each.id, each.source) for each in found] == [(own, f"{name}, row {row}") for own, row in rows]
+    assert [each.text.partition("\n")[0] for each in found] == ["One", "Two", "Three"][: len(rows)]
+
+
+@pytest.mark.parametrize("wrong", [True, 1.5, None, ["a"]])
+@pytest.mark.parametrize("column", ["id", "question_id"])
+def test_an_id_is_a_text_or_a_whole_number(tmp_path: Path, column: str, wrong: object) -> None:
+    path = written(tmp_path, "p.json", [{column: wrong, "prompt": "x"}])
+    with pytest.raises(ParameterError, match=f"row 1: {column} must be a text or a whole number, got "):
+        load(path)
+
+
+def test_held_out_prompts_say_where_they_stand_and_many_columns_are_cut(tmp_path: Path) -> None:
+    """By module and line, from 1; twelve columns are listed, and more are not."""
+    library = corpus.Corpus({"kept.py": "x"}, {"a.py": "def a():\n\n    async def b():\n\tclass C:"}, "3.x", "none")
+    found = held_out(8, 3, 0, corpus=library)
+    assert {each.id: each.text for each in found} == {"a.py:1": "def a():", "a.py:3": "    asyn", "a.py:4": "\tclass C"}
+    assert {each.source for each in found} == {"held-out modules of the standard library of Python 3.x, characters: 8"}
+    for count, more in ((12, ""), (13, ", ...")):
+        row = {f"c{number}": 1 for number in range(count)}
+        listed = ", ".join(repr(f"c{number}") for number in range(12))
+        with pytest.raises(ParameterError, match=rf"no column holds a prompt, got {listed}{re.escape(more)}; known forms"):
+            load(written(tmp_path, "p.jsonl", [row]))
 
 
 def test_a_ready_prompt_comes_first_but_for_a_template_that_asks_for_a_column(tmp_path: Path) -> None:

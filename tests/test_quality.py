@@ -229,7 +229,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_decoded(
 
 
 def test_kept_texts_that_no_model_wrote_are_refused(tmp_path: Path) -> None:
-    """What plain decoding wrote is kept beside the rows: each text with 1 to 10 tokens of the vocabulary, and a time, or none at all."""
+    """What plain decoding wrote is kept beside the rows: each text with 1 to 10 tokens of the vocabulary, and a time."""
     def stop(done: int, total: int, at: str) -> None:
         raise KeyboardInterrupt
 
@@ -240,7 +240,8 @@ def test_kept_texts_that_no_model_wrote_are_refused(tmp_path: Path) -> None:
     said = json.loads(path.read_text(encoding="utf-8"))
     first, *others = said["found"]
     bound = f"up to {TOKENS} tokens below the vocabulary={VOCABULARY} and a time above 0 for each of 3 prompts; remove it and go on"
-    wrong: list[Any] = [{"tokens": []}, {"tokens": [1] * (TOKENS + 1)}, {"tokens": [-1]}, {"tokens": [VOCABULARY]}, {"seconds": 0.0}]
+    many: list[Any] = [[], [1] * (TOKENS + 1), [-1], [VOCABULARY]]
+    wrong: list[Any] = [*({"tokens": each} for each in many), {"seconds": 0.0}]
     for found in [*([first | each, *others] for each in wrong), [*others], [*others, first | wrong[0]], [first, *said["found"]]]:
         path.write_text(json.dumps(said | {"found": found}), encoding="utf-8")
         with pytest.raises(ParameterError, match=f"^rows.parts/plain.json must hold {bound}$"):
@@ -250,7 +251,8 @@ def test_kept_texts_that_no_model_wrote_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match=r"^rows.parts holds plain.json, which cannot be read; remove it and go on$"):
             measured(tmp_path, "early_exit", settings, resume=True)
     # At the bounds they are taken: one token, the vocabulary's last.
-    path.write_text(json.dumps(said | {"found": [first | {"tokens": [VOCABULARY - 1], "seconds": 1e-9}, *others]}), encoding="utf-8")
+    found = [first | {"tokens": [VOCABULARY - 1], "seconds": 1e-9}, *others]
+    path.write_text(json.dumps(said | {"found": found}), encoding="utf-8")
     (row,) = measured(tmp_path, "early_exit", settings, resume=True)
     assert row["plain_texts"] == pytest.approx(2 / 3)
 

@@ -677,7 +677,8 @@ def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
     written, refused = layers.write(begun, ("eager", "cuda-graph", "interpreter"), out)
     assert written == {"eager": out / "cpu-tiny-llama.json"}
     assert refused == {
-        "cuda-graph": "its raw rows, in cpu-tiny-llama.jsonl, cannot be put together (KeyError('whole_us')); begin anew with another -o"
+        "cuda-graph": "its raw rows, in cpu-tiny-llama.jsonl, cannot be put together (KeyError('whole_us')); begin anew with "
+        "another -o"
     }
     assert begun.rows.rows[-1]["kind"] == "ceilings"
     found = profile.load(written["eager"])
@@ -760,7 +761,8 @@ def test_what_the_library_does_not_take_is_said_in_a_line(tmp_path: Path, monkey
 
 
 def test_a_grid_beyond_learned_positions_is_refused_before_anything_is_built(tmp_path: Path) -> None:
-    asked = ("layers", "--model", "opt-125m", "--device", "cpu", "--widths", "1,5", "--contexts", "8,2046", "-o", str(tmp_path / "out"))
+    grid_ = ("--widths", "1,5", "--contexts", "8,2046")
+    asked = ("layers", "--model", "opt-125m", "--device", "cpu", *grid_, "-o", str(tmp_path / "out"))
     said = call(*asked, code=2).stderr
     assert said == "error: opt-125m has learned 2048 positions, and width + context must be at most that, got 5 + 2046\n"
     assert not (tmp_path / "out").exists()
