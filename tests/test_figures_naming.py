@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import polars as pl
 import pytest
 from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 
 from figures import naming, style, subject
@@ -150,6 +152,27 @@ def test_looks_are_apart_up_to_any_number() -> None:
         "formula": (9.5, "none", "#123456"), "paths": (6.0, "#123456", "#123456"), "events": (3.0, "#000000", "#000000"),
     }  # fmt: skip
     assert [*style.COLOURS] == ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
+
+
+def test_figures_are_drawn_by_these_rules_and_by_no_others() -> None:
+    """Letters of 10 points, titles of 12 at the left, legends of 9 without a frame; thin grids below what is drawn."""
+    before = dict(matplotlib.rcParams)
+    with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9}):
+        with style.house():
+            found = dict(matplotlib.rcParams)
+        assert matplotlib.rcParams["font.size"] == 20
+    assert dict(matplotlib.rcParams) == before
+    wanted: dict[str, Any] = {
+        "font.size": 10, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+        "axes.axisbelow": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 9,
+        "legend.title_fontsize": 9, "hatch.linewidth": 0.6, "svg.hashsalt": "decodesim", "svg.fonttype": "path",
+    }  # fmt: skip
+    backend = {"backend", "backend_fallback"}
+    assert {name: found[name] for name in wanted} == wanted
+    others = {name for name in found if found[name] != matplotlib.rcParamsDefault[name]} - {*wanted} - backend
+    assert not others
+    for figure in (style.canvas(1, 1, (0, 0, 1, 1))[0], style.side_by_side(1, 1, 0, 1, 0)[0]):
+        assert isinstance(figure.canvas, FigureCanvasAgg)  # nothing else decides how wide words are
 
 
 @pytest.mark.parametrize(("count", "wide"), [(1, 5.6), (2, 4.2), (3, 3.2), (4, 3.2)])
