@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 
-from figures import naming, style, subject
+from figures import naming, speedup_by_device, style, subject
 from model.checks import ParameterError
 
 SAID: list[tuple[str, Any, str]] = [
@@ -205,6 +205,16 @@ def test_a_page_grows_with_what_reaches_beyond_it_and_has_its_subject_at_the_top
     line = style.headed(titled, said).texts[-1]
     assert line.get_position()[0] == 0.2
     assert line.get_fontsize() == pytest.approx(8 * 0.8 * 5 / (0.065 * len(said)))  # as small as it must be to fit
+
+
+def test_methods_and_views_have_short_names() -> None:
+    assert style.METHODS == {
+        "autoregressive": "plain decoding", "speculative": "speculative", "adaptive": "adaptive drafts",
+        "hierarchical": "hierarchical", "beam": "beams", "ppd": "PPD", "ppd-processes": "PPD, processes",
+        "ppd-streams": "PPD, streams", "pearl": "PEARL", "bild": "BiLD", "early_exit": "early exit", "skipdecode": "SkipDecode",
+    }  # fmt: skip
+    assert [style.NAMES[view] for view in style.VIEWS] == ["formula", "simulated: paths", "simulated: events"]
+    assert speedup_by_device.WORDS == naming.METHODS | {"ppd": "pipelined decoding (PPD)"}
 
 
 def test_what_a_figure_needs_is_demanded() -> None:
