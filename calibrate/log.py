@@ -145,7 +145,8 @@ def logged(
         spent.writing += time.perf_counter() - begun
         # From here on rows are positions, text by text; what follows the end of a text is left out.
         lengths = [len(ended(text, target.ends)) for text in written]
-        rows = torch.cat([torch.arange(length) + number * tokens for number, length in enumerate(lengths)]).to(target.device)
+        width = len(written[0])  # fewer than asked for where all texts have ended before
+        rows = torch.cat([torch.arange(length) + number * width for number, length in enumerate(lengths)]).to(target.device)
         chosen = torch.tensor(written, device=target.device).flatten()[rows]
         states = [each.reshape(-1, each.shape[-1])[rows] for each in states]
         found: dict[str, Any] = {

@@ -64,15 +64,15 @@ def draw(
         inner = min(max(inches(names, links=links), room(rows["kind"]) - bottom), 14.0)
         height = bottom + inner + top
         figure, axes = canvas(width, height, (left / width, bottom / height, (width - left - 2.75) / width, inner / height))
-        axes.set_xlim(min(0.0, rows["start"].min()), max(rows["end"].max(), 1e-9))  # type: ignore[type-var, arg-type]
+        ends = [rows["end"].max(), 1e-9, *(commits["time"] if commits is not None else ())]
+        axes.set_xlim(min(0.0, rows["start"].min()), max(ends))  # type: ignore[type-var, arg-type]
         present = panel(axes, rows, names)
         if commits is not None:
             _commits(axes, commits)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=time_unit == "layer-times"))
         axes.set_xlabel(f"time  [{time_unit}]")
         figure.text(left / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
-        put_out = bool(commits is not None and commits.height)
-        legend(figure, present, put_out, 1 - top / height, several=bool((rows["depth"] > 0).any()))
+        legend(figure, present, commits is not None, 1 - top / height, several=bool((rows["depth"] > 0).any()))
     return figure
 
 
@@ -177,7 +177,7 @@ def _rows(rows: pl.DataFrame, units: int) -> tuple[pl.DataFrame, list[str]]:
         for role in roles or ["target"]:
             places[unit, role] = len(names)
             told = "large" if role == "target" else role
-            names.append(_name(used, unit) if role == "target" and len(roles) == 1 else f"unit {unit}\n{told} model")
+            names.append(_name(used, unit) if role == "target" and len(roles) < 2 else f"unit {unit}\n{told} model")
     at = [places.get((unit, role), next((place for (each, _), place in places.items() if each == unit), unit))
           for unit, role in rows.select("unit", "role").iter_rows()]  # fmt: skip
     return rows.with_columns(unit=pl.Series(at, dtype=pl.Int64)), names
@@ -262,12 +262,11 @@ def _layers(row: dict[str, Any]) -> str:
 
 
 def _commits(axes: Axes, commits: pl.DataFrame) -> None:
-    commits = demand(commits, "the timeline's commits", ("time", "kind", "tokens"))
     last = -np.inf
     total = 0
     start, end = axes.get_xlim()
     pixels = axes.get_window_extent().width / (end - start)
-    axes.set_xlim(start, max(end, float(commits["time"].max())))  # type: ignore[arg-type]
+    above = 1 + 0.04 * axes.figure.dpi / axes.get_window_extent().height  # as far from the axes however high these are
     rows = commits.select("time", "kind", "tokens").rows()
     for (time, kind, tokens), later in zip(rows, [*[row[0] for row in rows[1:]], None], strict=True):
         total += tokens
@@ -277,7 +276,7 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
         for text in (f"{total} out, {kind}", f"{total}"):
             half = 0.31 * 8 * axes.figure.dpi / 72 * len(text)
             if time * pixels - half > last:
-                axes.text(time, 1.02, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
+                axes.text(time, above, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
                 last = time * pixels + half + 6
                 break
 

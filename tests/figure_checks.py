@@ -5,7 +5,6 @@ Figures are asserted by this data, never by pixels: what stands where, under whi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from itertools import combinations
@@ -15,6 +14,7 @@ import numpy as np
 import polars as pl
 from matplotlib import color_sequences
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.collections import Collection, LineCollection, PathCollection, PolyCollection, QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -154,16 +154,18 @@ def legends(figure: Figure) -> list[Legend]:
 
 
 def stroke(artist: Any) -> str:
-    """How a line, an area or a group of either is drawn: colours, marker, widths and what lies over what."""
+    """How a line, an area or a group of either is drawn: colours, marker, widths, what lies over what, its label, its numbers."""
     if isinstance(artist, Line2D):
         marker = str(artist.get_marker())
         pen = artist.get_linestyle() not in ("None", "")
-        _, dashes = artist._dash_pattern  # type: ignore[attr-defined]  # the style of all that has a pattern is "--"
-        dash = "/".join(f"{each:.2g}" for each in dashes or ())
+        start, dashes = artist._dash_pattern  # type: ignore[attr-defined]  # the style of all that has a pattern is "--"
+        dash = "/".join(f"{each:.2g}" for each in dashes or ()) + f" from {start:g}" * bool(start)
         parts = [to_hex(artist.get_color()), f"{artist.get_linestyle()}{dash} {artist.get_linewidth():.2g}"] if pen else []
         if marker not in ("None", ""):
             parts += [f"{marker} {artist.get_markersize():.2g}", to_hex(artist.get_markeredgecolor())]
             parts += [to_hex(fill) if (fill := artist.get_markerfacecolor()) != "none" else "hollow"]
+            parts += [f"every {every}" for every in [artist.get_markevery()] if every not in (None, 1, [1])]
+        parts += [artist.get_drawstyle()] * (artist.get_drawstyle() != "default")
     elif isinstance(artist, AxesImage):
         parts = ["image", str(artist.get_interpolation()), str(artist.origin), "{:g} to {:g}".format(*artist.get_clim())]
         parts += [to_hex(each) for each in artist.cmap(artist.norm(np.unique(artist.get_array())))[:4]]
@@ -177,23 +179,72 @@ def stroke(artist: Any) -> str:
         parts = [type(artist).__name__, *(sorted(shades) if len(shades) < 4 else ["many colours"]), artist.get_hatch() or ""]
     alpha = artist.get_alpha()
     parts += [] if alpha is None else [f"alpha {float(np.mean(alpha)):.2g}"]
-    return " ".join(filter(None, [*parts, f"at {artist.get_zorder():g}", extent(artist)]))
+    parts += [] if artist.get_clip_on() or artist.axes is None else ["not clipped"]
+    label = str(artist.get_label()).replace("\n", " ")
+    parts += [f"at {artist.get_zorder():g}", f"'{label}'" * (not label.startswith("_") and label != ""), numbers(artist)]
+    return " ".join(filter(None, parts))
 
 
-def extent(artist: Any) -> str:
-    """From where to where an artist's numbers reach, to three digits; nothing of what stands at places of the page."""
+def numbers(artist: Any) -> str:
+    """An artist's data, to four digits: few of them all, of many where they reach, how many they are, and two means of them."""
     if artist.axes is None:
         return ""
     if isinstance(artist, Line2D):
-        ends = np.array([np.asarray(values, dtype=float) for values in artist.get_data()])
+        known = {"x": artist.get_xdata(), "y": artist.get_ydata()}
+    elif isinstance(artist, QuadMesh):
+        known = {"x": np.asarray(artist.get_coordinates())[0, :, 0], "y": np.asarray(artist.get_coordinates())[:, 0, 1],
+                 "values": np.ma.filled(np.ma.asarray(artist.get_array(), dtype=float), np.nan).ravel()}  # fmt: skip
+    elif isinstance(artist, PathCollection):
+        known = dict(zip("xy", np.asarray(artist.get_offsets()).T, strict=True)) | {"sizes": artist.get_sizes()}
     elif isinstance(artist, Collection):
-        ends = artist.get_datalim(artist.axes.transData).get_points().T
+        corners = [np.asarray(path.vertices) for path in artist.get_paths()]
+        known = dict(zip("xy", np.concatenate([*corners, np.empty((0, 2))]).T, strict=True))
     elif isinstance(artist, Rectangle):
-        ends = artist.get_bbox().get_points().T
+        known = dict(zip("xy", artist.get_bbox().get_points().T, strict=True))
+    elif isinstance(artist, AxesImage):
+        known = {"values": np.ma.filled(np.ma.asarray(artist.get_array(), dtype=float), np.nan).ravel()}
     else:
         return ""
-    known = [each[np.isfinite(each)] for each in ends]
-    return " ".join(f"{name} {each.min():.3g} to {each.max():.3g}" for name, each in zip("xy", known, strict=True) if each.size)
+    return " ".join(f"{name} {_digest(np.asarray(each, dtype=float))}" for name, each in known.items() if len(each))
+
+
+def _digest(values: Any) -> str:
+    """Numbers in their order: the second mean gives later ones more weight."""
+    finite = values[np.isfinite(values)]
+    if values.size <= 3 or not finite.size:
+        return " ".join(map(digits, values))
+    if np.ptp(finite) == 0:
+        return f"{digits(finite[0])} ({values.size})"
+    means = finite.mean(), np.average(finite, weights=np.flatnonzero(np.isfinite(values)) + 1)
+    return f"{digits(finite.min())} to {digits(finite.max())} ({values.size}: {digits(means[0])} {digits(means[1])})"
+
+
+def digits(value: float) -> str:
+    """Four of them; what is 0 but for rounding is 0."""
+    return f"{value if abs(value) > 1e-9 else 0.0:.4g}"
+
+
+def lettering(text: Text) -> str:
+    """How words are written where it is not in black from left to right: colour, weight, angle, and what ties them to a point."""
+    parts = [to_hex(text.get_color())] * (to_hex(text.get_color()) != "#000000")
+    parts += [str(text.get_weight())] * (text.get_weight() not in ("normal", 400))
+    parts += [f"{text.get_rotation():g}°"] * bool(text.get_rotation())
+    spacing = text._linespacing  # type: ignore[attr-defined]
+    parts += [f"lines {spacing}"] * ("\n" in text.get_text() and spacing != "normal")
+    if text.axes is not None:
+        parts += ["clipped"] * text.get_clip_on()
+    if (box := text.get_bbox_patch()) is not None:
+        parts += ["on", to_hex(box.get_facecolor())]
+    if isinstance(text, Annotation):
+        parts += [f"clip {text.get_annotation_clip()}"] * (text.get_annotation_clip() is not None)
+        if text.arrow_patch is not None:
+            parts += ["tied", to_hex(text.arrow_patch.get_edgecolor()), f"{text.arrow_patch.get_linewidth():g}"]
+    return " ".join(parts)
+
+
+def _siblings(axes: Axes) -> list[str]:
+    groups = {"x": axes.get_shared_x_axes(), "y": axes.get_shared_y_axes()}
+    return [f"{name} of {len(group.get_siblings(axes))}" for name, group in groups.items() if len(group.get_siblings(axes)) > 1]
 
 
 class Layout(NamedTuple):
@@ -201,15 +252,15 @@ class Layout(NamedTuple):
 
     size: list[float]
     """Width and height [inches]."""
-    boxes: list[list[float]]
-    """Of each pair of axes: left, bottom, right, top."""
+    boxes: list[list[Any]]
+    """Of each pair of axes: left, bottom, right, top, and of how many it shares a scale, across and up, where it does."""
     limits: list[list[float]]
     """Of each pair of axes: left, right, bottom, top, as shares of a decade where the scale is a logarithm."""
     legends: list[list[float]]
     words: list[list[Any]]
-    """Each with its left, bottom, right and top, and the size of its letters."""
-    strokes: list[dict[str, int]]
-    """Of each pair of axes and of each legend: how many are drawn so."""
+    """Each with how it is written, its left, bottom, right and top, and the size of its letters."""
+    strokes: list[list[str]]
+    """Of each pair of axes and of each legend what is drawn, in turn."""
 
     @classmethod
     def of(cls, figure: Figure) -> Layout:
@@ -230,11 +281,11 @@ class Layout(NamedTuple):
         drawn += [[handle for handle in each.legend_handles if handle is not None] for each in legends(figure)]
         return cls(
             [round(float(each), 2) for each in figure.get_size_inches()],
-            [share(axes.get_window_extent()) for axes in figure.axes],
+            [[*share(axes.get_window_extent()), *_siblings(axes)] for axes in figure.axes],
             [scaled(*axes.get_xlim(), axes.get_xscale()) + scaled(*axes.get_ylim(), axes.get_yscale()) for axes in figure.axes],
             [share(each.get_window_extent()) for each in legends(figure)],
-            [[part.get_text(), *share(box), round(float(part.get_fontsize()), 1)] for part, box in placed],
-            [dict(sorted(Counter(map(stroke, each)).items())) for each in drawn],
+            [[part.get_text(), lettering(part), *share(box), round(float(part.get_fontsize()), 1)] for part, box in placed],
+            [[*map(stroke, each)] for each in drawn],
         )
 
 

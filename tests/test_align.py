@@ -202,6 +202,55 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
     assert again == store.log_of(out)
 
 
+def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) -> None:
+    """As many as were asked for at most, of this length, each number a token of the target: at these bounds, and beyond each."""
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "texts"
+
+    def kept(texts: Any, settings: str = "these", name: str = "texts") -> Any:
+        save_file({name: np.asarray(texts)}, path, {"settings": settings})
+        return align.kept_texts(path, "these", count=2, length=3, vocabulary=9)
+
+    assert kept([[0, 8, 1], [2, 3, 4]]).tolist() == [[0, 8, 1], [2, 3, 4]]
+    assert kept([[0, 8, 1]]).tolist() == [[0, 8, 1]]
+    bound = "texts must hold at most 2 texts of 3 whole numbers below the vocabulary=9, got"
+    for wrong, got in (([[1, 2, 3]] * 3, r"I64 of shape \(3, 3\)"), ([[1, 2]], r"I64 of shape \(1, 2\)"),
+                       ([[1, 2, 9]], r"I64 of shape \(1, 3\)"), ([[-1, 2, 3]], r"I64 of shape \(1, 3\)"),
+                       ([1, 2, 3], r"I64 of shape \(3,\)"), ([[1.0, 2, 3]], r"F64 of shape \(1, 3\)")):  # fmt: skip
+        with pytest.raises(ParameterError, match=f"^{bound} {got}; remove it and begin anew$"):
+            kept(wrong)
+    with pytest.raises(ParameterError, match="texts is of another alignment; give the same settings, or remove it and begin anew"):
+        kept([[1, 2, 3]], "others")
+    with pytest.raises(ParameterError, match="texts cannot be read, to go on from it: .*; remove it"):
+        kept([[1, 2, 3]], name="other")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ParameterError, match=r"^texts is a folder, and must be a file$"):
+        align.kept_texts(path, "these", count=2, length=3, vocabulary=9)
+
+
+def test_the_texts_of_an_update_follow_from_the_seed_alone() -> None:
+    """The order 0 of a seed chose the prompts; each epoch reads the texts in the next."""
+    settings = replace(FEW, prompts=6, batch=4, seed=3)
+    read = [number for step in range(3) for number in align._rows(step, settings)]
+    assert read == [int(each) for epoch in (1, 2) for each in training.order_of(3, epoch, 6, 0)[0]]
+
+
+def test_agreements_are_compared_token_by_token_and_their_errors_text_by_text() -> None:
+    """Of texts of 4, 4 and 2 tokens 2, 1 and 0 before and 3, 4 and 2 after: of ten tokens 3, 9 and 6 more."""
+    positions = np.array([4, 4, 2])
+    found = align._compared({"hits": np.array([2, 1, 0]), "positions": positions}, {"hits": np.array([3, 4, 2])})
+    assert found == {
+        "prompts": 3, "positions": 10, "before": 0.3, "before_error": round(math.sqrt(0.8**2 + 0.2**2 + 0.6**2) / 10, 5),
+        "after": 0.9, "after_error": round(math.sqrt(0.6**2 + 0.4**2 + 0.2**2) / 10, 5),
+        "gain": 0.6, "gain_error": round(math.sqrt(1.4**2 + 0.6**2 + 0.8**2) / 10, 5),
+    }  # fmt: skip
+    one = align._compared({"hits": np.array([1]), "positions": np.array([3])}, {"hits": np.array([2])})
+    assert (one["before"], one["gain"]) == (0.33333, 0.33333)
+    assert all(math.isnan(one[f"{name}_error"]) for name in ("before", "after", "gain"))
+
+
 # What is refused
 
 

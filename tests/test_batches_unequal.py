@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from calibrate.adapter import Decoder
 from calibrate.interpreter import Luck, Output, Real
-from calibrate.rows import LayerRows, Rows, joined
+from calibrate.rows import LayerRows, Rows, RowsMade, Spots, joined
 from model.algorithms import speculative
 from model.algorithms.speculative import Parameters
 from model.checks import ParameterError
@@ -268,3 +268,207 @@ def test_rows_are_adopted_only_right_after_those_held(mine: int, theirs: int, at
         rows.layers[0].write(kept, kept)
     with pytest.raises(RuntimeError, match=f"rows at position {at} cannot be taken over: {theirs} there, {mine} here"):
         own.adopt(other, at, 1)
+
+
+def numbers(first: float, count: int, texts: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys that count on from `first` and values that are those and a thousand, a hundred more for each text."""
+    keys = (first + torch.arange(float(count)) + 100 * torch.arange(float(texts))[:, None]).reshape(texts, 1, count, 1)
+    return keys, keys + 1000
+
+
+def both(rows: LayerRows, text: int = 0, length: int | None = None) -> list[float]:
+    """The keys of a text, whose values were seen to belong to them."""
+    if rows.keys is None or rows.values is None:
+        return []
+    keys, values = (each[text, 0, : rows.length if length is None else length, 0].tolist() for each in (rows.keys, rows.values))
+    assert [key + 1000 for key in keys] == values
+    return keys
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(st.lists(st.tuples(st.sampled_from(["write", "write", "copy", "cut", "keep", "fix"]), st.integers(0, 9), st.integers(0, 90)),
+                max_size=14))  # fmt: skip
+def test_copies_hold_what_each_was_told_whoever_writes_first(steps: list[tuple[str, int, int]]) -> None:
+    """Each beside a list of its own; a buffer has room for half of what it holds, and 64 rows at least."""
+    mine: list[LayerRows] = [LayerRows()]
+    lists: list[list[float]] = [[]]
+    for number, (what, which, size) in enumerate(steps):
+        at = which % len(mine)
+        rows, known = mine[at], lists[at]
+        if what == "write":
+            before = rows.keys
+            found = rows.write(*numbers(10.0 * number, size))
+            known += [10.0 * number + each for each in range(size)]
+            assert [each.shape[2] for each in found] == [len(known)] * 2
+            assert found[0][0, 0, :, 0].tolist() == known
+            assert rows.keys is not None
+            if rows.keys is not before:
+                assert rows.keys.shape[2] == len(known) + max(len(known) // 2, 64)
+                assert (rows.fixed, rows.lent, rows.whole) == (False, 0, False)
+        elif what == "copy":
+            mine.append(rows.copy())
+            lists.append([*known])
+            if rows.fixed and known:
+                assert mine[-1].keys is not rows.keys
+            elif not rows.fixed:
+                assert mine[-1].keys is rows.keys
+            assert not mine[-1].fixed
+        elif what == "cut":
+            rows.length = min(rows.length, size)
+            del known[size:]
+        elif what == "fix":
+            rows.fixed = rows.lent == 0 and sum(each.keys is rows.keys for each in mine) == 1
+        else:
+            places = [*range(0, len(known), which % 3 + 1)]
+            rows.keep(places)
+            lists[at] = [known[place] for place in places]
+        for each, held_ in zip(mine, lists, strict=True):
+            assert (each.length, both(each)) == (len(held_), held_)
+
+
+def test_whoever_was_copied_goes_on_in_its_buffer_behind_what_the_copy_reads() -> None:
+    rows = LayerRows()
+    rows.write(*numbers(0.0, 3))
+    buffer, copy = rows.keys, rows.copy()
+    rows.write(*numbers(3.0, 1))
+    assert rows.keys is buffer
+    rows.length = 3
+    rows.write(*numbers(7.0, 1))  # nobody reads the row behind the third
+    assert rows.keys is buffer
+    rows.length = 2
+    rows.write(*numbers(9.0, 1))
+    assert rows.keys is not buffer
+    assert (both(rows), both(copy)) == ([0, 1, 9], [0, 1, 2])
+    assert not rows.whole
+    kept = rows.keys
+    rows.keep([0, 1])  # the first ones stay where they are
+    assert (rows.keys is kept, rows.length) == (True, 2)
+
+
+def test_rows_of_several_texts_are_written_where_each_text_stands() -> None:
+    """Three texts of 2, 1 and 3 rows in one buffer: in front of a text's end are its own numbers, behind all of them nothing."""
+    parts = [Rows(2) for _ in range(3)]
+    for number, (part, length) in enumerate(zip(parts, (2, 1, 3), strict=True)):
+        part.layers[0].write(*numbers(100.0 * number, length))
+    whole = joined(parts)
+    layer = whole.layers[0]
+    assert (layer.ends, layer.length, layer.whole) == ((2, 1, 3), 3, True)
+    assert whole.layers[1].keys is None
+    assert layer.keys is not None
+    assert layer.values is not None
+    for each in (layer.keys, layer.values):
+        assert [each[text, 0, length:, 0].abs().sum() for text, length in enumerate((2, 1, 3))] == [0, 0, 0]
+    # One more row of each, where it stands: views up to the longest, and every text has its own behind its own.
+    whole.spots = Spots(torch.tensor([[0], [1], [2]]), torch.tensor([[2], [1], [3]]), 1, 4, (3, 2, 4))
+    keys, values = whole.update(*numbers(7.0, 1, 3), 0)
+    assert (keys.shape[2], values.shape[2], layer.length, layer.ends) == (4, 4, 4, (3, 2, 4))
+    assert [both(layer, text, length) for text, length in enumerate(layer.ends)] == [
+        [0, 1, 7], [100, 107], [200, 201, 202, 207]
+    ]  # fmt: skip
+    some = whole.of([2, 0])
+    assert (some.layers[0].ends, some.layers[0].length, some.layers[0].whole) == ((4, 3), 4, True)
+    assert [both(some.layers[0], text, length) for text, length in enumerate((4, 3))] == [[200, 201, 202, 207], [0, 1, 7]]
+    one = whole.of([1])
+    assert (one.layers[0].ends, one.layers[0].length, one.layers[0].whole, both(one.layers[0])) == (None, 2, False, [100, 107])
+    layer.hold((2, 2, 2))
+    assert (layer.ends, layer.length) == (None, 2)
+    layer.hold((1, 2, 2))
+    assert (layer.ends, layer.length) == ((1, 2, 2), 2)
+
+
+def test_a_buffer_that_others_read_or_that_is_full_or_half_known_is_left_for_another() -> None:
+    """Each reason by itself to write in a buffer of one's own; without any the buffer stays."""
+
+    def spots(first: int, end: int) -> Spots:
+        return Spots(torch.tensor([[0], [1]]), torch.tensor([[first], [end - 1]]), first, end, (first + 1, end))
+
+    def begun(whole: bool = True) -> LayerRows:
+        rows = LayerRows()
+        rows.write(*numbers(0.0, 3, 2), whole=whole)
+        return rows
+
+    rows = begun()
+    buffer = rows.keys
+    assert buffer is not None
+    room = buffer.shape[2]
+    assert room == 3 + 64
+    for end in (4, room):
+        rows.write_each(*numbers(5.0, 1, 2), spots(2, end))
+        assert rows.keys is buffer
+    rows.write_each(*numbers(5.0, 1, 2), spots(2, room + 1))
+    assert rows.keys is not buffer
+    half = begun(whole=False)
+    buffer = half.keys
+    half.write_each(*numbers(5.0, 1, 2), spots(3, 4))
+    assert half.keys is not buffer
+    assert half.whole
+    lent = begun()
+    buffer, copy = lent.keys, lent.copy()
+    lent.write_each(*numbers(5.0, 1, 2), spots(3, 4))  # behind what the copy reads
+    assert lent.keys is buffer
+    lent.write_each(*numbers(6.0, 1, 2), spots(2, 4))
+    assert lent.keys is not buffer
+    assert (both(copy), both(lent)) == ([0, 1, 2], [0, 1, 6, 5])
+
+
+def test_rows_of_hypotheses_know_what_they_follow() -> None:
+    """Positions 0 to 2 of one text; two hypotheses of position 3 behind the last, a third behind the first of those, as is the
+    fourth; then position 4 behind the second hypothesis. What is cut takes along what follows it."""
+    rows = Rows(1)
+    rows.layers[0].write(*numbers(0.0, 3))
+    assert rows.follow(3, (-1, -1, 0, 0)) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 6]]
+    rows.layers[0].write(*numbers(3.0, 4))
+    assert rows.at == [0, 1, 2, 3, 3, 4, 4]
+    assert [[*each] for each in rows.sees[:3]] == [[0], [0, 1], [0, 1, 2]]
+    # Of the two that stand at position 3 the second: -2.
+    assert rows.follow(4, (-2, 0)) == [[0, 1, 2, 4, 7], [0, 1, 2, 4, 7, 8]]
+    rows.layers[0].write(*numbers(7.0, 2))
+    assert rows.at == [0, 1, 2, 3, 3, 4, 4, 4, 5]
+    twin = rows.copy()
+    rows.cut(6)  # nothing stands there
+    assert (rows.layers[0].length, rows.at) == (9, [0, 1, 2, 3, 3, 4, 4, 4, 5])
+    rows.cut(4)
+    assert (rows.at, both(rows.layers[0])) == ([0, 1, 2, 3, 3], [0, 1, 2, 3, 4])
+    assert [[*each] for each in rows.sees] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4]]
+    assert (twin.at, len(twin.sees), both(twin.layers[0])) == ([0, 1, 2, 3, 3, 4, 4, 4, 5], 9, [*range(9)])
+    assert rows.follow(4, (-1,)) == [[0, 1, 2, 3, 5]]
+    fresh = Rows(2)
+    assert fresh.follow(0, (-1, 0)) == [[0], [0, 1]]
+    assert fresh.at == [0, 1]
+
+
+def test_rows_that_do_not_lie_in_order_are_moved_together_when_some_are_cut() -> None:
+    """A hypothesis of position 1 lies behind one of position 2: the row behind it moves up, and what saw it sees its new place."""
+    rows = Rows(1)
+    rows.layers[0].write(*numbers(0.0, 1))
+    rows.follow(1, (-1, 0, -1, 2))
+    rows.layers[0].write(*numbers(1.0, 4))
+    assert rows.at == [0, 1, 2, 1, 2]
+    rows.follow(2, (-1, -2))
+    rows.layers[0].write(*numbers(5.0, 2))
+    assert (rows.at, [[*each] for each in rows.sees[5:]]) == ([0, 1, 2, 1, 2, 2, 2], [[0, 1, 5], [0, 3, 6]])
+    rows.cut(2)
+    assert (rows.at, both(rows.layers[0])) == ([0, 1, 1], [0, 1, 3])
+    assert [[*each] for each in rows.sees] == [[0], [0, 1], [0, 2]]
+
+
+def test_rows_are_adopted_of_some_layers_and_of_a_hypothesis() -> None:
+    own, other = Rows(3), Rows(3)
+    for mine, theirs in zip(own.layers, other.layers, strict=True):
+        mine.write(*numbers(0.0, 3))
+        theirs.write(*numbers(50.0, 5))
+    own.adopt(other, 2, 2, 1)  # what was held at 2 goes; of the other's rows 2 and 3 the second comes
+    assert [both(layer) for layer in own.layers] == [[0, 1, 53], [0, 1, 53], [0, 1]]
+    own.adopt(other, 2, 1)
+    assert [both(layer) for layer in own.layers] == [[0, 1, 52], [0, 1], [0, 1]]
+    assert (own.get_seq_length(), own.get_seq_length(1), own.get_seq_length(layer=2)) == (3, 2, 2)
+
+
+def test_where_only_rows_are_wanted_a_layer_ends_when_they_are_written() -> None:
+    rows = Rows(2)
+    rows.rows_only = True
+    with pytest.raises(RowsMade):
+        rows.update(*numbers(4.0, 2), 1)
+    assert [both(layer) for layer in rows.layers] == [[], [4, 5]]
+    rows.crossed = "what an encoder said"
+    assert (rows.copy().crossed, rows.copy().rows_only) == ("what an encoder said", False)

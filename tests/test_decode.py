@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate import decode_report, decoding, loading, log_command
+from calibrate import adapter, decode_report, decoding, loading, log_command
 from calibrate.cli import app
 from calibrate.family import heads, store
+from calibrate.interpreter import Luck, Sampling
 from model import decision_log, methods
 from model.checks import ParameterError
 from tests import real_models, test_replay
@@ -557,3 +558,168 @@ def test_reads_are_kept_only_where_a_log_is_wanted() -> None:
     alone = {"target": real_models.decoders("llama")["target"]}
     assert decoding.decode("autoregressive", alone, [3], 4).reads == ()
     assert len(decoding.decode("autoregressive", alone, [3], 4, log=True).reads) == 4
+
+
+# --- all that is said of decodings, of models that are at hand ---
+
+
+class Spelling:
+    """A tokenizer of one letter a token."""
+
+    chat_template = None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(each) - ord("a") for each in text]}
+
+    def decode(self, tokens: list[int], **how: bool) -> str:
+        assert how == {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return "".join(chr(ord("a") + token) for token in tokens)
+
+
+@pytest.fixture
+def at_hand(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Tiny models in the place of those that are loaded; how these were asked for."""
+    asked_: list[Any] = []
+    found = {
+        role: loading.Model(f"a {role}", decoder, Spelling(), f"sum of {role}")
+        for role, decoder in real_models.decoders("llama", "draft").items()
+    }
+
+    def models_(named: dict[str, str], *how: str) -> dict[str, loading.Model]:
+        asked_.append((named, *how))
+        return {role: found[role] for role in named}
+
+    monkeypatch.setattr(loading, "models", models_)
+    return asked_
+
+
+SPOKEN = ("speculative", "--model", "big", "--draft", "small", "--set", "draft_length=2", "--tokens", "6")
+VERSIONS = {"python": "3.x", "torch": "2.x"}
+
+
+def on_processor(*arguments: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, ["decode", *arguments, "--device", "cpu", "--threads", "1", "-q"])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def test_a_document_says_all_of_what_was_asked_and_made(
+    at_hand: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.python_version", lambda: "3.x")
+    monkeypatch.setattr("calibrate.machine.versions", lambda: {"torch": "2.x"})
+    said = json.loads(on_processor(*SPOKEN, "--prompt", "def", "--plain", "--json", "--dtype", "float64").stdout)
+    decoders = real_models.decoders("llama", "draft")
+    alone = decoding.decode("autoregressive", {"target": decoders["target"]}, [3, 4, 5], 6)
+    [text], totals = said.pop("texts"), said.pop("totals")
+    about = {"layers": 5, "vocabulary": VOCABULARY}
+    assert said == {
+        "method": "speculative", "exact": True, "settings": {"draft_length": 2}, "tokens": 6, "seed": 0, "sampling": None,
+        "heads": [], "device": "cpu", "dtype": "float64", "versions": VERSIONS, "interrupted": False, "provenance": "measured",
+        "models": {"target": {"name": "a target", "checksum": "sum of target"} | about,
+                   "draft": {"name": "a draft", "checksum": "sum of draft"} | about | {"layers": DEPTHS["draft"]}},
+    }  # fmt: skip
+    assert at_hand == [({"target": "big", "draft": "small"}, "cpu", "float64")]
+    assert (text["prompt"], text["source"], text["prompt_tokens"]) == ("prompt", "the command line", [3, 4, 5])
+    assert text["written"] == [*alone.tokens]
+    assert text["text"] == Spelling().decode([*alone.tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert text["plain"]["first_differences"] == [None]
+    assert totals["plain"]["same_texts"] == 1
+    # Drawn by the law and the seed that were given, plainly too; each prompt of a file has numbers of its own.
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "abc"}\n{"text": "abc"}\n')
+    law = ("--sample", "--temperature", "1.5", "--top-k", "7", "--top-p", "0.9", "--seed", "4")
+    log = tmp_path / "log.parquet"
+    done = on_processor("autoregressive", "--model", "big", "--tokens", "9", "--prompts", str(path), *law, "--plain", "--json",
+                        "--log", str(log))  # fmt: skip
+    said = json.loads(done.stdout)
+    assert (said["seed"], said["sampling"]) == (4, {"temperature": 1.5, "top_k": 7, "top_p": 0.9})
+    assert said["settings"] == {"sampled": True}
+    one, other = (each["written"] for each in said["texts"])
+    assert one != other
+    assert said["totals"]["plain"]["same_texts"] == 2  # with the same numbers they are the same
+    assert done.stderr == f"log: {log}, with log.json beside it\n"
+    kept = decision_log.load(tmp_path / "log.json")
+    assert [[*each.tokens] for each in kept.decodings] == [one, other]
+    assert (kept.seed, kept.sampling, kept.versions) == (4, said["sampling"], VERSIONS)
+    assert kept.names == tuple(each["prompt"] for each in said["texts"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept.date)
+    law_of = {"sampling": Sampling(1.5, 7, 0.9), "luck": Luck(4, 1)}
+    again = decoding.decode("autoregressive", {"target": decoders["target"]}, [0, 1, 2], 9, {"sampled": True}, **law_of)
+    assert [*again.tokens] == other
+    lines = on_processor("autoregressive", "--model", "big", "--tokens", "2", "--prompts", str(path)).stdout
+    assert lines.count("--- all 2 prompts ---") == 1
+    assert "--- all" not in on_processor("autoregressive", "--model", "big", "--tokens", "2", "--prompt", "ab").stdout
+
+
+def test_memory_that_a_device_lacks_is_said_and_other_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = {"target": real_models.decoders("llama")["target"]}
+    happens: list[RuntimeError] = [RuntimeError("CUDA out of memory. Tried to"), RuntimeError("a defect")]
+
+    def run(*_: Any) -> None:
+        raise happens.pop(0)
+
+    monkeypatch.setattr(decoding.Real, "run", run)
+    with pytest.raises(ParameterError, match="the device has too little memory for a prompt of 2 tokens and 4 more; take few"):
+        decoding.decode("autoregressive", alone, [3, 4], 4)
+    with pytest.raises(RuntimeError, match="a defect"):
+        decoding.decode("autoregressive", alone, [3, 4], 4)
+
+
+def test_more_units_than_there_are_are_asked_for_by_name() -> None:
+    from calibrate.streams import Lanes
+
+    alone = {"target": real_models.decoders("llama")["target"]}
+    lanes: Any = Lanes.__new__(Lanes)
+    for units, words in ((lanes, "streams"), (Units(), "processes")):
+        units.units = 2
+        given: Any = {"lanes" if units is lanes else "pool": units}
+        with pytest.raises(ParameterError, match=f"units must be at least 3, which the method reserves, got 2 {words}"):
+            decoding.decode("ppd", alone, [3], 4, {"exit_layer": 3, "candidates": 2}, **given)
+
+
+class Units:
+    """In the place of processes."""
+
+    units = 0
+
+
+def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -> None:
+    both = real_models.decoders("llama", "draft")
+    found = {role: loading.Model(role, decoder, Spelling(), "") for role, decoder in both.items()}
+    found["draft"].decoder.vocabulary = 28
+    said = "models must have one vocabulary, and target has 29 tokens and the draft draft 28; draft with a model of the same"
+    with pytest.raises(ParameterError, match=said):
+        loading.check(found)
+    own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # nobody else's: it is changed
+    encoding = loading.Model("both", adapter.decoder_of(own, "both"), Spelling(), "")
+    assert loading.begun(encoding, "abc") == ((0,), (0, 1, 2))
+    with pytest.raises(ParameterError, match="prompt 7 is empty, and the encoder of model both has nothing to read; give a text"):
+        loading.begun(encoding, "", "prompt 7")
+    with pytest.raises(ParameterError, match="template chat is the model's own, and model both has none; leave it out"):
+        loading.begun(encoding, "abc", chat=True)
+    encoding.decoder.config.decoder_start_token_id = encoding.decoder.config.bos_token_id = None
+    encoding.decoder.full.generation_config.eos_token_id = None
+    with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no token that texts begin with; t"):
+        loading.begun(encoding, "abc")
+    encoding.decoder.full.generation_config.eos_token_id = [4, 5]
+    assert loading.begun(encoding, "abc") == ((4,), (0, 1, 2))  # a token that ends texts begins one
+
+
+def test_each_token_adds_its_own_piece_behind_what_it_follows() -> None:
+    """Eight tokens of the prompt are before it, and the last one of those that make a character together has it."""
+    seen: list[list[int]] = []
+
+    class Bytes:
+        def decode(self, tokens: list[int], **_: bool) -> str:
+            seen.append([*tokens])
+            return bytes(tokens).decode(errors="replace")
+
+    text = "aé€b".encode()
+    assert loading.pieces(Bytes(), [*b"0123456789"], [*text]) == ["a", "", "é", "", "", "€", "b"]
+    assert seen[0] == [*b"23456789"]
+    assert loading.pieces(Bytes(), [*b"01"], [*text[:2]]) == ["a", "\ufffd"]  # what is never whole is shown as it is
+    assert loading.pieces(Bytes(), [], []) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,3 +140,163 @@ def test_what_is_drawn_is_lines_and_single_points() -> None:
     axes.plot([0, 1, 2], [3, 4, 5])
     axes.plot([6, 7], [8, 9], linestyle="none", marker="o")
     assert [each.tolist() for each in labels.drawn(axes)] == [[[0, 3], [1, 4], [2, 5]], [[6, 8]], [[7, 9]]]
+
+
+# --- To the pixel -------------------------------------------------------------------------------------------------------
+
+OFFSETS = [
+    (10, 0), (10, 10), (10, -10), (18, 0), (18, 18), (18, -18), (30, 0), (30, 28), (30, -28), (48, 0), (60, 20)
+]  # fmt: skip
+
+
+def of_pixels(dpi: float = 100.0) -> Axes:
+    """Axes whose data are pixels from their lower left corner, 360 across and 320 up."""
+    axes = axes_of(dpi)
+    frame = axes.get_window_extent()
+    axes.set_xlim(0, frame.width)
+    axes.set_ylim(0, frame.height)
+    return axes
+
+
+def size(text: str) -> tuple[float, float]:
+    axes = of_pixels()
+    box = axes.annotate(text, (100, 100), fontsize=8.5, va="center").get_window_extent()
+    return box.width, box.height
+
+
+def first_clear(
+    at: tuple[float, float], extent: tuple[float, float], points: list[tuple[float, float]], taken: list[Bbox]
+) -> tuple[float, float, str, Bbox] | None:
+    """Offset, edge and box of the first place of a text, to the right before the left, that nothing is in or beyond."""
+    width, height = extent
+    for reach, rise in OFFSETS:
+        for side in (1, -1):
+            left = at[0] + side * reach - (width if side < 0 else 0)
+            low, high = at[1] + rise - height / 2, at[1] + rise + height / 2
+            box = Bbox.from_extents(left - 2, low, left + width + 2, high)
+            clear = not any(box.x0 < x < box.x1 and low - 1 < y < high + 1 for x, y in points)
+            clear &= not any(box.x0 < each.x1 and each.x0 < box.x1 and box.y0 < each.y1 and each.y0 < box.y1 for each in taken)
+            if clear and box.x0 >= 0 and box.x1 <= 360 and box.y0 >= 0 and box.y1 <= 320:
+                return side * reach, rise, "left" if side > 0 else "right", box
+    return None
+
+
+def test_words_take_the_first_place_that_is_clear() -> None:
+    rng = np.random.default_rng(7)
+    extents = {text: size(text) for text in ("a", "some words", "two\nlines")}
+    for crowd in (0, 10, 40, 120):
+        for _ in range(5):
+            axes = of_pixels()
+            at = [(*where, text) for where, text in zip(rng.uniform(0, (360, 320), (9, 2)).tolist(), 3 * [*extents], strict=True)]
+            others = rng.uniform(0, (360, 320), (crowd, 2)).tolist()
+            left_out = labels.place(axes, at, [np.array([each]) for each in others])
+            points, taken = [*others, *((x, y) for x, y, _ in at)], list[Bbox]()
+            expected: list[Any] = []
+            for x, y, text in at:
+                if (found := first_clear((x, y), extents[text], points, taken)) is not None:
+                    expected.append((text, (x, y), *found[:3]))
+                    taken.append(found[3])
+            drawn = [
+                (text.get_text(), text.xy, *(value / 0.72 for value in text.get_position()), text.get_ha())  # type: ignore[attr-defined]
+                for text in axes.texts
+            ]
+            assert [each[:2] + each[4:] for each in drawn] == [each[:2] + each[4:] for each in expected]
+            assert np.array([each[2:4] for each in drawn]) == pytest.approx(np.array([each[2:4] for each in expected]))
+            assert left_out == 9 - len(expected)
+            for text, (*_, dx, dy, _) in zip(axes.texts, expected, strict=True):
+                leader = {"arrowstyle": "-", "color": "#595959", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
+                assert text.arrowprops == (leader if dx**2 + dy**2 > 400 else None)  # type: ignore[attr-defined]
+                assert (text.get_fontsize(), text.get_va()) == (8.5, "center")
+
+
+def test_each_place_is_taken_where_all_others_are_not_clear() -> None:
+    rng, (width, height) = np.random.default_rng(3), size("words")
+    for reach, rise in OFFSETS:
+        for side in (1, -1):
+            left = 180 + side * reach - (width if side < 0 else 0)
+            inside = Bbox.from_extents(left - 3, 160 + rise - height / 2 - 2, left + width + 3, 160 + rise + height / 2 + 2)
+            cloud = [each for each in rng.uniform((60, 100), (300, 220), (1500, 2)) if not inside.contains(*each)]
+            axes = of_pixels()
+            assert labels.place(axes, [(180, 160, "words")], [each[None] for each in cloud]) == 0
+            assert (axes.texts[0].get_position(), axes.texts[0].get_ha()) == (
+                pytest.approx((0.72 * side * reach, 0.72 * rise)), "left" if side > 0 else "right"
+            )  # fmt: skip
+
+
+def test_what_touches_a_place_is_not_in_it() -> None:
+    """An obstacle on each edge, and a hair inside of it; the frame on an edge, and a hair inside."""
+    width, height = size("words")
+    x, y = 128.0, 128.0
+    edges = [(x + 8, y), (x + 10 + width + 2, y), (x + 20, y - height / 2 - 1), (x + 20, y + height / 2 + 1)]
+    inward = [(0.01, 0), (-0.01, 0), (0, 0.01), (0, -0.01)]
+    for (across, up), (dx, dy) in zip(edges, inward, strict=True):
+        for step, moved in ((0, False), (1, True)):
+            axes = of_pixels()
+            assert labels.place(axes, [(x, y, "words")], [np.array([(across + step * dx, up + step * dy)])]) == 0
+            assert (axes.texts[0].get_position() != pytest.approx((7.2, 0))) == moved, (across, up, step)
+    # To the right while the whole text is inside, else to the left.
+    for beyond, side in ((0.0, "left"), (0.01, "right")):
+        axes = of_pixels()
+        labels.place(axes, [(360 - width - 12 + beyond, y, "words")], [])
+        assert axes.texts[0].get_ha() == side
+    for beyond, rise in ((0.0, 0), (0.01, 7.2)):
+        axes = of_pixels()
+        labels.place(axes, [(x, height / 2 - beyond, "words")], [])
+        assert axes.texts[0].get_position()[1] == pytest.approx(rise)
+    # A word beside another's box, and one that reaches into it.
+    for above, moved in ((height, False), (height - 0.01, True)):
+        axes = of_pixels()
+        labels.place(axes, [(x, y, "words"), (x, y + above, "words")], [])
+        assert (axes.texts[1].get_position()[1] != pytest.approx(0)) == moved or axes.texts[1].get_ha() == "right" * moved
+    assert labels.place(of_pixels(), [(x, y, "words")], [], size=120) == 1
+
+
+def test_a_line_is_looked_at_every_four_pixels_or_so() -> None:
+    axes = of_pixels()
+    corner = axes.transData.transform((0, 0))
+    for line, count in (([(0, 0), (40, 0)], 12), ([(0, 0), (30, 40), (30, 41)], 14), ([(0, 0), (0, 1e6)], 5000)):
+        found = labels._pixels(axes, np.array(line, dtype=float)) - corner
+        assert len(found) == count
+        assert (found[0].tolist(), found[-1].tolist()) == (pytest.approx([*line[0]]), pytest.approx([*line[-1]]))
+        steps = np.hypot(*np.diff(found, axis=0).T)
+        assert steps[:9] == pytest.approx([steps[0]] * 9)
+    assert (labels._pixels(axes, np.array([(3.0, 4.0)])) - corner).tolist() == [pytest.approx([3, 4])]
+
+
+@pytest.mark.parametrize("dpi", [100.0, 180.0])
+def test_crowded_names_stand_a_line_apart_at_the_top_and_the_bottom(dpi: float) -> None:
+    gap = 1.25 * 8.5 * dpi / 72
+    for y, sign in ((0.0, 1), (1.0, -1), (7.0, -1), (-7.0, 1)):
+        axes = axes_of(dpi)
+        assert labels.at_right(axes, [(y, f"{index}", "#123456") for index in range(3)]) == 0
+        assert [text.get_text() for text in axes.texts] == ["0", "1", "2"]
+        rises = [text.get_position()[1] * dpi / 72 for text in axes.texts]
+        assert rises == pytest.approx([0, gap, 2 * gap] if sign > 0 else [-2 * gap, -gap, 0], abs=1e-6)
+        for text in axes.texts:
+            assert text.xy == (1.0, max(0.0, min(1.0, y)))  # type: ignore[attr-defined]
+            assert text.get_position()[0] == 14
+            assert (text.xycoords, text.anncoords) == ("axes fraction", "offset points")  # type: ignore[attr-defined]
+            assert (text.get_fontsize(), text.get_va(), text.get_annotation_clip()) == (8.5, "center", False)  # type: ignore[attr-defined]
+            assert text.arrowprops == {  # type: ignore[attr-defined]
+                "arrowstyle": "-", "color": "#123456", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5),
+            }  # fmt: skip
+    # Of more than stand one above the other, evenly chosen ones; one at least.
+    low = axes_of(dpi)
+    low.set_position((0.1, 0.1, 0.6, (3.5 * gap) / (4 * dpi)))
+    assert labels.at_right(low, [(index / 10, f"{index}", "#123456") for index in range(9)]) == 6
+    assert [text.get_text() for text in low.texts] == ["0", "4", "8"]
+    flat = axes_of(dpi)
+    flat.set_position((0.1, 0.1, 0.6, 0.01))
+    assert labels.at_right(flat, [(0.5, "one", "#123456"), (0.6, "two", "#123456")]) == 1
+
+
+def test_ends_of_curves_are_marked_unless_another_mark_is_near() -> None:
+    """One 36 pixels beside another, or 14 above, is near; farther it is not."""
+    for across, up, marked in ((36, 0, False), (36.5, 0, True), (0, 14, False), (0, 14.5, True), (36, 14, False), (-37, 3, True)):
+        axes = of_pixels()
+        marks = labels.ends(axes, [(np.array([x, x]), np.array([y, y + 100])) for x, y in ((100, 80), (100 + across, 80 + up))])
+        assert [text.get_text() for text in axes.texts] == ["p = 0", "p = 1"] * (1 + marked)
+        assert [text.get_position() for text in axes.texts] == [(0, 7), (0, -11)] * (1 + marked)
+        assert {(text.get_fontsize(), text.get_ha(), text.get_color()) for text in axes.texts} == {(8.0, "center", "#595959")}
+        expected = [[(x - 13, y), (x + 13, y)] for x, y in ((100, 89.8), (100, 164.6))]
+        assert np.array(marks[:2]) == pytest.approx(np.array(expected))

@@ -135,8 +135,9 @@ def test_looks_are_apart_up_to_any_number() -> None:
     assert [look.colour for look in few] == [*style.COLOURS]
     assert [look.marker for look in few] == [*style.MARKERS[:6]]
     assert [look.line for look in few] == [*style.LINES]
-    assert style.LINES[0] == (0, ())
-    assert {start for start, _ in style.LINES} == {0}
+    # Whole, dashed, dashed and dotted, dotted, in long dashes, and dashed with two dots: each begins with its first stroke.
+    dashes = [(), (4, 1.6), (6, 2, 1, 2), (1, 1.6), (10, 2), (5, 1, 1, 1, 1, 1)]
+    assert [*style.LINES] == [(0, each) for each in dashes]
     many = style.looks(14)
     shades = [sum(to_rgb(look.colour)) for look in many]
     assert shades == sorted(shades)  # from dark to light

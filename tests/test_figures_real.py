@@ -229,6 +229,30 @@ def test_bild_stands_at_its_thresholds_too() -> None:
     assert ends == {(round(low, 6), round(high, 6)) for low, high in rows}
 
 
+def test_points_go_along_what_was_swept_and_are_named_by_the_rest() -> None:
+    def found(**columns: Any) -> list[tuple[str, str, int]]:
+        return [(each.name, each.along, each.rows.height) for each in agreement.series(pl.DataFrame(columns))]
+
+    exits = {"method": "early_exit", "threshold": [0.5, 0.5, 0.5], "exit_layer": [6, 4, 4], "measure": ["state", None, "softmax"]}
+    assert found(**exits) == [
+        ("early exit, state", "exit_layer", 1), ("early exit", "exit_layer", 1), ("early exit, softmax", "exit_layer", 1),
+    ]  # fmt: skip
+    assert found(**exits | {"threshold": [0.9, 0.5, 0.1], "measure": None}) == [
+        ("early exit, exit 6", "threshold", 1), ("early exit, exit 4", "threshold", 2),
+    ]  # fmt: skip
+    ordered = agreement.series(pl.DataFrame(exits | {"threshold": [0.9, 0.5, 0.1], "exit_layer": 4, "measure": None}))
+    assert ordered[0].rows["threshold"].to_list() == [0.1, 0.5, 0.9]
+    assert found(method=["mine", "skipdecode"], min_layers=[None, 3], max_layers=[None, 8]) == [
+        ("mine", "", 1), ("SkipDecode", "min_layers", 1),
+    ]  # fmt: skip
+    two = {"method": "bild", "fallback_threshold": 0.5, "rollback_threshold": [2.0, float("inf")], "variant": ["paper", "code"],
+           "maximum_draft": [4.0, 8.0], "temperature": [None, 0.5]}  # fmt: skip
+    assert found(**two) == [
+        ("BiLD, paper, drafts to 4, rollback 2", "fallback_threshold", 1),
+        ("BiLD, code, drafts to 8, no rollback, τ = 0.5", "fallback_threshold", 1),
+    ]  # fmt: skip
+
+
 def test_series_are_told_apart_without_colour() -> None:
     drawn = lines(agreement.draw(quality()).axes[-1])
     names = ("BiLD, rollback 2", "BiLD, no rollback", "early exit", "SkipDecode")

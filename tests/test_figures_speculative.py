@@ -170,6 +170,29 @@ def test_an_axis_is_swept_where_all_else_is_the_same() -> None:
     assert any("link = 1" in label for label in lines(speedup.draw(simulated().with_columns(link)).axes[0]))
 
 
+def test_curves_reach_as_far_as_rows_and_at_least_to_where_something_ends() -> None:
+    """The whole of the rates; costs to the break-even; lengths two beyond the last; 512 tokens, each of the first 128."""
+    def ends(x: str, **values: Any) -> tuple[float, float, int]:
+        table = pl.DataFrame({"acceptance_rate": [0.3], "cost_ratio": None, "draft_length": None, "tokens": None}
+                             | {name: [each] for name, each in values.items()})  # fmt: skip
+        where = speedup._range(table, x)
+        assert np.all(np.diff(where) > 0)
+        return float(where[0]), float(where[-1]), len(where)
+
+    assert ends("acceptance_rate") == (0, 1, 401)
+    assert ends("cost_ratio") == (0, 0.5, 401)
+    assert ends("cost_ratio", acceptance_rate=0.9, cost_ratio=0.5) == (0, pytest.approx(0.99), 401)
+    assert ends("cost_ratio", acceptance_rate=0.5, cost_ratio=0.8) == (0, pytest.approx(0.88), 401)
+    assert ends("draft_length") == (0, 14, 15)
+    assert ends("draft_length", draft_length=2) == (0, 5, 6)
+    assert ends("draft_length", draft_length=4) == (0, 6, 7)
+    assert ends("tokens", tokens=100)[:2] == ends("tokens")[:2] == (1, 512)
+    assert ends("tokens", tokens=1000)[:2] == (1, 1000)
+    where = speedup._range(pl.DataFrame({"tokens": [4096]}), "tokens")
+    assert where[:128].tolist() == list(range(1, 129))
+    assert len(where) == 128 + 79
+
+
 def inside(figure: Figure) -> bool:
     """Whether all that is written is on the page; ticks beyond the axes' limits are not."""
     laid_out(figure)
@@ -191,10 +214,10 @@ def apart(axes: Axes) -> bool:
 
 @pytest.mark.parametrize("x", speedup.AXES)
 def test_words_neither_overlap_nor_leave_the_page(x: str) -> None:
-    for rows in (simulated(), only(cost_ratio=0.4, acceptance_rate=0.3)):
-        figure = speedup.draw(rows, x)
-        assert inside(figure)
-        assert all(apart(axes) for axes in figure.axes)
+    """Of one panel; `test_figures_shown` asks it of several."""
+    figure = speedup.draw(only(cost_ratio=0.4, acceptance_rate=0.3), x)
+    assert inside(figure)
+    assert all(apart(axes) for axes in figure.axes)
 
 
 @pytest.mark.parametrize("height", [0.0, 0.5, 1.0])
@@ -207,15 +230,6 @@ def test_names_of_ends_that_crowd_stay_beside_the_axes(height: float) -> None:
     middles = [(box.y0 + box.y1) / 2 for box in (Text.get_window_extent(text) for text in axes.texts)]
     assert frame.y0 - 3 <= min(middles)
     assert max(middles) <= frame.y1 + 3
-
-
-def test_many_panels_and_many_curves_are_thinned_and_it_is_said() -> None:
-    rows = speedup.grid(draft_length=list(range(1, 41)), cost_ratio=np.linspace(0.01, 0.5, 20).tolist())
-    figure = speedup.draw(rows)
-    assert len(figure.axes) == 6
-    assert "6 of 20 panels" in words(figure)
-    assert "labels omitted" in words(figure)
-    assert all(apart(axes) for axes in figure.axes)
 
 
 # --- The map of draft lengths -------------------------------------------------------------------------------------------

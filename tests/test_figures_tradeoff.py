@@ -144,6 +144,30 @@ def test_the_note_stands_only_where_its_point_does() -> None:
     assert "caption" not in words(tradeoff.draw(paper().filter(pl.col("candidates") != 3)))
 
 
+def test_the_note_is_of_the_paper_s_own_figure_and_no_other() -> None:
+    """In layer-times, of several data sets, at half of the layers, of the point that the caption is of."""
+    rate = published.match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
+    latency, compute = ppd.expected_latency(40, 20, 16, rate), ppd.expected_compute(40, 20, 16, rate, 3)
+    told = (
+        f"squad trained, k = 3, p = {rate:g}: for many tokens Eq. 3 gives {50 * rate:.1f} % less latency and Eq. 5 gives"
+        f" {ppd.mean_units(rate, 3):.3f} busy units; for the 16 tokens that the rate was measured on Theorem 4.1 gives"
+        f" {100 - 100 * latency / 640:.1f} % and E[C]/E[T] = {compute / latency:.4f}. The paper's caption (34 %, 3.2 times) takes"
+        " one number from each."
+    )
+    rows, nothing = paper(("formula",)), pl.lit(None, pl.Float64)
+    for table in (
+        rows, rows.with_columns(seconds_per_layer=nothing), rows.with_columns(method=pl.lit(None, pl.String)),
+        rows.filter(pl.col("data_set") != "wmt"),
+    ):  # fmt: skip
+        assert tradeoff._caption_note(table) == told
+    for table in (
+        rows.with_columns(seconds_per_layer=0.01), rows.filter(data_set="squad"), rows.with_columns(method=pl.lit("other")),
+        rows.with_columns(tokens=nothing), rows.with_columns(match_rate=nothing), rows.with_columns(exit_layer=21),
+        rows.filter(pl.col("data_set") != "squad"), rows.filter(head="final"), rows.filter(pl.col("candidates") != 3),
+    ):  # fmt: skip
+        assert not tradeoff._caption_note(table)
+
+
 @pytest.mark.parametrize("count", [1, 3, 6, 7, 20])
 def test_series_are_told_apart_without_colour(count: int) -> None:
     signs = [(look.marker, look.line) for look in looks(count)]

@@ -3,19 +3,23 @@ column."""
 
 from __future__ import annotations
 
+import datetime
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
 
 from calibrate.cli import app
 from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
-from model import device, profile
+from model import device, profile, transformer
 from model.checks import ParameterError
 from model.profile import TIMES, Profile
 
@@ -178,6 +182,96 @@ def test_what_is_read_comes_back_from_a_file_and_names_its_sources(source: str, 
     assert all(each.repository and each.licence and len(each.sha256) == 64 for each in made.sources)
 
 
+WHOLE: dict[str, dict[str, Any]] = {
+    "vidur": {
+        "name": "a100-llama-2-7b", "model": "llama-2-7b", "device": "a100", "kind": "model", "mode": "kernel-only", "date": "",
+        "engine": "Sarathi (profiled by Vidur)", "provenance": "measured", "dtype": "bfloat16", "facts": {},
+        "errors": {"dense": 0.0612, "embedding": 0.0506, "attention": 0.0, "step": 0.0, "send": 0.0, "all_reduce": 0.0},
+        "notes": (
+            "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; "
+            "low and high are quartiles that go with sums of deviations",
+            "times were rounded to 1 us",
+            "dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8",
+            "attention: with attn_input_reshape, attn_kv_cache_save, attn_output_reshape; passes of several tokens are prompt "
+            "passes of one text",
+            "attention: saving keys and values of many tokens of one text grows with them; it was measured so",
+            "step: schedule, prepare_inputs_e2e, sampler_launch, process_model_outputs, medians, on Vidur's host; smaller batches "
+            "than 8 take what that one takes",
+            "send, all_reduce: between devices of one node; medians of repeats",
+        ),
+        "sources": [
+            ("microsoft/vidur", "mlp.csv", "MIT", ("dense", "embedding")), ("microsoft/vidur", "attention.csv", "MIT", ("attention",)),
+            ("microsoft/vidur", "cpu_overheads.csv", "MIT", ("step",)), ("microsoft/vidur", "send_recv.csv", "MIT", ("send",)),
+            ("microsoft/vidur", "all_reduce.csv", "MIT", ("all_reduce",)),
+        ],
+        "covers": "dense (tokens 1 to 64, ways 1/2); attention (width 1 to 64, context 0 to 1024, batch 1 to 4); "
+        "embedding (tokens 1 to 64, ways 1/2); step (batch 8 to 16); all_reduce (size 8192, ways 2/4); "
+        "send (size 8192 to 1.04858e+06)",
+        "off": "dense 6.1%, embedding 5.1%, attention 0.0%, step 0.0%, send 0.0%, all_reduce 0.0%",
+    },
+    "aiconfigurator": {
+        "name": "h100-operations", "model": "", "device": "h100", "kind": "operations", "mode": "cuda-graph", "date": "",
+        "engine": "vllm/1.0 (collected by AIConfigurator)", "provenance": "measured", "dtype": "bfloat16",
+        "facts": {"device": "a made-up GPU", "decode_includes": ["cache write"], "decode_engine": "vllm/1.0"},
+        "notes": ("gemm/vllm/1.0/gemm_perf.parquet: 2 rows without a time or without work left out",),
+        "sources": [
+            ("ai-dynamo/aiconfigurator", "gemm/vllm/1.0/gemm_perf.parquet", "Apache-2.0", ("gemm",)),
+            ("ai-dynamo/aiconfigurator", "attention/vllm/1.0/generation_attention_perf.parquet", "Apache-2.0", ("decode",)),
+            ("ai-dynamo/aiconfigurator", "comm/vllm/1.0/custom_allreduce_perf.parquet", "Apache-2.0", ("all_reduce",)),
+        ],
+        "covers": "all_reduce (size 8192 to 2.09715e+06, ways 2/4); gemm (m 1 to 4, n 4096 to 8192, k 4096 to 8192); "
+        "decode (heads 8 to 32, kv_heads 8, head_dim 128, context 127 to 4095, batch 1 to 4)",
+        "off": "gemm 0.2%, decode 49.2%",
+    },
+    "llmservingsim": {
+        "name": "rtx-4090-llama-3.1-8b", "model": "llama-3.1-8b", "device": "rtx-4090", "kind": "model", "mode": "kernel-only",
+        "engine": "vLLM 0.0.1 (profiled by LLMServingSim)", "provenance": "measured", "dtype": "bfloat16", "date": "2026-01-02",
+        "facts": {"vllm_version": "0.0.1", "gpu": "a made-up GPU", "profiled_at": "2026-01-02T03:04:05+00:00"},
+        "errors": {"dense": 0.0, "embedding": 0.0, "head": 0.0, "step": 0.0, "attention": 0.0},
+        "notes": (
+            "dense: sum of a layer's operations, its norm twice", "head: lm_head and the final norm",
+            "step: the sampler alone; launching and preparing were not measured",
+            "attention: 1 passes that mix a prompt and new tokens left out",
+        ),
+        "sources": [
+            ("casys-kaist/LLMServingSim", "dense.csv", "MIT", ("dense", "embedding")),
+            ("casys-kaist/LLMServingSim", "per_sequence.csv", "MIT", ("head", "step")),
+            ("casys-kaist/LLMServingSim", "attention.csv", "MIT", ("attention",)),
+        ],
+        "covers": "dense (tokens 1 to 8); attention (width 1 to 16, context 0 to 1024, batch 1 to 8); head (positions 1 to 8); "
+        "embedding (tokens 1 to 8); step (batch 1 to 8)",
+        "off": "dense 0.0%, embedding 0.0%, head 0.0%, step 0.0%, attention 0.0%",
+    },
+}  # fmt: skip
+"""All that a profile says besides its times, and what the command prints of it."""
+
+
+@pytest.mark.parametrize("source", READ)
+def test_a_profile_says_what_it_is_of_and_the_command_says_it_too(source: str, folder: Path, tmp_path: Path) -> None:
+    made, wanted = READ[source](folder), dict(WHOLE[source])
+    said = {name: getattr(made, name) for name in wanted if name not in ("sources", "covers", "off")}
+    assert said == {name: value for name, value in wanted.items() if name in said}
+    assert [(each.repository, each.file, each.licence, each.parts) for each in made.sources] == wanted["sources"]
+    assert {each.commit for each in made.sources} == {""}
+    gpu = device.device(wanted["device"])
+    assert (made.bandwidth, made.rate, made.cache_bytes) == (gpu.bandwidth, gpu.rate("bfloat16"), gpu.cache_bytes)
+    assert made.shape == (asdict(transformer.preset(wanted["model"])) if wanted["model"] else {})
+    more = ["--network", str(folder / "vidur/network")] if source == "vidur" else []
+    done = CliRunner().invoke(app, [*arguments(folder)[source], *more, "-o", str(tmp_path)])
+    assert done.stdout.splitlines() == [
+        f"{tmp_path / wanted['name']}.json: measured", f"covers {wanted['covers']}", f"median errors {wanted['off']}",
+        *(f"note: {each}" for each in wanted["notes"]),
+    ]  # fmt: skip
+    # A source that does not say when it was measured: the day on which it was read.
+    assert profile.load(tmp_path / f"{wanted['name']}.json").date == (wanted["date"] or datetime.date.today().isoformat())
+
+
+def test_errors_are_of_inner_points_between_their_neighbours(folder: Path) -> None:
+    """Of 1, 2, 8 and 64 tokens the second and third are left out in turn, and found between the others in logarithms."""
+    between = 266 ** (2 / 3) * 239 ** (1 / 3) / 269 - 1, 269 ** (3 / 5) * 315 ** (2 / 5) / 239 - 1
+    assert from_vidur(folder).errors["dense"] == pytest.approx(np.median([np.median(np.abs(between)), 0.0]), abs=1e-4)
+
+
 # --- what is refused ---
 
 
@@ -293,6 +387,161 @@ def test_a_spoiled_table_is_refused_by_file_row_and_column(
     assert "\n" not in str(caught.value)
 
 
+def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
+    """What each column of times is held against, in the order of the calls: bytes, operations, rounding and launches."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    check = tables.check_reached
+
+    def recorded(table: tables.Table, column: str, seconds: Any, on: Any, **more: Any) -> None:
+        found.setdefault(f"{table.shown} {column}", []).append({"device": on.name, "seconds": [*seconds], **more})
+        check(table, column, seconds, on, **more)
+
+    monkeypatch.setattr(tables, "check_reached", recorded)
+    READ[source](folder)
+    return found
+
+
+def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes and two operations of every weight, split over devices; of keys and values two bytes of each of both."""
+    found = held("vidur", folder, monkeypatch)
+    tokens, ways = np.array([1, 2, 2, 8, 64, 1]), np.array([1, 1, 1, 1, 1, 2])
+    sizes = {"attn_pre_proj": 3 * 4096**2, "attn_post_proj": 4096**2, "mlp_up_proj": 2 * 4096 * 11008, "mlp_down_proj": 4096 * 11008}
+    for name, size in sizes.items():
+        [own] = found[f"mlp.csv time_stats.{name}.median"]
+        assert (own["device"], own["rounding"], "launches" in own) == ("a100", 0.5e-6, False)
+        assert [*own["moved"]] == [*(2 * size / ways)]
+        assert [*own["operations"]] == [*(2 * size * tokens / ways)]
+    for name, chosen in (("attn_decode", [(1, 1, 32), (1, 1, 1024), (4, 1, 1024)]), ("attn_prefill", [(1, 64, 0), (1, 64, 1024)])):
+        [own] = found[f"attention.csv time_stats.{name}.median"]
+        assert (own["rounding"], own["launches"]) == (0.5e-6, 20)
+        assert [*own["moved"]] == [2 * 2 * 4096 * batch * (context + width) for batch, width, context in chosen]
+        pairs = [batch * sum(context + place for place in range(1, width + 1)) for batch, width, context in chosen]
+        assert [*own["operations"]] == [2 * 2 * 4096 * each for each in pairs]
+    found = held("llmservingsim", folder, monkeypatch)
+    sizes = {"qkv_proj": 4096 * (4096 + 2048), "o_proj": 4096**2, "gate_up_proj": 2 * 4096 * 14336, "down_proj": 4096 * 14336}
+    for own, size in zip(found["dense.csv time_us"], sizes.values(), strict=True):
+        assert ([*own["moved"]], [*own["operations"]]) == ([2 * size] * 2, [2 * size, 2 * size * 8])
+    [own] = found["per_sequence.csv time_us"]
+    size = 4096 * 128_256
+    assert ([*own["moved"]], [*own["operations"]], own["seconds"]) == (
+        [2 * size] * 2, [2 * size, 16 * size], pytest.approx([1097e-6, 1114e-6])
+    )
+    [own] = found["attention.csv time_us"]
+    chosen = [(1, 1, 16), (1, 1, 1024), (8, 1, 1024), (1, 16, 0), (1, 16, 1024)]
+    assert own["launches"] == 20
+    assert [*own["moved"]] == [2 * 2 * 8 * 128 * batch * (context + width) for batch, width, context in chosen]
+    pairs = [batch * sum(context + place for place in range(1, width + 1)) for batch, width, context in chosen]
+    assert [*own["operations"]] == [2 * 2 * 4096 * each for each in pairs]
+    found = held("aiconfigurator", folder, monkeypatch)
+    [own] = found["gemm/vllm/1.0/gemm_perf.parquet latency"]
+    shapes = [(m, n, k) for n, k in ((4096, 4096), (8192, 4096), (4096, 8192)) for m in (1, 2, 4)]
+    assert [*own["moved"]] == [2 * n * k for _, n, k in shapes]
+    assert [*own["operations"]] == [2 * m * n * k for m, n, k in shapes]
+    [own] = found["attention/vllm/1.0/generation_attention_perf.parquet latency"]
+    batches = [(batch, context) for batch in (1, 4, 4) for context in (127, 1023, 4095)]
+    assert [*own["moved"]] == [2 * 2 * 8 * 128 * batch * (context + 1) for batch, context in batches]
+    assert own["launches"] == 20
+
+
+GPU = device.Device("made-up", 1e9, 1e12, {"bfloat16": 1e14}, 1e10, 1e10, 10e6, "a made-up sheet")
+
+
+def judged(seconds: float, **more: Any) -> str:
+    """What is said of a time, of which there are three."""
+    table = tables.Table(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
+    more = {key: np.array([0.0, value, value]) if key in ("moved", "operations") else value for key, value in more.items()}
+    try:
+        tables.check_reached(table, "t", np.array([1e-5, seconds, seconds]), GPU, **more)
+    except ParameterError as error:
+        return str(error)
+    return ""
+
+
+def test_a_time_is_held_against_memory_arithmetic_and_a_hundredth_of_both() -> None:
+    """A made-up device of 1 TB/s with a cache of 10 MB and 100 TFLOP/s, of which 110 are allowed."""
+    behind = "; check the unit and the device, or leave this file out"
+    also = " (2 rows like it)"
+    # 30 MB, of which 20 come from memory: 20 us.
+    assert judged(20.001e-6, moved=30e6) == judged(19e-6, moved=30e6, rounding=1.001e-6) == ""
+    slow = f"t.csv: row 6, column t: 1.9e-05 s would be 1.58e+12 bytes/s, above the 1e+12 bytes/s of the memory of made-up{also}"
+    assert judged(19e-6, moved=30e6) == slow + behind
+    assert judged(19e-6, moved=30e6, rounding=0.999e-6) == slow + behind
+    # 11 GFLOP at 110 TFLOP/s: 100 us.
+    assert judged(100.001e-6, operations=11e9) == ""
+    said = judged(99.99e-6, operations=11e9)
+    assert said == (
+        "t.csv: row 6, column t: 9.999e-05 s would be 1.1e+14 operations/s, above the 1.1e+14 operations/s of the arithmetic of "
+        f"made-up{also}{behind}"
+    )
+    assert "0 s would be no time at all, above" in judged(0.0, operations=11e9)
+    # A hundredth of both, one after the other: 3 ms and 11 ms, and .1 ms a launch.
+    for most, launches in ((3e-3 + 11e-3 + 1e-4, 1), (3e-3 + 11e-3 + 5e-4, 5)):
+        more: dict[str, Any] = {"moved": 30e6, "operations": 11e9} | ({"launches": launches} if launches > 1 else {})
+        assert judged(0.9999 * most, **more) == ""
+        assert judged(1.0001 * most, **more) == (
+            f"t.csv: row 6, column t: {1.0001 * most:.4g} s is too long{also}: made-up at a hundredth of its peaks takes at most "
+            f"{most:.3g} s{behind}"
+        )
+    # Kernels that do more than is needed are given that time too.
+    assert judged(20e-3, moved=30e6, most=(np.array([1.0, 90e6, 90e6]), np.array([1.0, 11e9, 11e9]))) == ""
+    assert "row 4" in judged(5e-3, moved=30e6, most=(np.array([-1e9, 90e6, 90e6]), np.array([0.0, 11e9, 11e9])))
+
+
+def test_values_at_their_bounds_are_taken(folder: Path) -> None:
+    table = tables.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
+    assert table.shown == "network/send_recv.csv"
+    assert tables.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
+
+    def of(*values: Any) -> tables.Table:
+        return tables.Table(Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1))
+
+    assert [*of(0, 5).whole("x", least=0)] == [0, 5]
+    assert [*of(10**12).whole("x", least=1)] == [1e12]
+    for wrong, said in (((1, 10**12 + 1), r"row 2, column x: must be at most 1,000,000,000,000, got 1000000000001\.0"),
+                        ((1, 2.5), "row 2, column x: must be a whole number, got 2.5"),
+                        ((3, 0), "row 2, column x: must be a number of at least 1, got 0")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            of(*wrong).whole("x", least=1)
+    with pytest.raises(ParameterError, match="row 1, column x: must be a number, got 'a'"):
+        of("a").column("x")
+    assert [*of(0.0, 1000.0).seconds("x", "s")] == [0, 1000]
+    assert [*of(1e6).seconds("x", "ms")] == [1000]
+    assert [*of(7.0).seconds("x", "us")] == [pytest.approx(7e-6)]
+    with pytest.raises(ParameterError, match="row 2, column x: must be at most 1000 s, got 1e[+]06 s; check the unit"):
+        of(1001.0, 1e6).seconds("x", "s")
+    assert [*of("A", "b", "a").words("x", ("a", "b"))] == ["a", "b", "a"]
+    with pytest.raises(ParameterError, match="row 2, column x: unknown value ''; known: a, b"):
+        of("a", None).words("x", ("a", "b"))
+
+
+def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
+    def of(*values: float) -> Any:
+        return np.array(values, dtype=np.float64)
+
+    found = tables.rows("dense", {"tokens": of(2, 1, 2, 2)}, {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}, ways=4)
+    assert found == [
+        {"part": "dense", "repeats": 1, "ways": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
+        {"part": "dense", "repeats": 3, "ways": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},
+    ]
+    # Of each number of ways by itself, and of this part alone: 1.0 to 0.94 falls by 6 %, and 1.0 to 0.96 by 4 %.
+    falls = [(1, 1, 1.0), (1, 2, 0.94), (2, 1, 9.0), (2, 2, 9.5), (2, 4, 9.12)]
+    rows = [{"part": "dense", "ways": ways, "tokens": tokens, "time_s": time} for ways, tokens, time in falls]
+    other = [{"part": "head", "ways": 1, "tokens": tokens, "time_s": 1 / tokens} for tokens in (1, 2)]
+    [said] = tables.dips([*rows, *other], "dense", "tokens")
+    assert said == "dense: at 1 of 5 points the time falls by more than 5%, by 6% at tokens 2"
+    assert tables.dips(rows[2:], "dense", "tokens") == []
+
+
+def test_groups_of_commands_without_one_show_what_there_is() -> None:
+    for words in ([], ["import"], ["fit"]):
+        done = CliRunner().invoke(app, words)
+        asked = CliRunner().invoke(app, [*words, "-h"])
+        assert asked.exit_code == 0
+        assert asked.stdout == CliRunner().invoke(app, [*words, "--help"]).stdout
+        assert done.output.strip() == asked.output.strip()
+        assert "Usage: " in asked.stdout
+
+
 def test_a_gated_layer_reads_two_matrices_up(folder: Path) -> None:
     """60 us for 11008 x 4096 x 2 weights in bf16 is faster than an A100's memory, and for half of them it is not."""
     swap("0.0015,0.110", "0.0015,0.060")(folder / MLP)
@@ -402,7 +651,74 @@ def test_weights_that_fit_the_cache_may_be_read_faster_than_memory_and_it_is_sai
     swap("1,4096,4096,0.015", "1,4096,4096,0.005")(folder / GEMM)
     made = from_aiconfigurator(folder)
     assert times(made, "gemm")[1, 4096, 4096] == 5.0
-    assert any("1 products of one row found their weights (up to 34 MB)" in note for note in made.notes)
+    note = "gemm: 1 products of one row found their weights (up to 34 MB) or a part of them in the cache of 52 MB: faster than a layer"
+    assert made.notes[-1] == f"{note} whose weights come from memory"
+    # Of more rows a product is no layer of one token's; a second of one row is counted, and the largest is named.
+    swap("1,8192,4096,0.029", "1,8192,4096,0.0199")(folder / GEMM)
+    swap("2,4096,8192,0.031", "2,4096,8192,0.0199")(folder / GEMM)
+    assert from_aiconfigurator(folder).notes[-1].startswith("gemm: 2 products of one row found their weights (up to 67 MB)")
+
+
+def test_attention_of_an_engine_that_rotates_says_so_and_others_of_a_table_are_left_out(folder: Path) -> None:
+    """Of the only engine that there is, without its name; other beams, windows and types of a number are of no interest."""
+    (folder / "aiconfigurator/attention/vllm").rename(folder / "aiconfigurator/attention/trtllm")
+    made = from_aiconfigurator(folder, attention="trtllm/1.0")
+    assert made.facts["decode_includes"] == ["cache write", "rope"]
+    assert made.facts["decode_engine"] == "trtllm/1.0"
+    assert made.sources[1].file == "attention/trtllm/1.0/generation_attention_perf.parquet"
+    for name in ("gemm/trtllm", "comm"):
+        shutil.rmtree(folder / "aiconfigurator" / name)
+    path = folder / "aiconfigurator/attention/trtllm/1.0/generation_attention_perf.parquet"
+    table = pl.read_parquet(path)
+    beam = table.head(1).with_columns(beam_width=pl.lit(2, pl.Int64), latency=0.001)
+    pl.concat([beam, table]).write_parquet(path)
+    alone = from_aiconfigurator(folder, engine="", attention="trtllm/1.0")
+    assert alone.engine == "vllm/1.0 (collected by AIConfigurator)"
+    assert alone.parts == ("gemm", "decode")
+    assert alone.rows("decode").equals(made.rows("decode"))
+    table.with_columns(window_size=pl.lit("wide")).write_parquet(path)
+    with pytest.raises(ParameterError, match="column window_size: no row of 0; there are wide"):
+        from_aiconfigurator(folder, attention="trtllm/1.0")
+    table.with_columns(latency=pl.lit(0.0)).write_parquet(path)
+    with pytest.raises(ParameterError, match="column latency: no row has a time; the file is not what it was"):
+        from_aiconfigurator(folder, attention="trtllm/1.0")
+    shutil.rmtree(folder / "aiconfigurator/attention")
+    with pytest.raises(ParameterError, match="attention: there is no such folder with ENGINE/VERSION in it; give the folder of one"):
+        from_aiconfigurator(folder, attention="trtllm/1.0")
+
+
+def test_a_folder_of_vidur_may_lack_prompts_a_step_or_a_direction(folder: Path) -> None:
+    """Attention of new tokens alone, or of prompts alone; a network of reductions alone; a layer without a second norm."""
+    where = folder / "vidur"
+    whole = from_vidur(folder)
+    lines = (where / "attention.csv").read_text().splitlines(keepends=True)
+    for kept, width in ((lines[:4], 1), (lines[:1] + lines[4:], 64)):
+        (where / "attention.csv").write_text("".join(kept))
+        found = from_vidur(folder).table.filter(part="attention")
+        assert found.equals(whole.table.filter(part="attention").filter(pl.col("width") == width))
+    (where / "network/send_recv.csv").unlink()
+    (where / "cpu_overheads.csv").unlink()
+    made = from_vidur(folder)
+    assert made.parts == ("dense", "attention", "embedding", "all_reduce")
+    assert made.table.filter(part="all_reduce").equals(whole.table.filter(part="all_reduce"))
+    swap("time_stats.attn_kv_cache_save.median", "x")(where / "attention.csv")
+    without = from_vidur(folder)
+    assert "attention: with attn_input_reshape, attn_output_reshape; passes of several" in "".join(without.notes)
+    assert not any("saving keys and values" in note for note in without.notes)
+    small = transformer.preset("phi-2")
+    table = pl.read_csv(where / "mlp.csv").head(1).with_columns(
+        pl.lit(value).alias(name) for name, value in (("n_head", small.heads), ("n_kv_head", small.kv_heads),
+                                                      ("n_embd", small.hidden), ("n_expanded_embd", small.ffn))
+    )  # fmt: skip
+    table.write_csv(where / "mlp.csv")
+    shutil.rmtree(where / "network")
+    (where / "attention.csv").unlink()
+    made = vidur.read(where, model="phi-2", gpu="a100")
+    assert times(made, "dense") == {(1,): 261.0}  # 5 us less than with two norms
+    for name, field in (("n_head", "heads"), ("n_kv_head", "kv_heads"), ("n_embd", "hidden")):
+        table.with_columns(pl.col(name) + 1).write_csv(where / "mlp.csv")
+        with pytest.raises(ParameterError, match=f"row 1, column {name}: must be .*, the model's {field}, got .*; name the model that"):
+            vidur.read(where, model="phi-2", gpu="a100")
 
 
 # --- the command ---

@@ -430,6 +430,108 @@ def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
     assert [place for low, high in at for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
 
 
+TITLES = {
+    "Match rates (measured): the target's token is among k early candidates":
+        ("layer", "head", "k", "match_rate", "low", "high", "trials"),
+    "Match rates at k=1 by output position (measured; common head)": ("layer", "1-3", "4-6", "7-9", "10-12"),
+    "Are matches independent? (measured; common head)":
+        ("layer", "k", "match_rate", "lag_1", "p_value", "runs_z", "p_value_", "spread"),
+    "Acceptance (measured; draft, 6 texts): alpha is accepted over tested; text_low and text_high know that texts differ":
+        ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high"),
+    "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does":
+        ("gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds", "half_of_rounds_from"),
+    "Acceptance by place in a draft of 3 (measured)": ("place", "rate", "low", "high", "trials"),
+    "Acceptance by output position, drafts of 3 (measured)": ("positions", "rate", "low", "high", "trials"),
+    "Are acceptances independent coins?": ("test", "gamma", "statistic", "p_value"),
+    "Error of independence: a prediction from the alpha of positions alone, at cost_ratio=0.2 (assumed)":
+        ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen"),
+}  # fmt: skip
+
+
+def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cell by cell, from the columns of the log by `model.rates` alone; of a public log the same but for matches."""
+    monkeypatch.setattr(rate_tables, "DRAWS", 10)
+    log = made()
+    path = position_log.save(log, tmp_path / "log.json")
+    ours = {table.title: table for table in rate_tables.of(str(path), [1], [2, 3], 0.2)}
+    assert {title: table.columns for title, table in ours.items()} == TITLES
+    lengths = [each + 1 for each in log.column("accepted")]
+    rows = [{"id": f"q{number}", "prompt_token_ids": [1], "generated_token_ids": [3] * TOKENS, "acc_mine": {"acc_len": each.tolist()}}
+            for number, each in enumerate(lengths)]  # fmt: skip
+    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    public = {table.title: table for table in rate_tables.of(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
+    none, *others = [*public]
+    assert none == "Answers whose lengths belong to another text: none of 6"
+    assert (public[none].rows, public[none].notes) == ((), ())
+    assert [title.replace("mine, 6 requests", "draft, 6 texts") for title in others] == [*TITLES][3:]
+    assert [public[title].rows == ours[own].rows for title, own in zip(others, [*TITLES][3:], strict=True)].count(False) <= 1
+
+    def rate(hits: float, trials: float) -> tuple[Any, ...]:
+        found = rates.rates(int(hits), int(trials))
+        return (*map(pytest.approx, (float(found.rate), float(found.low), float(found.high))), int(trials))
+
+    tables = [ours[title] for title in TITLES]
+    common = log.table["rank_common"].to_numpy()
+    size = len(common)
+    assert tables[0].rows == tuple((layer, "N", 1, *rate((common[:, layer - 1] <= 1).sum(), size)) for layer in range(1, LAYERS))
+    for layer, k, found, lag, p, z, p_z, _ in tables[2].rows:
+        coins = log.matches(layer, k, "common")
+        runs, correlation = rates.runs_test(coins), rates.lag_correlation(coins)
+        assert found == pytest.approx((common[:, layer - 1] <= k).mean())
+        assert (lag, p, z, p_z) == pytest.approx((correlation.correlation, correlation.p_value, runs.z, runs.p_value), nan_ok=True)
+    played = {gamma: rates.play(lengths, gamma) for gamma in (2, 3)}
+    flat = tables[3].rows[0]
+    assert flat[:6] == ("positions", "-", *map(float, rates.accepted_of_positions(lengths)))
+    assert np.isnan(flat[6:]).all()
+    for gamma, (tested, drafted, mean) in zip((2, 3), (tables[3].rows[1:4], tables[3].rows[4:7]), strict=True):
+        hits, low_high = played[gamma].accepted, rates.ratio_interval(*played[gamma].of_requests())
+        assert tested[:2] == ("tested", gamma)
+        assert tested[2:6] == tuple(map(float, rates.accepted_of_tested(played[gamma])))
+        assert tested[6:] == pytest.approx(low_high)
+        assert drafted[:6] == ("drafted", gamma, *map(float, rates.accepted_of_drafted(played[gamma])))
+        assert mean[:3] == ("mean_acceptance_length", gamma, pytest.approx(hits.mean() + 1))
+        assert mean[5] == hits.size
+        assert np.isnan([*drafted[6:], *mean[3:5], *mean[6:]]).all()
+        means = rates.means(played[gamma])
+        [row] = [row for row in tables[4].rows if row[0] == gamma]
+        assert row == (*means[:8], means.half)
+    assert len(tables[4].notes) == 1
+    place, position = rates.by_place(played[3]), rates.by_output_position(played[3], [0, 3, 6, 9, 12])
+    names = ("1-3", "4-6", "7-9", "10-12")
+    for table, by, first in ((tables[5], place, (1, 2, 3)), (tables[6], position, names)):
+        expected = [
+            (name, *map(float, each), int(count))
+            for name, *each, count in zip(first, by.rate, by.low, by.high, by.trials, strict=True)
+        ]
+        assert [*table.rows] == expected
+    coins = rates.coins(lengths)
+    correlation, runs = rates.lag_correlation(coins), rates.runs_test(coins)
+    tests = [rates.geometric_test(played[gamma]) for gamma in (2, 3)]
+    assert tables[7].rows == (
+        ("correlation of neighbours", "-", correlation.correlation, correlation.p_value), ("runs test, z", "-", runs.z, runs.p_value),
+        *(("accepted lengths, chi-square", gamma, each.statistic, each.p_value) for gamma, each in zip((2, 3), tests, strict=True)),
+    )  # fmt: skip
+    again = rates.dependence(lengths, [2, 3], 0.2, 10, np.random.default_rng(0))
+    assert [*tables[8].rows] == [tuple(each) for each in again]
+
+
+def test_a_table_is_printed_under_its_columns() -> None:
+    """Numbers by four digits, large ones by two; nothing where there is none, in print a dash and for machines null."""
+    rows = (("a", 0.12345, 7), ("long", -12.345, 123), ("b", float("nan"), 1), ("c", 10.0, 2), ("d", -9.99999, 3))
+    table = rate_tables.Table("A title", ("name", "value", "n"), rows, ("A note.",))
+    assert [*table.lines()] == [
+        "A title", "name     value    n", "   a    0.1235    7", "long    -12.35  123", "   b         -    1",
+        "   c     10.00    2", "   d  -10.0000    3", "A note.",
+    ]  # fmt: skip
+    document = table.document()
+    assert document["rows"][2] == {"name": "b", "value": None, "n": 1}
+    assert (document["title"], document["notes"], [*document]) == ("A title", ["A note."], ["title", "rows", "notes"])
+    empty = rate_tables.Table("None", ("name",), ())
+    assert ([*empty.lines()], empty.document()) == (["None"], {"title": "None", "rows": []})
+
+
 def test_acceptance_of_drawn_drafts_is_the_mean_of_two_columns() -> None:
     log = made(sampling=Sampling(temperature=2.0))
     (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of drawn"))
@@ -675,6 +777,101 @@ def test_the_greedy_token_ranks_first_where_others_tie_with_it() -> None:
     full.lm_head.weight.data.zero_()
     table = logging.logged(decoder_of(full, "ties"), PROMPTS, TOKENS)
     assert ({*table["token"]}, {*table["rank_common"].to_numpy().flatten().tolist()}) == ({0}, {1})
+
+
+def test_a_drawn_token_ranks_behind_the_equals_before_it() -> None:
+    """All logits are equal: a token has as many before it as its number says, at every layer and in every piece of positions."""
+    import copy
+
+    from calibrate.adapter import decoder_of
+
+    full = copy.deepcopy(real_models.model("llama", LAYERS))
+    full.lm_head.weight.data.zero_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging, "PIECE", 5)
+        table = logging.logged(decoder_of(full, "ties"), PROMPTS, TOKENS, sampling=Sampling(), seed=1)
+    tokens = table["token"].to_numpy()
+    assert np.unique(tokens).size > 10
+    assert (table["rank_common"].to_numpy() == tokens[:, None] + 1).all()
+    assert table["confidence"].to_numpy() == pytest.approx(np.full((tokens.size, LAYERS), 1 / VOCABULARY))
+
+
+def test_trained_heads_rank_at_their_layers_and_the_models_own_at_the_last() -> None:
+    import torch
+
+    target = kin()["target"]
+    target.heads = {2: torch.as_tensor(np.random.default_rng(1).normal(size=(VOCABULARY, 16)))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging, "PIECE", 5)
+        table = logging.logged(target, PROMPTS, TOKENS)
+    ranks = table["rank_trained"].to_numpy()
+    for number, rows in enumerate(table.partition_by("text", maintain_order=True)):
+        ids = torch.tensor([PROMPTS[number] + rows["token"].to_list()[:-1]])
+        with torch.inference_mode():
+            behind = target.full(ids, output_hidden_states=True).hidden_states[2][0, -TOKENS:]
+            said = target.full.model.norm(behind) @ target.heads[2].T
+        own = said.gather(1, torch.tensor(rows["token"].to_list())[:, None])
+        assert rows["rank_trained"].to_numpy()[:, 1].tolist() == ((said > own).sum(-1) + 1).tolist()
+    assert (ranks[:, -1] == table["rank_common"].to_numpy()[:, -1]).all()
+    assert not ranks[:, [0, 2, 3]].any()
+    assert not logging.logged(kin()["target"], PROMPTS, TOKENS)["rank_trained"].to_numpy().any()
+
+
+def test_texts_are_written_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more pass than the longest text has tokens would be one too many; a text that ended is cut there, whatever came behind."""
+    target = kin()["target"]
+    texts = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    ends = sorted({text[3] for text in texts})  # each has one of these at its fourth token, or before
+    lengths = [min(text.index(end) for end in ends if end in text) + 1 for text in texts]
+    monkeypatch.setattr(target.full.generation_config, "eos_token_id", ends)
+    run, passes = target.run, list[Any]()
+    monkeypatch.setattr(target, "run", lambda *args, **more: passes.append(args) or run(*args, **more))
+    draft = kin()["draft"]
+    table = logging.logged(target, PROMPTS, TOKENS, draft=draft)
+    assert [part.height for part in table.partition_by("text", maintain_order=True)] == lengths
+    assert len(passes) == 1 + max(lengths) <= 5  # one for the prompts but for their last tokens
+    assert [part["token"].to_list() for part in table.partition_by("text", maintain_order=True)] == [
+        text[:length] for text, length in zip(texts, lengths, strict=True)
+    ]
+    assert [part["position"].to_list() for part in table.partition_by("text", maintain_order=True)] == [
+        [*range(length)] for length in lengths
+    ]
+    # The draft's tokens are those along each text, and survive up to its end.
+    for number, part in enumerate(table.partition_by("text", maintain_order=True)):
+        says = [int(real_models.logits(draft.full, PROMPTS[number] + texts[number][:place]).argmax()) for place in range(part.height)]
+        assert part["draft_token"].to_list() == says
+        agrees = [one == other for one, other in zip(says, texts[number], strict=False)]
+        runs = [next((size for size, yes in enumerate(agrees[place:]) if not yes), part.height - place) for place in range(part.height)]
+        assert part["accepted"].to_list() == runs
+
+
+def test_models_of_other_vocabularies_and_prompts_that_are_none_are_refused(tmp_path: Path) -> None:
+    decoders = kin()
+    draft = decoders["draft"]
+    draft.vocabulary = VOCABULARY + 1
+    with pytest.raises(ParameterError, match=f"one vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; draft with a"):
+        logging.logged(decoders["target"], PROMPTS, TOKENS, draft=draft)
+    for prompts in ([], [[1], []]):
+        with pytest.raises(ParameterError, match="prompts must be at least one, and each of at least one token"):
+            logging.make(tmp_path / "log.json", SAID, decoders["target"], prompts, TOKENS)
+    with pytest.raises(ParameterError, match=r"out must end in \.json, beside which the table comes to lie, got log\.parquet"):
+        logging.make(tmp_path / "log.parquet", SAID, decoders["target"], [[1]], TOKENS)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_texts_of_one_length_are_written_together_and_told_as_they_are_done(tmp_path: Path) -> None:
+    prompts = [[1, 2], [3], [4, 5], [6, 7], [8]]
+    assert logging.groups(prompts, 2) == [[0, 2], [3], [1, 4]]
+    assert logging.groups([[1]] * 51) == [[*range(50)], [50]]
+    told: list[Any] = []
+    target = kin()["target"]
+    log, spent = logging.make(tmp_path / "log.json", SAID | {"draft": None}, target, prompts, 2, group=2,
+                              report=lambda *said: told.append(said))  # fmt: skip
+    assert told == [(2, 5, ""), (3, 5, ""), (5, 5, "")]
+    assert log.table.select("text", "position").rows() == [(text, place) for text in range(5) for place in range(2)]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["log.json", "log.parquet"]
+    assert spent.writing > 0 < spent.heads
+    assert (spent.trained_heads, spent.draft) == (0, 0)
 
 
 def test_the_end_token_in_a_prompt_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ None of it by a real clock.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import hashlib
 import itertools
 import multiprocessing
 import pickle
@@ -133,8 +136,14 @@ class Stub:
 
 
 def pointed(
-    monkeypatch: pytest.MonkeyPatch, spans: dict[tuple[str, int], float], mode: str, wholes: list[float], marked: float,
-    disturbed: list[bool] | None = None, layers: int = 4, **effort: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    spans: dict[tuple[str, int], float],
+    mode: str,
+    wholes: list[float],
+    marked: float,
+    disturbed: list[bool] | None = None,
+    layers: int = 4,
+    **effort: Any,
 ) -> tuple[dict[str, Any], Stub]:
     work, stops = Stub(spans), iter([each for whole in wholes for each in (whole * 1e-6, marked * 1e-6)])
     unquiet = iter([each for was in disturbed or [False] * len(wholes) for each in (was, False)])
@@ -181,9 +190,7 @@ def test_a_row_of_the_interpreter_tells_its_call_and_its_look_apart(monkeypatch:
 
 def test_repeats_that_were_disturbed_count_only_for_want_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
-    row, _ = pointed(
-        monkeypatch, spans, "eager", [100, 500, 104, 400, 300], 130, [False, True, False, True, True], least=3, most=5
-    )
+    row, _ = pointed(monkeypatch, spans, "eager", [100, 500, 104, 400, 300], 130, [False, True, False, True, True], least=3, most=5)
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (3, 2, 1)
     assert row["whole_us"] == [102.0, 104.0, 202.0]  # of 100, 104 and 300 us, the shortest of those disturbed
 
@@ -299,6 +306,34 @@ def test_links_are_timed_from_1_kib_to_64_mib_by_fours(tmp_path: Path, monkeypat
         links.time_links(out, links=("gloo",), name="some")
 
 
+def test_a_profile_of_a_link_says_where_and_how_it_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, from facts that are made up; a transfer that took no time says nothing of the bandwidth."""
+    facts = {"name": "a made-up host", "torch": "9.9", "date": "2026-01-02", "cache_bytes": 4096}
+    asked = list[str]()
+    monkeypatch.setattr(machine, "facts", lambda device: asked.append(device) or dict(facts))
+    took = {8: [0.0, 0.0, 1.0], 64: [3.0, 4.0, 5.0], 128: [9.0, 10.0, 11.0]}
+    rows = [{"kind": "link", "size": size, "repeats": 7, "time_us": times} for size, times in took.items()]
+    monkeypatch.setattr(links, "_timed", lambda *_: rows)
+    monkeypatch.setattr(links, "there", lambda: links.LINKS)
+    found = links.time_links(tmp_path, sizes=(8, 64, 128))
+    assert asked == ["cpu", "cpu", "cuda", "cuda", "cuda", "cuda"]
+    for link, path in found.profiles.items():
+        made = load(path)
+        assert (made.name, made.device, made.model, made.dtype) == (f"links-{link}", "a made-up host", "", "")
+        assert (made.engine, made.mode, made.kind, made.date) == (f"torch 9.9, {link}", "eager", "links", "2026-01-02")
+        assert (made.bandwidth, made.rate, made.cache_bytes) == (pytest.approx(16e6), 1.0, 4096.0)
+        assert made.notes == ("bandwidth is the best that any size reached; rate says nothing, for nothing is computed",)
+        assert made.facts == facts | {"peaks": "measured"}
+        [source] = made.sources
+        raw = tmp_path / source.file
+        assert (source.repository, source.licence, source.file) == ("decodesim", "MIT", f"links-{link}.jsonl")
+        assert source.sha256 == hashlib.sha256(raw.read_bytes()).hexdigest()
+        header, kept = grid.read(raw)
+        assert (header, kept) == ({"kind": "machine", "link": link} | facts, rows)
+        table = made.table.select("part", "size", "low_s", "time_s", "high_s", "repeats").rows()
+        assert table == [("send", size, *(pytest.approx(each / 1e6) for each in times), 7) for size, times in took.items()]
+
+
 def test_a_link_that_fails_is_named_and_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(link: str, *_: Any) -> list[dict[str, Any]]:
         if link == "gloo":
@@ -348,6 +383,184 @@ def test_bytes_through_shared_memory_are_those_that_were_given(monkeypatch: pyte
     assert [len(times) for times in found] == [3, 3]
     assert not report.poll()
     assert bytes(room) == b"\1" * 64
+
+
+class Bytes:
+    """A tensor of a device that is not there."""
+
+    def __init__(self, size: int, at: Any) -> None:
+        self.size, self.device, self.is_cuda = size, at, str(at).startswith("cuda")
+
+
+@pytest.mark.parametrize(("link", "ends"), [
+    ("host-to-device", ("cpu", "cuda:0")), ("device-to-host", ("cuda:0", "cpu")), ("device-to-device", ("cuda:0", "cuda:1")),
+])  # fmt: skip
+def test_a_copy_goes_from_end_to_end_and_the_first_ones_do_not_count(
+    link: str, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    copied, turns, clocks = list[Any](), itertools.count(), list[str]()
+
+    class Copied(Bytes):
+        def copy_(self, source: Any, non_blocking: bool) -> None:
+            copied.append((source.device, self.device, source.size, self.size, source.pinned, self.pinned, non_blocking))
+
+    def empty(size: int, *, dtype: Any, device: str, pin_memory: bool) -> Any:
+        assert dtype == torch.uint8
+        made: Any = Copied(size, device)
+        made.pinned = pin_memory
+        return made
+
+    monkeypatch.setattr(torch, "empty", empty)
+    clock = SimpleNamespace(start=lambda: None, stop=lambda: float(next(turns)))
+    monkeypatch.setattr(links, "clock_of", lambda at: clocks.append(at) or clock)
+    found = links._timed(link, (8, 64), 5)
+    copies = [(*ends, size, size, *(end == "cpu" for end in ends), True) for size in (8, 64)]
+    assert copied == [copies[0]] * 8 + [copies[1]] * 8
+    assert clocks == ["cuda:0"]
+    # Of eight turns the first three are left out: of 3 to 7 s the quartiles are 4, 5 and 6.
+    assert found == [
+        {"kind": "link", "link": link, "size": 8, "repeats": 5, "time_us": pytest.approx([4e6, 5e6, 6e6])},
+        {"kind": "link", "link": link, "size": 64, "repeats": 5, "time_us": pytest.approx([12e6, 13e6, 14e6])},
+    ]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each end does of torch, in order; the messages themselves are not sent."""
+    import torch
+
+    monkeypatch.setattr(links, "end_with_starter", lambda: None)
+    monkeypatch.setattr(links.os.path, "exists", lambda path: path == "/sys/class/net/lo")
+    for rank in (0, 1):
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+        done = list[Any]()
+        for name in ("init_process_group", "send", "recv", "destroy_process_group"):
+            monkeypatch.setattr(torch.distributed, name, lambda *args, name=name, **more: done.append((name, *args, more)))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda at: done.append(("synchronize", at)))
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: done.append(("threads", count)))
+        monkeypatch.setattr(torch, "ones", lambda size, *, dtype, device: (dtype, Bytes(size, device))[1])
+        report, other = multiprocessing.Pipe()
+        links._talk(rank, other, (8,), 2, backend, "file://there")
+        where = f"cuda:{rank}" if backend == "nccl" else "cpu"
+        begun = ("init_process_group", backend, {"init_method": "file://there", "rank": rank, "world_size": 2})
+        assert done[:2] == [("threads", 1), begun]
+        assert done[-1] == ("destroy_process_group", {})
+        waits = ["synchronize"] * (backend == "nccl")
+        turn = [("send", *["recv", *waits]), (*["recv", *waits], "send")][rank]
+        assert [each[0] for each in done[2:-1]] == [*turn] * 5
+        for name, *more in done[2:-1]:
+            if name == "synchronize":
+                assert more == [where]
+            else:
+                own, peer, _ = more
+                assert (own.size, own.device, peer) == (8, where, 1 - rank)
+        assert links.os.environ.get("GLOO_SOCKET_IFNAME") == ("lo" if backend == "gloo" else None)
+        assert report.poll() == (rank == 0)
+        if rank == 0:
+            assert [len(times) for times in report.recv()] == [2]
+
+
+@pytest.mark.parametrize("link", ["shared-memory", "gloo", "nccl"])
+def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ends are started beside this process; one that ends, or that nobody hears of, ends the wait."""
+    clock, ends = Clock(), list[Any]()
+    monkeypatch.setattr(links, "time", clock)
+
+    class End:
+        def __init__(self, target: Any, args: tuple[Any, ...], daemon: bool) -> None:
+            self.target, self.args, self.daemon, self.said = target, args, daemon, list[str]()
+            self.exitcode = exitcodes[len(ends)]
+            ends.append(self)
+
+        def start(self) -> None:
+            self.said.append("start")
+
+        def join(self, seconds: float) -> None:
+            self.said.append(f"join {seconds}")
+
+        def is_alive(self) -> bool:
+            return self.exitcode is None
+
+        def terminate(self) -> None:
+            self.said.append("terminate")
+
+    class Ours:
+        """Hears after 3 polls, if at all."""
+
+        polled = 0
+
+        def poll(self, seconds: float) -> bool:
+            clock.now += seconds
+            self.polled += 1
+            return heard is not None and self.polled > 3
+
+        def recv(self) -> Any:
+            if isinstance(heard, Exception):
+                raise heard
+            return heard
+
+    closed = list[str]()
+    theirs: Any = SimpleNamespace(close=lambda: closed.append("theirs"))
+    pipes = iter(())
+
+    def context_of(kind: str) -> Any:
+        assert kind == "spawn"
+        return SimpleNamespace(Pipe=lambda: next(pipes), RawArray=lambda code, size: (code, size), Process=End)
+
+    monkeypatch.setattr(links.multiprocessing, "get_context", context_of)
+    cases: list[tuple[Any, list[int | None], Any]] = [
+        ([[1e-6, 3e-6, 5e-6], [2e-6, 4e-6, 6e-6]], [0, None], None),
+        ("OSError: no room", [0, 0], "^OSError: no room$"), (EOFError(), [0, 0], f"^one end of {link} ended early$"),
+        (None, [0, 3], f"^one end of {link} ended early, exit code 3$"), (None, [None, 0], f"^{link} took too long$"),
+    ]  # fmt: skip
+    for heard, exitcodes, error in cases:
+        ends.clear()
+        closed.clear()
+        begun = clock.now
+        pipes = iter([(Ours(), theirs), ("first", "second")])
+        if error is None:
+            assert links._timed(link, (8, 64), 3) == [
+                {"kind": "link", "link": link, "size": 8, "repeats": 3, "time_us": pytest.approx([2, 3, 4])},
+                {"kind": "link", "link": link, "size": 64, "repeats": 3, "time_us": pytest.approx([3, 4, 5])},
+            ]
+        else:
+            with pytest.raises(RuntimeError, match=error):
+                links._timed(link, (8, 64), 3)
+        assert closed == ["theirs"]
+        late = 120.0 if error and "too long" in error else 0.0
+        assert late <= clock.now - begun < late + 1
+        for rank, end in enumerate(ends):
+            assert end.daemon is True
+            assert end.said == ["start", "join 5", *["terminate"] * (exitcodes[rank] is None)]
+            assert end.args[:4] == (rank, theirs, (8, 64), 3)
+            if link == "shared-memory":
+                assert (end.target, end.args[4:]) == (links._share, (("b", 64), ("first", "second")[rank]))
+            else:
+                assert (end.target, end.args[4]) == (links._talk, link)
+                assert str(end.args[5]).startswith("file:///")
+        assert len({end.args[-1] for end in ends}) == (2 if link == "shared-memory" else 1)
+        assert len(ends) == 2
+
+
+def test_the_links_of_a_machine_are_those_of_its_gpus_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def has(gpus: int, distributed: bool = True, gloo: bool = True, nccl: bool = True, cuda: bool = True) -> tuple[str, ...]:
+        answers = {"is_available": distributed, "is_gloo_available": gloo, "is_nccl_available": nccl}
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer, raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        return links.there()
+
+    host, copies = ("shared-memory", "gloo"), ("host-to-device", "device-to-host")
+    assert has(0) == has(2, cuda=False) == host
+    assert has(0, gloo=False) == has(0, distributed=False) == host[:1]
+    assert has(1) == host + copies
+    assert has(2) == has(3) == (*host, *copies, "device-to-device", "nccl")
+    assert has(2, nccl=False) == (*host, *copies, "device-to-device")
 
 
 def test_an_end_that_fails_says_why() -> None:
@@ -513,3 +726,262 @@ def test_the_parts_of_a_logs_time_are_within_the_time_that_passed(monkeypatch: p
         assert clock.now > before
         if groups == 2:
             break
+
+
+# --- what is left of a point ---
+
+
+def test_a_pass_is_timed_while_no_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And afterwards collected or not as it was before."""
+    seen: list[bool] = []
+    spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
+    begin = Stub.run
+    monkeypatch.setattr(Stub, "run", lambda self: (seen.append(gc.isenabled()), begin(self))[1])
+    for was in (True, False):
+        (gc.enable if was else gc.disable)()
+        try:
+            pointed(monkeypatch, spans, "eager", [100] * 2, 130, least=2, most=2)
+            assert gc.isenabled() is was
+        finally:
+            gc.enable()
+    assert seen == [False] * 8
+
+
+@pytest.mark.parametrize(("now", "least", "most", "target", "spread_of", "repeats"), [
+    (0.0, 2, 9, 0.0, 0.0, 9),  # a spread must be below the target
+    (0.0, 2, 9, 1e-9, 0.0, 2), (0.0, 3, 9, 1e-9, 0.0, 3), (0.0, 4, 4, 0.0, 1.0, 4), (5.0, 3, 9, 0.0, 1.0, 3),
+    (4.9, 3, 9, 0.0, 1.0, 9),
+])  # fmt: skip
+def test_a_point_ends_when_it_is_known_or_when_its_time_is_over(
+    now: float, least: int, most: int, target: float, spread_of: float, repeats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time ends at 5 s."""
+    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: now))
+    spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
+    work, wholes = Stub(spans), itertools.cycle([1.0, 1.0, 1 + spread_of, 1 + spread_of])
+    clock = SimpleNamespace(start=lambda: None, stop=lambda: next(wholes), disturbed=lambda: False, mark=None, span=lambda *_: 1.0)
+    monkeypatch.setattr(timing, "clock_of", lambda *_: clock)
+    monkeypatch.setattr(timing, "prepared", lambda *_: work)
+    model: Any = SimpleNamespace(device="cpu", decoder=SimpleNamespace(layers=4))
+    row = timing.measure(model, Point("eager", 1, 0, 1, 0), Effort(target, least, most, warmups=0), 5.0)
+    assert row["repeats"] == repeats
+    assert work.done == ["watched", "back"] + ["run", "back", "watched", "back"] * repeats + ["check"]
+
+
+def test_a_point_is_prepared_as_its_mode_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model cannot hold is refused before; the load of the machine is told where that is known."""
+    from calibrate import decode_pass, passes
+
+    asked: list[Any] = []
+    for module, name in ((passes, "EagerPass"), (passes, "GraphPass"), (decode_pass, "InterpretedPass")):
+        monkeypatch.setattr(module, name, lambda *given, name=name: (name, *given))
+    model: Any = SimpleNamespace(architecture=SimpleNamespace(longest=lambda *given: asked.append(given)))
+    modes = {"eager": "EagerPass", "cuda-graph": "GraphPass", "interpreter": "InterpretedPass"}
+    assert [*modes] == [*timing.MODES]
+    for mode, name in modes.items():
+        assert timing.prepared(model, 3, 8, 2, mode) == (name, model, 3, 8, 2)  # type: ignore[comparison-overlap]
+        assert asked.pop() == (3, 8)
+    assert timing.prepared(model, 3, 8, 2)[0] == "EagerPass"  # type: ignore[index]
+    monkeypatch.setattr(timing.os, "getloadavg", lambda: (0.126, 9.0, 9.0))
+    assert timing._load() == 0.13
+    for error in (OSError, AttributeError):
+        monkeypatch.setattr(timing.os, "getloadavg", lambda error=error: (_ for _ in ()).throw(error))
+        assert timing._load() is None
+    assert [str(Point("eager", 1, 2, 3, busy)) for busy in (0, 4)] == [
+        "eager width 1 context 2 batch 3", "eager width 1 context 2 batch 3 busy 4",
+    ]  # fmt: skip
+    assert (Effort().target, Effort().least, Effort().most, Effort().warmups) == (0.005, 10, 1000, 5)
+    for wrong, said in (({"target": -1.0}, "target must be at least 0"), ({"least": 0}, "least must be at least 1"),
+                        ({"least": 5, "most": 4}, "most must be at least 5"), ({"warmups": -1}, "warmups must be")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            Effort(**wrong)
+    Effort(0.0, 1, 1, 0)
+
+
+# --- what is left of a grid ---
+
+
+def test_a_grid_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    most = 1_000_000
+    Grid((1, most), (0, most), (1, most), (0, most), rounds=1000)
+    for wrong, said in (
+        ({"widths": 4}, "widths must be a list of whole numbers, got 4"), ({"widths": ()}, "widths must be at least one number"),
+        ({"widths": (0,)}, "widths must be between 1 and 1000000, got 0"), ({"widths": (most + 1,)}, "widths must be between"),
+        ({"contexts": (-1,)}, "contexts must be between 0 and"), ({"batches": (0,)}, "batches must be between 1 and"),
+        ({"busy": (-1,)}, "busy must be between 0 and"), ({"busy": (1, 1)}, "busy must be different numbers"),
+        ({"rounds": 1001}, "rounds must be between 1 and 1000, got 1001"), ({"modes": ()}, "mode must be at least one, got none"),
+        ({"modes": ("quick",)}, "unknown mode 'quick'"),
+        ({"widths": tuple(range(1, 1002)), "contexts": tuple(range(100))}, "at most 100000 points, got 100100"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            Grid(**{"widths": (1,), "contexts": (0,)} | wrong)
+    assert len(Grid(tuple(range(1, 1001)), tuple(range(100))).points()) == 100_000
+    assert [*Grid((1, 2), (0,), (1, 3), (0, 2), ("eager", "interpreter"), 2).points()] == [
+        Point(mode, width, 0, batch, busy, turn)
+        for turn in range(2) for mode in ("eager", "interpreter") for busy in (0, 2) for batch in (1, 3) for width in (1, 2)
+    ]  # fmt: skip
+    with pytest.raises(ParameterError, match=r"gone\.jsonl cannot be read: "):
+        grid.read(tmp_path / "gone.jsonl")
+
+
+def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    said = {
+        MemoryError("9 GB\nmore"): ("out of memory: 9 GB", False), RuntimeError("x: can't allocate memory"): (
+            "out of memory: x: can't allocate memory", False), RuntimeError(""): ("RuntimeError: ", False),
+        torch.OutOfMemoryError("CUDA error"): ("out of memory: CUDA error", False),
+        RuntimeError("CUDA error: gone"): ("RuntimeError: CUDA error: gone", True),
+        ValueError("y" * 300): (f"ValueError: {'y' * 200}", False),
+        torch.AcceleratorError("gone"): ("AcceleratorError: gone", True),
+    }  # fmt: skip
+    for error, expected in said.items():
+        assert grid.told(error) == expected
+    emptied: list[int] = []
+
+    def empty() -> None:
+        emptied.append(1)
+        raise RuntimeError("it is gone")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    grid.release("cpu")
+    assert emptied == []
+    grid.release("cuda:1")
+    assert emptied == [1]
+
+
+def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept while points ask for as many, and ended when they do not, or when one has failed, and in the end."""
+    from calibrate import companions
+
+    said: list[Any] = []
+    fails: list[Any] = []
+
+    class Those:
+        def __init__(self, count: int, spec: Any) -> None:
+            self.count = count
+            said.append(("began", count, spec))
+
+        @contextlib.contextmanager
+        def at(self, *what: Any) -> Any:
+            passed: list[int] = []
+            yield passed
+            passed += [7] * self.count
+            said.append(what)
+
+        def close(self) -> None:
+            said.append(("ended", self.count))
+
+    def measure(*given: Any) -> dict[str, Any]:
+        if fails:
+            raise fails.pop()
+        return {"given": given}
+
+    monkeypatch.setattr(companions, "Companions", Those)
+    monkeypatch.setattr(grid, "measure", measure)
+    spec: Any = "a spec"
+    model: Any = "a model"
+    effort = Effort()
+
+    def timed(busy: int) -> Any:
+        return crowd.measure(model, Point("eager", 1, 8, 2, busy), effort, 3.0)
+
+    with grid._Crowd(spec) as crowd:
+        assert timed(0) == {"given": (model, Point("eager", 1, 8, 2, 0), effort, 3.0)}
+        assert said == []
+        assert timed(2) == {"given": (model, Point("eager", 1, 8, 2, 2), effort, 3.0), "companion_passes": [7, 7]}
+        timed(2)
+        assert timed(1)["companion_passes"] == [7]
+        what = (1, 8, 2, "eager")
+        assert said == [("began", 2, spec), what, what, ("ended", 2), ("began", 1, spec), what]
+        said.clear()
+        fails.append(RuntimeError("gone"))
+        with pytest.raises(RuntimeError, match="gone"):
+            timed(1)
+        assert said == [("ended", 1)]
+        timed(1)
+        assert said[1:] == [("began", 1, spec), what]
+    assert said[-1] == ("ended", 1)
+    assert (crowd.count, crowd.companions) == (0, None)
+
+
+def test_weights_of_a_kind_that_is_not_timed_are_refused_before_anything_is_built() -> None:
+    from calibrate import passes
+
+    model: Any = None
+    with pytest.raises(ParameterError, match=r"unknown dtype 'float64'; .*known: bfloat16, float16, float32"):
+        passes.Model(model, "cpu", "float64")
+    nine: Any = SimpleNamespace(name="some", shape=SimpleNamespace(layers=9))
+    decoder = real_models.decoders("llama")["target"]
+    with pytest.raises(RuntimeError, match="some has 5 layers, 9 expected"):
+        passes.Model(nine, "cpu", "float32", decoder=decoder)
+
+
+# --- a pass as decoding makes it ---
+
+
+def interpreted(width: int, context: int, batch: int, unequal: bool = False, kind: str = "llama") -> tuple[Any, list[Any]]:
+    """Of a tiny model whose random tokens are 3, 4, 5, ... ; and what it was asked to run, with what came before."""
+    import torch
+
+    from calibrate import decode_pass
+
+    decoder = real_models.decoders(kind)["target"]
+    asked: list[Any] = []
+    run = decoder.run
+
+    def noted(tokens: tuple[int, ...], at: int, first: int, last: int, *more: Any, **how: Any) -> Any:
+        asked.append((tokens, at, first, last, how["batch"], how["places"]))
+        return run(tokens, at, first, last, *more, **how)
+
+    decoder.run = noted
+    model: Any = SimpleNamespace(
+        architecture=SimpleNamespace(crossing=kind == "t5", name=kind), decoder=decoder, unequal=unequal,
+        read_source=lambda: asked.append("source"),
+        tokens=lambda batch, count: torch.arange(3, 3 + batch * count).view(batch, count),
+    )  # fmt: skip
+    return decode_pass.InterpretedPass(model, width, context, batch), asked
+
+
+def test_a_pass_of_the_interpreter_is_at_another_place_every_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind rows that are made some at a time; every layer, the embedding, the head and the call are marked, and nothing after."""
+    from calibrate import decode_pass
+
+    monkeypatch.setattr(decode_pass, "CHUNK", 4)
+    work, asked = interpreted(2, 6, 1)
+    depth = real_models.DEPTHS["target"]
+    filling = [((3, 4, 5, 6), 0, 0, depth, 1, ()), ((3, 4), 4, 0, depth, 1, ())]
+    passes = [((3, 4), at, 0, depth, 1, ()) for at in (6, 7)]
+    assert asked == ["source", *filling, *passes]
+    marks: list[Any] = []
+    work.run_watched(lambda *mark: marks.append(mark))
+    work.run()
+    work.back()
+    assert asked[5:] == passes
+    layers = [("layer", index) for index in range(depth)]
+    assert work.parts == [("embedding", 0), *layers, ("head", 0), ("call", 0)]
+    inner = [(*part, edge) for part in [("embedding", 0), *layers] for edge in (0, 1)]
+    assert marks == [("call", 0, 0), *inner, ("call", 0, 1), ("head", 0, 0), ("head", 0, 1)]
+    assert (work.replayed, work.short) == (False, 0)
+    assert work.real.work.tokens == work.real.work.committed == work.real.work.commits == []
+    work.check()
+    for length in (7, 10):
+        work.task.cache.rows["target"].layers[0].length = length
+        with pytest.raises(RuntimeError, match="layers should hold 8 positions or one more, they hold"):
+            work.check()
+
+
+def test_texts_of_a_batch_are_at_places_of_their_own_where_drafts_are_made_or_verified() -> None:
+    depth = real_models.DEPTHS["target"]
+    for width, context, unequal, places in ((1, 6, False, ()), (2, 6, False, (6, 5, 6)), (1, 6, True, (6, 5, 6)), (2, 0, True, ())):
+        work, asked = interpreted(width, context, 3, unequal)
+        tokens = tuple(range(3, 3 + 3 * width))
+        first, second = asked[-2:]
+        assert first == (tokens, min(places, default=context), 0, depth, 3, places)
+        assert second == (tokens, min(places, default=context) + 1, 0, depth, 3, tuple(each + 1 for each in places))
+        assert work.texts == (0, 1, 2)
+        if context:
+            assert asked[1] == (tuple(range(3, 3 + 18)), 0, 0, depth, 3, ())
+    with pytest.raises(ParameterError, match="batch must be 1 with an encoder-decoder such as t5, got 2"):
+        interpreted(1, 0, 2, kind="t5")
+    assert interpreted(1, 0, 1, unequal=True)[0].unequal is False

@@ -13,15 +13,22 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from calibrate.cli import app as calibrate_app
+from calibrate.family import training as family
+from calibrate.interpreter import Sampling
+from calibrate.log import Spent
+from calibrate.timing import Effort
+from model.checks import ParameterError
 from sim import sweep
 from sim.cli import app as sim_app
 
@@ -254,17 +261,70 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     ),
 }  # fmt: skip
 LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
-    # The words that a command must have, and flags that nobody gave.
-    "calibrate train": ("-o out --text notes --role draft", {"resume": False}),
-    "calibrate heads": ("--model big --text notes -o heads", {"resume": False, "layers": None}),
-    "calibrate align": ("--target big --draft small -o out --text notes", {"resume": False}),
+    # The words that a command must have, and what it takes without any others.
+    "calibrate train": (
+        "-o out --text notes --role draft",
+        {
+            "resume": False, "folder": Path("out"), "role": "draft", "size": family.FAMILY["draft"], "corpus": CORPUS,
+            "recipe": {"epochs": 3, "batch": 8, "length": 512, "rate": 0.006, "seed": 0, "warm_up": family.Recipe().warm_up},
+            "command": "calibrate train -o family --role draft --epochs 3 --batch 8 --length 512 --rate 0.006 --seed 0 --text notes",
+        },
+    ),
+    "calibrate heads": (
+        "--model big --text notes -o heads",
+        {
+            "resume": False, "layers": None, "command": "calibrate heads --model big --settings own --text notes",
+            "settings": {"epochs": 1, "batch": 16, "length": 512, "rate": 0.001, "seed": 0, "labels": "text"}, "corpus": CORPUS,
+        },
+    ),
+    "calibrate align": (
+        "--target big --draft small -o out --text notes",
+        {
+            "resume": False, "command": "calibrate align --target big --draft small -o out --text notes", "corpus": CORPUS,
+            "settings": {
+                "prompts": 4096, "prompt": 64, "tokens": 128, "held_out": 256, "epochs": 2, "batch": 16, "rate": 0.002, "seed": 0,
+            },
+        },
+    ),
     "calibrate decode": ("autoregressive --model big --prompt hello", {"run": {"plain": False, "log": False, "sampling": None}}),
-    "calibrate log": ("--target big --prompts texts -o log.json", {"resume": False, "sampling": None, "draft": None}),
-    "calibrate quality": ("early_exit --model big --prompts texts --set threshold=0.5 -o rows.csv", {"resume": False}),
+    "calibrate log": (
+        "--target big --prompts texts -o log.json",
+        {
+            "out": Path("log.json"), "resume": False, "sampling": None, "draft": None, "seed": 0, "tokens": 64,
+            "prompts": [[1, 2, 3, 4, 5, 6]],
+        },
+    ),
+    "calibrate quality": (
+        "early_exit --model big --prompts texts --set threshold=0.5 -o rows.csv",
+        {"out": Path("rows.csv"), "resume": False, "tokens": 48, "settings": [{"threshold": 0.5}], "prompts": [[1, 2, 3, 4, 5, 6]]},
+    ),
     "calibrate run": ("autoregressive -o runs.json", {"resume": False, "gpus": []}),
-    "calibrate layers": ("--model llama-68m -o out", {"resume": False, "quick": False}),
-    "calibrate links": ("-o out", {"links": None}),
+    "calibrate layers": (
+        "--model llama-68m -o out",
+        {
+            "resume": False, "quick": False, "device": None, "dtype": None, "source": 512, "name": None, "minutes": 8.0,
+            "threads": None, "effort": {"target": 0.005, "least": Effort().least, "most": Effort().most},
+            "grid": {
+                "widths": (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32), "contexts": (128, 512, 1024, 2048), "batches": (1,),
+                "busy": (0,), "modes": ("eager",), "rounds": 1,
+            },
+        },
+    ),
+    "calibrate links": (
+        "-o out",
+        {"out": Path("out"), "links": None, "repeats": 50, "name": "links", "sizes": tuple(1024 * 4**each for each in range(9))},
+    ),
+}  # fmt: skip
+BARS = {
+    "log": "texts",
+    "quality": "settings",
+    "layers": "points",
+    "links": "links",
+    "train": "draft",
+    "heads": "heads",
+    "align": "align",
 }
+"""What the bar of a command counts."""
 
 
 def has(given: Any, expected: Any) -> bool:
@@ -300,6 +360,13 @@ def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
     for function in record.calls:
         if function.endswith(".progress"):
             assert record.calls[function]["quiet"] is False
+            assert record.calls[function]["what"] == BARS.get(command.split()[1], record.calls[function]["what"])
+        if function == "calibrate.loading.models":
+            assert record.calls[function].get("dtype") == "float32"
+        if function == "calibrate.prompts.load":
+            few = {"calibrate log": 200, "calibrate quality": 20}
+            assert record.calls[function].get("limit") == few.get(command, record.calls[function].get("limit"))
+            assert not record.calls[function].get("seed")
         if function.endswith(".placed"):
             assert record.calls[function] == {"device": None, "threads": None}
 
@@ -456,22 +523,216 @@ def test_quick_is_a_little_of_the_work(command: str, record: Record) -> None:
     assert has(record.calls[work], QUICK[command]), record.calls[work]
 
 
-@pytest.mark.parametrize("command", ["calibrate links", "calibrate log"])
-def test_a_document_is_the_result_as_json(command: str, record: Record) -> None:
-    spent = SimpleNamespace(models=1.5, total=2.0)
-    answers: dict[str, tuple[Any, dict[str, Any]]] = {
-        "calibrate links": (
-            SimpleNamespace(profiles={"gloo": Path("a.json")}, failed={}), {"profiles": {"gloo": "a.json"}, "failed": {}},
-        ),
-        "calibrate log": (
-            (SimpleNamespace(table=SimpleNamespace(height=7)), spent),
-            {"log": "log.json", "rows": 7, "texts": 1, "seconds": {"models": 1.5, "total": 2.0}},
-        ),
+def results(kind: str, count: int) -> list[dict[str, Any]]:
+    """What heads are worth: made up, and different in every cell."""
+    rows = [{"head": kind, "layer": layer} for layer in range(1, count + 1)]
+    first = 0.1 if kind == "common" else 0.2
+    return [
+        row | {"loss": 2 + first * row["layer"], **{f"top_{top}": first + top / 50 + row["layer"] / 100 for top in (1, 3, 5)}}
+        for row in rows
+    ]
+
+
+TRAINED = {
+    "size": {"layers": 2, "hidden": 64}, "parameters": 123_456, "held_out_loss": 1.23456, "corpus": {"held_out_tokens": 789},
+    "seconds": 61.6, "name": "big",
+}  # fmt: skip
+HEADS = {
+    "name": "big", "corpus": {"held_out_tokens": 789}, "held_out_loss": 1.23456, "results": [*results("trained", 2), *results("common", 2)],
+}  # fmt: skip
+ALIGNED = {
+    "target": {"name": "big"}, "held_out_loss_before": 1.5, "held_out_loss": 1.62346,
+    "agreement": {"positions": 640, "prompts": 10, "before": 0.25, "after": 0.51236, "gain": 0.26236, "gain_error": 0.01234},
+}  # fmt: skip
+MEASURED = {
+    "method": "early_exit", "target_name": "big", "texts": 7, "decay": [0.5, None], "agreement": [0.25, 1.0],
+    "common_prefix": [3.0, 12.5], "log_likelihood": [-1.5, -0.25], "fallback_rate": [None, None], "mean_layers": [3.25, float("inf")],
+}  # fmt: skip
+SENDS = [(1024, 2e-6), (4096, 4e-6)]
+ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
+    # Of each command more words, the result of its work, what it prints of that, and its document.
+    "calibrate train": (
+        "", TRAINED,
+        ["draft: 2 layers of 64, 123456 parameters; held-out loss 1.2346 nats per token (measured, 789 tokens), 62 s; out/draft"],
+        {"note": "", "models": {"draft": TRAINED | {"folder": "out/draft"}}},
+    ),
+    "calibrate heads": (
+        "", HEADS,
+        [
+            "big: loss [nats per token] and how often the model's own token is among the first 1, 3, 5; measured on 789 held-out "
+            "tokens",
+            "layer                       common head                      trained head",
+            "    1     2.100   0.130   0.170   0.210     2.200   0.230   0.270   0.310",
+            "    2     2.200   0.140   0.180   0.220     2.400   0.240   0.280   0.320",
+            "the model's own loss: 1.235", "heads",
+        ],
+        HEADS | {"file": "heads"},
+    ),
+    "calibrate align": (
+        "", ALIGNED,
+        [
+            "agreement with the greedy texts of big: 0.2500 before, 0.5124 after, gained 0.2624 +- 0.0123 (measured on 640 tokens "
+            "behind 10 held-out prompts)",
+            "loss on held-out text: 1.5000 before, 1.6235 nats per token after (measured); out",
+        ],
+        ALIGNED | {"folder": "out"},
+    ),
+    "calibrate log": (
+        "", (SimpleNamespace(table=SimpleNamespace(height=7)), Spent(1.0, 0.5, 0.0, 0.25)),
+        [
+            "log.json: 7 positions of 1 texts",
+            "  writing            1.00 s    57%   measured", "  heads              0.50 s    29%   measured",
+            "  trained heads      0.00 s     0%   measured", "  draft              0.25 s    14%   measured",
+        ],
+        {
+            "log": "log.json", "rows": 7, "texts": 1,
+            "seconds": {"writing": 1.0, "heads": 0.5, "trained_heads": 0.0, "draft": 0.25},
+        },
+    ),
+    "calibrate quality": (
+        "--sweep decay=0.5,none", MEASURED,
+        [
+            "early_exit on big: 7 texts (measured; log-likelihoods in nats per token)",
+            " decay  agreement  common_prefix  log_likelihood  mean_layers",
+            "0.5000     0.2500         3.0000         -1.5000       3.2500",
+            "     -     1.0000          12.50         -0.2500          inf",
+            "rows.csv",
+        ],
+        {},
+    ),
+    "calibrate links": (
+        "", SimpleNamespace(profiles={"gloo": Path("a.json")}, failed={}),
+        [
+            "an engine, best 1.02 GB/s", "        1024 bytes         2.0 us      0.51 GB/s", "        4096 bytes         4.0 us      1.02 GB/s",
+            "a.json",
+        ],
+        {"profiles": {"gloo": "a.json"}, "failed": {}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ANSWERS)
+def test_what_was_found_is_printed_and_is_the_document(command: str, record: Record) -> None:
+    more, answer, lines, document = ANSWERS[command]
+    profiled = SimpleNamespace(engine="an engine", bandwidth=1.024e9)
+    profiled.rows = lambda part: pl.DataFrame(SENDS, ["size", "time_s"], orient="row") if part == "send" else None
+    record.replace("model.profile.load", profiled)
+    record.replace(CASES[command][1], lambda **_: pl.DataFrame(answer) if answer is MEASURED else answer)
+    words = [*command.split()[1:], *LEFT_OUT[command][0].split()]
+    done = CliRunner().invoke(calibrate_app, [*words, *more.split()])
+    assert (done.exit_code, done.stderr, done.stdout.splitlines()) == (0, "", lines), done.output
+    if document:
+        done = CliRunner().invoke(calibrate_app, [*words, "--json"])
+        assert (done.exit_code, done.stderr, json.loads(done.stdout)) == (0, "", document), done.output
+
+
+INTERRUPTED = {
+    "calibrate train": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
+    "calibrate heads": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
+    "calibrate align": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
+    "calibrate log": "interrupted; what was logged is kept beside log.json: the same command with --resume goes on",
+    "calibrate quality": "interrupted; finished settings are kept beside rows.csv: the same command with --resume goes on",
+    "calibrate layers": "interrupted; what was timed is in out: the same command with --resume goes on",
+    "calibrate links": "interrupted; the links that were finished are written, run the others with --link",
+}
+
+
+@pytest.mark.parametrize("command", INTERRUPTED)
+def test_who_interrupts_is_told_what_is_kept(command: str, record: Record) -> None:
+    def interrupted(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    record.replace(CASES[command][1], interrupted)
+    done = CliRunner().invoke(calibrate_app, [*command.split()[1:], *LEFT_OUT[command][0].split()])
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", f"{INTERRUPTED[command]}\n")
+
+
+def test_links_that_failed_are_named_behind_those_that_did_not(record: Record) -> None:
+    record.replace("calibrate.links.time_links", SimpleNamespace(profiles={}, failed={"gloo": "no host", "nccl": "no GPU"}))
+    for more in ([], ["--json"]):
+        done = CliRunner().invoke(calibrate_app, ["links", "-o", "out", *more])
+        assert (done.exit_code, done.stderr) == (1, "failed: gloo: no host\nfailed: nccl: no GPU\n")
+
+
+def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
+    record.replace("calibrate.quality.measure", pl.DataFrame(MEASURED))
+    drawn: list[Path] = []
+    record.replace("figures.of_quality", lambda **_: drawn)
+    words = ["quality", *LEFT_OUT["calibrate quality"][0].split(), "--figures", "pictures"]
+    done = CliRunner().invoke(calibrate_app, words)
+    assert done.stderr == "note: these rows make more lines than a figure has room for; none was drawn\n"
+    drawn.append(Path("pictures/one.png"))
+    done = CliRunner().invoke(calibrate_app, words)
+    assert (done.stderr, done.stdout.splitlines()[-2:]) == ("", ["rows.csv", "pictures/one.png"])
+
+
+def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
+    """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
+    record.replace("calibrate.quality.measure")
+    record.replace("calibrate.log_command.prompted", [("one", [1, 2, 3])])
+    for prompts, called in ((["--prompts", "a/texts.json"], "texts.json"), ([], "held-out standard library")):
+        ran("calibrate quality", f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}")
+        models = {f"{role}_{key}": value for role in ("target", "draft") for key, value in (("name", "made"), ("checksum", "0"))}
+        assert record.calls["calibrate.quality.measure"]["said"] == models | {
+            "heads": "heads read", "dtype": "float32", "prompts": called, "seed": 3, "source": "measured",
+        }  # fmt: skip
+        asked = {"limit": 20, "length": 64, "seed": 3, "template": None}
+        assert has(record.calls["calibrate.log_command.prompted"], asked)
+
+
+def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
+    """Models with their shapes, heads, prompts as tokens, and how texts are drawn; prompts of the family where none are given."""
+    record.replace("calibrate.log.make")
+    record.replace("calibrate.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
+    model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
+    ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
+    said = record.calls["calibrate.log.make"]["said"]
+    assert said | {"versions": 0, "date": 0} == {
+        "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "asked": 64, "seed": 0,
+        "heads": {"file": "some.heads", "layers": [3, 5]}, "sampling": vars(Sampling(top_k=4)),
+        "prompts": [{"id": "one", "tokens": [1, 2, 3]}, {"id": "two", "tokens": [4]}],
     }  # fmt: skip
-    answer, expected = answers[command]
-    record.replace(CASES[command][1], lambda **_: answer)
-    done = CliRunner().invoke(calibrate_app, [*command.split()[1:], *LEFT_OUT[command][0].split(), "--json"])
-    assert (done.exit_code, json.loads(done.stdout)) == (0, expected), done.output
+    assert said["date"] == datetime.now(tz=UTC).date().isoformat()
+    assert has(
+        record.calls["calibrate.log_command.prompted"], {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
+    )
+    ran("calibrate log", "--target big -o a.json")
+    said = record.calls["calibrate.log.make"]["said"]
+    assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
+    Path("nowhere").touch()  # heads that lie beside the target are read too
+    ran("calibrate log", "--target big -o a.json")
+    assert record.calls["calibrate.log.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
+
+
+def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> None:
+    from calibrate import log_command
+
+    target: Any = SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer="a tokenizer"))
+    record.replace("calibrate.prompts.held_out", PROMPTS)
+    for where, template, ids in ((None, None, [5, 6]), ("texts", "none", [5, 6]), ("texts", "chat", [1, 2, 3, 4, 5, 6])):
+        assert log_command.prompted(where, template, 7, 2, 9, target) == [("one", ids)]
+        assert record.calls["calibrate.loading.begun"] == {
+            "target": target, "text": "a text", "name": "one", "chat": template == "chat",
+        }  # fmt: skip
+    assert record.calls["calibrate.prompts.held_out"] == {
+        "length": 2, "count": 7, "seed": 9, "tokenizer": "a tokenizer", "corpus": None,
+    }  # fmt: skip
+    assert record.calls["calibrate.prompts.load"] == {"where": "texts", "template": "chat", "limit": 7, "seed": 9}
+    for wrong, said in (((None, "squad", 7, 2, 9), "--template is used with --prompts alone"),
+                        (("texts", None, 0, 2, 9), "limit must be at least 1, got 0"),
+                        (("texts", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            log_command.prompted(*wrong, target)  # type: ignore[arg-type]
+
+
+def test_bundled_profiles_are_named_as_they_are_written(record: Record) -> None:
+    record.replace("calibrate.importers.bundle.write", [Path("out/a.json"), Path("out/b.json")])
+    done = CliRunner().invoke(calibrate_app, ["bundle", "data", "-o", "out"])
+    assert (done.exit_code, done.stdout) == (0, "out/a.json\nout/b.json\n")
+    import model
+
+    CliRunner().invoke(calibrate_app, ["bundle", "data"])
+    assert record.calls["calibrate.importers.bundle.write"]["folder"] == Path(model.__file__).parent / "profiles"
 
 
 def test_a_plan_is_changed_by_what_is_said_beside_it(record: Record) -> None:
@@ -543,7 +804,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "calibrate links": {
         REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_options.py::test_a_document_is_the_result_as_json": "--json",
+        "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
     "calibrate report": {"test_validation.py::test_a_page_out_of_date_is_told": "--check --out"},
     "calibrate train": {
@@ -574,7 +835,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     "calibrate log": {
         REACH: "--target --out --draft --heads --prompts --template --limit --prompt-tokens --tokens --sample --temperature --top-k"
                " --top-p --seed --dtype --device --threads --resume --quiet",
-        "test_options.py::test_a_document_is_the_result_as_json": "--json",
+        "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
     "calibrate rates": {
         "test_log.py::test_candidates_and_lengths_are_those_asked_for": "--candidates --lengths --json",

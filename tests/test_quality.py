@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +226,61 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_decoded(
     with pytest.raises(ParameterError, match=said):
         measured(tmp_path, method, [table], *roles)
     assert not [*tmp_path.iterdir()]
+
+
+def test_kept_texts_that_no_model_wrote_are_refused(tmp_path: Path) -> None:
+    """What plain decoding wrote is kept beside the rows: each text with 1 to 10 tokens of the vocabulary, and a time, or none at all."""
+    def stop(done: int, total: int, at: str) -> None:
+        raise KeyboardInterrupt
+
+    settings = [{"threshold": 1.0}]
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, "early_exit", settings, report=stop)
+    path = tmp_path / "rows.parts" / "plain.json"
+    said = json.loads(path.read_text(encoding="utf-8"))
+    first, *others = said["found"]
+    bound = f"up to {TOKENS} tokens below the vocabulary={VOCABULARY} and a time above 0 for each of 3 prompts; remove it and go on"
+    wrong: list[Any] = [{"tokens": []}, {"tokens": [1] * (TOKENS + 1)}, {"tokens": [-1]}, {"tokens": [VOCABULARY]}, {"seconds": 0.0}]
+    for found in [*([first | each, *others] for each in wrong), [*others], [*others, first | wrong[0]], [first, *said["found"]]]:
+        path.write_text(json.dumps(said | {"found": found}), encoding="utf-8")
+        with pytest.raises(ParameterError, match=f"^rows.parts/plain.json must hold {bound}$"):
+            measured(tmp_path, "early_exit", settings, resume=True)
+    for broken in ("{", "[]", "{}", json.dumps(said | {"found": 3}), json.dumps(said | {"asked": 3})):
+        path.write_text(broken, encoding="utf-8")
+        with pytest.raises(ParameterError, match=r"^rows.parts holds plain.json, which cannot be read; remove it and go on$"):
+            measured(tmp_path, "early_exit", settings, resume=True)
+    # At the bounds they are taken: one token, the vocabulary's last.
+    path.write_text(json.dumps(said | {"found": [first | {"tokens": [VOCABULARY - 1], "seconds": 1e-9}, *others]}), encoding="utf-8")
+    (row,) = measured(tmp_path, "early_exit", settings, resume=True)
+    assert row["plain_texts"] == pytest.approx(2 / 3)
+
+
+def test_work_is_not_compared_where_a_shape_cannot_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise ParameterError("no such type")
+
+    monkeypatch.setattr(quality.transformer, "from_config", refused)
+    (row,) = measured(tmp_path, "early_exit", [{"threshold": 1.0}])
+    assert (row["flops_over_plain"], row["weight_bytes_over_plain"]) == (None, None)
+    assert row["layer_passes_over_plain"] == pytest.approx(1)
+
+
+def test_rows_say_what_they_were_made_with_and_seconds_are_those_of_all_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text takes a second more than the one before, plain ones first: 1 + 2 + 3 s, and 4 + 5 + 6 s."""
+    count, decode, told = iter(range(1, 99)), decoding.decode, list[Any]()
+    monkeypatch.setattr(decoding, "decode", lambda *args, **more: replace(decode(*args, **more), seconds=float(next(count))))
+    rows = measured(tmp_path, "early_exit", [{"exit_layer": 3}, {"threshold": 1.0}], report=lambda *said: told.append(said))
+    assert told == [(0, 2, "exit_layer=3"), (1, 2, "threshold=1.0")]
+    assert [(row["plain_seconds"], row["seconds"]) for row in rows] == [(6, 15), (6, 24)]
+    assert [row["seconds_over_plain"] for row in rows] == pytest.approx([15 / 6, 24 / 6])
+    for row in rows:
+        assert (row["method"], row["texts"], row["tokens"], row["target_name"]) == ("early_exit", 3, 3 * TOKENS, "tiny")
+        assert row["date"] == datetime.now(tz=UTC).date().isoformat()
+        assert row["fallback_rate"] is row["rollback_rate"] is row["commits_fallback"] is row["commits_again"] is None
+        assert row["agreement_low"] <= row["agreement"] <= row["agreement_high"]
+    assert (rows[0]["exit_layer"], rows[0]["threshold"], rows[1]["exit_layer"], rows[1]["threshold"]) == (3, None, None, 1.0)
 
 
 def test_settings_are_all_combinations() -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from calibrate import decoding, run_plan, running
+from calibrate import decoding, machine, run_plan, running
 from calibrate.cli import app
 from calibrate.interpreter import Times
 from calibrate.running import Plan, Wanted
 from model import forced, methods, runs
+from model.account import Account
 from model.checks import ParameterError
+from model.decoding import Decoding
 from model.replay import told
 from model.runs import Runs
 from model.work import count
@@ -464,3 +470,195 @@ def test_a_shape_without_weights_is_decoded_where_nothing_is_left_to_chance(more
 
 def test_a_file_must_be_named_as_one(tmp_path: Path) -> None:
     assert "NAME.json" in invoke("autoregressive", "-o", tmp_path / "runs.txt").output
+
+
+# --- all that is kept of runs ---
+
+FACTS = {"date": "2026-01-02", "python": "3.x", "torch": "2.x", "transformers": "4.x", "name": "a chip", "threads": 1, "sm_mhz": 9}
+
+
+def test_a_row_is_what_a_run_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much of it other work had is told of a run on the processor that waits for nobody."""
+    told_: list[Any] = []
+
+    def decode(*given_: Any, times: Any, spans: list[Any]) -> Any:
+        told_.append(given_)
+        times.commits += [0.5, 1.5]
+        times.passes |= {"draft": 0.25, "target": 0.75}
+        times.reads = 0.125
+        spans.append({"unit": 1})
+        clock.now += 1.0
+        return dataclasses.replace(made, seconds=seconds)
+
+    def asked(device: str, **more: Any) -> dict[str, Any]:
+        models: Any = {"target": SimpleNamespace(device=torch.device(device)), "draft": SimpleNamespace(device=torch.device("cpu"))}
+        row = running.timed(dataclasses.replace(of, **more), models, 5, 3, "pool", "lanes")  # type: ignore[arg-type]
+        assert told_.pop() == (dataclasses.replace(of, **more), models, 5, 3, "pool", "lanes")
+        return row
+
+    clock = SimpleNamespace(now=0.0, thread_time=lambda: clock.now)
+    made = Decoding("ppd", {}, (1,), 5, (), Account())
+    of, seconds = Wanted("ppd", {}, (1,), "one"), 1.25
+    monkeypatch.setattr(running, "time", clock)
+    monkeypatch.setattr(running, "decode", decode)
+    monkeypatch.setattr(running.os, "getloadavg", lambda: (1.234, 9.0, 9.0))
+    row = {"units": 1, "seconds": 1.25, "commit_s": [0.5, 1.5], "pass_s": [0.75, 0.25, 0.0], "read_s": 0.125,
+           "waited": pytest.approx(0.2), "load": 1.23, "spans": [{"unit": 1}]}  # fmt: skip
+    assert asked("cpu") == row
+    assert asked("cuda") == row | {"waited": 0.0}
+    assert asked("cpu", units=2) == row | {"units": 2, "waited": 0.0}
+    seconds = 0.5
+    assert asked("cpu")["waited"] == 0.0  # clocks are not that exact
+    for error in (OSError, AttributeError):
+        monkeypatch.setattr(running.os, "getloadavg", lambda error=error: (_ for _ in ()).throw(error))
+        assert asked("cpu")["load"] is None
+    gc.disable()
+    try:
+        asked("cpu")
+        assert not gc.isenabled()  # as it was
+    finally:
+        gc.enable()
+
+
+class Noted:
+    """What is measured in the same sitting."""
+
+    def __init__(self, said: list[Any]) -> None:
+        self.begin = lambda turn: said.append(("begin", turn))
+        self.between = lambda share, pool=None: said.append(("between", share, pool))
+        self.end = lambda: said.append("end")
+
+
+def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each decoding once with a log; in each repeat the sitting first, then warm ones of each number of units, then each once."""
+    said: list[Any] = []
+    monkeypatch.setattr(machine, "facts", lambda device: FACTS | {"of": device})
+    whole, models = decoding.decode, real_models.decoders("llama", "draft", dtype="float32")
+
+    def decode(method: str, own: Any, prompt: Any, tokens: int, settings_: Any, **more: Any) -> Any:
+        said.append((prompt, "log" in more, "times" in more, more["luck"].key, "answers" in more))
+        assert more.get("pool") is None
+        return whole(method, own, prompt, tokens, settings_, **more)
+
+    monkeypatch.setattr(decoding, "decode", decode)
+    rates = {"acceptance_rate": 0.7}
+    three = [
+        Wanted("speculative", {"draft_length": 1}, (1, 2, 3), "one"),
+        Wanted("speculative", {"draft_length": 2}, (7, 8), "two", rates, 4),
+        Wanted("autoregressive", {}, (4,), "three"),
+    ]
+    about = {"prompts": "some", "profiles": {"target": "a.json"}, "devices": ["cpu"]}
+    made = Plan(three, 3, 2, 1, 5, about)
+    found = running.measure(
+        tmp_path / "runs.json", made, models, beside=Noted(said), report=lambda *what: said.append(what),  # type: ignore[arg-type]
+        pool=lambda: contextlib.nullcontext(),
+    )  # fmt: skip
+    made_of = {0: ((1, 2, 3), (5, 0), False), 1: ((0, 1), (5, 4), True), 2: ((4,), (5, 0), False)}
+    names = {0: "speculative (draft_length=1), one", 1: "speculative (draft_length=2, acceptance_rate=0.7), two",
+             2: "autoregressive, three"}  # fmt: skip
+
+    def run(number: int, log: bool = False, times: bool = False) -> tuple[Any, ...]:
+        prompt, luck, forced_ = made_of[number]
+        return prompt, log, times, luck, forced_
+
+    expected: list[Any] = []
+    for number in range(3):
+        expected += [(number, 9, names[number]), run(number, log=True)]
+    for turn in range(2):
+        order = made.order(turn)
+        expected += [("begin", turn), run(order[0])]
+        for place, number in enumerate(order):
+            expected += [(3 + 3 * turn + place, 9, names[number]), ("between", place / 3, None), run(number, times=True)]
+        expected += [("between", 1.0, None), "end"]
+    assert said == expected
+    assert found.table["turn"].to_list() == [turn * 3 + made.order(turn).index(number) for number in range(3) for turn in range(2)]
+    sizes = {"target": LAYERS, "draft": DEPTHS["draft"]}
+    versions = {"python": "3.x", "torch": "2.x", "transformers": "4.x"}
+    shapes = {role: found.about["shapes"][role]["layers"] for role in found.about["shapes"]}
+    assert shapes == sizes
+    assert {key: value for key, value in found.about.items() if key != "shapes"} == {
+        "device": "cpu", "dtype": "float32", "threads": 1, "machine": {"name": "a chip", "threads": 1, "sm_mhz": 9, "of": "cpu"},
+        "prompts": "some", "warm_ups": 1, "forced": [None, rates, None], "apart": ["processes"] * 3, "devices": ["cpu"],
+        "mode": "eager", "roles": ["target", "draft", "medium"], "profiles": {"target": "a.json"}, "date": "2026-01-02",
+        "versions": versions,
+    }  # fmt: skip
+    log = found.log
+    assert (log.names, log.seed, log.date, log.versions, log.sampling) == (("one", "two", "three"), 5, "2026-01-02", versions, None)
+    assert log.models == {role: {"name": f"llama {role}", "checksum": "", "layers": size} for role, size in sizes.items()}
+    assert log.source == "assumed: outcomes were forced"
+    assert all(each.reads for each in log.decodings)
+    own = running._about(dataclasses.replace(made, wanted=three[:1]), models)
+    assert (own["forced"], own["apart"]) == (None, ["processes"])
+    assert running._log(dataclasses.replace(made, wanted=three[:1]), models, log.decodings[:1]).source.startswith("measured: ")
+
+
+def test_decodings_are_called_by_what_they_are() -> None:
+    assert str(Wanted("ppd", {"exit_layer": 3}, (1,), "one", {"match_rate": 0.5}, units=2, apart="streams")) == (
+        "ppd (exit_layer=3, match_rate=0.5) over 2 streams, one"
+    )  # fmt: skip
+    assert str(Wanted("ppd", {}, (1,), "one")) == "ppd, one"
+    for wrong, said in (({"units": 0}, "units must be"), ({"apart": "threads"}, "unknown apart 'threads'")):
+        with pytest.raises(ParameterError, match=said):
+            Wanted("ppd", {}, (1,), "one", **wrong)  # type: ignore[arg-type]
+    one = [Wanted("autoregressive", {}, (1,), "one")]
+    for given_, said in (
+        (([], 5), "methods must be at least one with one prompt, got none"), ((one, 1), "tokens must be between 2 and"),
+        ((one, 2, 0), "repeats must be between 1 and 10000, got 0"), ((one, 2, 10_001), "repeats must be between 1 and 10000"),
+        ((one, 2, 1, -1), "warm_ups must be between 0 and 100, got -1"), ((one, 2, 1, 101), "warm_ups must be between 0 and 100"),
+        ((one, 2, 1, 0, -1), "seed must be at least 0"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            Plan(*given_)  # type: ignore[arg-type]
+    made = Plan(one, 2, 10_000, 100)
+    assert made.order(0) == [0]
+    assert (Plan(one).tokens, Plan(one).repeats, Plan(one).warm_ups, Plan(one).seed) == (48, 7, 1, 0)
+    units = [Wanted("ppd", {}, (1,), "one", units=count, apart=apart) for count, apart in
+             ((2, "processes"), (1, "processes"), (2, "processes"), (2, "streams"), (1, "processes"))]  # fmt: skip
+    assert sorted(running._first_of_each(Plan(units), [4, 2, 0, 3, 1])) == [2, 3, 4]
+
+
+def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
+    models = models_of("speculative", {"draft_length": 1})
+    for name, table, units, said in (
+        ("speculative", {"draft_length": 1}, 2, "streams are for methods of one model, and speculative has target, draft; leave"),
+        ("ppd", {"exit_layer": 3, "candidates": 2}, 2, "units must be 3, which ppd reserves with these parameters, got 2 streams"),
+    ):
+        with pytest.raises(ParameterError, match=said):
+            running.check(Plan([Wanted(name, table, (1, 2), "one", units=units, apart="streams")]), models)
+    running.check(Plan([Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)]), models)
+    for tokens, fits in ((93, True), (94, False)):  # of 96 positions, the last of which is written and not read
+        made = Plan([Wanted("autoregressive", {}, (1,) * 4, "one")], tokens)
+        if fits:
+            running.check(made, models)
+        else:
+            with pytest.raises(ParameterError, match="must fit the 96 positions"):
+                running.check(made, models)
+
+
+@pytest.mark.parametrize(("lines", "said"), [
+    (lambda kept: [], "runs.jsonl holds no runs that were broken off; remove it"),
+    (lambda kept: ["{}"], "runs.jsonl holds no runs that were broken off; remove it"),
+    (lambda kept: ['{"asked": 5}'], "runs.jsonl holds no runs that were broken off; remove it"),
+    (lambda kept: [kept[0].replace('"tokens": 5', '"tokens": 6')], "of another plan: tokens differs; remove it, or ask for the"),
+    (lambda kept: [kept[0], "{", kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
+    (lambda kept: [kept[0], '{"decoding": 1}', kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
+])  # fmt: skip
+def test_kept_rows_that_are_none_are_refused(lines: Any, said: str, there: Path) -> None:
+    path, (asked, models) = there / "runs.jsonl", plan()
+    kept = path.read_text().splitlines()
+    path.write_text("".join(f"{line}\n" for line in lines(kept)))
+    with pytest.raises(ParameterError, match=re.escape(said)):
+        running.measure(there / "runs.json", asked, models, resume=True)
+    (there / "runs.json").write_text("{}")
+    with pytest.raises(ParameterError, match=r"out must be a new file, and runs\.json is there; give another, or remove it"):
+        running.measure(there / "runs.json", asked, models, resume=True)
+
+
+def test_kept_rows_become_a_table_where_they_can() -> None:
+    row = {"decoding": 1, "repeat": 0, "turn": 2, "units": 1, "seconds": 2.0, "read_s": 0.5, "waited": 0.0, "load": None,
+           "commit_s": [1.0], "pass_s": [0.0] * 3, "spans": []}  # fmt: skip
+    found = running._table([row | {"decoding": 2}, row | {"repeat": 1}, row | {"load": 0.5}])
+    assert found.select("decoding", "repeat").rows() == [(1, 0), (1, 1), (2, 0)]
+    assert [str(each) for each in found["load"].to_list()] == ["0.5", "nan", "nan"]
+    with pytest.raises(ParameterError, match=r"kept rows cannot be put into one table: .*; remove what is kept, and begin anew"):
+        running._table([row | {"turn": "two"}])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from calibrate import layers, loading, parts, run_command, run_plan, sitting
+from calibrate.grid import Grid
 from calibrate.sitting import Passes, Sitting
+from calibrate.timing import Effort, Point
 from model import profile, runs
 from model.checks import ParameterError
 from tests.clockwork import few_parts
@@ -242,3 +245,146 @@ def test_a_profile_that_is_refused_leaves_the_runs(tmp_path: Path, monkeypatch: 
         run_command.measured(written, tmp_path / "runs.json", "cpu")
     assert runs.load(tmp_path / "runs.json").table.height == 1
     assert (tmp_path / "cpu-family-target.jsonl").is_file()
+
+
+# --- what it asks for, and what becomes of it ---
+
+
+class Begun:
+    """In the place of what times a model."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.added: list[Any] = []
+        self.rows = SimpleNamespace(rows=[], add=self.added.append, done=lambda: self.added)
+        self.built = SimpleNamespace(unequal=None, device="cpu", decoder=SimpleNamespace(layers=6))
+        self.spec = f"spec of the {role}"
+        self.between = 0
+        self.ceilings = SimpleNamespace(between=self.tried)
+
+    def tried(self) -> None:
+        self.between += 1
+
+
+@pytest.fixture
+def open_(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    asked: list[Any] = []
+
+    def model(*given: Any, **more: Any) -> Begun:
+        asked.append((given, more))
+        return Begun(given[0])
+
+    monkeypatch.setattr(layers, "open_model", model)
+    return asked
+
+
+BUSY = Passes(widths=(1, 3), contexts=(0, 8), batches=(1, 2), busy=(0, 1, 2), rounds=2, repeats=5, together=(1, 3))
+
+
+def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the runs of each repeat, at a token of one text; what cannot be timed there ends it."""
+    went: list[Any] = []
+
+    def go_over(*given: Any, **more: Any) -> Any:
+        went.append((given, more))
+        return SimpleNamespace(failed=failed)
+
+    failed: list[Any] = []
+    monkeypatch.setattr(sitting, "go_over", go_over)
+    one: Any = {"target": "a decoder", "draft": "another"}
+    beside = Sitting(one, {"target": "big", "draft": "small"}, BUSY, tmp_path, device="dev", dtype="kind", seed=3)
+    alone, others = BUSY.grids
+    assert alone == Grid((1, 3), (0, 8), (1, 2), (0,), ("interpreter",), 1)
+    assert others == Grid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 1)
+    how = {"device": "dev", "dtype": "kind", "quick": True, "resume": True}
+    assert open_ == [
+        (("big", others, tmp_path), how | {"decoder": "a decoder"}), (("small", alone, tmp_path), how | {"decoder": "another"}),
+    ]  # fmt: skip
+    assert {role: begun.built.unequal for role, begun in beside.of.items()} == {"target": False, "draft": True}
+    effort = Effort(target=0.0, least=5, most=5, warmups=3)
+    assert beside.effort == effort
+    beside.begin(1)
+    target: Any = beside.of["target"]
+    [((built, grid_, rows, spec), more)] = went
+    assert (built, rows, spec) == (target.built, target.rows, "spec of the big")
+    assert grid_ == Grid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 2)
+    assert more == {"effort": effort, "minutes": 8.0}  # a minute for each of two contexts, two numbers of others and two rounds
+    assert len(beside.pieces) == 2 * 2 * (2 * 2 * 2 + 2)
+    assert {piece.round for piece in beside.pieces} == {2, 3}
+    assert (beside.made, beside.turn, beside.texts) == (0, 1, [])
+    failed.append((Point("interpreter", 1, 8, 1, 2), "no room"))
+    with pytest.raises(ParameterError, match="interpreter width 1 context 8 batch 1 busy 2 of the target could not be timed: no r"):
+        beside.begin(2)
+
+
+def test_a_point_is_timed_at_once_and_kept(open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute for it at most; what the device lacks is given back, and other errors are the run's."""
+    asked, happens = list[Any](), list[Any]()
+
+    def measure(*given: Any) -> Any:
+        asked.append(given)
+        if happens:
+            raise happens[0]
+        return given[1]
+
+    monkeypatch.setattr(sitting, "measure", measure)
+    monkeypatch.setattr(sitting, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(sitting, "release", happens.append)
+    one: Any = {"target": None}
+    beside = Sitting(one, {"target": "big"}, PASSES, tmp_path, device="cpu", dtype="float32")
+    target: Any = beside.of["target"]
+    point = Point("interpreter", 3, 8, 1, 0, 1)
+    for _ in range(2):  # once
+        beside._time(sitting.Piece("target", 1, point), None)
+        assert asked == [(target.built, point, beside.effort, 160.0)]
+        assert (target.added, target.between) == ([point], 1)
+    happens.append(MemoryError("9 GB"))
+    assert beside._point(target, point) == {"kind": "failed", **vars(point), "error": "out of memory: 9 GB"}
+    assert happens.pop() == "cpu"
+    for error in (RuntimeError("CUDA error: gone"), RuntimeError("of ours"), KeyError("of ours")):
+        happens[:] = [error]
+        with pytest.raises(type(error)):
+            beside._point(target, point)
+
+
+def test_profiles_are_written_in_the_end_and_what_is_odd_of_them_is_told(
+    open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote: list[Any] = []
+
+    def write(begun: Any, modes: Any, folder: Path) -> Any:
+        wrote.append((begun.role, modes, folder))
+        return ({"a": "one", "b": "two"}, {}) if begun.role == "big" else ({}, {"a": "too fast", "b": "too slow"})
+
+    facts: dict[str, dict[str, Any]] = {"one": {"warnings": ["odd", "odder"]}, "two": {}}
+    monkeypatch.setattr(layers, "write", write)
+    monkeypatch.setattr(sitting, "load", lambda path: SimpleNamespace(facts=facts[path]))
+    monkeypatch.setattr(parts, "apart", lambda texts, depth: {"texts": texts, "layers": depth})
+    both: Any = {"target": None, "draft": None}
+    beside = Sitting(both, {"target": "big", "draft": "small"}, PASSES, tmp_path, device="cpu", dtype="float32")
+    assert (beside.refused, beside.warnings) == ({}, {})
+    beside.end()
+    target: Any = beside.of["target"]
+    assert target.added == []
+    beside.turn, beside.texts = 4, ["a text"]  # type: ignore[list-item]
+    for _ in range(2):
+        beside.end()
+        assert beside.refused == {"draft": "too fast; too slow"}
+        assert beside.warnings == {"target": ["odd", "odder"], "draft": []}
+    assert wrote == [("big", ("interpreter",), tmp_path), ("small", ("interpreter",), tmp_path)] * 3
+    assert target.added == [{"kind": "processes", "round": 4, "texts": ["a text"], "layers": 6}] * 2
+
+
+def test_passes_have_room_for_the_longest_and_for_all_that_is_timed_besides() -> None:
+    assert Passes((1, 3), (0, 200)).room == 204
+    assert Passes((1, 33), (200,)).room == 202  # wider ones are not replayed
+    assert Passes((1,), (0,)).room == parts.ROOM == 80
+    assert Passes((1, 32), (200,)).room == 233
+    assert Passes((1,), (0,), busy=(0,)).grids == (Grid((1,), (0,), modes=("interpreter",)),)
+    for given, said in (
+        ({"together": (1, 2)}, r"together must be some of widths=\[1, 3\], got \[1, 2\]"),
+        ({"together": (3,)}, r"together must be left out without batches, of whose passes it is, got \[3\]; or give batches"),
+        ({"together": (3,), "batches": (1, 2)}, r"together must have 1 among them, as drafts are made, got \[3\]"),
+    ):
+        with pytest.raises(ParameterError, match=said):
+            Passes(widths=(1, 3), contexts=(0,), **given)  # type: ignore[arg-type]

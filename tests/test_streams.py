@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from calibrate import parts, running, streams
 from calibrate import rows as rows_of
-from calibrate.interpreter import Luck, Real, Sampling
+from calibrate.interpreter import Luck, Real, Sampling, Times
 from calibrate.running import Plan, Wanted
 from calibrate.streams import Lanes, Streams
 from model import runs
@@ -487,3 +487,77 @@ def test_stopped_ones_hold_what_they_read() -> None:
         _, passes = watched(decoder_of("llama"), device, steps(), 2, 8)
     assert device.races == []
     assert sum(each.stream for each in passes) == 8
+
+
+def test_each_stretch_of_time_says_whose_it_was() -> None:
+    """A candidate is taken over, one over two hypotheses is not used, and a pass without layers is none."""
+    lanes = Lanes(decoder_of("llama"), 3, Device())
+
+    def steps() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, heads=1)
+        token = yield Read("next", out)
+        wide = Forward("target", (6, 7), 2, 0, LAYERS, after=(-1, -1))
+        one, other = yield Fork((Forward("target", (5,), 2, 0, LAYERS, heads=1), wide), (2, None))
+        made, _ = yield Join((one, other))
+        yield Adopt(one, 2, LAYERS)
+        second = yield Read("next", made)
+        out = yield Forward("target", (8,), 3, 0, 2)
+        out = yield Forward("target", (8,), 3, 2, 2, out, heads=1)
+        third = yield Read("next", out)
+        yield Commit("token", (token, second, third))
+
+    run = Streams(lanes, record=True)
+    work = run.run(steps(), 3)
+    nothing = (-1, 0, 0, "kept", "target", 1, 0)
+    assert [(each.unit, *each[3:12]) for each in run.spans] == [
+        (0, "forward", 0, 1, 0, 5, "kept", "target", 2, 0), (0, "head", 0, *nothing),
+        (2, "forward", 1, 2, 0, 5, "kept", "target", 1, 0), (1, "forward", 2, 2, 0, 5, "discarded", "target", 2, 1),
+        (0, "wait", 0, *nothing), (0, "wait", 0, *nothing), (-1, "promotion", 1, *nothing), (0, "head", 0, *nothing),
+        (0, "forward", 0, 3, 0, 2, "kept", "target", 1, 0), (0, "head", 0, *nothing),
+    ]  # fmt: skip
+    assert run.begun == 0.0 < run.seconds
+    alone = Real({"target": decoder_of("llama")}).run(steps(), 3)
+    assert work.tokens == alone.tokens
+    assert (work.account, work.forks) == (alone.account, 2)
+    assert run.processes == 3
+    assert [lane.owner for lane in run.lanes[1:]] == [None, None]
+    assert all(not lane.kept for lane in run.lanes)
+
+
+@pytest.mark.parametrize(("step", "said"), [
+    *((Forward("target", (5, 6), 2, 0, LAYERS, **more), "over streams makes plain passes of one text alone; the algorithm asks for")
+      for more in ({"texts": (0, 1)}, {"gaps": ((1, 2),)}, {"rows_only": True}, {"compared": 1}, {"unit": 1}, {"after": (-1, 0)},
+                   {"after": (-1, -1), "heads": 2})),
+    (Forward("target", (5, 6), 2, 1, LAYERS, after=(-1, -1)), "over streams makes plain passes of one text alone"),
+    (Forward("draft", (5,), 2, 0, 1), "over streams has the target alone, and the algorithm asks for the draft model"),
+])  # fmt: skip
+def test_passes_that_no_method_makes_on_streams_are_refused(step: Forward, said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        Streams(Lanes(decoder_of("llama"), 2, Device())).run(joining(step), 8)
+
+
+@pytest.mark.parametrize("unit", [0, 2, 1])
+def test_a_process_is_on_a_unit_that_there_is(unit: int) -> None:
+    def steps(heirs: bool = False) -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, heads=1)
+        subs = yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (unit,))
+        yield Join(subs)
+        if heirs:
+            yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (unit,), subs)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = Streams(Lanes(decoder_of("llama"), 2, Device()))
+    if unit == 1:
+        assert len(run.run(steps(), 1).tokens) == 1
+        with pytest.raises(ParameterError, match="over streams starts no sub-process with the cache of an ended one"):
+            Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(heirs=True), 1)
+        return
+    with pytest.raises(ParameterError, match=f"units must be at least {unit + 1}, as .* on unit {unit}, got 2 streams; make more"):
+        run.run(steps(), 1)
+
+
+def test_what_a_run_is_given_is_that_of_one_stream() -> None:
+    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), Times()
+    run = Streams(Lanes(decoder_of("llama"), 1, Device()), sampling=sampling, luck=luck, log=log, times=times)
+    assert (run.sampling, run.luck, run.log, run.times, run.answers, run.recording) == (sampling, luck, log, times, None, False)
+    assert [*run.decoders] == ["target"]

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -33,6 +34,7 @@ from calibrate.timing import Effort, Point, prepared
 from model import physical, profile, transformer
 from model.checks import ParameterError
 from sim.hardware import HardwareCost
+from tests import real_models
 from tests.clockwork import Clockwork, Machine
 from tests.tiers import examples
 
@@ -600,6 +602,202 @@ def test_a_gpu_is_warmed_up_for_longer(device: str, warmups: int, tmp_path: Path
     for asked in (None, Effort(warmups=3)):
         layers.time_layers("any", Grid((1,), (4,)), tmp_path, effort=asked)
     assert [each.warmups for each in seen] == [warmups, 3]
+
+
+def test_profiles_are_called_after_device_model_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: {"cuda:1": "NVIDIA H100 80GB HBM3"}.get(device, "a card"))
+    monkeypatch.setattr(machine, "memory", lambda device: 85e9)
+    assert layers.stem_of("llama-68m", "cpu") == "cpu-llama-68m"
+    assert layers.stem_of("llama-68m", "cuda:1") == "h100-llama-68m"
+    assert layers.stem_of("llama-68m", "cuda:1", "cuda-graph") == "h100-llama-68m-graph"
+    assert layers.stem_of("llama-68m", "cuda:0") == "cuda-llama-68m"
+    modes = {"eager": "mine", "cuda-graph": "mine-graph", "interpreter": "mine-interpreter"}
+    assert {mode: layers.called_name("mine", mode) for mode in modes} == modes
+
+
+def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as the grid is gone over, once for all its modes, unless that round was timed before; other modes ask for none."""
+    from calibrate import parts
+
+    added, read = list[Any](), list[Any]()
+    rows = SimpleNamespace(header={}, rows=[{"kind": "reads", "round": 1}, {"kind": "point", "round": 0}], add=added.append)
+    built = SimpleNamespace(decoder="a decoder", read_source=lambda: read.append(1))
+    begun: Any = SimpleNamespace(
+        spec=SimpleNamespace(device="cpu"), built=built, rows=rows, ceilings=SimpleNamespace(between="between"),
+    )  # fmt: skip
+    asked = list[Any]()
+    monkeypatch.setattr(layers, "open_model", lambda *args, **more: asked.append((args, more)) or begun)
+    monkeypatch.setattr(layers, "go_over", lambda *args, **more: asked.append((args, more)) or "outcome")
+    monkeypatch.setattr(layers, "write", lambda *args: ({"eager": Path("a.json")}, {"interpreter": "why"}))
+    monkeypatch.setattr(layers, "ceilings_of", lambda *_: {"flop_per_s": 1.0})
+    monkeypatch.setattr(parts, "reads", lambda decoder: {"reads_of": decoder})
+    monkeypatch.setattr(parts, "after", lambda decoder: {"after_of": decoder})
+    wanted = Grid((1,), (4,), modes=("eager", "interpreter"), rounds=2)
+    found = layers.time_layers("any", wanted, tmp_path)
+    assert added == [
+        {"kind": "reads", "round": 0, "busy": 0, "reads_of": "a decoder"}, {"kind": "after", "round": 0, "after_of": "a decoder"},
+        {"kind": "after", "round": 1, "after_of": "a decoder"},
+    ]  # fmt: skip
+    assert len(read) == 2
+    assert (found.profiles, found.refused, found.outcome) == ({"eager": Path("a.json")}, {"interpreter": "why"}, "outcome")
+    more = {"device": None, "dtype": None, "source": 512, "quick": False, "resume": False, "name": None}
+    assert asked[0] == (("any", wanted, tmp_path), more)
+    assert asked[1] == (
+        (built, wanted, rows, begun.spec), {"effort": Effort(warmups=5), "minutes": 8.0, "progress": None, "between": "between"},
+    )  # fmt: skip
+    added.clear()
+    layers.time_layers("any", Grid((1,), (4,), rounds=2), tmp_path)
+    assert added == []
+    for wrong, said in (({"minutes": -1.0}, "minutes must be"), ({"threads": 0}, "threads must be between 1 and 4096, got 0"),
+                        ({"threads": 4097}, "threads must be between 1 and 4096, got 4097")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            layers.time_layers("any", wanted, tmp_path, **wrong)
+
+
+def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
+    config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two modes one lacks a time: the other is written; one that was not timed is neither written nor refused."""
+    of = layers.profile_of
+
+    def made(header: Any, rows: Any, mode: str, *more: Any) -> Any:
+        if mode == "cuda-graph":
+            raise KeyError("whole_us")
+        return of(header, rows, mode, *more)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(layers, "write", lambda begun, modes, out: asked.append(begun) or ({}, {}))
+        asked = list[Any]()
+        layers.time_layers(config(), Grid((1,), (4,)), out, device="cpu", quick=True, effort=Effort(least=3, most=3, warmups=2))
+    [begun] = asked
+    [point] = [row for row in begun.rows.rows if row["kind"] == "point"]
+    begun.rows.rows.append(point | {"mode": "cuda-graph"})
+    monkeypatch.setattr(layers, "profile_of", made)
+    written, refused = layers.write(begun, ("eager", "cuda-graph", "interpreter"), out)
+    assert written == {"eager": out / "cpu-tiny-llama.json"}
+    assert refused == {
+        "cuda-graph": "its raw rows, in cpu-tiny-llama.jsonl, cannot be put together (KeyError('whole_us')); begin anew with another -o"
+    }
+    assert begun.rows.rows[-1]["kind"] == "ceilings"
+    found = profile.load(written["eager"])
+    assert found.notes[0] == (
+        "weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"
+    )
+    assert (found.mode, found.kind, found.engine) == ("eager", "model", f"transformers {begun.rows.header['transformers']}")
+    assert found.date == begun.rows.header["date"]
+    [source] = found.sources
+    assert (source.repository, source.licence, source.file) == ("decodesim", "MIT", "cpu-tiny-llama.jsonl")
+    assert source.parts == ("layer", "head", "embedding", "step")
+
+
+def test_what_layers_reached_is_printed_beside_the_peaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All lines of a made-up result: a profile that comes along, its rates from times and bytes, and where all lies."""
+    from calibrate import layers_command
+
+    found = profile.load("cpu-llama-68m")
+    path = profile.save(found, tmp_path)
+    header = {"model": "llama-68m", "dtype": "float32", "name": "a machine", "torch": "9.9", "transformers": "8.8"}
+    ceilings = {"read_bytes_per_s": 12.34e9, "copy_bytes_per_s": 5.67e9, "flop_per_s": 0.1234e12}
+    outcome = SimpleNamespace(header=header, path=tmp_path / "raw.jsonl", rows=[{"kind": "point"}, {"kind": "ceilings"}], failed=[])
+    result: Any = SimpleNamespace(outcome=outcome, profiles={"eager": path}, refused={}, ceilings=ceilings)
+    first, second, blank, third, names, *lines = [*layers_command._lines(result)]
+    assert first == "llama-68m in float32 on a machine, torch 9.9, transformers 8.8"
+    assert second == "measured ceilings: 12.3 GB/s read, 5.7 GB/s copied, 0.123 TFLOP/s"
+    assert blank == ""
+    shape = layers.shape_of(found)
+    peaks = f"peaks (measured): {found.bandwidth / 1e9:.0f} GB/s, {found.rate / 1e12:.2f} TFLOP/s"
+    assert third == f"eager, {peaks}; limits: {physical.limit(found, shape)}"
+    assert names.split() == ["measured", "time", "GB/s", "of", "peak", "TFLOP/s", "of", "peak"]
+    reached = [(each, row) for each in physical.reached(found, shape) for row in range(each.seconds.size)]
+    for line, (each, row) in zip(lines, reached, strict=False):
+        place, seconds = each.place(row), each.seconds[row]
+        assert line.startswith(f"{place:44}{seconds * 1e6:9.1f} us")
+        speed, rate = float(each.bandwidth()[row]), float(each.rate()[row])
+        expected = [f"{speed / 1e9:.1f}", f"{speed / found.bandwidth:.0%}", f"{rate / 1e12:.3f}", f"{rate / found.rate:.0%}"]
+        assert line[len(place.ljust(44)) + 12 :].split() == expected
+    others = lines[len(reached) : -len(found.notes) - 2]
+    expected = []
+    for part, axis in (("embedding", "tokens"), ("step", "batch")):
+        for busy in (0, 1):
+            for row in found.rows(part, busy=busy).to_dicts():
+                name = f"{part} at {axis} {row[axis]}" + (", busy 1" if busy else "")
+                expected.append(f"{name:44}{row['time_s'] * 1e6:9.1f} us")
+    assert others == expected
+    assert lines[-len(found.notes) - 2 :] == [*(f"note: {each}" for each in found.notes), str(path), str(tmp_path / "raw.jsonl")]
+    monkeypatch.setattr(layers, "time_layers", lambda *_, **__: result)
+    asked = ("layers", "--model", "llama-68m", "-o", str(tmp_path))
+    document = json.loads(call(*asked, "--json").stdout)
+    assert document == {
+        "profiles": {"eager": str(path)}, "rows": str(tmp_path / "raw.jsonl"), "machine": header, "points": 1, "failed": [],
+        "refused": {}, "ceilings": ceilings, "warnings": {"eager": []},
+    }  # fmt: skip
+    result.outcome.failed, result.refused = [("width 3", "no room")], {"interpreter": "too fast"}
+    done = call(*asked, code=1)
+    assert done.stderr == "failed: width 3: no room\nerror: no profile of mode interpreter was written: too fast\n"
+    assert json.loads(call(*asked, "--json", code=1).stdout)["failed"] == [{"point": "width 3", "error": "no room"}]
+    result.outcome.failed, result.refused, result.profiles = [], {}, {}
+    assert call(*asked, code=1).stderr == ""
+
+
+def test_what_the_library_does_not_take_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from calibrate import architectures
+
+    path = tmp_path / "mine" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(real_models.config("llama", 3).to_dict()))
+    assert architectures.architecture(str(path)).name == architectures.architecture(str(path.parent)).name == "mine"
+    other = path.rename(path.with_name("tiny.json"))
+    assert architectures.architecture(str(other)).name == "tiny"
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise RuntimeError(f"one\n  two {'x' * 300}")
+
+    monkeypatch.setattr(architectures.transformer, "from_config", refused)
+    with pytest.raises(ParameterError) as caught:
+        architectures.architecture(str(other))
+    assert str(caught.value) == f"tiny.json: transformers does not take it: one two {'x' * 292}"
+
+
+def test_a_grid_beyond_learned_positions_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    asked = ("layers", "--model", "opt-125m", "--device", "cpu", "--widths", "1,5", "--contexts", "8,2046", "-o", str(tmp_path / "out"))
+    said = call(*asked, code=2).stderr
+    assert said == "error: opt-125m has learned 2048 positions, and width + context must be at most that, got 5 + 2046\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_command_whose_reader_has_gone_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    from calibrate.command import guarded
+
+    def ends(error: Exception) -> tuple[int, str]:
+        said = io.StringIO()
+        monkeypatch.setattr("sys.stderr", said)
+
+        @guarded
+        def command() -> None:
+            raise error
+
+        with pytest.raises(typer.Exit) as left:
+            command()
+        return left.value.exit_code, "closed" if said.closed else said.getvalue()
+
+    assert ends(BrokenPipeError()) == (0, "closed")
+    assert ends(OSError(28, "No room", "a.json")) == (2, "error: No room (a.json)\n")
+    assert ends(OSError("some trouble")) == (2, "error: some trouble\n")
+    lacks = "error: this command works with real models and needs torch, which"
+    assert ends(ModuleNotFoundError(name="torch.nn")) == (2, f"{lacks} is not installed: pip install 'decodesim[torch]'\n")
+    for words, first in (("bad library\nmore", "bad library"), ("", "it cannot be imported")):
+        assert ends(ImportError(words, name="torch")) == (2, f"{lacks} cannot be used: {first}; pip install 'decodesim[torch]'\n")
+    for name in ("other", None):
+
+        @guarded
+        def command(name: str | None = name) -> None:
+            raise ImportError("no", name=name)
+
+        with pytest.raises(ImportError):
+            command()
 
 
 def test_what_beats_a_measured_ceiling_is_told_and_kept(

@@ -25,6 +25,7 @@ from calibrate.fits import roofline as fits
 from calibrate.importers import bundle
 from model import compose, profile
 from model.checks import ParameterError
+from model.hardware import step_time
 from model.measured import PEAKS, Measured
 from model.profile import Profile
 from model.roofline import Efficiency
@@ -282,6 +283,37 @@ def test_parts_of_a_pass_on_a_processor_add_up_to_it() -> None:
     assert all(case.asked is None and case.median > 0.05 for case in unbounded)
 
 
+def test_the_fit_of_a_processor_prints_what_the_page_says_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    cpu_step.main()
+    heading, *lines = capsys.readouterr().out.splitlines()
+    [name] = cpu_step.names()
+    header, rows = cpu_step.rows_of(name)
+    assert heading == f"{name}: {header['name']}, {header['threads']} thread, {header['dtype']}, {header['date']}"
+    expected = []
+    for case in validation.processor({name: (header, rows)}).cases:
+        what, beside, _ = re.fullmatch(rf"{name}: other ([^,]*(?:, the overhead fitted)?)(, another process)?(.*)", case.name).groups()  # type: ignore[union-attr]
+        expected.append(f"  other {what}, busy {int(beside is not None)}: {case.errors.size} passes, median error "
+                        f"{case.median:.1%}, worst {case.largest:.1%}")  # fmt: skip
+    *whole, before = expected
+    assert lines[:6] == whole
+    assert lines[6] == f"  before points were timed again, busy 1: {before.partition('passes, ')[2]}"
+    # Whole passes by busy and place: of the rounds of either the shortest, and the one in the middle.
+    taken: dict[int, dict[Any, list[float]]] = {0: {}, 1: {}}
+    for row in rows:
+        if row["kind"] == "point":
+            taken[row["busy"]].setdefault((row["width"], row["context"], row["batch"]), []).append(row["whole_us"][1])
+    for line, of in ((lines[7], min), (lines[8], np.median)):
+        ratios = {place: of(both) / of(taken[0][place]) for place, both in taken[1].items()}
+        low, middle, high = np.percentile([*ratios.values()], (25, 50, 75))
+        assert f"{middle:.2f}" in line
+        assert f"({low:.2f} to {high:.2f})" in line
+        if of is min:
+            one = np.median([ratio for place, ratio in ratios.items() if place[0] == 1])
+            assert line == f"  with one other process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {one:.2f}"
+    assert lines[8].startswith("  by the median round instead of the shortest: ")
+    assert len(lines) == 9
+
+
 def test_one_cost_explains_the_measured_times_of_the_theorem() -> None:
     claim = validation.theorem()
     assert claim.case("one cost, fitted on the other data set").largest <= 0.012
@@ -313,6 +345,110 @@ def test_layers_that_obey_a_law_give_its_efficiencies() -> None:
         assert getattr(found, name) == pytest.approx(getattr(LAW, name), rel=1e-3), name
     assert max(fits.pooled(fits.unseen_models(measured)).values()) < 1e-3
     assert max(fits.pooled(fits.unseen_gpus(measured)).values()) < 1e-3
+
+
+LIMITS = {"memory": (0.4, 1.0), "compute": (0.3, 0.95), "elementwise": (0.3, 4.0), "launch": (0.5e-6, 60e-6)}
+"""What a GPU may plausibly reach, as the module says it."""
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_an_efficiency_is_held_within_what_a_gpu_may_plausibly_reach(name: str) -> None:
+    for bound, beyond in zip(LIMITS[name], (0.6, 1.6), strict=True):
+        law = replace(LAW, **{name: beyond * bound})
+        found = fits.fit_layers([made_up("a100", "llama-2-7b", law), made_up("a100", "phi-2", law)])
+        assert getattr(found, name) == pytest.approx(bound, rel=1e-3)
+    inside = replace(LAW, **{name: 0.98 * LIMITS[name][1]})
+    found = fits.fit_layers([made_up("a100", "llama-2-7b", inside), made_up("a100", "phi-2", inside)])
+    assert getattr(found, name) == pytest.approx(getattr(inside, name), rel=2e-3)
+
+
+def test_three_widths_are_enough_for_a_fit() -> None:
+    assert fits.Layers("a100", "phi-2", np.array([1.0, 2.0, 4.0]), np.ones(3)).weights == pytest.approx([np.log(2)] * 3)
+    with pytest.raises(ParameterError, match="layers of phi-2 on a100 must be at least 3 with a time each, got 3 tokens and 2 times"):
+        fits.Layers("a100", "phi-2", np.array([1.0, 2.0, 4.0]), np.ones(2))
+
+
+def test_errors_are_pooled_between_bounds_that_count_too() -> None:
+    left = [fits.LeftOut("a", "x", np.array([1.0, 64, 65]), np.array([0.1, -0.3, 0.9])),
+            fits.LeftOut("a", "y", np.array([64.0]), np.array([0.2])), fits.LeftOut("b", "x", np.array([65.0]), np.array([-0.4]))]  # fmt: skip
+    assert fits.pooled(left) == {"a": pytest.approx(0.25), "b": pytest.approx(0.4)}
+    assert fits.pooled(left[:2], 64) == {"a": pytest.approx(0.2)}
+    assert fits.pooled(left, least=65) == {"a": pytest.approx(0.9), "b": pytest.approx(0.4)}
+    assert fits.pooled(left[:1], 64, 64) == {"a": pytest.approx(0.3)}
+
+
+def test_a_layer_that_was_given_is_no_layer_that_was_left_out() -> None:
+    """Of two models on a GPU each by the other's layers; of a GPU with one model by its own, but for those that were given."""
+    measured = [made_up("a100", "llama-2-7b"), made_up("a40", "llama-2-7b"), made_up("a40", "phi-2")]
+    found = fits.one_measured(measured, [1, 500])
+    assert [(one.gpu, one.model) for one in found] == [("a100", "llama-2-7b"), ("a40", "phi-2"), ("a40", "llama-2-7b")]
+    whole = measured[0].tokens
+    assert found[0].tokens.tolist() == [each for each in whole if each not in (1, 512)]
+    assert all(one.tokens.tolist() == whole.tolist() for one in found[1:])
+    assert max(float(np.abs(one.error).max()) for one in found) < 1e-3  # all obey one law
+    twice = [replace(each, seconds=each.seconds * (2 if each.gpu == "a40" else 1)) for each in measured]
+    far, near = (fits.pooled(each)["a40"] for each in (fits.unseen_gpus(twice), fits.one_measured(twice, [1, 500])))
+    assert far == pytest.approx(0.5, abs=1e-3)
+    assert near < 0.25
+
+
+def test_few_measured_times_give_what_is_likeliest() -> None:
+    """At the answer no step of an efficiency makes prior and times together likelier: deviations of 10, 15, 50 and 40 %, and 5 %."""
+    usual = Efficiency()
+    cells = [cell._replace(seconds=1.2 * cell.seconds) for cell in made_cells("a100", usual, (1, 8, 512))]
+    found = fits.adapted(cells)
+    spread = {"memory": 0.1, "compute": 0.15, "elementwise": 0.5, "launch": 0.4}
+
+    def missed(at: Efficiency) -> float:
+        prior = sum((np.log(getattr(at, name) / getattr(usual, name)) / wide) ** 2 for name, wide in spread.items())
+        return float(prior + sum((np.log(cell.predicted(at) / cell.seconds) / 0.05) ** 2 for cell in cells))
+
+    least = missed(found)
+    assert least < 0.5 * missed(usual)
+    for name in spread:
+        for factor in (0.99, 1.01):
+            assert missed(replace(found, **{name: factor * getattr(found, name)})) > least, name
+    one, both = fits.adapted(cells[:1]), {"error": fits.ADAPTED["error"], "compute_error": fits.ADAPTED["compute_error"]}
+    assert {name: getattr(found, name) for name in both} == both
+    assert (one.error, one.compute_error) == (fits.ADAPTED["error"], usual.compute_error)
+    sure = replace(usual, error=0.01)  # what is known better stays so
+    assert fits.adapted(cells[:1], sure).error == 0.01
+
+
+@pytest.mark.parametrize("cell", ["h100,llama-2-7b,4,{}", "h100,1,4096,4096,{}"])
+def test_a_time_at_the_bounds_of_what_a_gpu_takes_is_taken(cell: str) -> None:
+    """A tenth less than the peaks allow, cards run above their clock; a hundredth of them behind .1 ms of launches at most."""
+    make = fits.layer_cell if "llama" in cell else fits.product_cell
+    _, made = make(cell.format("1"))
+    peaks = made.predicted(PEAKS)
+    for bound, inside, outside in ((peaks / 1.1, 1.0001, 0.9999), (100 * peaks + 1e-4, 0.9999, 1.0001)):
+        fits.adapted([make(cell.format(repr(inside * bound)))[1]])
+        with pytest.raises(ParameterError, match=f"seconds must be between {peaks / 1.1:.3g}, what the peaks of the GPU allow, and "
+                           f"{100 * peaks + 1e-4:.3g}, got {outside * bound:g}; give one layer or product, in seconds"):  # fmt: skip
+            fits.adapted([make(cell.format(repr(outside * bound)))[1]])
+    with pytest.raises(ParameterError, match="layers and products must be at least one in number, got none; give a measured time"):
+        fits.adapted([])
+
+
+def test_what_one_measured_layer_gives_is_printed_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DECODESIM_DATA", raising=False)
+    given = ["--layer", "h100, llama-2-7b ,1,177e-6", "--product", "h100,4,4096,4096,15e-6"]
+    cells = [fits.layer_cell(given[1])[1], fits.product_cell(given[3])[1]]
+    usual, found = Efficiency(), fits.adapted(cells)
+    keys = {
+        "memory_efficiency": "memory", "compute_efficiency": "compute", "elementwise_efficiency": "elementwise",
+        "launch_s": "launch", "memory_error": "error", "compute_error": "compute_error",
+    }  # fmt: skip
+    expected = ["# 2 measured on h100; in brackets what comes along, of other GPUs"]
+    expected += [f"{key} = {getattr(found, name):.4g}  # [{getattr(usual, name):.4g}]" for key, name in keys.items()]
+    for cell, tokens in zip(cells, (1, 4), strict=True):
+        was, now = (cell.predicted(each) / cell.seconds - 1 for each in (usual, found))
+        expected.append(f"# over {tokens} tokens: {was:+.1%} with what comes along, {now:+.1%} now")
+    expected.append("# nothing given says how fast arithmetic is: measure a layer of 512 tokens")
+    done = CliRunner().invoke(app, [*FIT, *given])
+    assert (done.exit_code, done.stderr, done.stdout.splitlines()) == (0, "", expected)
+    wide = CliRunner().invoke(app, [*FIT, "--product", "h100,2048,4096,4096,110e-6"])
+    assert wide.stdout.splitlines()[-1] == "# nothing given says how fast reading the weights is: measure a layer of 1 token"
 
 
 def test_a_gpu_left_out_is_left_out() -> None:
@@ -442,6 +578,42 @@ def test_requests_that_say_no_lengths_need_the_room_of_the_cache(tmp_path: Path)
         engine_run.read(folder)
 
 
+def test_seconds_are_asked_for_with_ten_texts_and_no_prompt() -> None:
+    running, written = np.array([9.0, 10, 10, 10, 30]), np.array([90.0, 100, 0, 100, 300])
+    prompts, returned = np.array([0.0, 0, 0, 1, 0]), np.array([0.0, 1, 0, -1, 0])
+    run = engine_run.Run(prompts, written, running, np.zeros(5), np.full(5, 512.0), returned)
+    assert run.decoding.tolist() == [False, True, False, False, True]
+    assert run.reading_again.tolist() == [False, True, False, False, False]
+    hardware = Measured(profile.load("rtx-4090-llama-3.1-8b"))
+    errors = run.errors(hardware)
+    assert np.isnan(errors[2])
+    # Ten texts that write a hundred tokens a second take steps of a tenth of a second.
+    for at in (0, 1, 3, 4):
+        took = running[at] / written[at]
+        assert errors[at] == pytest.approx(float(step_time(hardware, 512.0, running[at]).seconds) / took - 1)
+    with pytest.raises(ParameterError, match="columns of a run must have one value for each second, got "):
+        engine_run.Run(prompts, written, running, np.zeros(4), np.full(5, 512.0), returned)
+    with pytest.raises(ParameterError, match="waiting"):
+        engine_run.Run(prompts, written, running, np.array([0.0, 0, -1, 0, 0]), np.full(5, 512.0), returned)
+
+
+def test_the_clock_of_the_log_is_found_within_three_seconds_of_the_first_request(tmp_path: Path) -> None:
+    """The log begins 2.5 s before the first request: what is known of each second stays with it."""
+    folder = write_run(tmp_path)
+    known = engine_run.read(folder)
+    path = folder / "timeseries.csv"
+    table = pl.read_csv(path)
+    nothing = dict.fromkeys(table.columns, 0)
+    early = pl.DataFrame([nothing | {"t": at} for at in range(1, 3)], schema=table.schema)
+    pl.concat([early, table.with_columns(pl.col("t") + 2)]).write_csv(path)
+    run = engine_run.read(folder)
+    assert run.returned.tolist() == [0, 0, *known.returned]
+    assert run.context.tolist() == [0, 0, *known.context]
+    (folder / "requests.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(ParameterError, match=r"requests.jsonl must have at least one request, got none"):
+        engine_run.read(folder)
+
+
 @needs_data
 def test_time_stamps_say_what_the_cache_says(tmp_path: Path) -> None:
     """Of the public run: the cache counts whole blocks, and texts that were thrown out; time stamps do not."""
@@ -489,6 +661,34 @@ def claim(*cases: validation.Case) -> validation.Claim:
 
 
 GOOD = validation.Case("good", np.array([0.01, -0.02, 0.03]), "m 3", 0.025)
+def test_a_table_is_dense_with_every_m_from_1_to_17() -> None:
+    made = profile.load("h100-operations")
+    assert validation.is_dense(made)
+    for m in range(1, 19):
+        less = replace(made, table=made.table.filter((pl.col("part") != "gemm") | (pl.col("m") != m)))
+        assert validation.is_dense(less) == (m == 18), m
+
+
+def test_a_case_is_kept_up_to_what_was_asked() -> None:
+    """Of ten errors: the median is between the fifth and the sixth, and nine of ten are no larger than the ninth and a tenth."""
+    errors = np.array([-0.1, 0.2, -0.3, 0.4, -0.5, 0.6, -0.7, 0.8, -0.9, 1.0])
+    case = validation.Case("ten", errors, "m 3", 0.55, 0.91)
+    assert (case.median, case.ninety, case.largest) == pytest.approx((0.55, 0.91, 1.0))
+    at = {"asked": case.median, "asked_90": case.ninety}
+    assert replace(case, **at).kept
+    for name, bound in at.items():
+        assert not replace(case, **at | {name: bound - 1e-9}).kept
+        assert replace(case, **{"asked": None, "asked_90": None} | {name: bound}).kept
+        assert not replace(case, **{"asked": None, "asked_90": None} | {name: bound - 1e-9}).kept
+    both = claim(GOOD, case)
+    assert [each.name for each in both.ordered] == ["ten", "good"]
+    assert both.case("good") is GOOD
+    with pytest.raises(ParameterError, match="claim 'Something' has no case 'bad'; there are good, ten"):
+        both.case("bad")
+    assert validation._missed([case, GOOD]) == "Missed: ten (55.0 %); good (2.0 %)."
+    assert validation._missed([]) == "All that was asked for holds."
+
+
 POOR = validation.Case("poor", np.array([-0.2, 0.4, 0.3]), "m 7", 0.25, 0.17)
 
 
