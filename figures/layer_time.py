@@ -114,7 +114,6 @@ def _panel(axes: Axes, hardware: Measured, batches: Sequence[int], longest: int)
     axes.set_xscale("log", base=2)
     axes.set_xlim(contexts[0] / 1.08, contexts[-1] * 1.08)
     axes.set_ylim(bottom=0)
-    axes.set_ylim(axes.get_ylim())
     axes.grid(True)
     ticks = [float(2**power) for power in range(7, int(np.log2(longest)) + 1)]
     axes.xaxis.set_major_locator(FixedLocator(ticks[::2] if len(ticks) > 5 else ticks))

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from figures.style import GREY, INK, LINES, MARKERS, METHODS, PALE, Look, canvas, categories, demand, house
@@ -102,7 +102,6 @@ def _frame(axes: Axes, below: Axes, ends: Floats) -> None:
     for axis in (axes.xaxis, axes.yaxis, below.xaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 7)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
         axis.set_minor_locator(NullLocator())
     axes.tick_params(labelbottom=False)
     below.set_ylabel("error [%]")

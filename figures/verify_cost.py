@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from figures.labels import at_right
@@ -78,7 +78,6 @@ def _lengths(axes: Axes, rate: float, target: PassTimes, draft: PassTimes, conte
         ends.append((float(speeds[-1]), f"batch {batch}", look.colour))
     axes.set_xlim(0, max(lengths[-1], 1))
     axes.set_ylim(bottom=0)
-    axes.set_ylim(axes.get_ylim())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("draft length γ  [tokens]")
     axes.set_ylabel("speed-up over plain decoding of the same batch")
@@ -111,7 +110,6 @@ def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassT
     axes.set_xscale("log", base=2)
     axes.set_xticks(found[0].batches, [f"{batch}" for batch in found[0].batches])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlim(found[0].batches[0] / 1.3, found[0].batches[-1] * 1.3)
     axes.set_ylim(bottom=0)
     axes.set_ylim(top=1.1 * axes.get_ylim()[1])

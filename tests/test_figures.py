@@ -145,8 +145,8 @@ def test_a_distribution_by_hand() -> None:
     panel = shown(distribution.draw(timed)).panels[0]
     assert (panel.title, panel.x) == ("mine", "latency  [ms]")
     assert panel.line("formula") == [(20, 0.5), (24, 0.5), (180, 4e-5)]
-    with pytest.raises(ParameterError, match="unknown view 'form'"):
-        distribution.draw(spread({"form": {1.0: 1.0}}))
+    with pytest.raises(ParameterError, match="unknown view 'a'"):  # of several that are wrong, always the same is named
+        distribution.draw(spread({letter: {1.0: 1.0} for letter in "hgfedcba"}))
     # A sum of 80 latencies is drawn each for itself, of 81 in ranges, but for a formula's.
     for count, bars in ((80, 80), (81, 80)):
         many = spread({"paths": {float(at): 1 / count for at in range(count)}})

@@ -134,8 +134,10 @@ def test_batches_fit_up_to_their_bounds() -> None:
         speedup_by_batch.draw(both)
     with pytest.raises(ParameterError, match="unknown batching 'statik'; did you mean static"):
         speedup_by_batch.draw(one.with_columns(batching=pl.lit("statik")))
-    with pytest.raises(ParameterError, match="unknown view 'path'; did you mean paths"):
-        speedup_by_batch.draw(one.with_columns(view=pl.lit("path")))
+    for name in ("batching", "view"):  # of several that are wrong, always the same is named
+        wrong = pl.concat([one.with_columns(pl.lit(letter).alias(name)) for letter in "hgfedcba"])
+        with pytest.raises(ParameterError, match=f"unknown {name} 'a'"):
+            speedup_by_batch.draw(wrong)
     some = one.with_columns(draft_length=pl.when(sequences=8).then(None).otherwise("draft_length"))
     assert speedup_by_batch.of_run(some)["sequences"].to_list() == [64, 1]
     assert speedup_by_batch.fits(some)

@@ -524,7 +524,11 @@ def test_times_by_part_by_hand() -> None:
             time_parts.draw(several, row)
     tiny = times({"target": 0.1, "draft": 1e-9}, {"target": 0.1, "medium": 1.1e-9}).row(0, named=True)
     assert [each.part for each in time_parts.steps(tiny)] == ["target", "medium"]
-    assert set(time_parts._NAMES) == {*comparison.PARTS}
+    every = {part: 0.1 * (number + 1) for number, part in enumerate(comparison.PARTS)}
+    assert shown(time_parts.draw(times(every, every))).panels[0].ticks[0] == [
+        "predicted\nwhole", "target\npasses", "draft\npasses", "medium\npasses", "heads\nand reads", "starting\nprocesses",
+        "waiting", "the\nrest", "measured\nwhole",
+    ]  # fmt: skip
 
 
 def runs_of(shift: float = 0.0) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -561,17 +565,14 @@ def test_two_runs_by_hand() -> None:
         box = axes.get_position()
         assert (box.x0 * 10, box.x1 * 10) == pytest.approx((1.15, 10 - 2.75))
         assert ((1 - box.y1) * tall, box.height * tall) == pytest.approx((above, 1.6))
-    assert shown(gantt_pair.draw(*runs_of(), title="mine")).texts[0] == "mine"
     wide, narrow = runs_of()
-    both = gantt_pair.draw(wide, narrow.with_columns(width=pl.lit(3), depth=pl.lit(2)))
-    assert "×" in shown(both).legends[0][0]
-    faster = gantt_pair.draw(*reversed(runs_of()))
-    assert "(+11.1 %)" in shown(faster).texts[1]
-    cut = shown(gantt_pair.draw(*runs_of(), between=(50.0, 130.0)))
-    assert [(low, high) for _, low, high in spans(gantt_pair.draw(*runs_of(), between=(50.0, 130.0)).axes[0])] == [
-        (50, pytest.approx(100)), (pytest.approx(100), 130),
-    ]  # fmt: skip
-    assert cut.texts[1] == drawn.texts[1]
+    other = shown(gantt_pair.draw(narrow, wide.with_columns(width=pl.lit(3), depth=pl.lit(2)), title="mine"))
+    assert other.texts[0] == "mine"
+    assert "(+11.1 %)" in other.texts[1]
+    assert "×" in other.legends[0][0]
+    cut = gantt_pair.draw(*runs_of(), between=(50.0, 130.0))
+    assert [(low, high) for _, low, high in spans(cut.axes[0])] == [(50, pytest.approx(100)), (pytest.approx(100), 130)]
+    assert shown(cut).texts[1] == drawn.texts[1]
     for between in ((-1.0, 5.0), (5.0, 4.0)):
         with pytest.raises(ParameterError, match="between must be a start and a later end in ms"):
             gantt_pair.draw(*runs_of(), between=between)

@@ -279,13 +279,14 @@ def by_hand(**more: Any) -> pl.DataFrame:
 
 
 def test_devices_held_by_hand() -> None:
-    figure = devices_held.draw(by_hand().sample(fraction=1, shuffle=True, seed=3).sort("point"))
+    moved = by_hand().with_columns(point=pl.col("point").replace({1: 2, 2: 1, 3: 4, 4: 3}))  # those that hold most come first
+    figure = devices_held.draw(moved.sample(fraction=1, shuffle=True, seed=3))
     drawn = shown(figure)
     assert drawn.texts == [
         "On 4 devices, split layers are 1.60 times as fast as replicas",
         "bars: input uncertainty (rates and costs); rates of pipelined decoding (PPD) published;"
         " rates of pipelined decoding (PPD), mine assumed",
-        "times: assumed efficiencies of published peaks; measured; a published table",
+        "times: measured; assumed efficiencies of published peaks; a published table",
     ]
     names = ["tensor parallelism: each layer split", "pipelined decoding (PPD): replicas",
              "pipelined decoding (PPD), each layer split too", "mine: replicas"]  # fmt: skip

@@ -615,8 +615,8 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     weak = replace(crowd, rate=1e12 * float(found.intensity.max()) / 2)
     assert roofline.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
     split = profile.load(COMPOSED)
-    said = shown(roofline.draw([split], ways=2)).texts[1]
-    assert said == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
+    halves = shown(roofline.draw([split], ways=2))
+    assert halves.texts[1] == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
     # Over a part of a layer, by the weights that a device of two keeps.
     part, tokens = shape_of(split).shard(2), 8
     row = split.rows("dense", 2).row(by_predicate=pl.col("tokens") == tokens, named=True)
@@ -624,7 +624,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     [rate] = roofline.points(split, 2).rate[roofline.points(split, 2).width == tokens]
     assert rate == pytest.approx(2 * weights * tokens / row["time_s"])
     model = Roofline(shape_of(split), split.bandwidth, split.rate, ways=2)
-    modelled = dict(shown(roofline.draw([split], ways=2)).panels[0].lines)[f"model {split.name}"]
+    modelled = halves.panels[0].line(f"model {split.name}")
     assert 2 * weights * tokens / float(model.products(tokens)) == pytest.approx(
         next(y for (_, y), width in zip(modelled, roofline.points(split, 2).width, strict=True) if width == tokens)
     )

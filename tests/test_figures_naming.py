@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import polars as pl
 import pytest
 from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 
-from figures import naming, style, subject
+from figures import naming, speedup_by_device, style, subject
 from model.checks import ParameterError
 
 SAID: list[tuple[str, Any, str]] = [
@@ -133,8 +135,9 @@ def test_looks_are_apart_up_to_any_number() -> None:
     assert [look.colour for look in few] == [*style.COLOURS]
     assert [look.marker for look in few] == [*style.MARKERS[:6]]
     assert [look.line for look in few] == [*style.LINES]
-    assert style.LINES[0] == (0, ())
-    assert {start for start, _ in style.LINES} == {0}
+    # Whole, dashed, dashed and dotted, dotted, in long dashes, and dashed with two dots: each begins with its first stroke.
+    dashes = [(), (4, 1.6), (6, 2, 1, 2), (1, 1.6), (10, 2), (5, 1, 1, 1, 1, 1)]
+    assert [*style.LINES] == [(0, each) for each in dashes]
     many = style.looks(14)
     shades = [sum(to_rgb(look.colour)) for look in many]
     assert shades == sorted(shades)  # from dark to light
@@ -150,6 +153,27 @@ def test_looks_are_apart_up_to_any_number() -> None:
         "formula": (9.5, "none", "#123456"), "paths": (6.0, "#123456", "#123456"), "events": (3.0, "#000000", "#000000"),
     }  # fmt: skip
     assert [*style.COLOURS] == ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
+
+
+def test_figures_are_drawn_by_these_rules_and_by_no_others() -> None:
+    """Letters of 10 points, titles of 12 at the left, legends of 9 without a frame; thin grids below what is drawn."""
+    before = dict(matplotlib.rcParams)
+    with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9}):
+        with style.house():
+            found = dict(matplotlib.rcParams)
+        assert matplotlib.rcParams["font.size"] == 20
+    assert dict(matplotlib.rcParams) == before
+    wanted: dict[str, Any] = {
+        "font.size": 10, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+        "axes.axisbelow": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 9,
+        "legend.title_fontsize": 9, "hatch.linewidth": 0.6, "svg.hashsalt": "decodesim", "svg.fonttype": "path",
+    }  # fmt: skip
+    backend = {"backend", "backend_fallback"}
+    assert {name: found[name] for name in wanted} == wanted
+    others = {name for name in found if found[name] != matplotlib.rcParamsDefault[name]} - {*wanted} - backend
+    assert not others
+    for figure in (style.canvas(1, 1, (0, 0, 1, 1))[0], style.side_by_side(1, 1, 0, 1, 0)[0]):
+        assert isinstance(figure.canvas, FigureCanvasAgg)  # nothing else decides how wide words are
 
 
 @pytest.mark.parametrize(("count", "wide"), [(1, 5.6), (2, 4.2), (3, 3.2), (4, 3.2)])
@@ -182,6 +206,16 @@ def test_a_page_grows_with_what_reaches_beyond_it_and_has_its_subject_at_the_top
     line = style.headed(titled, said).texts[-1]
     assert line.get_position()[0] == 0.2
     assert line.get_fontsize() == pytest.approx(8 * 0.8 * 5 / (0.065 * len(said)))  # as small as it must be to fit
+
+
+def test_methods_and_views_have_short_names() -> None:
+    assert style.METHODS == {
+        "autoregressive": "plain decoding", "speculative": "speculative", "adaptive": "adaptive drafts",
+        "hierarchical": "hierarchical", "beam": "beams", "ppd": "PPD", "ppd-processes": "PPD, processes",
+        "ppd-streams": "PPD, streams", "pearl": "PEARL", "bild": "BiLD", "early_exit": "early exit", "skipdecode": "SkipDecode",
+    }  # fmt: skip
+    assert [style.NAMES[view] for view in style.VIEWS] == ["formula", "simulated: paths", "simulated: events"]
+    assert speedup_by_device.WORDS == naming.METHODS | {"ppd": "pipelined decoding (PPD)"}
 
 
 def test_what_a_figure_needs_is_demanded() -> None:
