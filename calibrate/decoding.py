@@ -152,6 +152,9 @@ def parameters_of(
         raise ParameterError(f"sequences must be 1, as one is decoded at a time, got {given}")
     if getattr(parameters, "full_batch", 1) > 1:
         given = f"sequences={parameters.sequences} with batching={parameters.batching!r}"
+        if not hasattr(parameters, "texts"):
+            one = f"sequences must be 1, as method {method} decodes real sequences one at a time"
+            raise ParameterError(f"{one}, got {given}; leave out sequences")
         remedy = "set batching = 'static'" if batches else "leave out sequences"
         raise ParameterError(f"real batches are static, all of whose sequences are decoded, got {given}; {remedy}")
     return parameters

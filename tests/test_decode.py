@@ -473,6 +473,10 @@ def refused(*arguments: str) -> str:
         ),
         (
             "autoregressive", ["--set", "sequences=4"],
+            "sequences must be 1, as method autoregressive decodes real sequences one at a time, got sequences=4 with",
+        ),
+        (
+            "speculative", ["--set", "draft_length=2", "--set", "sequences=4"],
             "real batches are static, all of whose sequences are decoded, got sequences=4 with batching='continuous'; leave out",
         ),
         ("early_exit", ["--heads", "nothing.safetensors"], "there are no heads at nothing.safetensors"),
