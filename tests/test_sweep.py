@@ -116,6 +116,7 @@ def test_killed_run_is_resumed_without_repeating_anything(tmp_path: Path, refere
     assert contents(folder) == contents(reference)
 
 
+@pytest.mark.slow  # the same with workers in this process is in the quick tier: below
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for workers in /proc")
 def test_shards_of_a_dead_worker_are_submitted_again(tmp_path: Path, reference: Path) -> None:
     folder = tmp_path / "run"

@@ -847,6 +847,7 @@ def test_a_ceiling_is_the_best_of_all_tries_between_the_rows(
     assert profile.load(found.profiles["eager"]).rate == found.ceilings["flop_per_s"]
 
 
+@pytest.mark.slow  # companions in this process are in the quick tier: tests.test_at_once
 def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: Path) -> None:
     call("layers", "--model", config(), *QUICK, "--contexts", "4", "--busy", "0,1", "-o", str(tmp_path / "out"))
     _, rows = grid.read(tmp_path / "out" / "cpu-tiny-llama.jsonl")
@@ -1005,6 +1006,7 @@ def test_every_point_comes_once_in_every_round() -> None:
 # --- links ---
 
 
+@pytest.mark.slow  # both ends in this process are in the quick tier: tests.test_measuring
 def test_links_between_processes_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_PATIENCE", 3600.0)  # on a busy machine processes take long to start
     said = call("links", "--quick", "-o", str(tmp_path), "--link", "shared-memory,gloo").stdout

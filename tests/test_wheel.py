@@ -63,6 +63,7 @@ def test_the_installed_packages_are_the_ones_imported(installed: Path, tmp_path:
     assert all(Path(place).is_relative_to(installed) for place in places)
 
 
+@pytest.mark.slow  # that every file is installed is in the quick tier
 def test_the_default_scenario_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = python(installed, tmp_path, "-m", "sim", "run", "--view", "formula", "-o", str(out))
