@@ -48,7 +48,9 @@ def load(
         said = files.json_of(files.read_bytes(path))
     except FileNotFoundError:
         raise ParameterError("there is no such file") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ParameterError(f"it cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
         raise ParameterError(f"it cannot be read as JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(said, dict) or "schema_version" not in said:
         raise ParameterError(f"it is not {what}: schema_version is missing")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from model import checks, device, hardware, physical, profile, transformer
+from model import checks, device, files, hardware, physical, profile, transformer
 from model.checks import ParameterError
 from model.hardware import Hardware, Memory, Served
 from model.latency import UnitCost
@@ -187,14 +187,18 @@ def _roofline(of: device.Device, made: Shape, efficiency: Efficiency, ways: int)
     return Roofline(made, of.bandwidth, of.rates[made.dtype], efficiency, ways, of.link or of.host_link, provenance=source)
 
 
+_Stamp = tuple[int, int] | None
+"""`model.files.stamp`: a profile that was written again is read again."""
+
+
 def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> Measured:
     path = Path(name)
-    changed = path.stat().st_mtime_ns if path.suffix == ".json" and path.is_file() else 0
+    changed = files.stamp(path) if path.suffix == ".json" else None
     return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, ways, changed)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: int) -> Measured:
+def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: _Stamp) -> Measured:
     found = _loaded(name, changed)
     if dtype is not None and dtype != found.dtype:
         raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
@@ -217,7 +221,7 @@ def _covers(found: profile.Profile) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _loaded(name: str, _: int) -> profile.Profile:
+def _loaded(name: str, _: _Stamp) -> profile.Profile:
     found = profile.load(name)
     if name.endswith(".json") and found.kind == "model":  # the user's own; those that come along are held to it by tests
         shape = shape_of(found)

@@ -488,7 +488,7 @@ def test_whole_messages_about_files(written, tmp_path):
     assert refusal(profile.load, path) == "tiny.json: its table tiny.parquet is not beside it"
     assert refusal(profile.load, tmp_path / "no.json") == "no.json: there is no such file"
     (tmp_path / "folder.json").mkdir()
-    assert refusal(profile.load, tmp_path / "folder.json").startswith("folder.json: it cannot be read as JSON: [Errno 21]")
+    assert refusal(profile.load, tmp_path / "folder.json") == "folder.json: it cannot be read: Is a directory"
     for other in (tmp_path / "tiny.parquet", tmp_path / "tiny"):
         assert refusal(profile.load, other) == (
             f"a profile is named by its .json file, got {other.name}; the table beside it is found by itself"
