@@ -306,11 +306,11 @@ def misplaced(figure: Figure) -> list[str]:
         f"over other axes: {part.get_text()}" for part, box in placed for axes in figure.axes
         if part.axes not in (None, axes) and box.overlaps(axes.bbox)
     ]  # fmt: skip
-    figure.stale = False  # laid out, and only looked at since, though matplotlib takes it for changed
     notes = [part for part in figure.texts if part.get_fontsize() >= 9 and not part.get_rotation()]
     begin = {round(part.get_position()[0], 6) for part in notes}
     ends = {round(axes.get_position().x0, 6) for axes in figure.axes}
     titles = {round(part.get_position()[0], 6) for part in figure.texts if part.get_fontsize() >= 12}
+    figure.stale = False  # laid out, and only looked at since, though matplotlib takes it for changed
     return found + [f"begins at {x}, the title at {sorted(titles)}" for x in begin if x not in ends | titles]
 
 
