@@ -74,8 +74,6 @@ class _Process(Task):
         self.tags: NDArray[np.int64] | None = None
         self.since: Callable[[], bool] | None = None
         """What it waits for, where it waits."""
-        self.making = False
-        """Whether its pass is being made."""
         self.serial = 0
         """The pass made last."""
         self.kept = False
@@ -399,7 +397,6 @@ class Parallel(Real):
             self._bear()
             self._begin(task, step)
             return True
-        task.making = True
         self._begin(task, step)
         self._bear()
         return False
@@ -562,7 +559,7 @@ class Parallel(Real):
         self._passed(task, output)
 
     def _passed(self, task: _Process, output: _Made) -> None:
-        task.answer, task.making = output, False
+        task.answer = output
         if task.single is not None:
             task.value = output
             if task.unit > 0 and task.unit < len(self.free):

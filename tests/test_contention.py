@@ -11,9 +11,10 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from model.demand import Demand
 from model.world import World
 from sim import cases, methods, views
-from sim.cases import Case
+from sim.cases import Case, contention
 from sim.cluster import LINKS, STOPS, Cluster
 from sim.events import Run, simulate
 
@@ -82,6 +83,17 @@ def test_contended_is_what_may_wait(case: Case) -> None:
     event(f"{case.parameters.form}: {case.contention and case.contention.partition(':')[0]}")
     told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"
     assert any(found) == case.contended, told
+
+
+def test_what_is_wanting_is_named() -> None:
+    wanted = Demand(3, 2, "anywhere")
+    assert contention(wanted, Cluster(2, links="shared")) == "units: 2 of the 3 that it may want at once"
+    assert contention(wanted, Cluster(3, links="shared")) == "links: several transfers may want the shared one at once"
+    assert contention(wanted, Cluster(3, stop="layer")) == "stop: a stopped process keeps its unit to the end of its layer"
+    assert contention(wanted._replace(stopped="layers"), Cluster(3, stop="pass")).endswith("to the end of its pass")  # type: ignore[union-attr]
+    for free in (wanted._replace(stopped="layers"), wanted._replace(stopped=None)):
+        assert contention(free, Cluster(3, stop="layer")) is None
+    assert contention(wanted._replace(transfers=1), Cluster(3, links="shared", stop="now")) is None
 
 
 OTHERS: dict[str, Tables] = {

@@ -64,6 +64,11 @@ def test_any_change_of_the_library_changes_its_checksum(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         assert corpus.standard_library(tmp_path).checksum != first.checksum
         (tmp_path / name).write_text(before)
+    for name, text in (("csv.py", "rows\nd"), ("random.py", "ice\n")):  # the same letters, elsewhere
+        (tmp_path / name).write_text(text)
+    assert corpus.standard_library(tmp_path).checksum != first.checksum
+    for name, text in (("csv.py", "rows\n"), ("random.py", "dice\n")):
+        (tmp_path / name).write_text(text)
     for path in ("test/left_out.py", "site-packages/a/b.py", "json/tests/c.py", "config-3/d.py", "_sysconfigdata_x.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("not read\n")

@@ -101,6 +101,13 @@ def test_heads_are_told_apart_without_colour() -> None:
     assert drawn["k=1 Y"].get_marker() != drawn["k=3 Y"].get_marker()
 
 
+def test_candidates_are_1_3_and_5_where_none_are_named() -> None:
+    usual, named = (match_rate.draw(*given).axes[0] for given in ((log(),), (log(), [1, 3, 5])))
+    assert [*lines(usual)] == [*lines(named)]
+    for one, other in zip(usual.lines, named.lines, strict=True):
+        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+
+
 def test_a_log_without_trained_heads_has_the_models_own_alone() -> None:
     assert set(lines(match_rate.draw(log(trained=False), [1]).axes[0])) == {"k=1 N"}
 

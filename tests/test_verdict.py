@@ -54,6 +54,16 @@ def test_the_fastest_choice_is_named_with_its_interval() -> None:
     assert (document["over"], document["kernels_only"]) == ("plain decoding on the same devices", None)
 
 
+def test_an_interval_that_ends_at_one_tells_nothing_apart() -> None:
+    def said(low: float, high: float) -> str:
+        return of([row(0, (low + high) / 2, "paths", **spread(low, high))], tables(SPEC)).text
+
+    assert said(0.9, 1.0).startswith("About as fast as plain decoding")
+    assert said(1.0, 1.1).startswith("About as fast as plain decoding")
+    assert said(0.9, 0.999).startswith("Plain decoding is fastest")
+    assert said(1.001, 1.1).startswith("Fastest")
+
+
 def test_a_choice_without_a_speed_is_no_choice() -> None:
     """Of a speed-up of nothing there is no time, and neither not-a-number nor infinity says one."""
     none = [row(1, None), {**row(2, 1.0), "speedup": 0.0}, {**row(3, 1.0), "speedup": float("nan")}]
