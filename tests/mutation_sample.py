@@ -31,7 +31,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,8 +75,8 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a fault: `caught` by a test, `survived` so many tests, `unreached` by any, or, of the last two, `equivalent`:
-    a reader has found that it changes nothing that anyone can see (`EQUIVALENT`).
+    """Result of one fault: `caught` by a test, `survived` all `tests`, `unreached` by any test, or `equivalent`: not caught, and
+    listed in `EQUIVALENT` because it changes nothing that anyone can see.
     """
 
     fault: Fault
@@ -86,13 +86,23 @@ class Outcome(NamedTuple):
 
 
 EQUIVALENT = Path(__file__).parent / "equivalent_faults.toml"
-"""Faults that change nothing, each with the reason why: `[[fault]]` with `path`, `before`, `after`, `why`."""
+"""Faults that change nothing: `[[fault]]` with `path`, `before`, `after`, the reason `why`, and `line`, a part of the source line,
+where `before` occurs in other lines of the file as well."""
 
 
-def equivalent() -> set[tuple[str, str, str]]:
-    """Path, text before and text after of every fault that a reader has found to change nothing."""
-    rows = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("fault", [])
-    return {(row["path"], row["before"], row["after"]) for row in rows}
+def equivalent() -> list[dict[str, str]]:
+    """Rows of `EQUIVALENT`."""
+    rows: list[dict[str, str]] = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("fault", [])
+    return rows
+
+
+def is_listed(fault: Fault, rows: Iterable[Mapping[str, str]]) -> bool:
+    """Whether a fault is one of the rows of `EQUIVALENT`."""
+    same = [row for row in rows if (row["path"], row["before"], row["after"]) == (fault.path, fault.before, fault.after)]
+    if not any("line" in row for row in same):
+        return bool(same)
+    line = (ROOT / fault.path).read_text(encoding="utf-8").splitlines()[fault.line - 1]
+    return any(row.get("line", "") in line for row in same)
 
 
 # --- faults ------------------------------------------------------------------------------------------------------------
@@ -193,7 +203,7 @@ def _first_line(node: ast.AST) -> str:
 
 
 def drawn(package: str, count: int, seed: int, only: Sequence[str] = ()) -> list[Fault]:
-    """So many faults of a package, or of its files that match a pattern of `only`; every place equally likely."""
+    """Draw `count` faults of a package, or of its files that match a pattern of `only`; every place is equally likely."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
     files = [path for path in files if not only or any(fnmatch.fnmatch(path, pattern) for pattern in only)]
     sizes = {path: sum(1 for _ in places(ast.parse((ROOT / path).read_text(encoding="utf-8")))) for path in files}
@@ -414,7 +424,7 @@ def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float, aga
                 later.append(fault)
                 return
         state = outcome.state
-        if state != "caught" and (fault.path, fault.before, fault.after) in alike:
+        if state != "caught" and is_listed(fault, alike):
             state = "equivalent"
         outcomes.append(outcome._replace(state=state, tests=outcome.tests + len(done.get(fault, ()))))
         if outcome.state != "caught":
@@ -521,7 +531,7 @@ def main() -> int:
     print(f"seed {asked.seed}, drawn {digest}, {time.perf_counter() - start:.0f} s")
     tried = [each for each in outcomes if each.state != "equivalent"]
     shares = [[each.state == "caught" for each in tried if each.fault.path.startswith(f"{name}/")] for name in PACKAGES]
-    return int(min(sum(caught) / len(caught) for caught in shares if caught) < asked.least)
+    return int(min((sum(caught) / len(caught) for caught in shares if caught), default=1.0) < asked.least)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import coverage
 import pytest
 
 from tests import mutation_sample
-from tests.mutation_sample import ROOT, Fault, Map, Outcome, changes, drawn, hunted, places, summary
+from tests.mutation_sample import ROOT, Fault, Map, Outcome, changes, drawn, hunted, is_listed, places, summary
 
 
 @pytest.mark.parametrize(("before", "kind", "after"), [
@@ -120,6 +120,16 @@ def test_survivors_of_the_first_seconds_get_the_tests_that_are_left(
     assert said.count("survived (") == 2
     assert "equivalent (3 tests): alike.py:1" in said
     assert "not believed, they fail on the unchanged tree too: unsound" in said
+
+
+def test_a_listed_fault_with_a_source_line_is_of_that_line_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text("a = f(-1)\nb = g(-1)\n")
+    monkeypatch.setattr(mutation_sample, "ROOT", tmp_path)
+    faults = [Fault("some.py", line, "number", "-1", "-2", "") for line in (1, 2)]
+    row = {"path": "some.py", "before": "-1", "after": "-2"}
+    assert [is_listed(fault, [row]) for fault in faults] == [True, True]
+    assert [is_listed(fault, [row | {"line": "f(-1)"}]) for fault in faults] == [True, False]
+    assert [is_listed(fault, [row | {"after": "-3"}]) for fault in faults] == [False, False]
 
 
 def test_a_map_of_another_clone_serves_too(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_workers_that_die_over_and_over_end_the_run(deaths: list[int], tmp_path:
     left = list(deaths)
 
     class Dying:
-        """In the place of processes: they die so many times, finish a shard and die, and so on; behind the last they finish all."""
+        """Replaces worker processes: dies `deaths[0]` times, finishes a shard and dies, and so on; finishes the rest in the end."""
 
         def __init__(self, n_jobs: int, **_: Any) -> None:
             assert n_jobs == 2

@@ -106,7 +106,7 @@ def found(model: str) -> Path:
     of_family, colon, name = model.partition(":")
     if colon and of_family == "family":
         return bundled(name)
-    if model and path.is_dir():  # the path of no text is that of the folder that one is in
+    if model and path.is_dir():  # Path("") is the current folder
         return path
     if model in names():
         return bundled(model)
