@@ -111,7 +111,12 @@ def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
         yield Stop((late,))
         yield Commit("token", (token, second))
 
+    before = processes.time.perf_counter()
     run = ran(three, steps(), 2)
+    took = processes.time.perf_counter() - before
+    assert before <= run.begun <= before + took
+    assert 0 < run.seconds <= took
+    assert all(run.begun <= each.start for each in run.spans if each.unit == 0)
     found = [(each.unit, *each[3:12]) for each in run.spans]
     nothing = (-1, 0, 0, "kept", "target", 1, 0)
     link = (-1, "link")
@@ -133,7 +138,6 @@ def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
     assert run.work.account.adoptions == 1
     assert run.work.account.adopted_rows == LAYERS
     assert run.work.forks == 3
-    assert run.seconds > 0
     assert ran(three, steps(), 2, record=False).spans == []
 
 
@@ -453,6 +457,8 @@ def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(thr
             subs = yield Fork((whole(at, (written[-1],), heads=1), whole(at, (9,), heads=1)), (None, None))
             made = yield Join(subs)
             yield Adopt(subs[at % 2], at, LAYERS)
+            assert three.memory.rows[0][..., at, :].all()
+            assert not three.memory.rows[0][..., at + 1, :].any()  # one position, and nothing behind it
             written.append((yield Read("next", made[at % 2])))
         yield Commit("token", tuple(written))
 

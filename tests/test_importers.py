@@ -170,6 +170,11 @@ def test_a_layer_of_llmservingsim_has_its_norm_twice(folder: Path) -> None:
     }
     assert any("1 passes that mix" in note for note in made.notes)
     assert (made.date, made.facts["gpu"]) == ("2026-01-02", "a made-up GPU")
+    with (folder / ATTENTION).open("a") as file:  # a prompt of one token is one too
+        file.write("1,512,0,0,11.0\n1,64,1,128,31.0\n")
+    again = from_llmservingsim(folder)
+    assert times(again, "attention") == times(made, "attention") | {(1, 512, 1): 11.0}
+    assert again.notes[-1] == "attention: 2 passes that mix a prompt and new tokens left out"
 
 
 @pytest.mark.parametrize("source", READ)
@@ -337,6 +342,7 @@ BAD = [
     ("vidur/cpu_overheads.csv", swap("schedule_median", "schedule"), "cpu_overheads.csv: column schedule_median is missing"),
     ("vidur/network/all_reduce.csv", swap("num_workers", "workers"), "all_reduce.csv: column num_workers is missing"),
     (GEMM, swap("gemm_dtype", "dtype"), "column gemm_dtype is missing; the nearest of its 6 columns is dtype"),
+    (GEMM, lambda path: pl.DataFrame().write_parquet(path), "gemm_perf.parquet: column gemm_dtype is missing; it has no columns"),
     (DECODE, swap("step", "context"), "column step is missing"),
     (ATTENTION, swap("kv_decode", "kv"), "attention.csv: column kv_decode is missing"),
     # Units.
@@ -484,6 +490,10 @@ def test_a_time_is_held_against_memory_arithmetic_and_a_hundredth_of_both() -> N
             f"t.csv: row 6, column t: {1.0001 * most:.4g} s is too long{also}: made-up at a hundredth of its peaks takes at most "
             f"{most:.3g} s{behind}"
         )
+    # Without either one launch alone; and what is just reached is reached.
+    assert judged(1e-4) == ""
+    assert "0.0001 s is too long" in judged(1e-4 + 5e-13)
+    assert judged(1e-6, moved=11e6) == judged(11e8 / (1e14 * 1.1), operations=11e8) == ""
     # Kernels that do more than is needed are given that time too.
     assert judged(20e-3, moved=30e6, most=(np.array([1.0, 90e6, 90e6]), np.array([1.0, 11e9, 11e9]))) == ""
     assert "row 4" in judged(5e-3, moved=30e6, most=(np.array([-1e9, 90e6, 90e6]), np.array([0.0, 11e9, 11e9])))

@@ -4,7 +4,7 @@ composed."""
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from model import compose, device, profile, transformer
 from model.checks import ParameterError
 from model.hardware import pass_time
 from model.measured import Measured
-from model.profile import Profile
+from model.profile import Profile, Source
 from model.transformer import Shape
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -184,7 +184,30 @@ def test_every_profile_is_what_its_sources_give(derived: dict[str, Profile]) -> 
     for name, made in derived.items():
         kept = profile.load(name)
         assert kept.table.equals(made.table), name
-        assert (kept.sources, kept.notes, kept.errors, kept.engine) == (made.sources, made.notes, made.errors, made.engine), name
+        assert all(getattr(kept, each.name) == getattr(made, each.name) for each in fields(made) if each.name != "table"), name
+
+
+def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
+    """A row of four cells with 16 digits of a checksum is a file, of the repository that the last heading names."""
+    path, at = tmp_path / "SOURCES.md", "## owner/one · MIT"
+    rows = ["# Files", at, "|file|commit|path there|sha256[:16]|", "|---|---|---|---|", "| gpu/a.csv | abc | data/a.csv | 01234567890abcde |",
+            "| gpu/b.csv | abc | data/b.csv | 01234567 |", "| gpu/c.csv | data/c.csv | 01234567890abcde |", "", "## two · LGPL",
+            "| gpu/d.csv | def | d.csv | fedcba9876543210 |"]  # fmt: skip
+    path.write_text("\n".join(rows), encoding="utf-8")
+    assert bundle.origins(tmp_path) == {
+        "gpu/a.csv": Source("owner/one", "data/a.csv", "abc", "MIT", "01234567890abcde"),
+        "gpu/d.csv": Source("two", "d.csv", "def", "LGPL", "fedcba9876543210"),
+    }
+    path.write_text("\n".join(rows).replace("two ·", "two"), encoding="utf-8")
+    with pytest.raises(ParameterError, match=r"^SOURCES.md, line 9: it must be ## repository · licence, got '## two LGPL'$"):
+        bundle.origins(tmp_path)
+    path.write_bytes(b"abc\xff")
+    with pytest.raises(ParameterError, match=r"^SOURCES.md: it is no text in UTF-8 \(byte 4\); restore it$"):
+        bundle.origins(tmp_path)
+    with pytest.raises(ParameterError, match=f"must hold gpu and SOURCES.md, got {tmp_path.name}; name it, or set DECODESIM_DATA"):
+        bundle.folder_of(tmp_path)
+    (tmp_path / "gpu").mkdir()
+    assert bundle.folder_of(tmp_path) == tmp_path
 
 
 @needs_data

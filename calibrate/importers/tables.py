@@ -63,7 +63,7 @@ class Table:
         import polars as pl
 
         held = self.frame[name]
-        values: Floats = held.cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy()
+        values: Floats = held.cast(pl.Float64, strict=False).to_numpy()  # what is null is nan
         bad = ~np.isfinite(values) if least is None else ~(np.isfinite(values) & (values >= least))
         if bad.any():
             where = int(np.argmax(bad))
@@ -103,7 +103,7 @@ class Table:
 
     def where(self, mask: NDArray[np.bool_] | pl.Series) -> Table:
         """The rows that a mask leaves."""
-        kept = np.asarray(mask, dtype=bool)
+        kept = np.asarray(mask)
         return Table(self.path, self.shown, self.frame.filter(kept), self.numbers[kept])
 
 
@@ -135,7 +135,7 @@ def require(table: Table, columns: Iterable[str]) -> None:
 
 def _nearest(name: str, columns: list[str]) -> str:
     """The nearest of the columns that there are: other projects have dozens of them."""
-    close = difflib.get_close_matches(name, columns, n=1, cutoff=0)
+    close = difflib.get_close_matches(name, columns, cutoff=0)
     return (
         f"the nearest of its {len(columns)} columns is {close[0]}; the file has another format than it had"
         if close
