@@ -449,6 +449,7 @@ def test_who_is_started_is_started_before_anything_is_waited_for_stopped_or_take
 
 def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(three: Any) -> None:
     """Each of three single passes, one after another, on the first unit; what they say is what one process reads."""
+    taken: list[torch.Tensor] = []
 
     def steps() -> Steps:
         out = yield whole(heads=1)
@@ -457,8 +458,7 @@ def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(thr
             subs = yield Fork((whole(at, (written[-1],), heads=1), whole(at, (9,), heads=1)), (None, None))
             made = yield Join(subs)
             yield Adopt(subs[at % 2], at, LAYERS)
-            assert three.memory.rows[0][..., at, :].all()
-            assert not three.memory.rows[0][..., at + 1, :].any()  # one position, and nothing behind it
+            taken.append(three.memory.rows[0].clone())
             written.append((yield Read("next", made[at % 2])))
         yield Commit("token", tuple(written))
 
@@ -466,6 +466,9 @@ def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(thr
     alone = Real({"target": three.decoder}).run(steps(), 4)
     assert run.work.tokens == alone.tokens
     assert len({*alone.tokens}) > 2
+    for at, rows in zip((2, 3, 4), taken, strict=False):
+        assert rows[..., at, :].all()
+        assert not rows[..., at + 1 :, :].any()  # one position, and nothing behind it
     assert run.work.account == alone.account
     assert [number for number, _ in three.told] == [1, 2] * 3
     assert run.free == [False, True, True]

@@ -651,6 +651,23 @@ def test_an_unknown_unit_is_refused(folder: Path) -> None:
         from_vidur(folder, unit="us")
 
 
+def test_a_unit_is_that_of_all_tables(folder: Path) -> None:
+    """The same times in microseconds give the same profile."""
+    before = from_vidur(folder), from_aiconfigurator(folder)
+    reduced = aiconfigurator.reductions(folder / "aiconfigurator", ["vllm/1.0"])[0]
+    for path in (*folder.rglob("*.csv"), *folder.rglob("*.parquet")):
+        table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path)
+        times = [name for name in table.columns if name.startswith("time_stats.") or name.endswith("_median") or name == "latency"]
+        table = table.with_columns(pl.col(times).cast(pl.Float64) * 1000)
+        table.write_csv(path) if path.suffix == ".csv" else table.write_parquet(path)
+    for made, was in zip((from_vidur(folder, unit="us"), from_aiconfigurator(folder, unit="us")), before, strict=True):
+        assert made.table.drop(TIMES).equals(was.table.drop(TIMES))
+        for name in TIMES:
+            assert made.table[name].to_numpy() == pytest.approx(was.table[name].to_numpy(), rel=1e-9)
+    again = aiconfigurator.reductions(folder / "aiconfigurator", ["vllm/1.0"], unit="us")[0]
+    assert [row["time_s"] for row in again] == pytest.approx([row["time_s"] for row in reduced], rel=1e-9)
+
+
 def test_several_engines_must_be_told_apart(folder: Path) -> None:
     with pytest.raises(ParameterError, match=r"engine of gemm must be one of trtllm/9.9, vllm/1.0, and none was named"):
         from_aiconfigurator(folder, engine="")
