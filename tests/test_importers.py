@@ -4,6 +4,7 @@ column."""
 from __future__ import annotations
 
 import datetime
+import re
 import shutil
 import subprocess
 import sys
@@ -339,6 +340,7 @@ BAD = [
     # A header that changed.
     (MLP, swap("time_stats.add.median", "time_stats.add.p50"), "column time_stats.add.median is missing; the nearest of its 27"),
     ("vidur/attention.csv", swap("kv_cache_size", "context"), "attention.csv: column kv_cache_size is missing"),
+    ("vidur/attention.csv", swap("attn_kv_cache_save.std", "x"), "column time_stats.attn_kv_cache_save.std is missing"),
     ("vidur/cpu_overheads.csv", swap("schedule_median", "schedule"), "cpu_overheads.csv: column schedule_median is missing"),
     ("vidur/network/all_reduce.csv", swap("num_workers", "workers"), "all_reduce.csv: column num_workers is missing"),
     (GEMM, swap("gemm_dtype", "dtype"), "column gemm_dtype is missing; the nearest of its 6 columns is dtype"),
@@ -425,6 +427,14 @@ def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeyp
         assert [*own["moved"]] == [2 * 2 * 4096 * batch * (context + width) for batch, width, context in chosen]
         pairs = [batch * sum(context + place for place in range(1, width + 1)) for batch, width, context in chosen]
         assert [*own["operations"]] == [2 * 2 * 4096 * each for each in pairs]
+    # Split over two devices it is half of each.
+    for name, before, row in (("attn_decode", "1,1,0,1024", 1), ("attn_prefill", "1,1,64,1024", 1)):
+        whole = found[f"attention.csv time_stats.{name}.median"][0]
+        swap(f"4096,32,32,{before}", f"4096,32,32,2{before[1:]}")(folder / "vidur/attention.csv")
+        [own] = held("vidur", folder, monkeypatch)[f"attention.csv time_stats.{name}.median"]
+        for what in ("moved", "operations"):
+            assert [*own[what]] == [each / 2 if place == row else each for place, each in enumerate(whole[what])]
+    assert times(from_vidur(folder), "attention", 2) == {(1, 1024, 1): 30.0, (64, 1024, 1): 85.0}
     found = held("llmservingsim", folder, monkeypatch)
     sizes = {"qkv_proj": 4096 * (4096 + 2048), "o_proj": 4096**2, "gate_up_proj": 2 * 4096 * 14336, "down_proj": 4096 * 14336}
     for own, size in zip(found["dense.csv time_us"], sizes.values(), strict=True):
@@ -440,6 +450,17 @@ def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeyp
     assert [*own["moved"]] == [2 * 2 * 8 * 128 * batch * (context + width) for batch, width, context in chosen]
     pairs = [batch * sum(context + place for place in range(1, width + 1)) for batch, width, context in chosen]
     assert [*own["operations"]] == [2 * 2 * 4096 * each for each in pairs]
+    shutil.copytree(folder / "llmservingsim/tp1", folder / "llmservingsim/tp2")
+    whole = {column: [*each] for column, each in found.items()}
+    llmservingsim.read(folder / "llmservingsim/tp2", model="llama-3.1-8b", gpu="rtx-4090")
+    for column, before in whole.items():
+        for own, other in zip(found[column][len(before) :], before, strict=True):
+            assert all([2 * each for each in own[what]] == [*other[what]] for what in ("moved", "operations"))
+    # Of eight groups of keys each of sixteen devices has one: two bytes of each of both.
+    shutil.copytree(folder / "llmservingsim/tp1", folder / "llmservingsim/tp16")
+    llmservingsim.read(folder / "llmservingsim/tp16", model="llama-3.1-8b", gpu="rtx-4090")
+    moved = found["attention.csv time_us"][-1]["moved"]
+    assert [*moved] == [2 * 2 * 128 * batch * (context + width) for batch, width, context in chosen]
     found = held("aiconfigurator", folder, monkeypatch)
     [own] = found["gemm/vllm/1.0/gemm_perf.parquet latency"]
     shapes = [(m, n, k) for n, k in ((4096, 4096), (8192, 4096), (4096, 8192)) for m in (1, 2, 4)]
@@ -634,6 +655,26 @@ def test_times_of_another_gpu_than_the_profiler_names_are_refused(folder: Path) 
     assert "gpu" not in from_llmservingsim(folder).facts
 
 
+@pytest.mark.parametrize(("file", "column"), [
+    ("mlp", "time_stats.*.median"), ("attention", "time_stats.attn_decode.median"), ("cpu_overheads", "schedule_median"),
+])  # fmt: skip
+def test_a_part_of_a_pass_that_takes_no_time_in_total_is_refused(folder: Path, file: str, column: str) -> None:
+    """In the second row of a model whose weights a cache holds: each operation alone may have been rounded to nothing."""
+    small, path = transformer.preset("gpt2"), folder / "vidur" / f"{file}.csv"
+    known = {"n_head": small.heads, "n_kv_head": small.kv_heads, "n_embd": small.hidden, "n_expanded_embd": small.ffn}
+    for each in (folder / "vidur").glob("*.csv"):
+        table = pl.read_csv(each).head(2)
+        said = known | {"n_q_head": small.heads, "model_name": "gpt2"}
+        table = table.with_columns(pl.lit(value).alias(name) for name, value in said.items() if name in table.columns)
+        if each == path:
+            stands = [name for name in table.columns if name.endswith("median")]
+            table = table.with_columns(pl.when(pl.int_range(pl.len()) == 1).then(0.0).otherwise(pl.col(stands)).name.keep())
+        table.write_csv(each)
+    message = f"{file}.csv: row 2, column {column}: the pass takes no time in total; it must take some"
+    with pytest.raises(ParameterError, match=f"^{re.escape(message)}$"):
+        vidur.read(folder / "vidur", model="gpt2", gpu="a100")
+
+
 def test_a_pass_that_takes_no_time_at_all_is_refused(folder: Path) -> None:
     path = folder / "vidur" / "network" / "send_recv.csv"
     swap("0.0010,0.006", "0.0010,0.000")(path)
@@ -744,6 +785,12 @@ def test_a_folder_of_vidur_may_lack_prompts_a_step_or_a_direction(folder: Path) 
     (where / "attention.csv").unlink()
     made = vidur.read(where, model="phi-2", gpu="a100")
     assert times(made, "dense") == {(1,): 261.0}  # 5 us less than with two norms
+    # Without a gate its 52 MB up are read once: of twice as many 65 MB would come from memory, 30 us.
+    table.with_columns(pl.lit(0.010).alias("time_stats.mlp_up_proj.median")).write_csv(where / "mlp.csv")
+    assert times(vidur.read(where, model="phi-2", gpu="a100"), "dense") == {(1,): 161.0}
+    swap("gate_up_proj,1,247", "gate_up_proj,1,10")(folder / DENSE)
+    made = llmservingsim.read(folder / "llmservingsim/tp1", model="phi-2", gpu="rtx-4090")
+    assert times(made, "dense") == {(1,): 2 * 1.9 + 55 + 2.2 + 38 + 10 + 2.6 + 127, (8,): 488.7}
     for name, field in (("n_head", "heads"), ("n_kv_head", "kv_heads"), ("n_embd", "hidden")):
         table.with_columns(pl.col(name) + 1).write_csv(where / "mlp.csv")
         with pytest.raises(ParameterError, match=f"row 1, column {name}: must be .*, the model's {field}, got .*; name the model"):

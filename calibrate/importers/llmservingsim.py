@@ -137,7 +137,6 @@ def _dense(
         tables.check_reached(chosen, column, chosen.seconds(column, unit), device, moved=moved * tables.BYTES_EACH, operations=work)
     tokens = each["layernorm"][0]
     total: Floats = np.sum([times * each[name][1] for name, times in LAYER.items()], axis=0)
-    tables.check_total(table, column, total)
     rows = tables.rows("dense", {"tokens": tokens}, {"time_s": total}, ways=ways)
     rows += tables.rows("embedding", {"tokens": tokens}, {"time_s": each["embedding"][1]}, ways=ways)
     notes = ["dense: sum of a layer's operations, its norm twice", *tables.dips(rows, "dense", "tokens")]

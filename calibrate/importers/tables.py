@@ -271,8 +271,8 @@ def errors(rows: list[dict[str, Any]]) -> dict[str, float]:
     found = {}
     for part in dict.fromkeys(row["part"] for row in rows):
         each = []
-        for ways in {row.get("ways", 1) for row in rows if row["part"] == part}:
-            chosen = [row for row in rows if row["part"] == part and row.get("ways", 1) == ways]
+        for ways in {row["ways"] for row in rows if row["part"] == part}:
+            chosen = [row for row in rows if row["part"] == part and row["ways"] == ways]
             axes = {axis: [row[axis] for row in chosen] for axis in AXES[part]}
             each.append(Surface(axes, [row["time_s"] for row in chosen]).error)
         found[part] = round(float(np.median(each)), 4)
