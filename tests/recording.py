@@ -147,12 +147,16 @@ class Cuda:
     graph_pool_handle = Pool
 
     def __init__(self) -> None:
+        self.waits: list[tuple[Any, Any]] = []
+        """Which stream has waited for which."""
         self.current = self.Stream()
         self.graphs: list[CUDAGraph] = []
 
     def Stream(self, device: Any = None) -> Any:  # noqa: N802
         """Work in order, as all is here."""
-        return SimpleNamespace(wait_stream=lambda _: None)
+        stream = SimpleNamespace(device=device)
+        stream.wait_stream = lambda other: self.waits.append((stream, other))
+        return stream
 
     def current_stream(self) -> Any:
         return self.current

@@ -264,10 +264,14 @@ def test_rows_of_hypotheses_stay_apart() -> None:
 def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a library makes once is there by then: in a capture it could not be."""
     plain, cuda = real_models.decoders("llama")["target"], Cuda()
-    made, beside, layer = Graphs(plain, ROOM, cuda=cuda), list[bool](), plain._layer
+    current: list[str] = []
+    monkeypatch.setattr(graphs.machine, "make_current", current.append)
+    made, beside, layer, waits = Graphs(plain, ROOM, cuda=cuda), list[bool](), plain._layer, list[Any]()
+    assert (current, made.side.device) == (["cpu"], plain.device)  # on the model's device
 
     def noted(*given: Any) -> Any:
         beside.append(cuda.current is made.side)
+        waits.append(cuda.waits[-1])
         return layer(*given)
 
     monkeypatch.setitem(vars(plain), "_layer", noted)
@@ -276,6 +280,38 @@ def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch:
         made.run((1,), at, 0, 1, rows)
     assert beside == [True] * graphs.WARM_UPS + [False]
     assert graphs.WARM_UPS > 0
+    # It begins behind what was launched before, and what is captured behind it.
+    assert waits == [(made.side, cuda.current)] * graphs.WARM_UPS + [(cuda.current, made.side)]
+
+
+def test_looks_are_captured_up_to_the_widest_pass_or_as_many_as_there_are_texts() -> None:
+    """By how many states there are; of more the decoder itself says it."""
+    plain = real_models.decoders("llama")["target"]
+    for texts, most in ((1, WIDEST), (WIDEST + 3, WIDEST + 3)):
+        made = Graphs(plain, 8, texts, Cuda())
+        for count in (1, most, most, most + 1):
+            states = torch.linspace(-1, 1, 16 * count, dtype=torch.float64).view(count, 16)
+            assert torch.allclose(made.logits(states, LAYERS), plain.logits(states, LAYERS), rtol=1e-12)
+        assert made.captured == 2
+
+
+def test_a_place_is_told_anew_where_it_was_forgotten() -> None:
+    """What makes positions is replayed for a new place alone, tokens are copied where they are others; until all is forgotten."""
+    plain, cuda = real_models.decoders("llama")["target"], Cuda()
+    made = Graphs(plain, ROOM, cuda=cuda)
+    rows = made.rows()
+    made.run((1, 2), 0, 0, 2, rows)
+    [desk] = made._desks.values()
+    place, copied = desk.graph.graph, []
+    numbers, desk.numbers = desk.numbers, SimpleNamespace(copy_=lambda said, **_: copied.append(numbers.copy_(said).tolist()))  # type: ignore[assignment]
+    before = place.replays
+    for tokens, at, replays, times in (((1, 2), 0, 0, 0), ((1, 3), 0, 0, 1), ((1, 3), 1, 1, 2), ((1, 3), 1, 1, 2)):
+        made.run(tokens, at, 0, 2, rows)
+        assert (place.replays - before, len(copied)) == (replays, times)
+    assert copied == [[1, 3, 0], [1, 3, 1]]
+    made.forget()
+    made.run((1, 3), 1, 0, 2, rows)
+    assert (place.replays - before, len(copied)) == (2, 3)
 
 
 def test_heads_that_were_trained_have_graphs_of_their_own() -> None:
@@ -354,12 +390,18 @@ def test_models_that_cannot_be_captured_are_refused() -> None:
         Graphs(real_models.decoders("llama")["target"], 8)
     with pytest.raises(ParameterError, match="mode must be eager with an encoder-decoder such as t5 target, got cuda-graph"):
         Graphs(real_models.decoders("t5")["target"], 8, cuda=Cuda())
-    growing: Any = SimpleNamespace(
-        name="long", config=SimpleNamespace(is_encoder_decoder=False),
-        body=SimpleNamespace(rotary_emb=SimpleNamespace(rope_type="dynamic")),
-    )  # fmt: skip
-    with pytest.raises(ParameterError, match=r"mode must be eager with long.* of kind dynamic"):
-        graphs.check(growing)
+    for kinds, growing in (("dynamic", "dynamic"), ({"near": "default", "far": "longrope"}, "longrope"), ("yarn", ""), ({}, "")):
+        rotary = SimpleNamespace(rope_type=kinds)
+        model: Any = SimpleNamespace(
+            name="long", config=SimpleNamespace(is_encoder_decoder=False), body=SimpleNamespace(rotary_emb=rotary),
+        )  # fmt: skip
+        if growing:
+            said = f"^mode must be eager with long, whose positions are of kind {growing}: they look how long the text is, got cuda-"
+            with pytest.raises(ParameterError, match=said):
+                graphs.check(model)
+        else:
+            graphs.check(model)
+    assert graphs.cuda_of("cuda:1") is graphs.cuda_of(torch.device("cuda")) is torch.cuda
 
 
 # --- the stand-in ---
