@@ -382,6 +382,89 @@ def test_who_is_stopped_ends_with_all_that_it_has_started() -> None:
         outer_.body.send(None)
 
 
+def test_who_goes_on_behind_a_stop_takes_the_others_along_when_stopped() -> None:
+    """Of two that a process has started it stops one; the other ends with it."""
+    tasks: list[Any] = []
+    five: Any = AtOnce(5)
+
+    def outer() -> Steps:
+        yield whole(2, (5,))
+        tasks.extend((yield Fork((whole(3, (6,)), whole(3, (7,))), (2, 3))))
+        yield Stop((tasks[0],))
+        yield whole(3, (5,))
+
+    def steps() -> Steps:
+        out = yield whole(heads=1)
+        [tasks_outer] = yield Fork((outer(),), (1,))
+        yield Forward("target", (9,), 2, 0, LAYERS)
+        yield Join((yield Fork((whole(3, (8,)),), (4,))))
+        assert [each.stopped for each in tasks] == [True, False]
+        assert tasks_outer.started == [tasks[1]]
+        yield Stop((tasks_outer,))
+        assert [each.stopped for each in tasks] == [True, True]
+        yield Commit("token", ((yield Read("next", out)),))
+
+    ran(five, steps())
+
+
+def test_who_is_started_has_rows_of_its_own(three: Any) -> None:
+    """What it writes behind its starter's rows is not its starter's."""
+
+    def process() -> Steps:
+        yield whole(2, (5,))
+        yield whole(3, (6,))
+
+    def steps() -> Steps:
+        yield whole()
+        subs = yield Fork((process(),), (1,))
+        yield whole(2, (9,))
+        yield Join(subs)
+        out = yield whole(3, (7,), heads=1)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = ran(three, steps())
+    assert run.work.tokens == Real({"target": three.decoder}).run(steps(), 1).tokens
+    assert three.tags[0, 0, :5].tolist() == [1, 1, 2, 5, 0]
+    assert three.tags[1, 0, :5].tolist() == [1, 1, 3, 4, 0]
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_who_is_where_the_main_process_was_may_be_stopped_too(three: Any, middle: bool) -> None:
+    """Before its pass is made, or in the middle of it: of the rows that it was to copy or to make nothing is known then."""
+    subs: list[Any] = []
+    make = three.unit.make
+
+    def made(command: Command, *more: Any) -> Any:
+        if command.tokens == (6,):
+            assert middle, "what was stopped before is not made"
+            three.wait(0.0)  # meanwhile the other one has made its pass
+        return make(command, *more)
+
+    def other() -> Steps:
+        yield whole(3, (6,))
+
+    def rest() -> Steps:
+        yield whole(2, (5,))
+        subs.extend((yield Fork((other(),), (None,))))
+        if middle:
+            yield whole(3, (7,))
+        yield Stop(tuple(subs))
+        yield Commit("token", (8,))
+
+    def steps() -> Steps:
+        yield whole()
+        yield Fork((rest(),), (1,))
+
+    three.unit.make = made
+    run = ran(three, steps())
+    assert (run.work.tokens, subs[0].unit, subs[0].stopped) == ([8], 0, True)
+    assert (three.tags[0, :, 2:4] == GONE).all()
+    assert (three.tags[0, :, :2] != GONE).all()
+    passes = [each.fate for each in run.spans if (each.unit, each.what, each.process) == (0, "forward", subs[0].number)]
+    assert passes == ["cancelled"] * middle
+    assert all(run.free)
+
+
 def test_rows_that_do_not_come_and_passes_that_nobody_stopped_end_the_run(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Parallel(three)
     three.patience = 0.0
