@@ -4,6 +4,7 @@ column."""
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import shutil
 import subprocess
@@ -575,6 +576,39 @@ def test_groups_of_commands_without_one_show_what_there_is() -> None:
         assert "Usage: " in asked.stdout
 
 
+LEAST = {
+    MLP: {"num_tokens": 1, "num_tensor_parallel_workers": 1},
+    "vidur/attention.csv": {"num_tensor_parallel_workers": 1, "batch_size": 1, "kv_cache_size": 0},
+    "vidur/cpu_overheads.csv": {"batch_size": 1, "tensor_parallel_degree": 1},
+    "vidur/network/send_recv.csv": {"num_workers": 2, "devices_per_node": 1, "size": 1},
+    GEMM: {"n": 1, "k": 1}, DECODE: {"batch_size": 1, "num_heads": 1, "num_key_value_heads": 1, "head_dim": 1, "step": 0},
+    "aiconfigurator/comm/vllm/1.0/custom_allreduce_perf.parquet": {"num_gpus": 2, "message_size": 1},
+    DENSE: {"tokens": 1}, SEQUENCE: {"sequences": 1},
+    ATTENTION: {"prefill_chunk": 0, "kv_prefill": 0, "n_decode": 0, "kv_decode": 0},
+}  # fmt: skip
+"""The least of each column of counts."""
+
+
+@pytest.mark.parametrize("file", LEAST)
+def test_counts_are_taken_at_their_least_and_refused_below(file: str, folder: Path) -> None:
+    """At it nothing is said of the column, whatever else such a table lacks."""
+    path = folder / file
+    table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path)
+    for column, least in LEAST[file].items():
+        for value in (least, least - 1):
+            spoiled = table.with_columns(pl.lit(value, pl.Int64).alias(column))
+            spoiled.write_csv(path) if path.suffix == ".csv" else spoiled.write_parquet(path)
+            try:
+                READ[file.split("/")[0]](folder)
+            except ParameterError as error:
+                said = str(error)
+            else:
+                said = ""
+            wanted = f"column {column}: must be a number of at least {least}, got {value}"
+            assert (wanted in said) == (value < least), said
+            assert value < least or f"column {column}: must be" not in said, said
+
+
 def test_a_gated_layer_reads_two_matrices_up(folder: Path) -> None:
     """60 us for 11008 x 4096 x 2 weights in bf16 is faster than an A100's memory, and for half of them it is not."""
     swap("0.0015,0.110", "0.0015,0.060")(folder / MLP)
@@ -707,6 +741,25 @@ def test_a_unit_is_that_of_all_tables(folder: Path) -> None:
             assert made.table[name].to_numpy() == pytest.approx(was.table[name].to_numpy(), rel=1e-9)
     again = aiconfigurator.reductions(folder / "aiconfigurator", ["vllm/1.0"], unit="us")[0]
     assert [row["time_s"] for row in again] == pytest.approx([row["time_s"] for row in reduced], rel=1e-9)
+
+
+def test_a_step_is_of_the_model_that_a_name_holds_letter_by_letter(folder: Path) -> None:
+    """In small letters: of a config.json the folder's name is looked for. What has no name is no model's."""
+    shape = transformer.preset("llama-2-7b")
+    said = {"model_type": "llama", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+            "intermediate_size": shape.ffn, "vocab_size": shape.vocabulary}  # fmt: skip
+    mine, path = folder / "Mine-1.5", folder / "vidur/cpu_overheads.csv"
+    mine.mkdir()
+    (mine / "config.json").write_text(json.dumps(said))
+    table = pl.read_csv(path)
+    for names, there in ((["a/Mine-1x5", None, "b"], False), (["a/Mine-1x5", None, "Org/MINE-1.5-chat"], True)):
+        table.with_columns(pl.Series("model_name", names)).write_csv(path)
+        if there:
+            assert times(vidur.read(folder / "vidur", model=str(mine), gpu="a100"), "step") == {(8,): 39600.0}
+            continue
+        listed = "no row of Mine-1.5; there are a/mine-1x5, b; a model of a config.json is called after its folder"
+        with pytest.raises(ParameterError, match=f"^{re.escape(f'cpu_overheads.csv: column model_name: {listed}')}$"):
+            vidur.read(folder / "vidur", model=str(mine), gpu="a100")
 
 
 def test_several_engines_must_be_told_apart(folder: Path) -> None:
