@@ -526,8 +526,29 @@ def test_who_is_started_is_started_before_anything_is_waited_for_stopped_or_take
         yield Adopt(one[0], 2, LAYERS)
         yield whole(3, (7,))
 
-    with pytest.raises(CacheError, match="position 3"):
-        ran(AtOnce(3), adopting())
+    def without_layers() -> Steps:
+        yield whole()
+        yield Fork((whole(3, (6,)),), (1,))
+        yield Forward("target", (7,), 2, 0, 0)
+        yield whole(2, (7,))
+
+    for early in (adopting, without_layers):
+        with pytest.raises(CacheError, match="position 3"):
+            ran(AtOnce(3), early())
+
+
+def test_a_worlds_tokens_are_told_as_tokens_of_the_model(three: Any) -> None:
+    """Places in a text, or negative where they are wrong: of 29 tokens."""
+    world: Any = SimpleNamespace(read=lambda _: -4)
+
+    def steps() -> Steps:
+        out = yield whole(0, (30, -2), heads=1)
+        token = yield Read("next", out)
+        yield Join((yield Fork((whole(2, (token,)),), (1,))))
+        yield Commit("token", (token,))
+
+    assert ran(three, steps(), answers=world).work.tokens == [-4]
+    assert [command.tokens for _, command in three.told] == [(25,)]
 
 
 def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(three: Any) -> None:

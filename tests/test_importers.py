@@ -625,7 +625,9 @@ def test_a_folder_split_over_devices_that_do_not_divide_the_heads_is_refused(fol
 
 
 @pytest.mark.parametrize(("name", "ways"), [("tp2", 2), ("tp8", 8), ("profile", 1), ("tp", 1)])
-def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(folder: Path, name: str, ways: int) -> None:
+def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(
+    folder: Path, name: str, ways: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = from_llmservingsim(folder)
     where = folder / "llmservingsim" / name
     shutil.copytree(folder / "llmservingsim" / "tp1", where)
@@ -634,6 +636,8 @@ def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(folder: P
     assert {*made.table.select("part", "ways").rows()} == {(part, ways) for part in whole.parts}
     for part in whole.parts:
         assert times(made, part, ways) == times(whole, part)
+    monkeypatch.chdir(where)  # wherever one stands
+    assert llmservingsim.read(".", model="llama-3.1-8b", gpu="rtx-4090").table.equals(made.table)
 
 
 @pytest.mark.parametrize(("file", "row", "weights"), [
@@ -918,6 +922,7 @@ def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
     ("source", "change", "message"),
     [
         ("vidur", ["--model", "llama-9"], "unknown model 'llama-9'; did you mean llama-"),
+        ("llmservingsim", ["--model", "llama-9"], "unknown model 'llama-9'; did you mean llama-"),
         ("vidur", ["--gpu", "a1000"], "unknown device 'a1000'; did you mean a100?"),
         ("vidur", ["--unit", "h"], "unknown unit 'h'"),
         ("vidur", ["--attention", "nowhere.csv"], "nowhere.csv: there is no such file"),
