@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,17 @@ def test_prompts_are_pieces_of_the_text_that_do_not_overlap() -> None:
 
 def test_no_prompt_to_learn_from_is_held_out_text(target: Loaded, folders: tuple[Path, Path], tmp_path: Path) -> None:
     seen: list[Any] = []
-    cut = align.prompts
+    modes: list[Any] = []
+    cut, draft = align.prompts, store.load(folders[1])
+    draft.model.register_forward_pre_hook(lambda module, _: modes.append((module.training, torch.is_grad_enabled())))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(align, "prompts", lambda tokens, *more: seen.append(tokens) or cut(tokens, *more))
-        align.align(target, store.load(folders[1]), family.text(), replace(FEW, epochs=0), tmp_path / "out")
+        patch.setattr(training, "KEEP_EVERY", 0.0)
+        align.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out")
+    learnt = [place for place, mode in enumerate(modes) if mode == (True, True)]
+    assert len(learnt) == replace(FEW, epochs=0.4).steps == 2
+    assert {*modes} == {(True, True), (False, False)}  # it learns in training, also behind a look, and is judged in evaluation
     read = family.text()
     assert seen[0].tolist() == target.tokens(read.training).tolist()
     assert seen[1].tolist() == target.tokens(read.held_out).tolist()
@@ -145,6 +151,22 @@ def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, fol
     assert log["target"]["checksum"] == store.checksum(folders[0])
     assert log["draft"]["checksum"] == store.checksum(folders[1])
     assert log["role"] == "aligned"
+    read, draft = family.text(), store.load(folders[1])
+    inputs = align.prompts(target.tokens(read.training), 24, 8, 0)
+    whole = making.about(draft.model, "aligned", "") | {
+        "schema": store.SCHEMA, "settings": asdict(FEW),
+        "target": {"name": "large", "checksum": store.checksum(folders[0])},
+        "draft": {"name": "small", "checksum": store.checksum(folders[1])},
+        "corpus": read.about() | {name: int(target.tokens(part).size) for name, part in (
+            ("tokens", read.training), ("held_out_tokens", read.held_out))},
+        **making.worth(store.load(aligned).model, target.tokens(read.held_out), FEW.length),
+        "held_out_loss_before": round(training.loss_of(draft.model, target.tokens(read.held_out), FEW.length), 5),
+        "written_tokens": int((align._labels(align.outputs(target, inputs, 16), 8, draft) != align.IGNORED).sum()),
+    }  # fmt: skip
+    assert log == whole | {name: log[name] for name in ("agreement", "while_training", "seconds")}
+    assert log["agreement"] == align._compared(*(align.agreement(each, texts, 8) for each in (draft, store.load(aligned))))
+    assert log["while_training"]["held_out"] == []
+    assert [step for step, _ in log["while_training"]["losses"]] == [12]
     assert store.load(aligned).tokens({"": "a b"}).tolist() == target.tokens({"": "a b"}).tolist()
     assert sorted(each.name for each in aligned.parent.iterdir()) == ["aligned"]
 

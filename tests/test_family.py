@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -239,13 +240,23 @@ def test_seconds_are_those_of_all_parts(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
     recipe = replace(family.RECIPE, epochs=0.2)
+    modes, begun = list[Any](), making.begun
+
+    def watched(*given: Any) -> Any:
+        model = begun(*given)
+        model.register_forward_pre_hook(lambda module, _: modes.append((module.training, torch.is_grad_enabled())))
+        return model
 
     def pull(step: int, *_: object) -> None:
         if step == 2:
             raise BrokenOffError
 
-    with pytest.raises(BrokenOffError):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BrokenOffError):
+        patch.setattr(making, "begun", watched)
         family.made(tmp_path, recipe=recipe, report=pull)
+    # A step in training, looks in evaluation, and then in training again.
+    assert modes[0] == modes[-1] == (True, True)
+    assert modes[1:-1] == [(False, False)] * (len(modes) - 2)
     with pytest.raises(ParameterError, match="is of another training"):
         family.made(tmp_path, recipe=replace(recipe, seed=1), resume=True)
     with pytest.raises(ParameterError, match=r"is of another model: .* must be of \(300, 64\), got \(300, 32\)"):
@@ -408,6 +419,14 @@ def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
         training.train(model, some, none, family.RECIPE, Path("unused"))
 
 
+def test_a_model_that_was_trained_is_in_evaluation(tmp_path: Path) -> None:
+    model = making.begun(Size(1, 32, 32), 300, family.RECIPE)
+    numbers = np.arange(200) % 300
+    log = training.train(model, numbers, numbers[:40], replace(family.RECIPE, epochs=0.2, batch=1), tmp_path / "kept")
+    assert not model.training
+    assert [step for step, _ in log["losses"]] == [1]
+
+
 def test_a_text_too_short_leaves_nothing_behind(tmp_path: Path, read: corpus.Corpus) -> None:
     with pytest.raises(ParameterError, match="a text must have at least batch"):
         making.tokenizer_of(tmp_path / "new", read, 300, replace(family.RECIPE, batch=10**6))
@@ -469,8 +488,6 @@ def test_nothing_is_written_over_or_half(kept: Path, tmp_path: Path) -> None:
 
 
 def test_a_checksum_is_of_the_weights_alone(kept: Path, copied: Path) -> None:
-    import hashlib
-
     assert store.checksum(kept) == hashlib.sha256((kept / store.WEIGHTS).read_bytes()).hexdigest()
     (copied / store.LOG).unlink()
     assert store.checksum(copied) == store.checksum(kept)
@@ -492,6 +509,69 @@ def test_weights_in_several_files_are_read_too(kept: Path, copied: Path) -> None
     files[0].unlink()
     with pytest.raises(ParameterError, match="which must be a safetensors file beside it"):
         store.load(copied)
+
+
+def _bare(folder: Path, shapes: dict[str, Any], **config: Any) -> Path:
+    """A model of which nothing is there but its configuration and the header of its weights."""
+    header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
+    (folder / store.WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / store.CONFIG).write_text(json.dumps({"model_type": "llama"} | config))
+    return folder
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Path, nested: bool) -> None:
+    """Of two layers of 64 numbers each no third one, and nothing that 8 wide would be more than twice as many."""
+    shapes: dict[str, Any] = {"model.layers.0.w.weight": [8, 8], "model.layers.1.w.weight": [4, 16], "other": 3, "__metadata__": [99]}
+    sizes = {
+        "hidden_size": 32, "vocab_size": 32, "intermediate_size": 32, "ffn_dim": 32, "n_inner": 32, "d_ff": 32, "n_embd": 32, "d_model": 32
+    }  # fmt: skip
+
+    def said(shapes: dict[str, Any], **config: Any) -> str:
+        _bare(tmp_path, shapes, **({"text_config": config} if nested else config))
+        try:
+            store._check_files(tmp_path, "tiny", [tmp_path / store.WEIGHTS])
+        except ParameterError as error:
+            return str(error)
+        return ""
+
+    for key in ("num_hidden_layers", "n_layer", "num_layers"):
+        bound = f"{key} of model tiny must be that of its weights, which have"
+        assert said(shapes, **{key: 2}) == ""
+        assert said(shapes, **{key: 3}) == f"{bound} 2 layers, got 3; fetch or make it again"
+        assert said({"w.weight": [8, 8]}, **{key: 1}) == f"{bound} 0 layers, got 1; fetch or make it again"
+        assert said({}, **{key: 3}) == ""  # of an unreadable header the library says more
+    for key, most in sizes.items():
+        wide = {} if key == "hidden_size" else {"hidden_size": 8}
+        if key in ("n_embd", "d_model"):
+            wide = {}
+        most = most if wide else 16  # 8 * 32 are twice 128, and so are 16 * 16
+        assert said(shapes, **wide, **{key: most}) == ""
+        asks = f"{key}={most + 1} of model tiny asks for more than its weights hold, 128 numbers in all; fetch or make it again"
+        assert said(shapes, **wide, **{key: most + 1}) == asks
+
+
+def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
+    """In the order of their names, each once; without any, what else there is, by name."""
+    for name in ("b.safetensors", "a.safetensors", "c.bin", "d.pt"):
+        (tmp_path / name).write_bytes(name.encode())
+    with pytest.raises(ParameterError, match="has no model.safetensors, and only c.bin, d.pt, which are not read; only safetensors"):
+        store.weights(tmp_path)
+    index = tmp_path / store.INDEX
+    index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors", "z": "b.safetensors"}}))
+    assert [each.name for each in store.weights(tmp_path)] == ["a.safetensors", "b.safetensors"]
+    assert store.checksum(tmp_path) == hashlib.sha256(b"a.safetensorsb.safetensors").hexdigest()
+    for mapping in (["a.safetensors"], {"x": 3}, {"x": "a.safetensors", "y": None}, None):
+        index.write_text(json.dumps({"weight_map": mapping}))
+        with pytest.raises(ParameterError, match="must have a weight_map of files by tensor; fetch the model again"):
+            store.weights(tmp_path)
+    (tmp_path.parent / "e.safetensors").touch()
+    for wrong in ("../e.safetensors", "c.bin", "f.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": wrong}}))
+        with pytest.raises(ParameterError, match=f"names {Path(wrong).name}, which must be a safetensors file beside it"):
+            store.weights(tmp_path)
+    (tmp_path / store.WEIGHTS).touch()  # one file alone goes before an index
+    assert store.weights(tmp_path) == [tmp_path / store.WEIGHTS]
 
 
 def _pickle(folder: Path) -> None:

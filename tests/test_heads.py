@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,60 @@ def test_trained_heads_are_better_at_the_text_and_the_model_stays(loaded: Loaded
     for name, value in loaded.model.named_parameters():
         assert torch.equal(value, fresh.get_parameter(name))
         assert value.grad is None
+
+
+def test_a_file_of_heads_says_what_they_are_of(loaded: Loaded, trained: Path) -> None:
+    said, read = heads.about(trained), family.text()
+    log = store.log_of(loaded.folder)
+    assert said == {
+        "schema": "decodesim.heads/1", "source": "measured", "model": store.checksum(loaded.folder), "name": "tiny",
+        "layers": 3, "hidden": 32, "vocabulary": 300, "settings": asdict(FEW), "held_out_loss": pytest.approx(log["held_out_loss"]),
+        "corpus": log["corpus"], "versions": store.versions(), "command": "",
+        "results": said["results"], "seconds": said["seconds"],
+    }  # fmt: skip
+    both = {"common": heads.started(loaded, (1, 2)), "trained": heads.of(loaded, trained)}
+    assert said["results"] == heads.judged(loaded, both, loaded.tokens(read.held_out), 32)
+    tensors = load_file(trained)
+    assert {(name, each.dtype, tuple(each.shape)) for name, each in tensors.items()} == {
+        (f"layer.{layer}", torch.float16, (300, 32)) for layer in (1, 2)
+    }
+
+
+def test_an_output_is_the_last_normed_state_times_the_matrix_or_refused(loaded: Loaded, folder: Path) -> None:
+    """Up to a thousandth, and as much again of its size; of as many states as there are layers, and the embedding."""
+    other = store.load(folder)
+    forward, changes = other.model.forward, list[Any]()
+
+    def changed(**given: Any) -> Any:
+        passed = forward(**given)
+        for change in changes:
+            change(passed)
+        return passed
+
+    def off(share: float, largest: bool) -> Any:
+        def change(passed: Any) -> None:
+            size = passed.logits.abs()
+            place = int(size.argmax() if largest else size.argmin())
+            passed.logits.view(-1)[place] += share * 1e-3 * (1 + float(size.view(-1)[place]))
+
+        return change
+
+    def unnormed(passed: Any) -> None:
+        passed.hidden_states = (*passed.hidden_states[:-1], passed.hidden_states[-1] * 2)
+        passed.logits = passed.logits * 2
+
+    def more(passed: Any) -> None:
+        passed.hidden_states = (*passed.hidden_states[:1], *passed.hidden_states)
+
+    other.model.forward = changed
+    for chosen, refused in (([], False), ([unnormed], True), ([more], True), ([off(0.9, True)], False), ([off(1.1, True)], True),
+                            ([off(0.9, False)], False), ([off(1.1, False)], True)):  # fmt: skip
+        changes[:] = chosen
+        if refused:
+            with pytest.raises(ParameterError, match="the output of model tiny must be its output matrix times its last normed"):
+                heads.check(other)
+        else:
+            heads.check(other)
 
 
 def test_a_head_does_not_depend_on_the_others(loaded: Loaded, trained: Path, tmp_path: Path) -> None:
