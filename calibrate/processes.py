@@ -562,8 +562,7 @@ class Parallel(Real):
         task.answer = output
         if task.single is not None:
             task.value = output
-            if task.unit > 0 and task.unit < len(self.free):
-                self.free[task.unit] = True
+            self.free[task.unit] = True
             self._end(task)
         elif output.step.first < output.step.last:
             self.ready.append(task)

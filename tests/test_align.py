@@ -66,7 +66,12 @@ def test_no_prompt_to_learn_from_is_held_out_text(target: Loaded, folders: tuple
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(align, "prompts", lambda tokens, *more: seen.append(tokens) or cut(tokens, *more))
         patch.setattr(training, "KEEP_EVERY", 0.0)
-        align.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out")
+        told: list[Any] = []
+        more = {"report": lambda *said: told.append(said)}
+        align.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out", **more)
+    assert [each[:2] for each in told] == [(24, 24), (1, 2), (2, 2)]
+    assert told[0][2] == "large writes"
+    assert told[2][2].startswith("loss ")
     learnt = [place for place, mode in enumerate(modes) if mode == (True, True)]
     assert len(learnt) == replace(FEW, epochs=0.4).steps == 2
     assert {*modes} == {(True, True), (False, False)}  # it learns in training, also behind a look, and is judged in evaluation

@@ -428,11 +428,78 @@ def test_who_is_started_has_rows_of_its_own(three: Any) -> None:
     assert three.tags[1, 0, :5].tolist() == [1, 1, 3, 4, 0]
 
 
+def test_who_lacks_rows_where_the_main_process_was_looks_up_meanwhile(three: Any) -> None:
+    """They come from a worker."""
+    make, looked = three.unit.make, list[bool]()
+
+    def made(command: Command, stopped: Any = None, meanwhile: Any = None) -> Any:
+        looked.append(meanwhile is not None)
+        return make(command, stopped, meanwhile)
+
+    def other() -> Steps:
+        yield whole(3, (6,))
+
+    def rest() -> Steps:
+        yield whole(2, (5,))
+        yield Join((yield Fork((other(),), (None,))))
+        yield Commit("token", (8,))
+
+    def steps() -> Steps:
+        yield whole()
+        yield Fork((rest(),), (1,))
+
+    three.unit.make = made
+    assert ran(three, steps()).work.tokens == [8]
+    assert looked == [False, True]
+
+
+def test_looks_of_workers_are_taken_as_they_came(three: Any) -> None:
+    """What a worker says of its pass is not computed again."""
+    wait = three.wait
+
+    def waited(start: float) -> None:
+        wait(start)
+        three.memory.logits[1] = torch.arange(29.0) == 11
+
+    def steps() -> Steps:
+        yield whole()
+        [made] = yield Join((yield Fork((whole(2, (5,), heads=1),), (1,))))
+        yield Commit("token", ((yield Read("next", made)),))
+
+    three.wait = waited
+    assert ran(three, steps()).work.tokens == [11]
+
+
+def test_one_of_several_hypotheses_is_taken_over(three: Any) -> None:
+    """Its rows come to the position of the first; of those where they were made nothing is known from then on."""
+    calls: list[Any] = []
+    finish = three.unit.finish
+    three.unit.finish = lambda *how: (calls.append("finished"), finish(*how))
+
+    def steps() -> Steps:
+        yield whole()
+        subs = yield Fork((whole(2, (5, 6), after=(-1, -1)),), (1,))
+        yield Join(subs)
+        calls.clear()
+        taken = three.memory.rows[1][..., 3, :].clone()
+        yield Adopt(subs[0], 2, LAYERS, 1)
+        assert calls == ["finished"]  # before anybody may write over them
+        assert three.memory.rows[0][..., 2, :].equal(taken)
+        assert (three.tags[1, :, 2:4] == GONE).all()
+        assert (three.tags[1, :, :2] == 1).all()
+        assert three.tags[0, 0, :4].tolist() == [1, 1, 2, 0]
+        assert (three.since[0, :, 2] == 0).all()
+        yield Commit("token", (3,))
+
+    assert ran(three, steps()).work.account.adopted_rows == LAYERS
+
+
 @pytest.mark.parametrize("middle", [False, True])
 def test_who_is_where_the_main_process_was_may_be_stopped_too(three: Any, middle: bool) -> None:
     """Before its pass is made, or in the middle of it: of the rows that it was to copy or to make nothing is known then."""
     subs: list[Any] = []
-    make = three.unit.make
+    make, finish, finished = three.unit.make, three.unit.finish, list[Any]()
+    three.unit.finish = lambda *how: (finished.append(how), finish(*how))
 
     def made(command: Command, *more: Any) -> Any:
         if command.tokens == (6,):
@@ -462,6 +529,7 @@ def test_who_is_where_the_main_process_was_may_be_stopped_too(three: Any, middle
     assert (three.tags[0, :, :2] != GONE).all()
     passes = [each.fate for each in run.spans if (each.unit, each.what, each.process) == (0, "forward", subs[0].number)]
     assert passes == ["cancelled"] * middle
+    assert finished == [()] * (1 + middle)  # what was launched is waited for, whoever stopped it
     assert all(run.free)
 
 
@@ -471,7 +539,11 @@ def test_rows_that_do_not_come_and_passes_that_nobody_stopped_end_the_run(three:
     with pytest.raises(ProcessError, match="rows did not come within 0 s; the run is over"):
         run._meanwhile(processes.time.perf_counter() - 1)
     three.patience = 60.0
-    run._meanwhile(processes.time.perf_counter())
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+        run._meanwhile(40.0)
+        with pytest.raises(ProcessError, match="rows did not come within 60 s"):
+            run._meanwhile(39.999)
     monkeypatch.setattr(three, "wait", lambda _: three.board.words[1].__setitem__(DONE, 1))
     with pytest.raises(ProcessError, match="the process of unit 1 gave up a pass that nobody stopped; the run is over"):
         ran(three, forked(whole(2, (5,))))
@@ -581,9 +653,11 @@ def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(thr
 def test_the_main_process_looks_up_from_its_pass_only_where_others_may_want_it_to(three: Any) -> None:
     """Where a process that starts others is at work; who only follows its rows is told of them layer by layer."""
     make, finish, said = three.unit.make, three.unit.finish, list[Any]()
+    given: list[Any] = []
 
     def made(command: Command, stopped: Any = None, meanwhile: Any = None) -> Any:
         assert (stopped is None) == (meanwhile is None)
+        given[:] = stopped, meanwhile
         said.append((command.at, command.followed, meanwhile is not None))
         if meanwhile is not None:
             assert not stopped()
@@ -591,6 +665,7 @@ def test_the_main_process_looks_up_from_its_pass_only_where_others_may_want_it_t
 
     def over(stopped: Any = None, meanwhile: Any = None) -> None:
         said.append(meanwhile is not None)
+        assert [stopped, meanwhile] == given
         finish(stopped, meanwhile)
 
     three.unit.make, three.unit.finish = made, over

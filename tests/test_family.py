@@ -251,9 +251,10 @@ def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatc
         if step == 2:
             raise BrokenOffError
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(BrokenOffError):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(making, "begun", watched)
-        family.made(tmp_path, recipe=recipe, report=pull)
+        with pytest.raises(BrokenOffError):
+            family.made(tmp_path, recipe=recipe, report=pull)
     # A step in training, looks in evaluation, and then in training again.
     assert modes[0] == modes[-1] == (True, True)
     assert modes[1:-1] == [(False, False)] * (len(modes) - 2)
@@ -522,10 +523,8 @@ def _bare(folder: Path, shapes: dict[str, Any], **config: Any) -> Path:
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Path, nested: bool) -> None:
     """Of two layers of 64 numbers each no third one, and nothing that 8 wide would be more than twice as many."""
-    shapes: dict[str, Any] = {"model.layers.0.w.weight": [8, 8], "model.layers.1.w.weight": [4, 16], "other": 3, "__metadata__": [99]}
-    sizes = {
-        "hidden_size": 32, "vocab_size": 32, "intermediate_size": 32, "ffn_dim": 32, "n_inner": 32, "d_ff": 32, "n_embd": 32, "d_model": 32
-    }  # fmt: skip
+    shapes: dict[str, Any] = {"layers.0.w.weight": [8, 8], "layers.1.w.weight": [4, 16], "other": 3, "__metadata__": [99]}
+    widths = ("hidden_size", "n_embd", "d_model")
 
     def said(shapes: dict[str, Any], **config: Any) -> str:
         _bare(tmp_path, shapes, **({"text_config": config} if nested else config))
@@ -541,11 +540,8 @@ def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Pat
         assert said(shapes, **{key: 3}) == f"{bound} 2 layers, got 3; fetch or make it again"
         assert said({"w.weight": [8, 8]}, **{key: 1}) == f"{bound} 0 layers, got 1; fetch or make it again"
         assert said({}, **{key: 3}) == ""  # of an unreadable header the library says more
-    for key, most in sizes.items():
-        wide = {} if key == "hidden_size" else {"hidden_size": 8}
-        if key in ("n_embd", "d_model"):
-            wide = {}
-        most = most if wide else 16  # 8 * 32 are twice 128, and so are 16 * 16
+    for key in (*widths, "vocab_size", "intermediate_size", "ffn_dim", "n_inner", "d_ff"):
+        wide, most = ({}, 16) if key in widths else ({"hidden_size": 8}, 32)  # 16 * 16 are twice 128, and so are 8 * 32
         assert said(shapes, **wide, **{key: most}) == ""
         asks = f"{key}={most + 1} of model tiny asks for more than its weights hold, 128 numbers in all; fetch or make it again"
         assert said(shapes, **wide, **{key: most + 1}) == asks
@@ -555,7 +551,7 @@ def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
     """In the order of their names, each once; without any, what else there is, by name."""
     for name in ("b.safetensors", "a.safetensors", "c.bin", "d.pt"):
         (tmp_path / name).write_bytes(name.encode())
-    with pytest.raises(ParameterError, match="has no model.safetensors, and only c.bin, d.pt, which are not read; only safetensors"):
+    with pytest.raises(ParameterError, match="and only c.bin, d.pt, which are not read; only safetensors"):
         store.weights(tmp_path)
     index = tmp_path / store.INDEX
     index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors", "z": "b.safetensors"}}))

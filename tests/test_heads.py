@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from calibrate.cli import app
-from calibrate.family import heads, store, training
+from calibrate.family import align, heads, store, training
 from calibrate.family.heads import Settings
 from calibrate.family.store import Loaded
 from model.checks import ParameterError
@@ -237,6 +237,16 @@ def test_windows_are_no_longer_than_the_model(loaded: Loaded, tmp_path: Path) ->
 
 
 # What is refused
+
+
+def test_a_held_out_text_without_a_window_is_refused_before_anything_is_made(loaded: Loaded, tmp_path: Path) -> None:
+    short = replace(family.text(), held_out={"a": "b"})
+    for settings, path in ((FEW, tmp_path / "heads"), (replace(FEW, labels="model"), tmp_path / "others" / "heads")):
+        with pytest.raises(ParameterError, match=r"^held-out text must have at least length\+1=33 tokens, got 2; give a longer"):
+            heads.train(loaded, short, settings, path)
+    with pytest.raises(ParameterError, match=r"^held-out text must have at least length\+1=25 tokens, got 2; give a longer one$"):
+        align.align(loaded, loaded, short, align.Settings(8, 8, 16, 8, batch=4), tmp_path / "aligned")
+    assert not [*tmp_path.iterdir()]
 
 
 def _rewritten(path: Path, change: Any) -> None:

@@ -750,8 +750,8 @@ def test_a_unit_is_that_of_all_tables(folder: Path) -> None:
 def test_a_step_is_of_the_model_that_a_name_holds_letter_by_letter(folder: Path) -> None:
     """In small letters: of a config.json the folder's name is looked for. What has no name is no model's."""
     shape = transformer.preset("llama-2-7b")
-    said = {"model_type": "llama", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
-            "intermediate_size": shape.ffn, "vocab_size": shape.vocabulary}  # fmt: skip
+    said = {"model_type": "llama", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "vocab_size": shape.vocabulary,
+            "intermediate_size": shape.ffn, "num_attention_heads": shape.heads}  # fmt: skip
     mine, path = folder / "Mine-1.5", folder / "vidur/cpu_overheads.csv"
     mine.mkdir()
     (mine / "config.json").write_text(json.dumps(said))
