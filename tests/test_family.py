@@ -551,7 +551,7 @@ def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
     """In the order of their names, each once; without any, what else there is, by name."""
     for name in ("b.safetensors", "a.safetensors", "c.bin", "d.pt"):
         (tmp_path / name).write_bytes(name.encode())
-    with pytest.raises(ParameterError, match="and only c.bin, d.pt, which are not read; only safetensors"):
+    with pytest.raises(ParameterError, match=r"and only c\.bin, d\.pt, which are not read; only safetensors"):
         store.weights(tmp_path)
     index = tmp_path / store.INDEX
     index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors", "z": "b.safetensors"}}))

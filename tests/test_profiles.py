@@ -190,9 +190,11 @@ def test_every_profile_is_what_its_sources_give(derived: dict[str, Profile]) -> 
 def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
     """A row of four cells with 16 digits of a checksum is a file, of the repository that the last heading names."""
     path, at = tmp_path / "SOURCES.md", "## owner/one · MIT"
-    rows = ["# Files", at, "|file|commit|path there|sha256[:16]|", "|---|---|---|---|",
-            "| gpu/a.csv | abc | data/a.csv | 01234567890abcde |", "| gpu/b.csv | abc | data/b.csv | 01234567 |", "| gpu/c.csv | data/c.csv | 01234567890abcde |", "", "## two · LGPL",
-            "| gpu/d.csv | def | d.csv | fedcba9876543210 |"]  # fmt: skip
+    rows = [
+        "# Files", at, "|file|commit|path there|sha256[:16]|", "|---|---|---|---|", "| gpu/a.csv | abc | data/a.csv | 01234567890abcde |",
+        "| gpu/b.csv | abc | data/b.csv | 01234567 |", "| gpu/c.csv | data/c.csv | 01234567890abcde |", "", "## two · LGPL",
+        "| gpu/d.csv | def | d.csv | fedcba9876543210 |",
+    ]  # fmt: skip
     path.write_text("\n".join(rows), encoding="utf-8")
     assert bundle.origins(tmp_path) == {
         "gpu/a.csv": Source("owner/one", "data/a.csv", "abc", "MIT", "01234567890abcde"),
