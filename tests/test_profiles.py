@@ -4,6 +4,7 @@ composed."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -191,7 +192,8 @@ def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
     """A row of four cells with 16 digits of a checksum is a file, of the repository that the last heading names."""
     path, at = tmp_path / "SOURCES.md", "## owner/one · MIT"
     rows = [
-        "# Files", at, "|file|commit|path there|sha256[:16]|", "|---|---|---|---|", "| gpu/a.csv | abc | data/a.csv | 01234567890abcde |",
+        "# Files", at, "|file|commit|path there|sha256|", "|---|---|---|---|",
+        "| gpu/a.csv | abc | data/a.csv | 01234567890abcde |",
         "| gpu/b.csv | abc | data/b.csv | 01234567 |", "| gpu/c.csv | data/c.csv | 01234567890abcde |", "", "## two · LGPL",
         "| gpu/d.csv | def | d.csv | fedcba9876543210 |",
     ]  # fmt: skip
@@ -210,6 +212,41 @@ def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
         bundle.folder_of(tmp_path)
     (tmp_path / "gpu").mkdir()
     assert bundle.folder_of(tmp_path) == tmp_path
+
+
+def test_what_is_said_without_a_bound_is_of_passes_of_up_to_64_tokens() -> None:
+    """A row at 65, far off what it should be, changes nothing; and of the others it is the median."""
+    table, was = profile.load("a100-operations"), profile.load("a100-llama-2-7b")
+
+    def of(gpu: str, *times: float) -> Profile:
+        points = zip((1, 64, 65), times, strict=True)
+        rows = [{"part": "dense", "tokens": tokens, "time_s": time, "ways": 1} for tokens, time in points]
+        peaks = device.device(gpu)
+        return replace(was, device=gpu, bandwidth=peaks.bandwidth, table=profile.table_of(rows))
+
+    one, other = of("a100", 3e-4, 4e-4, 5e-4), of("a40", 8e-4, 9e-4, 1.0)
+    assert bundle.differences(table, one).at.tolist() == [1, 64]
+    assert bundle.differences(table, one, most=65).at.tolist() == [1, 64, 65]
+    launch = 4 * compose.Products(table).launch
+    least = [shape_of(was).layer_weight_bytes / each.bandwidth + launch for each in (one, other)]
+    off = [abs(ours / theirs * least[1] / least[0] - 1) for ours, theirs in ((3e-4, 8e-4), (4e-4, 9e-4))]
+    assert bundle.products_taken_over(table, one, other) == pytest.approx(np.median(off))
+    assert bundle.layer_errors(table, []) == []
+
+
+def test_all_profiles_are_derived_before_the_first_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [profile.load(name) for name in ("a40-llama-2-7b", "rtx-4090-llama-3.1-8b")]
+
+    def derived(data: str) -> Iterator[Profile]:
+        assert data == "data"
+        for each in made:
+            yield each
+            assert not [*tmp_path.iterdir()]
+
+    monkeypatch.setattr(bundle, "profiles", derived)
+    assert bundle.write("data", tmp_path) == [tmp_path / f"{each.name}.json" for each in made]
+    for each in made:
+        assert profile.load(tmp_path / f"{each.name}.json").table.equals(each.table)
 
 
 @needs_data

@@ -7,7 +7,6 @@ and times follow from the files.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -325,9 +324,7 @@ def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]
         return replace(made, notes=(*made.notes, "send: not measured"))
     rows, tables_, _ = networks[gpu]
     sends = [row for row in rows if row["part"] == "send"]
-    folder = root / "gpu/vidur/network" / NETWORKS[gpu]
-    digest = hashlib.sha256(files.read_bytes(folder / "send_recv.csv")).hexdigest()
-    source = Source(vidur.REPOSITORY, tables_["send"].shown, sha256=digest, parts=("send",))
+    source = tables.source(tables_["send"], root, vidur.REPOSITORY, vidur.LICENCE, "", ("send",))
     table = profile.added(made.table, sends)
     return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
 
@@ -368,17 +365,17 @@ def _thinned(table: pl.DataFrame) -> pl.DataFrame:
     kept = pl.Series([True] * table.height)
     for column, allowed in (("batch", BATCHES), ("width", WIDTHS)):
         if column in table.columns:
-            kept &= ((table["part"] != "attention") | table[column].is_in([*allowed])).fill_null(False)
+            kept &= (table["part"] != "attention") | table[column].is_in([*allowed])
     for column, most in (("tokens", MOST_TOKENS), ("positions", MOST_TOKENS)):
         if column in table.columns:
             kept &= (table[column] <= most).fill_null(True)
     if "context" in table.columns:
-        kept &= ((table["part"] != "attention") | (table["context"] <= LONGEST)).fill_null(False)
+        kept &= (table["part"] != "attention") | (table["context"] <= LONGEST)
     for part in ("send", "all_reduce") if "size" in table.columns else ():
-        sizes = table.filter(table["part"] == part)["size"].unique().to_numpy()
+        sizes = table.filter(table["part"] == part)["size"].to_numpy()
         steps = np.unique(np.round(np.log10(sizes) * SIZES_PER_DECADE))
         near = sizes[np.abs(np.log10(sizes) * SIZES_PER_DECADE - steps[:, None]).argmin(axis=1)] if sizes.size else sizes
-        kept &= (table["part"] != part) | table["size"].is_in([*map(int, near)]).fill_null(False)
+        kept &= (table["part"] != part) | table["size"].is_in([*map(int, near)])
     return table.filter(kept)
 
 
