@@ -235,6 +235,13 @@ def spoiled() -> Steps:
     yield Adopt(one[0], 2, LAYERS)
 
 
+def too_early() -> Steps:
+    """What a sub-process is still at is taken over."""
+    yield whole()
+    one = yield Fork((whole(2, (5,)),), (1,))
+    yield Adopt(one[0], 2, LAYERS)
+
+
 def overwriting() -> Steps:
     """What a worker has yet to copy is replaced."""
     yield whole()
@@ -254,6 +261,7 @@ def homeless() -> Steps:
     (two_at_once(), CacheError, "unit 1 is to make a pass while it makes another one"),
     (nobody_ends(), CacheError, "came to a halt before it had put out all its tokens"),
     (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the process that is taken over"),
+    (too_early(), CacheError, "a task that has not ended cannot be taken over; join it first"),
     (overwriting(), CacheError, "target: a pass at position 1 replaces rows that a sub-process is copying"),
     (homeless(), CacheError, "a single pass that may be anywhere found no unit that is free"),
     (forked(whole(2, (5,)), where=(3,)), ParameterError, "units must be at least 4, as .* on unit 3, got 3; start more"),
@@ -516,6 +524,8 @@ def test_who_is_where_the_main_process_was_may_be_stopped_too(three: Any, middle
         if middle:
             yield whole(3, (7,))
         yield Stop(tuple(subs))
+        if not middle:
+            yield whole(3, (7,))
         yield Commit("token", (8,))
 
     def steps() -> Steps:
