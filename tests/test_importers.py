@@ -808,6 +808,9 @@ def test_attention_of_an_engine_that_rotates_says_so_and_others_of_a_table_are_l
     table.with_columns(window_size=pl.lit("wide")).write_parquet(path)
     with pytest.raises(ParameterError, match="column window_size: no row of 0; there are wide"):
         from_aiconfigurator(folder, attention="trtllm/1.0")
+    table.with_columns(window_size=pl.concat_list(pl.lit(0))).write_parquet(path)  # lists are no numbers
+    with pytest.raises(ParameterError, match="column window_size: no row of 0; there are "):
+        from_aiconfigurator(folder, attention="trtllm/1.0")
     table.with_columns(latency=pl.lit(0.0)).write_parquet(path)
     with pytest.raises(ParameterError, match="column latency: no row has a time; the file is not what it was"):
         from_aiconfigurator(folder, attention="trtllm/1.0")

@@ -118,7 +118,7 @@ def align(
         "while_training": {"losses": log["losses"], "held_out": log["held_out"]}, "seconds": log["seconds"],
     }  # fmt: skip
     store.save(draft.model, draft.tokenizer, whole, folder)
-    written.unlink(missing_ok=True)
+    written.unlink()
     return store.log_of(folder)
 
 

@@ -153,7 +153,7 @@ def _is(column: pl.Series, value: str | int) -> pl.Series:
         return pl.Series([False] * column.len())
 
 
-def _timed(table: Table, unit: str, where: dict[str, Any], positive: str = "") -> tuple[Table, list[str]]:
+def _timed(table: Table, where: dict[str, Any], positive: str = "") -> tuple[Table, list[str]]:
     """The rows of the wanted kind that have a time, and a note on those that have none."""
     import polars as pl
 
@@ -173,14 +173,13 @@ def _timed(table: Table, unit: str, where: dict[str, Any], positive: str = "") -
     if not left.height:
         raise ParameterError(f"{table.shown}: column latency: no row has a time; the file is not what it was")
     notes = [f"{table.shown}: {nothing.sum()} rows without a time or without work left out"] if nothing.any() else []
-    left.seconds("latency", unit)
     return left, notes
 
 
 def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
     """Rows of the part gemm."""
     whole = tables.read(path, ["gemm_dtype", "m", "n", "k", "latency"], root=root)
-    table, notes = _timed(whole, unit, {"gemm_dtype": tables.DTYPE}, "m")
+    table, notes = _timed(whole, {"gemm_dtype": tables.DTYPE}, "m")
     m, n, k = (table.whole(name, least=1) for name in ("m", "n", "k"))
     seconds = table.seconds("latency", unit)
     tables.check_reached(table, "latency", seconds, device, moved=n * k * tables.BYTES_EACH, operations=2 * m * n * k)
@@ -200,7 +199,7 @@ def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[
     columns = ["batch_size", "num_heads", "num_key_value_heads", "head_dim", "step", "attn_dtype", "kv_cache_dtype", "latency"]
     whole = tables.read(path, columns, root=root)
     wanted = {"attn_dtype": tables.DTYPE, "kv_cache_dtype": tables.DTYPE, "window_size": 0, "beam_width": 1}
-    table, notes = _timed(whole, unit, wanted)
+    table, notes = _timed(whole, wanted)
     names = {"heads": "num_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "batch": "batch_size"}
     axes = {axis: table.whole(name, least=1) for axis, name in names.items()} | {"context": table.whole("step", least=0)}
     seconds = table.seconds("latency", unit)
@@ -216,7 +215,7 @@ def _reductions(path: Path, root: Path, unit: str) -> tuple[Table, list[dict[str
     dtype = "nccl_dtype" if nccl else "allreduce_dtype"
     whole = tables.read(path, [dtype, "num_gpus", "message_size", "latency", *(["op_name"] if nccl else [])], root=root)
     kind = {"nccl_dtype": "half", "op_name": "all_reduce"} if nccl else {dtype: tables.DTYPE, "backend": "vllm_graph"}
-    table, notes = _timed(whole, unit, kind)
+    table, notes = _timed(whole, kind)
     gpus, size = table.whole("num_gpus", least=2), table.whole("message_size", least=1) * tables.BYTES_EACH
     seconds = table.seconds("latency", unit)
     rows: list[dict[str, Any]] = []
