@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import platform
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +110,49 @@ def test_the_beginning_of_a_text_is_its_beginning(read: corpus.Corpus) -> None:
     assert read.checksum != whole.checksum
 
 
+def by_hand(texts: dict[str, str]) -> str:
+    """The checksum of texts: path, length and text of each, in the order of the paths."""
+    return hashlib.sha256("".join(f"{path}\0{len(text)}\0{text}" for path, text in sorted(texts.items())).encode()).hexdigest()
+
+
+def test_a_text_is_cut_to_the_letter_and_says_what_it_is_of() -> None:
+    training, held_out = {"a": "12345", "b": "67890"}, {"c": "xyz", "d": "w"}
+    whole = corpus.Corpus(training, held_out, "3.99", by_hand(training | held_out), "mine")
+    assert whole.about() == {"name": "mine", "python": "3.99", "checksum": whole.checksum, "characters": 10}
+    for most, first, second in ((7, {"a": "12345", "b": "67"}, {"c": ""}), (5, {"a": "12345"}, {"c": ""}),
+                                (29, training, {"c": "xy"}), (40, training, held_out), (99, training, held_out)):  # fmt: skip
+        found = whole.cut(most)
+        assert found == corpus.Corpus(first, second, "3.99", by_hand(first | second), "mine, its beginning")
+        assert found.about()["characters"] == sum(map(len, first.values()))
+
+
+def test_texts_of_ones_own_are_read_by_their_names(tmp_path: Path) -> None:
+    """Of a file the last line at least; of a folder the names of least sha256, without what is hidden anywhere in their paths."""
+    folder = tmp_path / "mine"
+    texts = {f"deep/{number}.rst": f"text {number}\n" for number in range(27)} | {"a.md": "a", "b.py": "ü", "c.txt": "c"}
+    for name, text in (texts | dict.fromkeys((".git/a.md", "deep/.b.md", "__pycache__/c.py", "d.csv"), "not read")).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "e.md").mkdir()
+    aside = sorted(sorted(texts, key=lambda name: hashlib.sha256(name.encode()).hexdigest())[:2])  # 30 of them: two parts of 14
+    found = corpus.own(folder)
+    assert [*found.held_out.items()] == [(name, texts[name]) for name in aside]
+    assert found.training == {name: text for name, text in texts.items() if name not in aside}
+    assert (found.name, found.python, found.checksum) == ("mine", platform.python_version(), by_hand(texts))
+    path = tmp_path / "two.txt"
+    path.write_text("one\ntwo\n")
+    found = corpus.own(path)
+    assert (found.training, found.held_out) == ({"two.txt": "one\n"}, {"two.txt, its end": "two\n"})
+    assert (found.name, found.checksum) == ("two.txt", by_hand(found.training | found.held_out))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/random.py").write_text("dice\n")
+    (tmp_path / "lib/old.py").write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ParameterError, match=r"^no standard library is at .*lib, or not its text; give the folder that has random"):
+        corpus.standard_library(tmp_path / "lib")
+    (tmp_path / "lib/csv.py").write_text("rows\n")
+    assert corpus.standard_library(tmp_path / "lib").training == {"random.py": "dice\n"}
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -137,6 +182,7 @@ def test_every_text_comes_back_letter_by_letter(kept: Path, read: corpus.Corpus)
     ours = Tokenizer.from_file(str(kept.parent / making.TOKENIZER))
     theirs = AutoTokenizer.from_pretrained(kept)
     assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == (vocabulary.END, 0, 300)
+    assert theirs.model_max_length == 32
     samples = [*read.training.values(), *read.held_out.values(), " a  b\t\r\n\n  ", "ß日本 🦊\x00", "don 't , stop ."]
     for text in samples:
         numbers = ours.encode(text, add_special_tokens=False).ids
@@ -156,10 +202,15 @@ def test_a_directory_has_one_tokenizer_and_one_text(tmp_path: Path, read: corpus
     first = making.tokenizer_of(tmp_path, read, 300)
     again = making.tokenizer_of(tmp_path, read, 300)
     assert first.get_vocab() == again.get_vocab()
+    assert store.table(tmp_path / making.CORPUS) == read.about() | {"vocabulary": 300}
     with pytest.raises(ParameterError, match="must be of the same text: checksum is"):
         making.tokenizer_of(tmp_path, corpus.standard_library().cut(13_000), 300)
     with pytest.raises(ParameterError, match="vocabulary is 301, and was 300"):
         making.tokenizer_of(tmp_path, read, 301)
+    (tmp_path / making.CORPUS).unlink()
+    with pytest.raises(ParameterError, match="vocabulary is 300, and was not said; take another directory, or remove both"):
+        making.tokenizer_of(tmp_path, read, 300)
+    (tmp_path / making.CORPUS).write_text(json.dumps(read.about() | {"vocabulary": 300}))
     (tmp_path / making.TOKENIZER).write_text("{")
     with pytest.raises(ParameterError, match=r"tokenizer\.json of .* cannot be read"):
         making.tokenizer_of(tmp_path, read, 300)
@@ -282,6 +333,16 @@ def test_training_learns_and_says_what_the_saved_weights_are_worth(kept: Path, r
     assert after < before - 0.5
     assert log["parameters"] == sum(each.numel() for each in loaded.model.parameters())
     assert log["source"] == "measured"
+    sample = {"windows": 16, "length": 32, "loss": round(training.loss_of(loaded.model, held_out, 32, windows=16), 5)}
+    said = "mean cross-entropy [nats per token], in the end of the weights as saved on all windows"
+    assert log == {
+        "schema": "decodesim.model/1", "role": "tiny", "command": "", "source": "measured", "loss": said,
+        "parameters": log["parameters"], "versions": store.versions(), "device": "cpu", "threads": 1,
+        "size": {"layers": 3, "hidden": 32, "ffn": 64}, "recipe": asdict(family.RECIPE), "corpus": log["corpus"],
+        "held_out_loss": log["held_out_loss"], "held_out_sample": sample,
+        "while_training": {"losses": log["while_training"]["losses"], "held_out": []}, "seconds": log["seconds"],
+    }  # fmt: skip
+    assert log["while_training"]["losses"][-1][0] == family.RECIPE.steps(numbers.size)
     assert loaded.tokens(read.held_out).tolist() == held_out.tolist()
 
 
@@ -486,6 +547,44 @@ def test_nothing_is_written_over_or_half(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         store.save(store.load(kept).model, Bad(), {}, tmp_path / "half")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first folder above it that is there; an empty folder is as good as none."""
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    asked: list[Any] = []
+    store.refuse_existing(tmp_path / "empty")
+    store.refuse_existing(tmp_path / "new" / "deeper")
+    with pytest.raises(ParameterError, match=r"file is there already; remove it, or choose another place with --log$"):
+        store.refuse_existing(tmp_path / "file", "--log")
+    with pytest.raises(ParameterError, match=rf"^{tmp_path}/file/a/b cannot be made, because {tmp_path}/file is no folder; .* -o$"):
+        store.refuse_existing(tmp_path / "file" / "a" / "b")
+    monkeypatch.setattr(store.os, "access", lambda *what: asked.append(what))
+    with pytest.raises(ParameterError, match=rf"because {tmp_path} cannot be written to; choose another place with --out$"):
+        store.refuse_existing(tmp_path / "new" / "deeper", "--out")
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
+    (tmp_path / "empty" / "one").touch()
+    with pytest.raises(ParameterError, match=r"empty is there already; remove it, or choose another place with -o$"):
+        store.refuse_existing(tmp_path / "empty")
+
+
+def test_the_library_is_quiet_meanwhile_and_as_it_was_behind() -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    try:
+        for bars in (True, False):
+            logging.set_verbosity_info()
+            logging.enable_progress_bar() if bars else logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+            quiet = store.quiet()
+            quiet.__enter__()
+            assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
+            assert not quiet.__exit__(BrokenOffError, BrokenOffError(), None)
+            assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, bars)
+    finally:
+        logging.set_verbosity(before[0])
+        logging.enable_progress_bar() if before[1] else logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def test_a_checksum_is_of_the_weights_alone(kept: Path, copied: Path) -> None:
