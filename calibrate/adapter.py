@@ -233,9 +233,8 @@ class Decoder:
 
     def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
         result: Tensor = self.modules[layer](
-            hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows, use_cache=True,
-            position_embeddings=place.extras,
-        )  # fmt: skip
+            hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows, position_embeddings=place.extras
+        )
         return result
 
     def logits(self, states: Tensor, layer: int) -> Tensor:
@@ -281,9 +280,8 @@ class NeoX(Decoder):
 
     def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
         result: Tensor = self.modules[layer](
-            hidden, attention_mask=place.mask, position_ids=place.positions, layer_past=rows, use_cache=True,
-            position_embeddings=place.extras,
-        )  # fmt: skip
+            hidden, attention_mask=place.mask, position_ids=place.positions, layer_past=rows, position_embeddings=place.extras
+        )
         return result
 
 
@@ -307,7 +305,7 @@ class GPT2(Decoder):
         return None
 
     def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
-        result: Tensor = self.modules[layer](hidden, past_key_values=rows, attention_mask=place.mask, use_cache=True)
+        result: Tensor = self.modules[layer](hidden, past_key_values=rows, attention_mask=place.mask)
         return result
 
 
@@ -327,7 +325,7 @@ class OPT(Decoder):
 
     def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
         result: Tensor = self.modules[layer](
-            hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows, use_cache=True
+            hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows
         )
         return result
 
