@@ -174,8 +174,7 @@ class PassCost:
             parts = parts._replace(step=min(parts.step, self._timed(step.role, "again", 1, otherwise=parts.step)))
         self._places[step.role] = place
         if parts.layers and self.single:
-            layers = parts.layers if before is None else self.parts(step).layers
-            parts = parts._replace(cooling=self._cooled(step, layers))
+            parts = parts._replace(cooling=self._cooled(step, parts if before is None else None))
         self.elapsed += parts.total - parts.cooling
         for name, seconds in parts._asdict().items():
             self._enter(step.role, name, seconds)
@@ -196,9 +195,9 @@ class PassCost:
     def _enter(self, role: str, part: str, seconds: float) -> None:
         self.spent[f"{role} {part}"] = self.spent.get(f"{role} {part}", 0.0) + seconds
 
-    def _cooled(self, step: Forward, layers: float) -> float:
-        """How much longer the layers of a pass, which take so long at its place, take for the time since they were last run [s]:
-        their weights must come from further away, however many tokens they are for.
+    def _cooled(self, step: Forward, parts: Parts | None) -> float:
+        """How much longer the layers of a pass take for the time since they were last run [s]: their weights must come from further
+        away, however many tokens they are for. `parts` is what it takes at its place, where that is known.
         """
         role, width = step.role, len(step.tokens)
         if role not in self._after:
@@ -210,7 +209,7 @@ class PassCost:
         known = self._beside[role, width]
         others = float(np.interp(width, [*known], [each.others for each in known.values()]))
         own = [layer for low, high in step.spans for layer in range(low, high)]
-        each, start = layers / len(own), self.elapsed
+        each, start = (parts or self.parts(step)).layers / len(own), self.elapsed
         ended = self._run_at.setdefault(role, [start + layer * each - others for layer in range(self.of[role].shape.layers)])
         idle = 0.0
         for place, layer in enumerate(own):
