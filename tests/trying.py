@@ -39,14 +39,16 @@ DRAWN, EVALUATED = 25, 10
 """Examples of which the ranges are kept, and the first of them, of which the comparisons are."""
 
 
-def compared(theorem: Theorem) -> dict[str, Any]:
-    """What a theorem says, what it is tried on, and what it compares on at least a fifth of its first examples.
+def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
+    """What a theorem says, what it is tried on, and what it compares on at least a fifth of its first examples; and the errors of
+    all.
 
     Of a bound it says on how many of them it is reached: a looser one is seen. Numbers in words are `#`.
     """
     seen: Counter[str] = Counter()
     reached: Counter[str] = Counter()
     examples: list[Any] = []
+    errors: list[str | None] = []
     statement = importlib.import_module("sim.theorems.statement")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("equal", "at_most"):
@@ -70,15 +72,17 @@ def compared(theorem: Theorem) -> dict[str, Any]:
         for example in examples[:EVALUATED]:
             now: set[str] = set()
             tight: set[str] = set()
-            theorem.error(example)
+            errors.append(theorem.error(example))
             seen.update(now)
             reached.update(tight)
+    errors += [theorem.error(example) for example in examples[EVALUATED:]]
     often = [what for what, count in seen.items() if 5 * count >= min(len(examples), EVALUATED)]
-    return {
+    kept = {
         "statement": theorem.statement, "source": theorem.source, "expect": theorem.expect,
         "tried_on": ranges(examples),
         "compares": sorted(f"{what} (reached {reached[what]} times)" if what in reached else what for what in often),
     }  # fmt: skip
+    return kept, [error for error in errors if error is not None]
 
 
 def ranges(examples: Sequence[Any]) -> list[str]:
@@ -117,6 +121,13 @@ def _fields(example: Any, name: str = "") -> Iterator[str]:
             yield from _fields(each, f"{name}.{key}".removeprefix("."))
     else:
         yield name
+
+
+def checked(theorems: Sequence[Theorem]) -> list[Theorem]:
+    """Of theorems that hold: those on which `check` itself is tried. All are tried, on as many examples, where it is kept what
+    they say (`test_theorems_said`)."""
+    holding = [theorem for theorem in theorems if theorem.expect == "holds"]
+    return [theorem for index, theorem in enumerate(holding) if not index % 8 or (theorem.method, theorem.number) in SHOW_LATE]
 
 
 def few(theorem: Theorem) -> int:
