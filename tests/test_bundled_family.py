@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import keyword
 import re
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 
 from calibrate import loading, prompts
+from calibrate.family import align, making, store, training
 from calibrate.family import heads as trained
-from calibrate.family import store
 from calibrate.interpreter import Real
 from model import position_log
 from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
@@ -128,6 +129,26 @@ def test_every_layer_but_the_last_has_a_head_that_foretells_better_early() -> No
     gains = [float((log.ranks(layer, "trained") <= 1).mean() - (log.ranks(layer) <= 1).mean()) for layer in range(1, LAYERS)]
     assert gains[0] > 0.05
     assert sum(gain > 0 for gain in gains) >= len(gains) // 2
+
+
+def test_what_a_log_says_of_its_settings_is_what_its_command_asks_for() -> None:
+    """The defaults, but for what is given; sizes are those of the family."""
+
+    def asked(default: Any, command: str) -> dict[str, Any]:
+        given = dict(itertools.pairwise(command.split()))
+        before = asdict(default)
+        return {name: type(value)(given.get(f"--{name.replace('_', '-')}", value)) for name, value in before.items()}
+
+    for role, size in training.FAMILY.items():
+        log = store.log_of(store.bundled(role))
+        assert log["size"] == asdict(size)
+        assert log["recipe"] == asked(training.Recipe(), log["command"])
+        assert log["held_out_sample"]["windows"] == making.SAMPLE
+    said = trained.about(store.bundled("target") / store.HEADS)
+    assert said["settings"] == asked(trained.OWN, said["command"])
+    assert trained.SETTINGS["own"] == trained.OWN == trained.Settings()
+    log = store.log_of(store.bundled("aligned"))
+    assert log["settings"] == asked(align.Settings(), log["command"])
 
 
 def test_the_aligned_draft_agrees_more() -> None:

@@ -302,13 +302,16 @@ def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatc
         if step == 2:
             raise BrokenOffError
 
+    windows, loss_of = list[Any](), training.loss_of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(making, "begun", watched)
+        patch.setattr(training, "loss_of", lambda *given: windows.append(given[-1]) or loss_of(*given))
         with pytest.raises(BrokenOffError):
             family.made(tmp_path, recipe=recipe, report=pull)
     # A step in training, looks in evaluation, and then in training again.
     assert modes[0] == modes[-1] == (True, True)
     assert modes[1:-1] == [(False, False)] * (len(modes) - 2)
+    assert windows == [64]  # few of the held-out text, as long as it is only looked at
     with pytest.raises(ParameterError, match="is of another training"):
         family.made(tmp_path, recipe=replace(recipe, seed=1), resume=True)
     with pytest.raises(ParameterError, match=r"is of another model: .* must be of \(300, 64\), got \(300, 32\)"):
