@@ -649,6 +649,24 @@ def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Pat
         assert said(shapes, **wide, **{key: most + 1}) == asks
 
 
+def test_weights_may_be_as_large_as_they_like_and_what_lies_beside_them_not(tmp_path: Path) -> None:
+    """Files of so many bytes take none on the disk."""
+    _bare(tmp_path, {})
+    with (tmp_path / store.WEIGHTS).open("r+b") as file:
+        file.truncate(store.MOST_BYTES + 1)
+    files = [tmp_path / store.WEIGHTS]
+    store._check_files(tmp_path, "tiny", files)
+    beside = tmp_path / "vocab.json"
+    for size, refused in ((store.MOST_BYTES, False), (store.MOST_BYTES + 1, True)):
+        with beside.open("wb") as file:
+            file.truncate(size)
+        if refused:
+            with pytest.raises(ParameterError, match=r"^vocab\.json "):
+                store._check_files(tmp_path, "tiny", files)
+        else:
+            store._check_files(tmp_path, "tiny", files)
+
+
 def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
     """In the order of their names, each once; without any, what else there is, by name."""
     for name in ("b.safetensors", "a.safetensors", "c.bin", "d.pt"):
