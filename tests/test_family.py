@@ -397,6 +397,7 @@ def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradie
             return torch.tensor(float(step))
 
         told: list[Any] = []
+        (tmp_path / "kept").write_bytes(b"of another time")  # nobody asked to go on from it
         module = torch.nn.ParameterList([weight])
         optimizers = [torch.optim.SGD(module.parameters(), lr=9.0)]
         work = training.Work(module, optimizers, learn, lambda: 0.12345, lambda step: step + 1.0, 120, "these", clip)
@@ -665,6 +666,11 @@ def test_weights_may_be_as_large_as_they_like_and_what_lies_beside_them_not(tmp_
                 store._check_files(tmp_path, "tiny", files)
         else:
             store._check_files(tmp_path, "tiny", files)
+    for name in (store.INDEX, store.CONFIG):  # of many files an index is longer than a configuration may be
+        (tmp_path / name).write_text("{}" + " " * (store.MOST_TOML - 1))
+    assert store.table(tmp_path / store.INDEX) == {}
+    with pytest.raises(ParameterError, match=r"config\.json"):
+        store.table(tmp_path / store.CONFIG)
 
 
 def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:

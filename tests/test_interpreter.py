@@ -739,6 +739,8 @@ def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> No
     with pytest.raises(RuntimeError, match="some has an encoder, which has read nothing yet"):
         adapter.decoder_of(reads, "some").rows()
     assert adapter.run_layers(2, 5) == [2, 3, 4]
+    whole = real_models.decoders("llama")["target"]
+    assert whole._place(3, 1, (), whole.rows()).mask is None  # a single token sees all there is
     assert adapter.run_layers(1, 7, ((2, 3), (4, 6))) == [1, 3, 6]
     settled: list[Any] = []
     found = of()
