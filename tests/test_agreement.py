@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,24 @@ def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Pa
     assert ("latency_layers", ["formula", "events"]) in [(found["quantity"], found["views"]) for found in report.disagreements]
     with pytest.warns(UserWarning, match="views disagree"):
         sim.run(given, views=["formula", "events"])
+    one = {"point": 3, "quantity": "rounds", "views": ["formula", "paths"], "values": [2.5, 1234567.0], "difference": 0.126,
+           "bound": 0.0514}  # fmt: skip
+    first = "point 3: rounds is 2.5 by formula and 1.23457e+06 by paths; they differ by 0.13, more than 0.051"
+    other = one | {"replication": 7, "point": 4}
+    told = "views disagree, which is a fault of the program: "
+    for found, said in (
+        ([], []), ([one], [told + first]), ([one, other], [f"{told}{first}; and 1 more"]),
+        ([other, one, one], [f"{told}{first.replace('point 3', 'point 4, decoding 7')}; and 2 more"]),
+    ):  # fmt: skip
+        for out in (None, tmp_path / "kept"):
+            report_of = replace(report, disagreements=found)
+            monkeypatch.setattr(sweep, "run", lambda *_, report_of=report_of, **__: report_of)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                sim.run(given, out=out)
+            assert [(str(each.message), each.category, each.filename) for each in seen] == [
+                (words, UserWarning, __file__) for words in said
+            ]
 
 
 def test_what_waits_is_compared_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
