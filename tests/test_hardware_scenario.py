@@ -404,6 +404,15 @@ def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
     assert row["seconds_per_layer"] == float(Measured(profile.load("h100-llama-2-13b")).layer(1, 528).seconds)
 
 
+def test_what_is_composed_is_called_by_its_device_and_model() -> None:
+    for role, where in (("target", ""), ("draft", "draft_")):
+        cost = HardwareCost(**({"kind": "profile", "profile": "h100-llama-2-13b"} | {  # type: ignore[arg-type]
+            f"{where}profile": "h100-operations", f"{where}shape": "llama-68m"}))
+        found = cost.of(role)
+        assert isinstance(found, Measured)
+        assert (found.profile.name, found.profile.model, found.profile.device) == ("h100-llama-68m", "llama-68m", "h100")
+
+
 def test_a_draft_that_nobody_measured_is_estimated_on_the_same_device() -> None:
     method = {"name": "speculative", "draft_length": 4, "layers": 32}
     cost = {"kind": "profile", "profile": "rtx-4090-llama-3.1-8b", "draft_shape": "llama-68m"}
