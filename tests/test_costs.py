@@ -161,7 +161,8 @@ def test_the_source_of_times_is_said_whole() -> None:
     own, shared = {"name": "speculative", "draft_length": 3}, {"name": "autoregressive"}
 
     def said(cost: Any = None, sweep: Any = None, *methods: Any) -> str:
-        return cost_source({"method": [*methods] or [own], **({"cost": cost} if cost else {}), **({"sweep": sweep} if sweep else {})})
+        given = {"cost": cost, "sweep": sweep}
+        return cost_source({"method": [*methods] or [own], **{name: table for name, table in given.items() if table}})
 
     one = "assumed: every layer one time unit, nothing else takes time"
     rest = "layers not named take one time unit each"

@@ -239,6 +239,27 @@ def measured(tmp_path: Path) -> Path:
     return profile.save(made, tmp_path)
 
 
+def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path: Path) -> None:
+    """By a profile of whole layers, which take half as long on two devices and three times as long beside another unit at work."""
+    rows: list[dict[str, Any]] = [
+        {"part": "layer", "width": 1, "context": context, "batch": 1, "busy": busy, "ways": ways,
+         "time_s": 1e-4 * (1 + 2 * busy) / ways}
+        for busy in (0, 1) for ways in (1, 2) for context in (0, 1024)
+    ]  # fmt: skip
+    rows += [{"part": "head", "positions": 1, "ways": ways, "time_s": 5e-5} for ways in (1, 2)]
+    made = Profile(
+        name="split", device="h100", model="llama-68m", dtype="bfloat16", engine="none", mode="eager", kind="model",
+        provenance="measured", date="2026-11-21", bandwidth=1e12, rate=1e14, cache_bytes=1e8, table=table_of(rows),
+        sources=(Source("by hand", "rows"),), shape=vars(preset("llama-68m")),
+    )  # fmt: skip
+    path = profile.save(made, tmp_path)
+    for busy in (0, 1):
+        cost = {"kind": "profile", "profile": str(path), "ways": 2, "busy": busy, "prompt": 100}
+        (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2}, cost, views=["formula"]))
+        layers = 2 * 1e-4 * (1 + 2 * busy)
+        assert row["speedup_over_one_device"] == pytest.approx((layers + 5e-5) / (layers / 2 + 5e-5), rel=1e-9)
+
+
 def test_a_profile_of_ones_own_gives_its_seconds_to_every_view(measured: Path, tmp_path: Path) -> None:
     text = f"""
 [scenario]

@@ -332,6 +332,9 @@ def test_a_condition_names_what_tells_it_apart_and_no_more() -> None:
         {"sequences": 1, "batching": "continuous"}, {"sequences": 8, "batching": "continuous"},
         {"sequences": 8, "batching": "static"},
     ]  # fmt: skip
+    assert conditions(SPEC, SPEC | {"sequences": 1, "batching": "static", "draft_length": 2}) == [{}], "of one there is one way"
+    two = SPEC | {"sequences": 2}
+    assert conditions(two, two | {"batching": "static"}) == [{"batching": "continuous"}, {"batching": "static"}]
 
 
 def conditions(*methods: dict[str, Any]) -> list[dict[str, Any]]:
