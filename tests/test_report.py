@@ -172,6 +172,8 @@ def test_the_document_is_what_is_printed(tmp_path: Path) -> None:
     assert found["shards"] == {"computed": made.computed, "resumed": 0}
     assert found["notes"] == report.notes(made.table(), made.tables)
     assert report.document(made, made.frame().head(2), [])["truncated"]
+    assert made.frame(2).equals(made.frame().head(2))
+    assert made.frame(2).height == 2 < made.frame().height
     report.summarise(made, made.frame(), [])
     assert json.loads((tmp_path / "summary.json").read_text()) == found | {"figures": []}
     assert "speed-up" in (tmp_path / "summary.txt").read_text()
