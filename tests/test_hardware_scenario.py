@@ -18,6 +18,7 @@ from model.checks import ParameterError
 from model.device import DEVICES
 from model.hardware import memory, pass_time, prompt_time, step_time
 from model.measured import Measured
+from model.operating_point import operating_point
 from model.profile import Profile, Source, table_of
 from model.roofline import Efficiency, Roofline
 from model.transformer import preset
@@ -30,6 +31,7 @@ ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b"}
 MATCH = {"match": {"kind": "iid", "match_rate": 0.5}}
 PPD = {"name": "ppd", "exit_layer": 20, "candidates": 1}
 ACCEPT = {"accept": {"kind": "iid", "acceptance_rate": 0.7}}
+LEAVING = {"exit": {"kind": "hazards", "hazards": [0.1] * 39 + [1.0]}}
 
 
 Tables = dict[str, Any]
@@ -237,6 +239,66 @@ def measured(tmp_path: Path) -> Path:
         sources=(Source("by hand", "rows"),), shape=vars(preset("llama-68m")), errors={"layer": 0.05},
     )  # fmt: skip
     return profile.save(made, tmp_path)
+
+
+def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is asked of hardware: of the method itself, then, where layers are split, of plain decoding on one device; and of
+    its memory: draft models lie on the same devices unless they are placed apart."""
+    asked: list[tuple[Any, Tables]] = []
+    rooms: list[tuple[Any, Tables]] = []
+
+    def recording(function: Any, kept: list[tuple[Any, Tables]]) -> Any:
+        def recorded(of: Any, *rest: Any, **more: Any) -> Any:
+            kept.append((of, {**more, "memory": rest} if rest else more))
+            return function(of, *rest, **more)
+
+        return recorded
+
+    monkeypatch.setattr("sim.hardware.operating_point", recording(operating_point, asked))
+    monkeypatch.setattr("sim.hardware.hardware.memory", recording(memory, rooms))
+    drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
+    plain = {"prompt": 512, "tokens": 32, "batch": 1, "widest": 1, "texts": False, "together": 1, "busy": 0}
+    skipping = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 40}
+    taking = {"dispatch": 1e-3, "dispatch_per_process": 2e-3, "link": 3e-3, "promotion": 4e-3, "state_check": 5e-3}
+    in_seconds = {f"{name}_s": seconds for name, seconds in taking.items() if name != "state_check"} | {"dispatch_law": "tree"}
+    several = {"sequences": 4, "batching": "static"}
+    for method, cost, law, own, alone, sequences in (
+        ({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}, None, {"prompt": 100, "batch": 3}, None, 3),
+        (drafting | {"sequences": 4, "batching": "lockstep"}, draft, ACCEPT, {"batch": 4, "widest": 4}, None, 4),
+        (drafting | several, draft | {"draft_step_s": 1e-3}, ACCEPT, {"widest": 4, "together": 4}, None, 4),
+        (drafting | several, draft | {"ways": 2, "step_s": 2e-3}, ACCEPT, {"widest": 4, "together": 4}, {"together": 4}, 4),
+        (drafting | {"sequences": 4, "placement": "apart"}, draft | {"ways": 2}, ACCEPT, {"batch": 4, "widest": 4},
+         {"batch": 4}, 4),
+        (skipping | several, ROOFLINE | {"ways": 2, "step_s": 1e-3}, None, {"widest": 4, "texts": True},
+         {"widest": 4, "texts": True}, 4),
+        (PPD, ROOFLINE | in_seconds | {"ways": 2}, MATCH, {"handed_over": 20}, {}, 1),
+        ({"name": "early_exit", "measure": "state"}, ROOFLINE | {"state_check_s": 5e-3}, LEAVING, {}, None, 1),
+    ):  # fmt: skip
+        asked.clear(), rooms.clear()
+        case = Grid(scenario(method, cost, law)).case(0)
+        ways, prompt = cost.get("ways", 1), cost.get("prompt", 512)
+        (target, found), *others = asked
+        assert (target.ways, target.step_s) == (ways, cost.get("step_s", 0.0))
+        layer = float(a100(ways=ways).layer(1, prompt + 16, own.get("batch", 1)).seconds)
+        more = {name: cost.get(f"{name}_s", 0.0) / layer for name in taking}
+        assert found["more"].pop("dispatch_law") == cost.get("dispatch_law", "linear")
+        assert found.pop("more") == pytest.approx(more)
+        small = found.pop("draft")
+        assert found.pop("medium") is None
+        assert (small is None) == ("draft_shape" not in cost)
+        if small is not None:
+            assert (small.shape, small.ways, small.step_s) == (preset("llama-68m"), 1, cost.get("draft_step_s", 0.0))
+        assert found == plain | {"handed_over": 0} | own
+        assert [(of.ways, of.step_s, each) for of, each in others] == (
+            [] if alone is None else [(1, cost.get("step_s", 0.0), plain | alone)]
+        )
+        also = () if small is None or method.get("placement") == "apart" else (preset("llama-68m"),)
+        here = {"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}
+        both = [{"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}] * (alone is not None)
+        assert [(of, each) for of, each in rooms] == [
+            *((preset("llama-2-13b"), each) for each in both), (preset("llama-2-13b"), here | {"ways": ways, "also": also}),
+        ]  # fmt: skip
+        assert case.settings.tokens == 32
 
 
 def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path: Path) -> None:
