@@ -301,6 +301,19 @@ def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monk
         assert case.settings.tokens == 32
 
 
+def test_a_draft_that_has_a_device_of_its_own_holds_one_of_those_of_a_unit() -> None:
+    """In the middle of what is known of its costs and at both ends; with as few units as the target has it lies on all of these."""
+    drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
+    for ways, placement, units, share in (
+        (1, "apart", None, 1.0), (4, "together", None, 1.0), (4, "apart", None, 0.25), (4, "apart", 2, 0.25), (4, "apart", 1, 1.0),
+    ):  # fmt: skip
+        tables = scenario(drafting | {"placement": placement}, draft | {"ways": ways}, ACCEPT, views=["events"])
+        case = Grid(tables | ({} if units is None else {"cluster": {"units": units}})).case(0)
+        assert case.priced is not None
+        point = case.priced.point
+        assert [each.draft_devices for each in (case.cost, point.cost, point.slow, point.fast)] == [share] * 4
+
+
 def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path: Path) -> None:
     """By a profile of whole layers, which take half as long on two devices and three times as long beside another unit at work."""
     rows: list[dict[str, Any]] = [
