@@ -290,19 +290,18 @@ def test_whose_rates_these_are_is_said_by_kind(names: list[str], of: str) -> Non
 
 def test_notes_are_in_the_order_of_the_points() -> None:
     """Those on outcomes, the first few; and methods with another text, by what is known of it: many, so that chance orders none."""
-    many = [f"note {at * 37 % 60}" for at in range(60)]
-    rows = [{"outcomes_note": note, "match_rate": 0.5, "outcomes_source": "assumed"} for note in ["", *many, *many]]
-    lines = report.notes(pl.LazyFrame([each | {"outcomes_note": each["outcomes_note"] or None} for each in rows]), {"cost": {}})
-    most = report.MOST_NOTES
-    assert lines[: most + 3] == [
-        "match rates: assumed", *many[:most], f"... and {60 - most} more such notes (column outcomes_note)",
+    count, most = 20_000, report.MOST_NOTES
+    many = [f"note {at * 37 % count}" for at in range(count)]
+    rows = pl.LazyFrame({"outcomes_note": [None, *many, *reversed(many)]}).with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
+    assert report.notes(rows, {"cost": {}})[: most + 3] == [
+        "match rates: assumed", *many[:most], f"... and {count - most} more such notes (column outcomes_note)",
         "times: assumed: every layer one time unit, nothing else takes time",
     ]  # fmt: skip
-    assert "more such notes" not in "".join(report.notes(pl.LazyFrame(rows[1 : most + 1]), {"cost": {}}))
-    lossy = [(f"method {at * 37 % 60}", f"measured: {at * 7 % 12}") for at in range(60)]
-    told = [{"method": method, "exact": False, "agreement_source": source} for method, source in lossy]
+    assert "more such notes" not in "".join(report.notes(rows.slice(1, most), {"cost": {}}))
+    lossy = [(f"method {at * 37 % count}", f"measured: {at * 7 % 12}") for at in range(count)]
+    told = pl.LazyFrame(lossy, schema=["method", "agreement_source"], orient="row").with_columns(exact=pl.lit(False))
     sources = [*dict.fromkeys(source for _, source in lossy)]
-    assert [line for line in report.notes(pl.LazyFrame(told), {"cost": {}}) if line.startswith("not exact")] == [
+    assert [line for line in report.notes(told, {"cost": {}}) if line.startswith("not exact")] == [
         f"not exact, another text than the target's: {', '.join(method for method, own in lossy if own == source)};"
         f" agreement is {source}" for source in sources
     ]  # fmt: skip
