@@ -292,7 +292,8 @@ def test_notes_are_in_the_order_of_the_points() -> None:
     """Those on outcomes, the first few; and methods with another text, by what is known of it: many, so that chance orders none."""
     count, most = 20_000, report.MOST_NOTES
     many = [f"note {at * 37 % count}" for at in range(count)]
-    rows = pl.LazyFrame({"outcomes_note": [None, *many, *reversed(many)]}).with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
+    rows = pl.LazyFrame({"outcomes_note": [None, *many, *reversed(many)]})
+    rows = rows.with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
     assert report.notes(rows, {"cost": {}})[: most + 3] == [
         "match rates: assumed", *many[:most], f"... and {count - most} more such notes (column outcomes_note)",
         "times: assumed: every layer one time unit, nothing else takes time",
