@@ -82,6 +82,7 @@ class PassCost:
         self._trees: dict[tuple[str, int, int], float] = {}
         self._reads: dict[tuple[str, str, int], float] = {}
         self._after: dict[str, dict[int, _Cooling]] = {}
+        self._beside: dict[tuple[str, int], dict[int, _Cooling]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -166,13 +167,14 @@ class PassCost:
 
     def made(self, step: Forward) -> Parts:
         """What a pass takes that is made now, behind all that were asked for since `begin`."""
-        parts = self.parts(step, self._before(step))
+        before = self._before(step)
+        parts = self.parts(step, before)
         place = len(step.tokens), step.at, step.texts, step.after
         if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
             parts = parts._replace(step=min(parts.step, self._timed(step.role, "again", 1, otherwise=parts.step)))
         self._places[step.role] = place
         if parts.layers and self.single:
-            parts = parts._replace(cooling=self._cooled(step))
+            parts = parts._replace(cooling=self._cooled(step, parts if before is None else None))
         self.elapsed += parts.total - parts.cooling
         for name, seconds in parts._asdict().items():
             self._enter(step.role, name, seconds)
@@ -193,20 +195,21 @@ class PassCost:
     def _enter(self, role: str, part: str, seconds: float) -> None:
         self.spent[f"{role} {part}"] = self.spent.get(f"{role} {part}", 0.0) + seconds
 
-    def _cooled(self, step: Forward) -> float:
+    def _cooled(self, step: Forward, parts: Parts | None) -> float:
         """How much longer the layers of a pass take for the time since they were last run [s]: their weights must come from further
-        away, however many tokens they are for.
+        away, however many tokens they are for. `parts` is what it takes at its place, where that is known.
         """
-        role = step.role
+        role, width = step.role, len(step.tokens)
         if role not in self._after:
             self._after[role] = _after(self.of[role])
-        known = self._after[role]
-        if not known:
+        if not self._after[role]:
             return 0.0
-        width = len(step.tokens)
+        if (role, width) not in self._beside:
+            self._beside[role, width] = _beside(self._after[role], width)
+        known = self._beside[role, width]
         others = float(np.interp(width, [*known], [each.others for each in known.values()]))
         own = [layer for low, high in step.spans for layer in range(low, high)]
-        each, start = self.parts(step).layers / len(own), self.elapsed
+        each, start = (parts or self.parts(step)).layers / len(own), self.elapsed
         ended = self._run_at.setdefault(role, [start + layer * each - others for layer in range(self.of[role].shape.layers)])
         idle = 0.0
         for place, layer in enumerate(own):
@@ -262,6 +265,14 @@ class _Cooling(NamedTuple):
     gaps: list[float]
     later: list[float]
     others: float
+
+
+def _beside(known: Mapping[int, _Cooling], width: int) -> dict[int, _Cooling]:
+    """Those of the nearest widths on either side, of widths in order: one where it is known itself, or lies beyond all."""
+    if width in known:
+        return {width: known[width]}
+    near = [*[each for each in known if each < width][-1:], *[each for each in known if each > width][:1]]
+    return {each: known[each] for each in near}
 
 
 def _after(hardware: Hardware) -> dict[int, _Cooling]:

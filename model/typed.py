@@ -28,11 +28,9 @@ def check(value: Any, kind: Any, where: str) -> None:
         ...
     model.checks.ParameterError: about.seconds[1] must be a finite number, got '2'
     """
-    if get_origin(kind) is NotRequired:
-        kind = get_args(kind)[0]
+    kind, origin, inner = _taken_apart(kind)
     if kind is Any:
         return
-    origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         if not any(_shallow(value, each) for each in inner):
             raise _wrong(where, " or ".join(_said(each) for each in inner), value)
@@ -47,11 +45,25 @@ def check(value: Any, kind: Any, where: str) -> None:
         for key in hints.keys() & {*value}:
             check(value[key], hints[key], f"{where}.{key}" if where else key)
     elif origin is list and inner:
+        if {*map(type, value)} <= _PLAIN.get(inner[0], frozenset()):  # most lists are of tokens, and long
+            return
         for index, each in enumerate(value):
             check(each, inner[0], f"{where}[{index}]")
     elif origin is dict and inner:
         for key, each in value.items():
             check(each, inner[1], f"{where}.{key}" if where else key)
+
+
+_PLAIN: dict[Any, frozenset[type]] = {of: frozenset({of}) for of in (int, str, bool)}
+"""Kinds of which whatever has that type is one; a number may be NaN."""
+
+
+@functools.cache
+def _taken_apart(kind: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    """A kind as it is wherever a key is there, what it is made with, and of what."""
+    if get_origin(kind) is NotRequired:
+        kind = get_args(kind)[0]
+    return kind, get_origin(kind) or kind, get_args(kind)
 
 
 @functools.cache
@@ -64,10 +76,16 @@ def _shallow(value: Any, kind: Any) -> bool:
     """Whether a value is of a kind, whatever is in it."""
     if kind is Any:
         return True
-    of = dict if is_typeddict(kind) else get_origin(kind) or kind
+    of = _made_with(kind)
     if of is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
     return isinstance(value, of) and (of is bool or not isinstance(value, bool))
+
+
+@functools.cache
+def _made_with(kind: Any) -> Any:
+    """The type of a value of a kind; a table of keys is a dict."""
+    return dict if is_typeddict(kind) else get_origin(kind) or kind
 
 
 def _finite(value: float) -> bool:
@@ -78,8 +96,7 @@ def _finite(value: float) -> bool:
 
 
 def _said(kind: Any) -> str:
-    of = dict if is_typeddict(kind) else get_origin(kind) or kind
-    return _SAID[of]
+    return _SAID[_made_with(kind)]
 
 
 def _wrong(where: str, bound: str, value: Any) -> ParameterError:

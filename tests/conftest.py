@@ -18,6 +18,7 @@ from hypothesis.internal.conjecture import providers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from tests.album import Album
     from tests.clockwork import Clockwork
 
 # Workers share the cores, and tests are of small products: further threads would only wait for each other, and use the time up.
@@ -83,6 +84,14 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def album(monkeypatch: pytest.MonkeyPatch) -> Album:
+    """Figures are asked for and not drawn, and there are no files of them."""
+    from tests.album import Album
+
+    return Album(monkeypatch)
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 import sim
-from figures import devices_held, methods, of_run, speedup_by_device, tradeoff
+from figures import devices_held, methods, of_run, speedup_by_device
 from figures.baseline import over_one_device
-from figures.tradeoff import draw
 from model.checks import ParameterError
 from model.device import DEVICES
 from sim.scenario import load
+from tests.album import Album
 from tests.figure_checks import formula, odd_dashes, shown
 from tests.test_figures_hardware import texts
 from tests.test_figures_speculative import inside, xy
@@ -221,7 +221,7 @@ def names(paths: list[Path]) -> set[str]:
     return {path.stem for path in paths}
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("album")
 def test_a_run_over_devices_draws_them(rivals: pl.DataFrame, tmp_path: Path) -> None:
     assert {"speedup_by_device", "devices_held", "tradeoff_mean_units"} <= names(of_run(tmp_path, rivals))
     drawn = names(of_run(tmp_path, formula("hardware-compare")))
@@ -230,20 +230,16 @@ def test_a_run_over_devices_draws_them(rivals: pl.DataFrame, tmp_path: Path) -> 
     assert "speedup_cost_ratio" not in drawn  # it was given by the devices, not swept
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_units_of_several_devices_have_no_place_among_the_curves(
-    rivals: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = []
-    monkeypatch.setattr(tradeoff, "draw", lambda rows, x: given.append(rows) or draw(rows, x=x))
+def test_units_of_several_devices_have_no_place_among_the_curves(rivals: pl.DataFrame, tmp_path: Path, album: Album) -> None:
     of_run(tmp_path, rivals)
+    given = [rows for module, (rows, *_), _, _ in album.drawn.values() if module == "tradeoff"]
     assert given
     for rows in given:
         assert set(rows["ways"]) == {1}
         assert set(rows["method"]) == {"ppd"}
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("album")
 def test_other_runs_draw_no_devices(tmp_path: Path) -> None:
     assert not {"speedup_by_device", "devices_held"} & names(of_run(tmp_path, formula("ppd-overheads")))
 

@@ -285,7 +285,7 @@ def drawn(scenario: str, folder: Path) -> set[str]:
     return {path.stem for path in of_run(folder, formula(scenario))}
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("album")
 def test_runs_have_the_figures_of_what_is_in_them(tmp_path: Path) -> None:
     hierarchy = drawn("speculative-hierarchy", tmp_path / "hierarchy")
     assert {"hierarchical", "deck"} <= hierarchy  # its pair has the deck's rates

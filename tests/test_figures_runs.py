@@ -11,7 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import sim
-from figures import accepted, bild, bild_rates, distribution, exit_schedule, layer_map, methods, of_run, save, tradeoff, work
+from figures import bild, bild_rates, distribution, exit_schedule, methods, of_run, save, tradeoff, work
+from figures.accepted import draw as draw_accepted
+from figures.layer_map import draw as draw_layers
 from figures.naming import METHODS
 from model import published, skipdecode
 from model.account import Account
@@ -22,6 +24,7 @@ from model.steps import Forward
 from model.transformer import preset
 from sim import report, trace
 from sim.sweep import resolve
+from tests.album import Album
 from tests.figure_checks import formula
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import coordinates, lines
@@ -105,7 +108,7 @@ def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
     assert not any("lossy" in text.get_text() for text in [*only.texts, *only.legends[0].get_texts()])
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("album")
 def test_a_run_without_a_method_that_drafts_has_a_comparison_and_no_trade_off(tmp_path: Path) -> None:
     sim.run("skipdecode", **FEW, out=tmp_path / "run")
     found = names(of_run(tmp_path / "run"))
@@ -118,15 +121,16 @@ def test_a_run_without_a_method_that_drafts_has_a_comparison_and_no_trade_off(tm
 # --- What a run tells of its points -------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_accepted_lengths_say_which_choice_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(monkeypatch, accepted)
+def test_accepted_lengths_say_which_choice_they_are_of(tmp_path: Path, album: Album) -> None:
     short: dict[str, Any] = {"views": ["events"], "replications": 2, "set": {"scenario.tokens": 24}}
     sim.run("bild", **short, out=tmp_path / "rates")
     sim.run("bild-thresholds", **short, out=tmp_path / "thresholds")
+    figures = []
     for folder in ("rates", "thresholds"):
         of_run(tmp_path / folder)
-    (_, rates), (_, thresholds) = seen.of["accepted"]
+        _, given, options, _ = album.drawn["accepted"]
+        figures.append(draw_accepted(*given, **options))
+    rates, thresholds = figures
     assert [axes.get_title(loc="left") for axes in rates.axes[:2]] == ["f = 0, r = 0", "f = 0, r = 0.01"]
     assert thresholds.axes[1].get_title(loc="left") == "fallback below 0.2, rollback above 1"
     assert len({axes.get_title(loc="left") for axes in rates.axes}) == len(rates.axes)
@@ -330,7 +334,7 @@ def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame
     assert "plain_flops_per_token" not in formula("bild-thresholds").columns
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("album")
 def test_runs_have_the_figures_of_their_lossy_methods(tmp_path: Path) -> None:
     found = {}
     for name in ("bild", "bild-thresholds", "skipdecode", "early-exit", "compare-lossy"):
@@ -374,20 +378,16 @@ def test_the_scenario_has_the_settings_of_the_published_table() -> None:
     assert set(rows.select("min_layers", "max_layers").rows()) == {(row["min_layers"], row["max_layers"]) for row in table}
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, album: Album) -> None:
     table = formula("skipdecode")
     schedules, bounds = exit_schedule.of_run(table) or ([], {})
     assert [each[1:] for each in schedules] == [(8, 16, 1.0), (6, 10, 1.0), (5, 7, 1.0), (4, 6, 1.0)]
     assert bounds == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings published (Table 2)"}
-    given: list[Any] = []
-    draw = layer_map.draw
-    monkeypatch.setattr(layer_map, "draw", lambda *some, **more: given.append((some, more)) or draw(*some, **more))
     (tmp_path / "run").mkdir()
     of_run(tmp_path / "run", table)
-    assert given == [((schedules,), bounds)]
+    assert album.drawn["skipdecode_layers"][:3] == ("layer_map", (schedules,), bounds)
     budget = skipdecode.mean_layers(8, 16, 60, 160, 100, "half-up")
-    assert layer_map.draw(schedules, **bounds).axes[0].get_title(loc="left").startswith(f"16 to 8 layers: {budget:.2f} layers")
+    assert draw_layers(schedules, **bounds).axes[0].get_title(loc="left").startswith(f"16 to 8 layers: {budget:.2f} layers")
 
 
 def test_other_schedules_are_not_called_published() -> None:

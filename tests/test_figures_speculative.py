@@ -20,11 +20,12 @@ from matplotlib.text import Text
 
 import sim
 from figures import accepted, draft_length, labels, methods, of_run, save, speedup, subject, tradeoff, verify_cost
-from figures.style import INK, canvas, headed
+from figures.style import INK, canvas
 from model import speculative
 from model.checks import ParameterError
 from model.speculative_batches import batched_speedup, largest_batch
 from model.width import PassTimes
+from tests.album import Album
 from tests.figure_checks import laid_out, odd_dashes, shown
 from tests.test_figures_tradeoff import coordinates, lines, words
 
@@ -516,7 +517,7 @@ def names(paths: list[Path]) -> set[str]:
     return {path.stem for path in paths}
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("album")
 def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
     scenario = several()
     scenario["method"] = scenario["method"][1]
@@ -525,48 +526,38 @@ def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
     assert names(of_run(out)) == {"speedup_acceptance_rate", "speedup_tokens", "accepted", "distribution_point_0"}
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_the_law_of_accepted_tokens_is_drawn_only_where_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_law_of_accepted_tokens_is_drawn_only_where_it_holds(tmp_path: Path, album: Album) -> None:
     drawn: list[pl.DataFrame] = []
-    draw = accepted.draw
-    monkeypatch.setattr(accepted, "draw", lambda rows, about: drawn.append(rows) or draw(rows, about))
     scenario = several()
     scenario["method"] = scenario["method"][1]
     for kind, more in (("iid", {}), ("markov", {"correlation": 0.5})):
         scenario["method"]["outcomes"] = {"accept": {"kind": kind, "acceptance_rate": 0.8, **more}}
         sim.run(scenario, out=tmp_path / kind)
         of_run(tmp_path / kind)
+        drawn.append(album.drawn["accepted"][1][0])
     independent, correlated = drawn
     assert independent["acceptance_rate"].unique().to_list() == [0.8]
     assert correlated["acceptance_rate"].null_count() == correlated.height
 
 
-def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those_that_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("figures.save", lambda figure, path: save(figure, path, ("png",)))  # one format of each
+def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those_that_draft(tmp_path: Path, album: Album) -> None:
     rows = sim.run(several(), out=tmp_path / "run")
-    found = {path.name: path.read_bytes() for path in of_run(tmp_path / "run")}
-    assert {"methods.png", "speedup_acceptance_rate.png"} <= set(found)
+    assert {"methods", "speedup_acceptance_rate"} <= names(of_run(tmp_path / "run"))
     for x in tradeoff.AXES:
-        figure = headed(tradeoff.draw(rows.filter(pl.col("draft_length").is_null()), x), subject.of_run(tmp_path / "run"))
-        (path,) = save(figure, tmp_path / x, ("png",))
-        assert found[f"tradeoff_{x}.png"] == path.read_bytes()
+        module, given, options, about = album.drawn[f"tradeoff_{x}"]
+        assert (module, options) == ("tradeoff", {"x": x})
+        assert given[0].equals(rows.filter(pl.col("draft_length").is_null()))
+        assert about == subject.of_run(tmp_path / "run")
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_drafts_of_a_length_chosen_on_the_way_have_no_place_in_the_trade_off_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[pl.DataFrame] = []
-    draw = tradeoff.draw
-    monkeypatch.setattr(tradeoff, "draw", lambda rows, x: drawn.append(rows) or draw(rows, x))
+def test_drafts_of_a_length_chosen_on_the_way_have_no_place_in_the_trade_off_either(tmp_path: Path, album: Album) -> None:
     sim.run("compare", replications=8, out=tmp_path / "run")
     assert "methods" in names(of_run(tmp_path / "run"))
+    drawn = [given[0] for module, given, _, _ in album.drawn.values() if module == "tradeoff"]
     assert [set(rows["method"]) for rows in drawn] == 2 * [{"autoregressive", "ppd"}]
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("album")
 def test_a_run_of_predictive_pipelined_decoding_has_its_figures_alone(tmp_path: Path) -> None:
     scenario = several()
     scenario["method"] = [scenario["method"][0], scenario["method"][2]]

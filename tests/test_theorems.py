@@ -29,12 +29,25 @@ from sim.cli import app
 from sim.paths import ppd as sampler
 from sim.theorems import THEOREMS, check, replay, select
 from sim.theorems.statement import Theorem
-from tests.trying import MANY, Fault, after, comes_out, fails_small, few, is_refuted, one_more, refuting, shows, survives_json
+from tests.trying import (
+    MANY,
+    Fault,
+    after,
+    checked,
+    comes_out,
+    fails_small,
+    few,
+    is_refuted,
+    one_more,
+    refuting,
+    shows,
+    survives_json,
+)
 
 ROOT = Path(__file__).parent.parent
 OWN = select("ppd")
 EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
-TRUE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "holds"]
+TRUE = [pytest.param(theorem, id=theorem.number) for theorem in checked(OWN)]
 FALSE = [theorem for theorem in OWN if theorem.expect == "fails"]
 
 

@@ -25,6 +25,7 @@ from tests.trying import (
     MANY,
     Fault,
     after,
+    checked,
     comes_out,
     fails_small,
     few,
@@ -44,7 +45,7 @@ def named(theorem: Theorem) -> str:
 
 
 EVERY = [pytest.param(theorem, id=named(theorem)) for theorem in OWN]
-TRUE = [pytest.param(theorem, id=named(theorem)) for theorem in OWN if theorem.expect == "holds"]
+TRUE = [pytest.param(theorem, id=named(theorem)) for theorem in checked(OWN)]
 FALSE = [pytest.param(theorem, id=named(theorem)) for theorem in OWN if theorem.expect == "fails"]
 
 

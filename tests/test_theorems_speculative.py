@@ -24,6 +24,7 @@ from tests.trying import (
     MANY,
     Fault,
     after,
+    checked,
     comes_out,
     fails_small,
     few,
@@ -37,7 +38,7 @@ from tests.trying import (
 
 OWN = select("speculative")
 EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
-TRUE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "holds"]
+TRUE = [pytest.param(theorem, id=theorem.number) for theorem in checked(OWN)]
 FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "fails"]
 
 

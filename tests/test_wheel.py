@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ FIGURES = 2
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a wheel installed without its dependencies."""
+    """The folder of an unpacked wheel."""
     # Built from a copy: setuptools leaves a build/ beside the sources, and files since deleted would come back from it.
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -24,16 +25,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source))
-    (wheel,) = wheels.glob("*.whl")
-    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", str(target), str(wheel))
-    return target
-
-
-def pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(wheels)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:  # all is pure Python: to install it is to unpack it
+        content.extractall(target)
+    return target
 
 
 def python(installed: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -40,9 +40,10 @@ DRAWN, EVALUATED = 25, 10
 """Examples of which the ranges are kept, and the first of them, of which the comparisons are."""
 
 
-def compared(theorem: Theorem) -> dict[str, Any]:
-    """What a theorem says, what it is tried on, and what it compares on at least a fifth of its first examples: how closely, and
-    between which numbers what it compares lies, and about which mean: a test of something else is seen.
+def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
+    """What a theorem says, what it is tried on, and what it compares on at least a fifth of its first examples: how closely,
+    between which numbers what it compares lies, and about which mean, so that a test of something else is seen; and the errors of
+    all examples.
 
     Of a bound it says between which numbers that lies too, and on how many examples it is reached: a looser one is seen. Numbers in
     words are `#`. Of what must not hold it says on how many examples it fails.
@@ -52,7 +53,7 @@ def compared(theorem: Theorem) -> dict[str, Any]:
     within_most: dict[str, float] = {}
     values: dict[str, dict[str, list[float]]] = {}
     examples: list[Any] = []
-    wrong = 0
+    errors: list[str | None] = []
     statement = importlib.import_module("sim.theorems.statement")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("equal", "at_most"):
@@ -79,9 +80,11 @@ def compared(theorem: Theorem) -> dict[str, Any]:
         for example in examples[:EVALUATED]:
             now: set[str] = set()
             tight: set[str] = set()
-            wrong += theorem.error(example) is not None
+            errors.append(theorem.error(example))
             seen.update(now)
             reached.update(tight)
+    wrong = len(errors) - errors.count(None)
+    errors += [theorem.error(example) for example in examples[EVALUATED:]]
 
     def said_of(what: str) -> str:
         parts = [f"within {within_most[what]:.3g}" if within_most[what] else "exactly"]
@@ -89,11 +92,12 @@ def compared(theorem: Theorem) -> dict[str, Any]:
         return f"{what} ({'; '.join([*parts, *[f'reached {reached[what]} times'] * (what in reached)])})"
 
     often = [what for what, count in seen.items() if 5 * count >= min(len(examples), EVALUATED)]
-    return {
+    kept = {
         "statement": theorem.statement, "source": theorem.source, "expect": theorem.expect,
         **({"fails_on": wrong} if theorem.expect == "fails" else {}),
         "tried_on": ranges(examples), "compares": sorted(map(said_of, often)),
     }  # fmt: skip
+    return kept, [error for error in errors if error is not None]
 
 
 def _numbers_in(value: Any) -> list[float]:
@@ -149,6 +153,13 @@ def _fields(example: Any, name: str = "") -> Iterator[str]:
             yield from _fields(each, f"{name}.{key}".removeprefix("."))
     else:
         yield name
+
+
+def checked(theorems: Sequence[Theorem]) -> list[Theorem]:
+    """Of theorems that hold: those on which `check` itself is tried. All are tried, on as many examples, where it is kept what
+    they say (`test_theorems_said`)."""
+    holding = [theorem for theorem in theorems if theorem.expect == "holds"]
+    return [theorem for index, theorem in enumerate(holding) if not index % 8 or (theorem.method, theorem.number) in SHOW_LATE]
 
 
 def few(theorem: Theorem) -> int:
