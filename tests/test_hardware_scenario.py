@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from model import profile
+from model import device, profile
 from model.checks import ParameterError
 from model.device import DEVICES
 from model.hardware import memory, pass_time, prompt_time, step_time
@@ -299,6 +299,18 @@ def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monk
             *((preset("llama-2-13b"), each) for each in both), (preset("llama-2-13b"), here | {"ways": ways, "also": also}),
         ]  # fmt: skip
         assert case.settings.tokens == 32
+
+
+def test_a_model_that_just_fits_one_device_is_held_against_it(tmp_path: Path) -> None:
+    """With the cache of all sequences at the end of the text; a byte less, and nobody knows how fast one device were."""
+    needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).needed)
+    for spare in (0, -1):
+        path = tmp_path / f"device{spare}.toml"
+        small = replace(DEVICES["a100"], name="small", memory_bytes=float(needed + spare))
+        path.write_text(device.written(small), encoding="utf-8")
+        cost = ROOFLINE | {"device": str(path), "shape": "llama-68m", "ways": 2, "prompt": 100}
+        (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2, "sequences": 3}, cost, views=["formula"]))
+        assert (row["speedup_over_one_device"] is None) == (spare < 0)
 
 
 def test_a_draft_that_has_a_device_of_its_own_holds_one_of_those_of_a_unit() -> None:
