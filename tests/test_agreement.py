@@ -142,10 +142,15 @@ def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Pa
     ):  # fmt: skip
         for out in (None, tmp_path / "kept"):
             report_of = replace(report, disagreements=found)
-            monkeypatch.setattr(sweep, "run", lambda *_, report_of=report_of, **__: report_of)
+            asked: list[Tables] = []
+            monkeypatch.setattr(sweep, "run", lambda *_, report_of=report_of, asked=asked, **more: asked.append(more) or report_of)
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
-                sim.run(given, out=out)
+                sim.run(given, out=out, jobs=3, resume=True, yes=True, seed=5, views=["paths"])
+            (own,) = asked
+            assert (own["jobs"], own["yes"], own["seed"], own["views"]) == (3, True, 5, ["paths"])
+            assert own.get("resume", False) == (out is not None), "what is not kept is not gone on with"
+            assert out is None or own["out"] == out
             assert [(str(each.message), each.category, each.filename) for each in seen] == [
                 (words, UserWarning, __file__) for words in said
             ]
@@ -271,6 +276,15 @@ def test_no_decoding_exceeds_the_slowest(name: str, parameters: Tables, cost: Ta
     assert found[0].max() <= time * (1 + 1e-12)
     assert found[1].max() <= busy * (1 + 1e-12)
     assert time <= 8 * found[0].max()  # nor is it so far off that nothing could be seen by it
+
+
+def test_two_texts_of_a_static_batch_are_played_alike_by_paths_and_events(tmp_path: Path) -> None:
+    method = {"name": "speculative", "layers": 4, "draft_length": 2, "sequences": 2, "batching": "static"}
+    report = sweep.run(tables(method, RATIO, tokens=6, replications=8), out=tmp_path / "run", views=["paths", "events"], jobs=1)
+    rows = {row["view"]: row for row in report.frame().to_dicts()}
+    assert rows["events"]["paths_difference"] == pytest.approx(0.0, abs=1e-9)
+    assert rows["paths"]["latency_layers"] == pytest.approx(rows["events"]["latency_layers"])
+    assert report.disagreements == []
 
 
 QUICK = ("ppd-forms", "ppd-overheads", "speculative-deck", "skipdecode")

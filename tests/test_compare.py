@@ -658,6 +658,7 @@ def test_what_is_printed_is_the_rows() -> None:
         assert f"{row['method']} {row['settings']} {row['runs']} {errors} {'yes' if row['held'] else 'NO'}" in lines
     at = lines.index("method settings prompt predicted measured error noise")
     worst = sorted(table.to_dicts(), key=lambda row: -abs(row["error"]))
+    assert compare_report.WORST == 5 > len(worst)
     for row, line in zip(worst, lines[at + 2 :], strict=False):
         times = " ".join(f"{1e3 * row[name]:.1f} ms" for name in ("predicted_s", "measured_s"))
         said = f"{row['method']} {row['settings'] or '-'} a prompt with a very lon {times} {row['error']:.1%} {row['noise']:.1%}"

@@ -223,6 +223,9 @@ def test_a_run_is_printed_with_its_name_its_files_and_its_figures(tmp_path: Path
         report.show(named, made.frame(), [out / "a.png", out / "a.svg"], Console(file=text, width=70, highlight=False))
         return text.getvalue().splitlines()
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "notes", lambda *_: ["a note [red]on[/red] a [b]"])
+        assert "a note [red]on[/red] a [b]" in lines()
     shown = lines()
     assert shown[0] == verdict.of(made.table(), made.tables).text
     assert shown[1] == "shown"
@@ -332,6 +335,8 @@ def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
             wanted.append([*cells, *([f"{first['held_units']:.0f}"] if "mean_units" in pair else [])])
     text = io.StringIO()
     report.show(made, frame, [], Console(file=text, width=400, highlight=False))
+    held = [line.rstrip() for line in text.getvalue().splitlines() if line.rstrip().endswith((" units", " held", " 1", " 2"))]
+    assert len({len(line) for line in held}) == 1, "numbers are to the right"
     lines = [re.split(r" {2,}", line.strip()) for line in text.getvalue().splitlines()]
     assert [line for line in lines if line[0] in named.values()] == wanted
     assert len(wanted) == 4 * math.ceil(len(names) / 2)

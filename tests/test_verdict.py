@@ -96,6 +96,12 @@ def test_choices_that_intervals_do_not_tell_apart_are_said() -> None:
     found = of(wide, tables(SPEC, **LENGTHS))
     assert "; not told apart from it: speculative, draft_length 2 (1.20x);" in found.text
     assert found.document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
+    for count in (4, 5, 6):
+        alike = [row(at, 1.2) for at in range(count + 1)]
+        told = ", ".join(f"speculative, draft_length {at} (1.20x)" for at in range(2, 6))
+        more = f", {count - 4} more" if count > 4 else ""
+        said = of(alike, tables(SPEC, **{"method.draft_length": [*range(1, count + 2)]})).text
+        assert f"; not told apart from it: {told}{more};" in said
     # Each must lie within the other's bounds.
     one_sided = [row(0, 1.21, **spread(1.0, 1.4, "input_")), row(1, 1.15, **spread(1.14, 1.16, "input_")), row(2, 0.5)]
     assert of(one_sided, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == []
