@@ -253,6 +253,10 @@ def test_a_load_of_several_is_said() -> None:
     assert "; sequences = 32; costs" in of([row(0, 1.5)], tables(SPEC | {"sequences": 32})).text
     assert "; sequences = 4; costs" in of([row(0, 1.5)], tables(SPEC, **{"method.sequences": [4]})).text
     assert "sequences" not in of([row(0, 1.5)], tables(SPEC)).text
+    some = {"method.sequences": [4, 8]}  # of which one point alone has a value
+    assert "; sequences = " not in of([row(0, 1.5)], tables(SPEC, **some)).text
+    counted = {"method.sequences": {"from": 4, "to": 8, "count": 2}}
+    assert "; sequences = " not in of([row(0, 1.5)], tables(SPEC, **counted)).text
 
 
 SPEEDS = st.lists(st.floats(0.1, 9.0), min_size=12, max_size=12)
