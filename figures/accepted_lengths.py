@@ -77,4 +77,3 @@ def _panel(axes: Axes, lengths: Sequence[ArrayLike], gamma: int) -> None:
     said += f"by the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}"
     axes.set_title(said, fontsize=9.5)
     axes.set_xticks(range(0, gamma + 1, 1 + gamma // 10))
-    axes.set_ylim(bottom=0)

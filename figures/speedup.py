@@ -300,19 +300,18 @@ def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats)
         place = min(int(np.argmax(bound >= level)) or len(where), 6 * len(where) // 7)
     else:
         place = max(int(np.argmax(bound <= level)), len(where) // 12)
-    sign = -1 if x == "acceptance_rate" else 1
+    shift, edge = (-11, "right") if x == "acceptance_rate" else (11, "left")
     text = axes.annotate(
-        "bound on any\ndraft length", (where[place], min(bound[place], high)), (11 * sign, 4), textcoords="offset points",
-        fontsize=8.5, color=GREY, ha="right" if sign < 0 else "left", va="bottom", linespacing=1.05, zorder=4,
+        "bound on any\ndraft length", (where[place], min(bound[place], high)), (shift, 4), textcoords="offset points",
+        fontsize=8.5, color=GREY, ha=edge, va="bottom", linespacing=1.05, zorder=4,
     )  # fmt: skip
     text.set_path_effects([withStroke(linewidth=3, foreground="#ffffff")])  # where a curve crosses it
     if not left <= other <= right:
         return
     side = axes.get_xaxis_transform()
-    sign = 1 if x == "acceptance_rate" else -1  # beside the shade, not in it
+    shift, edge = (4, "left") if x == "acceptance_rate" else (-4, "right")  # beside the shade, not in it
     axes.annotate(
-        "α = c", (other, 0.02), (4 * sign, 0), xycoords=side, textcoords="offset points", fontsize=8.5, color=GREY,
-        ha="left" if sign > 0 else "right",
+        "α = c", (other, 0.02), (shift, 0), xycoords=side, textcoords="offset points", fontsize=8.5, color=GREY, ha=edge,
     )  # fmt: skip
     inside = other - left if x == "acceptance_rate" else right - other
     if inside > 0.28 * (right - left):

@@ -235,6 +235,8 @@ def lettering(text: Text) -> str:
         parts += ["clipped"] * text.get_clip_on()
     if (box := text.get_bbox_patch()) is not None:
         parts += ["on", to_hex(box.get_facecolor())]
+    for halo in text.get_path_effects():
+        parts += ["halo", *(f"{each:g}" if isinstance(each, int | float) else str(each) for each in halo._gc.values())]
     if isinstance(text, Annotation):
         parts += [f"clip {text.get_annotation_clip()}"] * (text.get_annotation_clip() is not None)
         if text.arrow_patch is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import sim
 from model import ppd, speculative
 from sim import agreement, cli, methods, sweep, views
 from sim.grid import Grid
+from sim.metrics import Sums
 
 Tables = dict[str, Any]
 OVERHEADS = {"final_head": 1.0, "early_head": 1.0, "dispatch": 0.5, "link": 30.0}
@@ -129,6 +131,82 @@ def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Pa
     assert ("latency_layers", ["formula", "events"]) in [(found["quantity"], found["views"]) for found in report.disagreements]
     with pytest.warns(UserWarning, match="views disagree"):
         sim.run(given, views=["formula", "events"])
+    one = {"point": 3, "quantity": "rounds", "views": ["formula", "paths"], "values": [2.5, 1234567.0], "difference": 0.126,
+           "bound": 0.0514}  # fmt: skip
+    first = "point 3: rounds is 2.5 by formula and 1.23457e+06 by paths; they differ by 0.13, more than 0.051"
+    other = one | {"replication": 7, "point": 4}
+    told = "views disagree, which is a fault of the program: "
+    for found, said in (
+        ([], []), ([one], [told + first]), ([one, other], [f"{told}{first}; and 1 more"]),
+        ([other, one, one], [f"{told}{first.replace('point 3', 'point 4, decoding 7')}; and 2 more"]),
+    ):  # fmt: skip
+        for out in (None, tmp_path / "kept"):
+            report_of = replace(report, disagreements=found)
+            asked: list[Tables] = []
+            monkeypatch.setattr(sweep, "run", lambda *_, report_of=report_of, asked=asked, **more: asked.append(more) or report_of)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                sim.run(given, out=out, jobs=3, resume=True, yes=True, seed=5, views=["paths"])
+            (own,) = asked
+            assert (own["jobs"], own["yes"], own["seed"], own["views"]) == (3, True, 5, ["paths"])
+            assert own.get("resume", False) == (out is not None), "what is not kept is not gone on with"
+            assert out is None or own["out"] == out
+            assert [(str(each.message), each.category, each.filename) for each in seen] == [
+                (words, UserWarning, __file__) for words in said
+            ]
+
+
+def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points() -> None:
+    """Each quantity with its own greatest value, expectation and variance; what is off is told with both, what is not, not."""
+    case = Grid(tables(DRAFTING, RATIO)).case(0)
+    tokens, gamma, count = case.settings.tokens, case.parameters.draft_length, 50
+    time, busy = methods.theory("speculative").slowest(case.parameters, tokens, case.cost)
+    formula = {"latency_layers": 100.0, "latency_sd_layers": 20.0, "busy_layers": 90.0, "mean_units_per_run": 0.9,
+               "tokens_per_round": 2.0, "draft_acceptance_rate": 0.5}  # fmt: skip
+    expected = {"latency_layers": 100.0, "busy_layers": 90.0, "mean_units_per_run": 0.9, "rounds": case.outputs / 2,
+                "drafted": case.outputs}  # fmt: skip
+    most = {"latency_layers": time, "busy_layers": busy, "mean_units_per_run": max(case.parameters.units, case.demand.units),
+            "rounds": case.outputs, "drafted": case.outputs * (gamma + 1)}  # fmt: skip
+    spread = {name: 0.01 * want for name, want in expected.items()}
+
+    def told(off: dict[str, float], points: int = 7, **changes: Any) -> list[dict[str, Any]]:
+        """Of samples with these means beside the expectations."""
+        means = {name: want + off.get(name, 0.0) for name, want in expected.items()}
+        total = {name: count * mean for name, mean in means.items()}
+        square = {name: count * mean**2 + (count - 1) * spread[name] ** 2 for name, mean in means.items()}
+        latency, used, ratio = ("latency_layers", "busy_layers", "mean_units_per_run")
+        sums = Sums(count, total[latency], total[used], square[latency], square[used], 0.0, total[ratio], square[ratio])
+        more = {f"{name}{end}": of[name] for name in ("rounds", "drafted") for end, of in (("", total), ("_square", square))}
+        return [*agreement.with_the_formula(3, case, {**formula, **changes}, sums, more, "paths", points)]
+
+    assert told({}) == []
+    for points in (1, 7):
+        limits = {
+            name: 1e-9 * want + agreement.bound(
+                1e-6 / (5 * points), count, most[name], want, 400.0 if name == "latency_layers" else None, spread[name] ** 2)
+            for name, want in expected.items()
+        }  # fmt: skip
+        for sign in (1, -1):
+            assert told({name: 0.999999 * sign * limit for name, limit in limits.items()}, points) == []
+            found = told({name: 1.00001 * sign * limit for name, limit in limits.items()}, points)
+            assert [each["quantity"] for each in found] == [*expected] == [*agreement.QUANTITIES]
+            for each in found:
+                name = each["quantity"]
+                mean = expected[name] + 1.00001 * sign * limits[name]
+                assert {key: each[key] for key in ("point", "views")} == {"point": 3, "views": ["formula", "paths"]}
+                assert each["values"] == pytest.approx([expected[name], mean])
+                assert (each["difference"], each["bound"]) == pytest.approx((1.00001 * limits[name], limits[name]))
+    far = dict.fromkeys(expected, 1e6)
+    assert [each["quantity"] for each in told(far)] == [*expected]
+    for nothing in (None, float("nan"), float("inf")):
+        assert [each["quantity"] for each in told(far, latency_layers=nothing, tokens_per_round=nothing)] == [
+            "busy_layers", "mean_units_per_run"
+        ]  # fmt: skip
+        assert [each["quantity"] for each in told(far, draft_acceptance_rate=nothing)] == [*expected][:-1]
+    assert [each["quantity"] for each in told(far, tokens_per_round=0.0)] == [*expected][:3]
+    sure = {"latency_layers": 2e-7}
+    assert [each["bound"] for each in told(sure, latency_sd_layers=0.0)] == pytest.approx([1e-7])
+    assert told({"latency_layers": 0.5e-7}, latency_sd_layers=0.0) == []
 
 
 def test_what_waits_is_compared_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +276,15 @@ def test_no_decoding_exceeds_the_slowest(name: str, parameters: Tables, cost: Ta
     assert found[0].max() <= time * (1 + 1e-12)
     assert found[1].max() <= busy * (1 + 1e-12)
     assert time <= 8 * found[0].max()  # nor is it so far off that nothing could be seen by it
+
+
+def test_two_texts_of_a_static_batch_are_played_alike_by_paths_and_events(tmp_path: Path) -> None:
+    method = {"name": "speculative", "layers": 4, "draft_length": 2, "sequences": 2, "batching": "static"}
+    report = sweep.run(tables(method, RATIO, tokens=6, replications=8), out=tmp_path / "run", views=["paths", "events"], jobs=1)
+    rows = {row["view"]: row for row in report.frame().to_dicts()}
+    assert rows["events"]["paths_difference"] == pytest.approx(0.0, abs=1e-9)
+    assert rows["paths"]["latency_layers"] == pytest.approx(rows["events"]["latency_layers"])
+    assert report.disagreements == []
 
 
 QUICK = ("ppd-forms", "ppd-overheads", "speculative-deck", "skipdecode")

@@ -154,3 +154,46 @@ def test_the_source_of_times_names_no_key_that_is_none() -> None:
     with pytest.raises(ValueError, match="allow_slow_medium"):
         sim.run(slow)
     assert sim.run({**slow, "cost": slow["cost"] | {"allow_slow_medium": True}}).height == 2
+
+
+def test_the_source_of_times_is_said_whole() -> None:
+    """Of assumed and published times by their keys, swept ones included; of hardware whose they are, at which points."""
+    own, shared = {"name": "speculative", "draft_length": 3}, {"name": "autoregressive"}
+
+    def said(cost: Any = None, sweep: Any = None, *methods: Any) -> str:
+        given = {"cost": cost, "sweep": sweep}
+        return cost_source({"method": [*methods] or [own], **{name: table for name, table in given.items() if table}})
+
+    one = "assumed: every layer one time unit, nothing else takes time"
+    rest = "layers not named take one time unit each"
+    deck = "published: the cost ratio, Table 1 of the deck; "
+    table_3 = "published: what plain decoding takes, PPD Table 3; "
+    fitted = "fitted to published times, PPD Table 3: a cost of each process and token; "
+    assert said() == said({}) == said({"kind": "unit", "operations_ratio": 0.1}) == one
+    assert said({"link": 1.0, "shape": "t5-large"}, {"method.cost.early_head": [1], "cost.link": [2], "method.cost_": [1]}) == (
+        f"assumed, as [cost] says: link, early_head; {rest}"
+    )
+    assert said({}, None, own | {"cost": {"dispatch": 1.0}}, shared | {"cost": {"link": 2.0}}) == (
+        f"assumed, as [cost] says: dispatch, link; {rest}"
+    )
+    assert said({"kind": "published", "task": "x"}) == deck + one
+    assert said({"kind": "published"}, {"cost.data_set": ["a"]}) == table_3 + one
+    layers = "layers alike, and the exit layer of the runs that it is fitted to"
+    assert said({"data_set": "a", "fitted_on": "both"}) == f"{table_3}{fitted}assumed: {layers}"
+    assert said({"task": "x", "link": 1}) == f"{deck}assumed, as [cost] says: link; {rest}"
+
+    roofline = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b", "draft_shape": "llama-68m"}
+
+    def of(device: str, *names: str) -> str:
+        return f"{', '.join(f'{name} on {device}' for name in names)}: assumed efficiencies of the published peaks of {device}; "
+
+    both = ("llama-2-13b", "llama-68m")
+    assert said(roofline) == f"{of('a100', *both)}prompt 512, ways 1"
+    axes = {"cost.device": ["h100", "no such device", "a100"], "method.cost.prompt": [100, 200], "cost.ways": [1, 2],
+            "cost.dtype": ["no such type"], "scenario.seed": [1, 2], "cost.busy": "no list"}  # fmt: skip
+    assert said(roofline, axes) == f"{of('h100', *both)}{of('a100', *both)}prompt 100, 200, ways 1, 2"
+    assert said(roofline, {"cost.prompt": [*range(1002)]}).endswith("998, 999, ways 1"), "the first thousand points"
+    methods = own | {"cost": {"device": "h100"}}, shared, own | {"cost": roofline | {"kind": "roofline", "ways": 2, "prompt": 0}}
+    assert said(roofline, None, *methods) == f"{of('h100', *both)}{of('a100', *both)}prompt 512, 0, ways 1, 2"
+    mixed = said(roofline, None, shared | {"cost": {"kind": "unit"}}, own)
+    assert mixed == said(roofline), "of those that are on hardware"

@@ -329,6 +329,7 @@ def test_marks_are_the_sums_of_rows(name: str) -> None:
 def test_a_layer_is_its_products_and_its_attention() -> None:
     hardware = Measured(profile.load(COMPOSED), ways=4)
     found = layer_time.times(hardware, [256, 1000, 4096], 8)
+    assert (found.context.dtype, found.context.tolist()) == (np.float64, [256, 1000, 4096])
     assert found.whole == pytest.approx(hardware.layer(1, [256, 1000, 4096], 8).seconds)
     assert found.products is not None
     assert np.ptp(found.products) < 1e-12

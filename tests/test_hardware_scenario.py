@@ -13,11 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from model import profile
+from model import device, profile
 from model.checks import ParameterError
 from model.device import DEVICES
 from model.hardware import memory, pass_time, prompt_time, step_time
 from model.measured import Measured
+from model.operating_point import operating_point
 from model.profile import Profile, Source, table_of
 from model.roofline import Efficiency, Roofline
 from model.transformer import preset
@@ -30,6 +31,7 @@ ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b"}
 MATCH = {"match": {"kind": "iid", "match_rate": 0.5}}
 PPD = {"name": "ppd", "exit_layer": 20, "candidates": 1}
 ACCEPT = {"accept": {"kind": "iid", "acceptance_rate": 0.7}}
+LEAVING = {"exit": {"kind": "hazards", "hazards": [0.1] * 39 + [1.0]}}
 
 
 Tables = dict[str, Any]
@@ -239,6 +241,112 @@ def measured(tmp_path: Path) -> Path:
     return profile.save(made, tmp_path)
 
 
+def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is asked of hardware: of the method itself, then, where layers are split, of plain decoding on one device; and of
+    its memory: draft models lie on the same devices unless they are placed apart."""
+    asked: list[tuple[Any, Tables]] = []
+    rooms: list[tuple[Any, Tables]] = []
+
+    def recording(function: Any, kept: list[tuple[Any, Tables]]) -> Any:
+        def recorded(of: Any, *rest: Any, **more: Any) -> Any:
+            kept.append((of, {**more, "memory": rest} if rest else more))
+            return function(of, *rest, **more)
+
+        return recorded
+
+    monkeypatch.setattr("sim.hardware.operating_point", recording(operating_point, asked))
+    monkeypatch.setattr("sim.hardware.hardware.memory", recording(memory, rooms))
+    drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
+    plain = {"prompt": 512, "tokens": 32, "batch": 1, "widest": 1, "texts": False, "together": 1, "busy": 0}
+    skipping = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 40}
+    taking = {"dispatch": 1e-3, "dispatch_per_process": 2e-3, "link": 3e-3, "promotion": 4e-3, "state_check": 5e-3}
+    in_seconds = {f"{name}_s": seconds for name, seconds in taking.items() if name != "state_check"} | {"dispatch_law": "tree"}
+    several = {"sequences": 4, "batching": "static"}
+    for method, cost, law, own, alone, sequences in (
+        ({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}, None, {"prompt": 100, "batch": 3}, None, 3),
+        (drafting | {"sequences": 4, "batching": "lockstep"}, draft, ACCEPT, {"batch": 4, "widest": 4}, None, 4),
+        (drafting | several, draft | {"draft_step_s": 1e-3}, ACCEPT, {"widest": 4, "together": 4}, None, 4),
+        (drafting | several, draft | {"ways": 2, "step_s": 2e-3}, ACCEPT, {"widest": 4, "together": 4}, {"together": 4}, 4),
+        (drafting | {"sequences": 4, "placement": "apart"}, draft | {"ways": 2}, ACCEPT, {"batch": 4, "widest": 4},
+         {"batch": 4}, 4),
+        (skipping | several, ROOFLINE | {"ways": 2, "step_s": 1e-3}, None, {"widest": 4, "texts": True},
+         {"widest": 4, "texts": True}, 4),
+        (PPD, ROOFLINE | in_seconds | {"ways": 2}, MATCH, {"handed_over": 20}, {}, 1),
+        ({"name": "early_exit", "measure": "state"}, ROOFLINE | {"state_check_s": 5e-3}, LEAVING, {}, None, 1),
+    ):  # fmt: skip
+        asked.clear(), rooms.clear()
+        case = Grid(scenario(method, cost, law)).case(0)
+        ways, prompt = cost.get("ways", 1), cost.get("prompt", 512)
+        (target, found), *others = asked
+        assert (target.ways, target.step_s) == (ways, cost.get("step_s", 0.0))
+        layer = float(a100(ways=ways).layer(1, prompt + 16, own.get("batch", 1)).seconds)
+        more = {name: cost.get(f"{name}_s", 0.0) / layer for name in taking}
+        assert found["more"].pop("dispatch_law") == cost.get("dispatch_law", "linear")
+        assert found.pop("more") == pytest.approx(more)
+        small = found.pop("draft")
+        assert found.pop("medium") is None
+        assert (small is None) == ("draft_shape" not in cost)
+        if small is not None:
+            assert (small.shape, small.ways, small.step_s) == (preset("llama-68m"), 1, cost.get("draft_step_s", 0.0))
+        assert found == plain | {"handed_over": 0} | own
+        assert [(of.ways, of.step_s, each) for of, each in others] == (
+            [] if alone is None else [(1, cost.get("step_s", 0.0), plain | alone)]
+        )
+        also = () if small is None or method.get("placement") == "apart" else (preset("llama-68m"),)
+        here = {"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}
+        both = [{"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}] * (alone is not None)
+        assert [(of, each) for of, each in rooms] == [
+            *((preset("llama-2-13b"), each) for each in both), (preset("llama-2-13b"), here | {"ways": ways, "also": also}),
+        ]  # fmt: skip
+        assert case.settings.tokens == 32
+
+
+def test_a_model_that_just_fits_one_device_is_held_against_it(tmp_path: Path) -> None:
+    """With the cache of all sequences at the end of the text; a byte less, and nobody knows how fast one device were."""
+    needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).needed)
+    for spare in (0, -1):
+        path = tmp_path / f"device{spare}.toml"
+        small = replace(DEVICES["a100"], name="small", memory_bytes=float(needed + spare))
+        path.write_text(device.written(small), encoding="utf-8")
+        cost = ROOFLINE | {"device": str(path), "shape": "llama-68m", "ways": 2, "prompt": 100}
+        (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2, "sequences": 3}, cost, views=["formula"]))
+        assert (row["speedup_over_one_device"] is None) == (spare < 0)
+
+
+def test_a_draft_that_has_a_device_of_its_own_holds_one_of_those_of_a_unit() -> None:
+    """In the middle of what is known of its costs and at both ends; with as few units as the target has it lies on all of these."""
+    drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
+    for ways, placement, units, share in (
+        (1, "apart", None, 1.0), (4, "together", None, 1.0), (4, "apart", None, 0.25), (4, "apart", 2, 0.25), (4, "apart", 1, 1.0),
+    ):  # fmt: skip
+        tables = scenario(drafting | {"placement": placement}, draft | {"ways": ways}, ACCEPT, views=["events"])
+        case = Grid(tables | ({} if units is None else {"cluster": {"units": units}})).case(0)
+        assert case.priced is not None
+        point = case.priced.point
+        assert [each.draft_devices for each in (case.cost, point.cost, point.slow, point.fast)] == [share] * 4
+
+
+def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path: Path) -> None:
+    """By a profile of whole layers, which take half as long on two devices and three times as long beside another unit at work."""
+    rows: list[dict[str, Any]] = [
+        {"part": "layer", "width": 1, "context": context, "batch": 1, "busy": busy, "ways": ways,
+         "time_s": 1e-4 * (1 + 2 * busy) / ways}
+        for busy in (0, 1) for ways in (1, 2) for context in (0, 1024)
+    ]  # fmt: skip
+    rows += [{"part": "head", "positions": 1, "ways": ways, "time_s": 5e-5} for ways in (1, 2)]
+    made = Profile(
+        name="split", device="h100", model="llama-68m", dtype="bfloat16", engine="none", mode="eager", kind="model",
+        provenance="measured", date="2026-11-21", bandwidth=1e12, rate=1e14, cache_bytes=1e8, table=table_of(rows),
+        sources=(Source("by hand", "rows"),), shape=vars(preset("llama-68m")),
+    )  # fmt: skip
+    path = profile.save(made, tmp_path)
+    for busy in (0, 1):
+        cost = {"kind": "profile", "profile": str(path), "ways": 2, "busy": busy, "prompt": 100}
+        (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2}, cost, views=["formula"]))
+        layers = 2 * 1e-4 * (1 + 2 * busy)
+        assert row["speedup_over_one_device"] == pytest.approx((layers + 5e-5) / (layers / 2 + 5e-5), rel=1e-9)
+
+
 def test_a_profile_of_ones_own_gives_its_seconds_to_every_view(measured: Path, tmp_path: Path) -> None:
     text = f"""
 [scenario]
@@ -402,6 +510,15 @@ def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
         assert row["cost_source"].startswith("composed")
         assert 1 < row["speedup"] < (1 - 0.7**5) / 0.3
     assert row["seconds_per_layer"] == float(Measured(profile.load("h100-llama-2-13b")).layer(1, 528).seconds)
+
+
+def test_what_is_composed_is_called_by_its_device_and_model() -> None:
+    for role, where in (("target", ""), ("draft", "draft_")):
+        cost = HardwareCost(**({"kind": "profile", "profile": "h100-llama-2-13b"} | {  # type: ignore[arg-type]
+            f"{where}profile": "h100-operations", f"{where}shape": "llama-68m"}))
+        found = cost.of(role)
+        assert isinstance(found, Measured)
+        assert (found.profile.name, found.profile.model, found.profile.device) == ("h100-llama-68m", "llama-68m", "h100")
 
 
 def test_a_draft_that_nobody_measured_is_estimated_on_the_same_device() -> None:

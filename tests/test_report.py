@@ -172,6 +172,8 @@ def test_the_document_is_what_is_printed(tmp_path: Path) -> None:
     assert found["shards"] == {"computed": made.computed, "resumed": 0}
     assert found["notes"] == report.notes(made.table(), made.tables)
     assert report.document(made, made.frame().head(2), [])["truncated"]
+    assert made.frame(2).equals(made.frame().head(2))
+    assert made.frame(2).height == 2 < made.frame().height
     report.summarise(made, made.frame(), [])
     assert json.loads((tmp_path / "summary.json").read_text()) == found | {"figures": []}
     assert "speed-up" in (tmp_path / "summary.txt").read_text()
@@ -221,6 +223,9 @@ def test_a_run_is_printed_with_its_name_its_files_and_its_figures(tmp_path: Path
         report.show(named, made.frame(), [out / "a.png", out / "a.svg"], Console(file=text, width=70, highlight=False))
         return text.getvalue().splitlines()
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "notes", lambda *_: ["a note [red]on[/red] a [b]"])
+        assert "a note [red]on[/red] a [b]" in lines()
     shown = lines()
     assert shown[0] == verdict.of(made.table(), made.tables).text
     assert shown[1] == "shown"
@@ -284,6 +289,58 @@ def test_whose_rates_these_are_is_said_by_kind(names: list[str], of: str) -> Non
     )
     lines = report.notes(frame.lazy(), {"cost": {}})
     assert lines[0] == f"{of} rates: assumed, published"
+
+
+def test_notes_are_in_the_order_of_the_points() -> None:
+    """Those on outcomes, the first few; and methods with another text, by what is known of it: many, so that chance orders none."""
+    count, most = 20_000, report.MOST_NOTES
+    many = [f"note {at * 37 % count}" for at in range(count)]
+    rows = pl.LazyFrame({"outcomes_note": [None, *many, *reversed(many)]})
+    rows = rows.with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
+    assert report.notes(rows, {"cost": {}})[: most + 3] == [
+        "match rates: assumed", *many[:most], f"... and {count - most} more such notes (column outcomes_note)",
+        "times: assumed: every layer one time unit, nothing else takes time",
+    ]  # fmt: skip
+    assert "more such notes" not in "".join(report.notes(rows.slice(1, most), {"cost": {}}))
+    lossy = [(f"method {at * 37 % count}", f"measured: {at * 7 % 12}") for at in range(count)]
+    told = pl.LazyFrame(lossy, schema=["method", "agreement_source"], orient="row").with_columns(exact=pl.lit(False))
+    sources = [*dict.fromkeys(source for _, source in lossy)]
+    assert [line for line in report.notes(told, {"cost": {}}) if line.startswith("not exact")] == [
+        f"not exact, another text than the target's: {', '.join(method for method, own in lossy if own == source)};"
+        f" agreement is {source}" for source in sources
+    ]  # fmt: skip
+
+
+def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
+    """A line for each point: what tells it apart, its rates, and each estimate by every view, with half of its interval."""
+    law = {"match": {"kind": "iid", "match_rate": 0.5}, "accept": {"kind": "iid", "acceptance_rate": 0.25}}
+    draft, views = {"name": "speculative", "layers": 4, "draft_length": 2}, ("formula", "paths", "events")
+    given = tables(PPD, draft, views=views, outcomes=law, cost={"cost_ratio": 0.25}, sweep={"cost.link": [0.0, 0.5]})
+    made = sweep.run(given, out=tmp_path, jobs=1)
+    frame = made.frame()
+    named = {"ppd": "ppd, exit_layer 2, candidates 1", "speculative": "speculative, draft_length 2"}
+    names = [name for name in report.TITLES if name in frame.columns and frame[name].count()]
+    wanted = []
+    for pair in (names[at : at + 2] for at in range(0, len(names), 2)):
+        for part in frame.partition_by("point", maintain_order=True):
+            rows = {row["view"]: row for row in part.to_dicts()}
+            first = rows["formula"]
+            cells = [named[first["method"]], f"{first['cost.link']:.4f}"]
+            cells += [f"{first[rate]:.4f}" for rate in ("match_rate", "acceptance_rate") if first[rate] is not None]
+            for name in pair:
+                for view in views:
+                    value, low, high = (rows[view].get(f"{name}{end}") for end in ("", "_low", "_high"))
+                    half = "" if low is None or high is None else f" ±{(high - low) / 2:.4f}"
+                    cells.append("-" if value is None else f"{value:.4f}{half}")
+            wanted.append([*cells, *([f"{first['held_units']:.0f}"] if "mean_units" in pair else [])])
+    text = io.StringIO()
+    report.show(made, frame, [], Console(file=text, width=400, highlight=False))
+    held = [line.rstrip() for line in text.getvalue().splitlines() if line.rstrip().endswith((" units", " held", " 1", " 2"))]
+    assert len({len(line) for line in held}) == 1, "numbers are to the right"
+    lines = [re.split(r" {2,}", line.strip()) for line in text.getvalue().splitlines()]
+    assert [line for line in lines if line[0] in named.values()] == wanted
+    assert len(wanted) == 4 * math.ceil(len(names) / 2)
+    assert {line[0] for line in wanted} == {*named.values()}
 
 
 def test_lossy_methods_are_named_with_what_is_known_of_their_agreement() -> None:

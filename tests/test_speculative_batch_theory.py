@@ -362,6 +362,9 @@ def test_a_curve_must_reach_as_far_as_all_texts_together() -> None:
         sim.run(short)
     assert sim.run(short | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [16, 2.0]]}}).height == 3
     of_batches = ("sequences", "batching", "lengths")
+    two = [BASE["method"][0] | {"sequences": 2, "draft_length": 7}]
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* draft less or take fewer sequences$"):
+        sim.run(short | {"method": two})
     alone = [{key: value for key, value in BASE["method"][0].items() if key not in of_batches} | {"draft_length": 15}]
     with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less$"):
         sim.run(short | {"method": alone})

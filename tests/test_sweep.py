@@ -129,9 +129,12 @@ def test_shards_of_a_dead_worker_are_submitted_again(tmp_path: Path, reference: 
     assert contents(folder) == contents(reference)
 
 
-@pytest.mark.parametrize("deaths", [[2, 2], [3], [2, 3]])
-def test_workers_that_die_over_and_over_end_the_run(deaths: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times without a shard between; a shard that is finished begins the count anew."""
+@pytest.mark.parametrize(("deaths", "told"), [([2, 2], True), ([3], True), ([2, 3], True), ([2, 1, 2], False)])
+def test_workers_that_die_over_and_over_end_the_run(
+    deaths: list[int], told: bool, tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times without a shard between; a shard that is finished begins the count anew, also one of which a worker could not
+    tell any more."""
     import joblib
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
@@ -149,14 +152,20 @@ def test_workers_that_die_over_and_over_end_the_run(deaths: list[int], tmp_path:
                 if left and left[0]:
                     left[0] -= 1
                     raise BrokenProcessPool
-                yield work(*arguments[:-1])
+                made = work(*arguments[:-1])
+                finished.append(made[0])
+                if told or not left:
+                    yield made
                 if left:
                     del left[0]
                     raise BrokenProcessPool
 
+    finished: list[sweep.Shard] = []
     monkeypatch.setattr(joblib, "Parallel", Dying)
     if max(deaths) < 3:
         assert sweep.run(scenario(), out=tmp_path / "run", jobs=2).computed == 5
+        assert len(finished) == len({*finished}) == 5
+        assert contents(tmp_path / "run") == contents(reference)
     else:
         with pytest.raises(sweep.RunError, match="workers died 3 times without finishing a shard"):
             sweep.run(scenario(), out=tmp_path / "run", jobs=2)

@@ -6,14 +6,17 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
 
 from calibrate.cli import app as calibrate
 from model import profile, runs
+from model.checks import ParameterError
 from model.physical import LAUNCHES, longest
 from model.profile import TIMES
+from sim import compare
 from sim.cli import app
 from tests.comparisons import decoded, profiles, runs_of
 from tests.test_importers import TABLES
@@ -107,7 +110,7 @@ def test_a_folder_with_characters_of_patterns_is_read(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Path) -> None:
+def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = profiles(head=2e-3)
     found = runs_of([decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2)], clock)
     for each in clock.values():
@@ -122,6 +125,21 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
             assert CliRunner().invoke(app, ["compare", str(path), "--json"]).exit_code == 0
         else:
             assert f"row {row}, column seconds: must be at most" in refused(["compare", path])
+    taken = found.table["seconds"].to_list()
+    slowest = {number: max(taken[at] for at, each in enumerate(found.table["decoding"]) if each == number) for number in (0, 1)}
+    late = next(at for at, each in enumerate(taken, 1) if each == slowest[1])
+    for most, said in ((slowest[1], None), (np.nextafter(slowest[1], 0), slowest[1])):
+        bounds = {id(timed.decoding): {0: slowest[0], 1: most}[number] for number, timed in found.timed.items()}
+        monkeypatch.setattr("model.physical.longest_run", lambda decoding, *_, bounds=bounds: bounds[id(decoding)])
+        if said is None:
+            assert compare.compare(found, clock).height == 2
+        else:
+            with pytest.raises(ParameterError) as error:
+                compare.compare(found, clock)
+            assert str(error.value) == (
+                f"row {late}, column seconds: must be at most {most:.3g}, a hundredth of the device's peaks and 0.0001 s"
+                f" an operation, got {said:.4g}; look at their unit"
+            )
 
 
 def test_the_bound_is_a_hundredth_of_the_peaks_and_a_tenth_of_a_millisecond_an_operation() -> None:

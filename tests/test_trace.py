@@ -4,7 +4,7 @@ import gzip
 import itertools
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from model.account import Account
 from model.algorithms import ppd
 from model.checks import ParameterError
 from model.latency import UnitCost
@@ -194,6 +195,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "missing" / "run.json", run, "test")
     with pytest.raises(ParameterError, match="record=True"):
         write(tmp_path / "run.json", Run(), "test")
+    assert Run() == Run(0.0, 0.0, 0, Account(), [], {}, [], Counter(), [], 0.0), "a run of nothing has none of anything"
     assert not list(tmp_path.iterdir())
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ParameterError, match=r"cannot write .*folder\.json"):

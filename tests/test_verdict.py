@@ -96,6 +96,12 @@ def test_choices_that_intervals_do_not_tell_apart_are_said() -> None:
     found = of(wide, tables(SPEC, **LENGTHS))
     assert "; not told apart from it: speculative, draft_length 2 (1.20x);" in found.text
     assert found.document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
+    for count in (4, 5, 6):
+        alike = [row(at, 1.2) for at in range(count + 1)]
+        told = ", ".join(f"speculative, draft_length {at} (1.20x)" for at in range(2, 6))
+        more = f", {count - 4} more" if count > 4 else ""
+        said = of(alike, tables(SPEC, **{"method.draft_length": [*range(1, count + 2)]})).text
+        assert f"; not told apart from it: {told}{more};" in said
     # Each must lie within the other's bounds.
     one_sided = [row(0, 1.21, **spread(1.0, 1.4, "input_")), row(1, 1.15, **spread(1.14, 1.16, "input_")), row(2, 0.5)]
     assert of(one_sided, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == []
@@ -247,6 +253,10 @@ def test_a_load_of_several_is_said() -> None:
     assert "; sequences = 32; costs" in of([row(0, 1.5)], tables(SPEC | {"sequences": 32})).text
     assert "; sequences = 4; costs" in of([row(0, 1.5)], tables(SPEC, **{"method.sequences": [4]})).text
     assert "sequences" not in of([row(0, 1.5)], tables(SPEC)).text
+    some = {"method.sequences": [4, 8]}  # of which one point alone has a value
+    assert "; sequences = " not in of([row(0, 1.5)], tables(SPEC, **some)).text
+    counted = {"method.sequences": {"from": 4, "to": 8, "count": 2}}
+    assert "; sequences = " not in of([row(0, 1.5)], tables(SPEC, **counted)).text
 
 
 SPEEDS = st.lists(st.floats(0.1, 9.0), min_size=12, max_size=12)
@@ -332,6 +342,9 @@ def test_a_condition_names_what_tells_it_apart_and_no_more() -> None:
         {"sequences": 1, "batching": "continuous"}, {"sequences": 8, "batching": "continuous"},
         {"sequences": 8, "batching": "static"},
     ]  # fmt: skip
+    assert conditions(SPEC, SPEC | {"sequences": 1, "batching": "static", "draft_length": 2}) == [{}], "of one there is one way"
+    two = SPEC | {"sequences": 2}
+    assert conditions(two, two | {"batching": "static"}) == [{"batching": "continuous"}, {"batching": "static"}]
 
 
 def conditions(*methods: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,17 @@ DRAWN, EVALUATED = 25, 10
 
 
 def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
-    """What a theorem says, what it is tried on, and what it compares on at least a fifth of its first examples; and the errors of
-    all.
+    """What a theorem says, what it is tried on, and what it compares on at least a fifth of its first examples: how closely,
+    between which numbers what it compares lies, and about which mean, so that a test of something else is seen; and the errors of
+    all examples.
 
-    Of a bound it says on how many of them it is reached: a looser one is seen. Numbers in words are `#`.
+    Of a bound it says between which numbers that lies too, and on how many examples it is reached: a looser one is seen. Numbers in
+    words are `#`. Of what must not hold it says on how many examples it fails.
     """
     seen: Counter[str] = Counter()
     reached: Counter[str] = Counter()
+    within_most: dict[str, float] = {}
+    values: dict[str, dict[str, list[float]]] = {}
     examples: list[Any] = []
     errors: list[str | None] = []
     statement = importlib.import_module("sim.theorems.statement")
@@ -56,9 +61,12 @@ def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
 
             def recording(what: str, *rest: Any, own: Any = own, name: str = name, **more: Any) -> None:
                 within = more.get("within", rest[2] if len(rest) > 2 else 0.0)
-                kind = "exactly" if within == 0 else "closely" if isinstance(within, int | float) and within <= 1e-6 else "nearly"
-                said = f"{name} {kind}: {re.sub(_NUMBER, '#', what)}"
+                said = f"{name}: {re.sub(_NUMBER, '#', what)}"
                 now.add(said)
+                within_most[said] = max(within_most.get(said, 0.0), float(np.max(within)))
+                found = values.setdefault(said, {"got": [], "bound": []})
+                found["got"] += _numbers_in(rest[0])
+                found["bound"] += _numbers_in(rest[1]) if name == "at_most" else []
                 if name == "at_most" and np.all(np.isclose(rest[0], rest[1], rtol=1e-9, atol=0)):
                     tight.add(said)
                 own(what, *rest, **more)
@@ -75,14 +83,38 @@ def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
             errors.append(theorem.error(example))
             seen.update(now)
             reached.update(tight)
+    wrong = len(errors) - errors.count(None)
     errors += [theorem.error(example) for example in examples[EVALUATED:]]
+
+    def said_of(what: str) -> str:
+        parts = [f"within {within_most[what]:.3g}" if within_most[what] else "exactly"]
+        parts += [f"{name} {_range(found)}" for name, found in values[what].items() if found]
+        return f"{what} ({'; '.join([*parts, *[f'reached {reached[what]} times'] * (what in reached)])})"
+
     often = [what for what, count in seen.items() if 5 * count >= min(len(examples), EVALUATED)]
     kept = {
         "statement": theorem.statement, "source": theorem.source, "expect": theorem.expect,
-        "tried_on": ranges(examples),
-        "compares": sorted(f"{what} (reached {reached[what]} times)" if what in reached else what for what in often),
+        **({"fails_on": wrong} if theorem.expect == "fails" else {}),
+        "tried_on": ranges(examples), "compares": sorted(map(said_of, often)),
     }  # fmt: skip
     return kept, [error for error in errors if error is not None]
+
+
+def _numbers_in(value: Any) -> list[float]:
+    """All numbers of a value, those of its parts included."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _numbers_in(value.tolist())
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple | set):
+        return [number for each in value for number in _numbers_in(each)]
+    return [float(value)] if isinstance(value, Real) and not isinstance(value, bool) else []
+
+
+def _range(numbers: Sequence[float]) -> str:
+    """From the least to the greatest, and their mean; what is 0 but for rounding is 0."""
+    least, greatest, mean = (each if abs(each) > 1e-9 else 0.0 for each in (min(numbers), max(numbers), float(np.mean(numbers))))
+    return f"{least:.4g} to {greatest:.4g}, mean {mean:.6g}" if least != greatest else f"{least:.6g}"
 
 
 def ranges(examples: Sequence[Any]) -> list[str]:
