@@ -28,7 +28,7 @@ fuzzed = settings(max_examples=500, deadline=None, suppress_health_check=[*Healt
 
 READERS = {
     "acceptance_logs._rows": "public_logs_of_rounds", "align.kept_texts": "texts_of_an_alignment_that_was_broken_off",
-    "architectures._from_file": "architectures", "bundle._with_links": "tables_of_other_projects",
+    "architectures._from_file": "architectures",
     "bundle.origins": "lists_of_sources", "compare_report.put": "pages", "corpus._read": "texts_to_train_on",
     "device._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures._stored": "results", "grid.read": "raw_rows", "heads.about": "heads", "heads.load": "heads",
