@@ -105,6 +105,22 @@ def needed(module: ModuleType, part: str) -> None:
         raise ParameterError(f"method {module.__name__!r} must have a function {part}, and has none; see CONTRIBUTING.md")
 
 
+def theory(name: str) -> ModuleType:
+    """The module of a method's closed forms: `model.NAME`, or the module itself for a method from outside."""
+    return algorithm(name) if "." in name else importlib.import_module(f"model.{name}")
+
+
+def twin(name: str) -> ModuleType:
+    """The module of a method's vectorised paths: `sim.paths.NAME`, or the module itself for a method from outside."""
+    return algorithm(name) if "." in name else importlib.import_module(f"sim.paths.{name}")
+
+
+def check_whole(name: str) -> None:
+    """Refuse a method from outside that lacks the function of a view: whatever view is asked for is compared with the others."""
+    for part in ("predict", "walk") if "." in name else ():
+        needed(algorithm(name), part)
+
+
 def roles(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
     """The models beside the target that a method of this kind has with these parameters: its ROLES, or what `roles` says."""
     found: tuple[str, ...] = kind.roles(table) if hasattr(kind, "roles") else getattr(kind, "ROLES", ())

@@ -23,7 +23,7 @@ from typing import Any
 
 import polars as pl
 
-from sim import methods
+from model import methods
 from sim.cases import Case
 from sim.metrics import Sums
 

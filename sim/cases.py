@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from model import checks, demand, published, transformer
+from model import checks, demand, methods, published, transformer
 from model.algorithms import _batches
 from model.checks import ParameterError
 from model.demand import Demand
@@ -20,7 +20,7 @@ from model.published import ppd_table_3
 from model.tables import build, renamed
 from model.transformer import Shape
 from model.width import WidthCurve
-from sim import acceptances, hardware, lossy, methods, outcomes
+from sim import acceptances, hardware, lossy, outcomes
 from sim.cluster import Cluster
 from sim.hardware import HardwareCost, Priced
 from sim.outcomes import Outcome

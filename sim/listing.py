@@ -8,13 +8,13 @@ from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any
 
-from model import checks, device, profile, published, transformer
+from model import checks, device, methods, profile, published, transformer
 from model.algorithms import _batches
 from model.device import DEVICES, Device
 from model.latency import RATIOS, UnitCost
 from model.profile import Profile
 from model.transformer import PRESETS, Shape
-from sim import cases, methods, outcomes, scenario
+from sim import cases, outcomes, scenario
 from sim.hardware import HardwareCost
 
 LISTS = ("costs", "devices", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")

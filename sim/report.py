@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from model import strict_json
+from model.methods import algorithm
 from sim import agreement, metrics, verdict
 from sim.files import write_text
-from sim.methods import algorithm
 from sim.outcomes import RATES
 from sim.scenario import cost_source, method_tables
 from sim.sweep import Report

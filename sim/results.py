@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from model import methods
 from model.account import Bill
-from sim import agreement, methods, metrics, views
+from sim import agreement, metrics, views
 from sim.cases import Case
 from sim.grid import Grid
 from sim.metrics import Sums

@@ -18,10 +18,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from model import checks, device, files, transformer
+from model import checks, device, files, methods, transformer
 from model.checks import ParameterError
 from model.tables import instead
-from sim import methods
 
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
 OWN = ("outcomes", "cost")

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from sim import cases, methods
+from model import methods
+from sim import cases
 from sim.cases import LAWS
 from sim.hardware import HardwareCost
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from model import checks, files, strict_json
+from model import checks, files, methods, strict_json
 from model.checks import ParameterError
 from model.parent import end_with
 from model.tables import parse_value
-from sim import methods, results, scenario, views
+from sim import results, scenario, views
 from sim.files import TEMPORARY, alone, intact, parquet, write_hashed, write_text, write_whole
 from sim.grid import Grid, parse_axis
 from sim.plan import Plan, Shard

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from sim import methods, scenario
+from model import methods
+from sim import scenario
 from sim.grid import Grid
 
 MOST_POINTS = 200_000

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from model import acceptance, coins, demand, strict_json
+from model import acceptance, coins, demand, methods, strict_json
 from model.acceptance import Outcomes
 from model.account import Account, bill
 from model.algorithms import autoregressive, skipdecode
@@ -28,7 +28,7 @@ from model.prediction import Prediction
 from model.rounds import Tally
 from model.steps import CacheError
 from model.world import Draft, Lossy, World, together
-from sim import cases, methods, metrics, scenario
+from sim import cases, metrics, scenario
 from sim.cases import Case
 from sim.grid import Grid
 from sim.metrics import Sums

@@ -19,8 +19,8 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import sim
-from model import ppd, speculative
-from sim import agreement, cli, methods, sweep, views
+from model import methods, ppd, speculative
+from sim import agreement, cli, sweep, views
 from sim.grid import Grid
 from sim.metrics import Sums
 

@@ -18,7 +18,8 @@ from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 import sim
-from sim import cases, methods, scenario
+from model import methods
+from sim import cases, scenario
 from sim.cli import app, guarded
 from sim.hardware import HardwareCost
 from sim.schema import of_scenarios

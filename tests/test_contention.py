@@ -11,9 +11,10 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from model import methods
 from model.demand import Demand
 from model.world import World
-from sim import cases, methods, views
+from sim import cases, views
 from sim.cases import Case, contention
 from sim.cluster import LINKS, STOPS, Cluster
 from sim.events import Run, simulate

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from model import profile
+from model import methods, profile
 from model.checks import ParameterError
 from model.device import DEVICES, Device
 from model.transformer import PRESETS
-from sim import cases, listing, methods, scenario
+from sim import cases, listing, scenario
 from sim.cli import app
 from sim.grid import Grid
 from sim.hardware import HardwareCost
