@@ -1,5 +1,5 @@
 """`python -m calibrate` is the `calibrate` command."""
 
-from calibrate.cli import main
+from calibrate.commands.calibrate_app import main
 
 main()

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model import checks, files, typed
+from model.base import bounded_files, checks, typed_values
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
-    from model.position_log import PositionLog
+    from model.logs.position_log import PositionLog
 
 FORMATS = ("png", "svg")
 
@@ -29,7 +29,7 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
     The page is the figure's, and larger where a text reaches beyond it: nothing is cut off. Neither file holds a date, a version or
     a random name, and each appears whole or not at all.
     """
-    from figures.style import house, page
+    from figures.common.style import house, page
 
     for name in formats:
         checks.one_of("figure format", name, FORMATS)
@@ -68,8 +68,8 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     """
     import polars as pl
 
-    from figures import subject
-    from figures.style import headed
+    from figures.common import subject
+    from figures.common.style import headed
 
     folder = Path(folder)
     if table is None:
@@ -90,7 +90,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
 def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
     import polars as pl
 
-    from figures import distribution, methods, speedup_by_device, tradeoff
+    from figures.of_runs import latency_distribution, method_comparison, speedup_by_device, tradeoff
 
     if "no_value_because" in rows.columns:  # what a view has no value of is drawn nowhere
         rows = rows.filter(pl.col("no_value_because").is_null() | (pl.col("view") == "events"))
@@ -113,8 +113,8 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
         yield from _of_devices(rows)
     if (drafting.height or lossy.height) and few:
         yield from _of_drafting(drafting, on_devices=speedup_by_device.device_column(rows) is not None)
-        if methods.fits(rows):
-            yield "methods", methods.draw(rows)
+        if method_comparison.fits(rows):
+            yield "methods", method_comparison.draw(rows)
     if lossy.height and few:
         yield from _of_lossy(rows)
     if (spread := folder / "distribution.parquet").exists():
@@ -125,7 +125,7 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them
         if first.height:
-            yield f"distribution_point_{first['point'][0]}", distribution.draw(distribution.described(first, rows))
+            yield f"distribution_point_{first['point'][0]}", latency_distribution.draw(latency_distribution.described(first, rows))
     if (lengths := folder / "accepted.parquet").exists():
         yield from _of_accepted(_stored(lengths, {"point": int, "view": str}), drafting, rows)
 
@@ -139,13 +139,13 @@ def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
     import polars as pl
 
     try:
-        files.check_regular(path)
+        bounded_files.check_regular(path)
         found = pl.scan_parquet(path, glob=False)
         for name, kind in found.collect_schema().items():
             if kind.is_nested():
                 raise checks.ParameterError(f"column {name} must hold one value in each row, got {kind}")
         rows = found.head(MOST_ROWS).collect()
-        typed.check_columns(rows, kinds)
+        typed_values.check_columns(rows, kinds)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException, checks.ParameterError) as error:
         why = getattr(error, "strerror", None) or (str(error).splitlines() or ["damaged"])[0]
         raise checks.ParameterError(f"{path} cannot be read: {why}; name the directory of a finished run") from None
@@ -156,7 +156,7 @@ def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
 
 def _of_drafting(drafting: pl.DataFrame, *, on_devices: bool) -> Drawn:
     """Speed-ups over every axis that was swept, and what some rows ask for; a ratio of costs that devices gave is no axis."""
-    from figures import speedup, speedup_by_batch
+    from figures.of_runs import speedup, speedup_by_batch
 
     if speedup_by_batch.fits(drafting):
         yield "speedup_by_batch", speedup_by_batch.draw(speedup_by_batch.of_run(drafting))
@@ -170,14 +170,14 @@ def _of_drafting(drafting: pl.DataFrame, *, on_devices: bool) -> Drawn:
 
 def _of_lossy(rows: pl.DataFrame) -> Drawn:
     """What each choice gains and works, where there are few; Big Little Decoder's rates and thresholds; SkipDecode's layers."""
-    from figures import bild, bild_rates, exit_schedule, layer_map, work
+    from figures.of_runs import bild_rates, bild_thresholds, exit_schedule, layer_map, operations_and_bytes
 
-    if rows["point"].n_unique() <= work.MOST_POINTS and rows["speedup"].count():
-        yield "choices", work.draw(rows)
+    if rows["point"].n_unique() <= operations_and_bytes.MOST_POINTS and rows["speedup"].count():
+        yield "choices", operations_and_bytes.draw(rows)
     if bild_rates.fits(rates := bild_rates.of_run(rows)):
         yield "bild_rates", bild_rates.draw(rates)
-    if bild.fits(thresholds := bild.of_run(rows)):
-        yield "bild_thresholds", bild.draw(thresholds)
+    if bild_thresholds.fits(thresholds := bild_thresholds.of_run(rows)):
+        yield "bild_thresholds", bild_thresholds.draw(thresholds)
     if found := exit_schedule.of_run(rows):
         schedules, bounds = found
         draw = layer_map.draw if len(schedules) > 1 else exit_schedule.draw
@@ -188,43 +188,43 @@ def _of_hierarchies(drafting: pl.DataFrame) -> Drawn:
     """Where three models pay at the costs of these rows, each a point; `recursive` has no map, nor have costs that were swept."""
     import polars as pl
 
-    from figures import hierarchical
+    from figures.of_theory import hierarchical_regions
 
     costs = ["cost_ratio", "medium_cost_ratio", "draft_length"]
     wanted = [*costs, "acceptance_rate", "medium_acceptance_rate", "reading"]
     if not all(name in drafting.columns for name in wanted):
         return
-    own = drafting.filter(pl.col("method") == "hierarchical", pl.col("reading").is_in(list(hierarchical.READINGS)))
+    own = drafting.filter(pl.col("method") == "hierarchical", pl.col("reading").is_in(list(hierarchical_regions.READINGS)))
     own = own.drop_nulls(costs).select(wanted).unique(maintain_order=True)
-    if own.height and own.select(costs).n_unique() <= hierarchical.MOST_COSTS:
-        yield "hierarchical", hierarchical.draw(own)
+    if own.height and own.select(costs).n_unique() <= hierarchical_regions.MOST_COSTS:
+        yield "hierarchical", hierarchical_regions.draw(own)
 
 
 def _of_the_deck(drafting: pl.DataFrame) -> Drawn:
     """What the deck printed, where its speed-ups are beside what was simulated."""
     import polars as pl
 
-    from figures import deck
-    from model.published import deck_report
+    from figures.of_papers import deck_speedups
+    from model.published import deck_analysis
 
     if not all(name in drafting.columns for name in ("published_speedup", "outcomes_source")):
         return
     printed = drafting.drop_nulls("published_speedup").filter(pl.col("outcomes_source").str.starts_with("published: Deck"))
     if printed.height:
-        yield "deck", deck.draw(deck_report.rows())
+        yield "deck", deck_speedups.draw(deck_analysis.rows())
 
 
 def _of_table_3(rows: pl.DataFrame) -> Drawn:
     """Measured times of pipelined decoding, where points of the run replay them."""
-    from figures import table_3
+    from figures.of_papers import ppd_table_3_times
 
-    if table_3.fits(rows):
-        yield "table_3", table_3.draw(rows)
+    if ppd_table_3_times.fits(rows):
+        yield "table_3", ppd_table_3_times.draw(rows)
 
 
 def _of_devices(rows: pl.DataFrame) -> Drawn:
     """Speed-ups by device where several were swept; by how many are held, where layers are split over as many as replicas take."""
-    from figures import devices_held, speedup_by_device
+    from figures.of_runs import devices_held, speedup_by_device
 
     if speedup_by_device.fits(rows):
         yield "speedup_by_device", speedup_by_device.draw(rows)
@@ -237,9 +237,9 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
 
     `names` are those of bundled profiles, or paths of their .json, each of a model; at most three.
     """
-    from figures import layer_time, roofline, verify_cost_hardware
-    from model import profile
-    from model.measured import Measured
+    from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+    from model.hardware import profile
+    from model.hardware.profile_costs import Measured
 
     if not 1 <= len(names) <= layer_time.MOST_PROFILES:
         raise checks.ParameterError(f"profiles must be 1 to {layer_time.MOST_PROFILES}, got {len(names)}; draw the others apart")
@@ -248,8 +248,8 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
     if twice:
         raise checks.ParameterError(f"profiles must differ in their names, got {twice[0]} twice; leave one out")
     drawn = {
-        "roofline": roofline.draw(found),
-        "verify_cost": verify_cost_hardware.draw({each.name: Measured(each) for each in found}),
+        "roofline": reached_peaks.draw(found),
+        "verify_cost": wide_pass_cost.draw({each.name: Measured(each) for each in found}),
         "layer_time": layer_time.draw(found),
     }
     target = _folder(folder)
@@ -258,11 +258,11 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
 
 def of_log(log: PositionLog, folder: str | Path, candidates: Sequence[int], draft_lengths: Sequence[int]) -> list[Path]:
     """Draw what a decision log says into a folder: match rates by layer and position, and of a greedy draft its acceptance."""
-    from figures import match_rate
+    from figures.of_logs import match_rates
 
     target = _folder(folder)
-    paths = save(match_rate.draw(log, candidates), target / "match_rate")
-    paths += save(match_rate.draw_by_position(log, candidates), target / "match_rate_by_position")
+    paths = save(match_rates.draw(log, candidates), target / "match_rate")
+    paths += save(match_rates.draw_by_position(log, candidates), target / "match_rate_by_position")
     if not log.drafted or log.said.get("sampling") is not None:
         return paths
     about = f"{log.said['draft']['name']} for {log.said['target']['name']}, {len(log.starts) - 1} texts (measured)"
@@ -272,10 +272,10 @@ def of_log(log: PositionLog, folder: str | Path, candidates: Sequence[int], draf
 def of_lengths(lengths: Sequence[ArrayLike], folder: str | Path, draft_lengths: Sequence[int], about: str) -> list[Path]:
     """Draw the acceptance of drafts into a folder: by position, and how many tokens a round accepts.
 
-    `lengths` are those of `model.rates`, `about` says of what they are and whether they were measured. Of many draft lengths the
-    last three are drawn, by position the longest; drafts of one token fit any rate.
+    `lengths` are those of `model.methods.speculative.rates_from_logs`, `about` says of what they are and whether they were
+    measured. Of many draft lengths the last three are drawn, by position the longest; drafts of one token fit any rate.
     """
-    from figures import acceptance_by_position, accepted_lengths
+    from figures.of_logs import acceptance_by_position, accepted_lengths
 
     target = _folder(folder)
     few = [each for each in dict.fromkeys(draft_lengths) if each > 1][-3:] or [*draft_lengths]
@@ -285,12 +285,14 @@ def of_lengths(lengths: Sequence[ArrayLike], folder: str | Path, draft_lengths: 
 
 def of_quality(rows: pl.DataFrame, folder: str | Path) -> list[Path]:
     """Draw what `calibrate quality` has measured into a folder: agreement and log-likelihood, over thresholds and cost."""
-    from figures import agreement
+    from figures.of_logs import agreement_over_cost
 
     target = _folder(folder)
-    if not agreement.fits(rows):
+    if not agreement_over_cost.fits(rows):
         return []
-    return [path for name in agreement.QUALITIES for path in save(agreement.draw(rows, quality=name), target / name)]
+    return [
+        path for name in agreement_over_cost.QUALITIES for path in save(agreement_over_cost.draw(rows, quality=name), target / name)
+    ]
 
 
 def _folder(folder: str | Path) -> Path:
@@ -307,8 +309,9 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFra
     import numpy as np
     import polars as pl
 
-    from figures import accepted, naming
-    from model import speculative
+    from figures.common import naming
+    from figures.of_runs import accepted_tokens
+    from model.methods.speculative import theory as speculative
 
     wanted = ["tokens", "acceptance_rate", "draft_length"]
     if all(name in drafting.columns for name in (*wanted, "tokens_per_round")):
@@ -317,13 +320,13 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFra
         runs = speculative.target_runs(*(plain[name].to_numpy() for name in wanted))
         plain = plain.filter(np.isclose(plain["tokens_per_round"].to_numpy(), plain["tokens"].to_numpy() / runs, rtol=1e-6))
         lengths = lengths.join(plain.select("point", *wanted), on="point", how="left", maintain_order="left")
-    first = lengths["point"].unique().sort().head(accepted.MOST_POINTS)
+    first = lengths["point"].unique().sort().head(accepted_tokens.MOST_POINTS)
     shown = lengths.filter(pl.col("point").is_in(first.implode()))
     if shown.height:
         named = naming.names(rows.join(shown.select("point").unique(), "point", how="semi", maintain_order="left"))
         said = pl.col("point").replace_strict(named, return_dtype=pl.String)
         same = ", ".join(naming.common(rows.filter(pl.col("point").is_in(first.implode()))))
-        yield "accepted", accepted.draw(shown.with_columns(name=said), about=same)
+        yield "accepted", accepted_tokens.draw(shown.with_columns(name=said), about=same)
 
 
 def of_comparison(
@@ -332,10 +335,10 @@ def of_comparison(
 ) -> list[Path]:
     """Draw what `sim compare` found into a folder: predicted against measured, errors by method, and where the time goes.
 
-    `limits` are rows of `sim.limits`, a figure for each claim; of more series than there is room for some are drawn. `pair` is one
-    run as measured and as simulated, who held which unit when.
+    `limits` are rows of `sim.comparison.formula_validity`, a figure for each claim; of more series than there is room for some are
+    drawn. `pair` is one run as measured and as simulated, who held which unit when.
     """
-    from figures import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
+    from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 
     target = _folder(folder)
     drawn = {"predicted_measured": predicted_measured.draw(table), "error_by_method": error_by_method.draw(table)}

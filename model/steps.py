@@ -1,7 +1,8 @@
 """The vocabulary of decoding: what a process may ask for.
 
 An algorithm is a generator that yields steps and is sent their answers. It holds no clock and no tensor. The simulator answers
-with time (`sim.events`), the counter with numbers (`model.work`), a real model with hidden states (`calibrate`).
+with time (`sim.engine.events`), the counter with numbers (`model.interpret.interpreter`), a real model with hidden states
+(`calibrate`).
 
 Four rules hold in every interpreter. The position a `Forward` is placed at cuts the cache, so there is no separate rollback; a
 gap before it is an error. A sub-process starts with its parent's cache and follows it: rows that the parent is writing are

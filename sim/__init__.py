@@ -31,7 +31,7 @@ def run(
     resume: bool = False,
     yes: bool = False,
 ) -> polars.DataFrame:
-    """Run a scenario and return its table of results: one row per point of the grid and view (columns: `sim.metrics`).
+    """Run a scenario and return its table of results: one row per point of the grid and view (columns: `sim.views.metrics`).
 
     Parameters
     ----------
@@ -50,22 +50,22 @@ def run(
     Warns
     -----
     UserWarning
-        Where views differ that must agree, a fault of the program (`sim.agreement`); the command ends with exit code 1 then.
+        Where views differ that must agree, a fault of the program (`sim.views.agreement`); the command ends with exit code 1 then.
 
     Raises
     ------
-    model.checks.ParameterError
+    model.base.checks.ParameterError
         If anything in the scenario is wrong; nothing has been run or written then.
     """
     import tempfile
 
-    from model.methods import allowing
-    from sim import sweep as sweeps
+    from model.methods.registry import allowing
+    from sim.runs import sweep as sweeps
 
     overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
     with allowing(methods):
         if out is not None:
-            from sim import report as reports
+            from sim.runs import run_report as reports
 
             report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, **overrides)
             reports.summarise(report, report.frame(reports.MOST_LISTED), [])
@@ -82,7 +82,7 @@ def _warn_of(disagreements: list[dict[str, Any]]) -> None:
     if disagreements:
         import warnings
 
-        from sim import agreement
+        from sim.views import agreement
 
         more = f"; and {len(disagreements) - 1} more" if len(disagreements) > 1 else ""
         told = f"views disagree, which is a fault of the program: {agreement.in_words(disagreements[0])}{more}"

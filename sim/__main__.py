@@ -1,5 +1,5 @@
 """`python -m sim` is the `sim` command."""
 
-from sim.cli import main
+from sim.commands.sim_app import main
 
 main()

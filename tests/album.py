@@ -9,43 +9,35 @@ import polars as pl
 import pytest
 
 import figures
-from figures import (
-    acceptance_by_position,
-    accepted,
-    accepted_lengths,
-    agreement,
-    bild,
+from figures.common import style
+from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
+from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates
+from figures.of_papers import deck_speedups, ppd_table_3_times
+from figures.of_runs import (
+    accepted_tokens,
     bild_rates,
-    deck,
+    bild_thresholds,
     devices_held,
-    distribution,
-    error_by_method,
     exit_schedule,
-    formula_limits,
-    gantt_pair,
-    hierarchical,
+    latency_distribution,
     layer_map,
-    layer_time,
-    match_rate,
-    methods,
-    predicted_measured,
-    roofline,
+    method_comparison,
+    operations_and_bytes,
     speedup,
     speedup_by_batch,
     speedup_by_device,
-    style,
-    table_3,
-    time_parts,
     tradeoff,
-    verify_cost_hardware,
-    work,
 )
+from figures.of_theory import hierarchical_regions
 
 DRAWING = (
-    acceptance_by_position, accepted, accepted_lengths, agreement, bild, bild_rates, deck, devices_held, distribution,
-    error_by_method, exit_schedule, formula_limits, gantt_pair, hierarchical, layer_map, layer_time, match_rate, methods,
-    predicted_measured, roofline, speedup, speedup_by_batch, speedup_by_device, table_3, time_parts, tradeoff,
-    verify_cost_hardware, work,
+    acceptance_by_position, accepted_tokens, accepted_lengths, agreement_over_cost, bild_thresholds, bild_rates, deck_speedups,
+    devices_held, latency_distribution,
+    error_by_method, exit_schedule, formula_limits, gantt_pair, hierarchical_regions, layer_map, layer_time, match_rates,
+    method_comparison,
+    predicted_measured, reached_peaks, speedup, speedup_by_batch, speedup_by_device, ppd_table_3_times, time_parts, tradeoff,
+    wide_pass_cost, operations_and_bytes,
 )  # fmt: skip
 
 
@@ -58,7 +50,7 @@ class Album:
         for module in DRAWING:
             name = module.__name__.rpartition(".")[2]
             monkeypatch.setattr(module, "draw", lambda *given, name=name, **options: (name, given, options, ""))
-        monkeypatch.setattr(match_rate, "draw_by_position", lambda *given: ("by_position", given, {}, ""))
+        monkeypatch.setattr(match_rates, "draw_by_position", lambda *given: ("by_position", given, {}, ""))
         monkeypatch.setattr(style, "headed", lambda figure, about: (*figure[:3], about))
         monkeypatch.setattr(figures, "save", self._saved)
 

@@ -13,7 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import calibrate
-from calibrate import machine, parts
+from calibrate.devices import machine
+from calibrate.timing import reads_and_processes
 
 TICK = 1e-5
 """What looking at a clock takes [s]."""
@@ -70,10 +71,10 @@ AXES = {
 def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
     """Time the parts of a sitting that are no whole passes at fewer places and less often: enough where clocks have no noise."""
     for name, times in (("reads", 1), ("after", repeats)):
-        whole = getattr(parts, name)
-        monkeypatch.setattr(parts, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
+        whole = getattr(reads_and_processes, name)
+        monkeypatch.setattr(reads_and_processes, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
     for constant, value in AXES.items():
-        monkeypatch.setattr(parts, constant, value)
+        monkeypatch.setattr(reads_and_processes, constant, value)
 
 
 class Machine(TorchDispatchMode):

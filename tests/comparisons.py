@@ -10,20 +10,21 @@ from typing import Any
 
 import polars as pl
 
-from model import forced, methods
-from model.decision_log import DecisionLog
-from model.decoding import Answered, Decoding, question
-from model.latency import UnitCost
-from model.measured import Measured
-from model.pass_cost import PassCost
-from model.profile import Profile, Source, table_of
-from model.runs import ROLES, Runs
-from model.spans import OWN, Span, plain
+from model.architectures.transformer import Shape, preset
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassCost
+from model.hardware.profile import Profile, Source, table_of
+from model.hardware.profile_costs import Measured
+from model.logs import forced_outcomes
+from model.logs.decoding import Answered, Decoding, question
+from model.logs.measured_runs import ROLES, Runs
+from model.logs.read_log import DecisionLog
+from model.logs.spans import OWN, Span, plain
+from model.methods import registry
 from model.steps import Commit, Read, Steps
-from model.transformer import Shape, preset
-from sim import compare
-from sim.cluster import Cluster
-from sim.events import Run, simulate
+from sim.comparison import predict
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
 
 LAYERS = {"target": 12, "draft": 3, "medium": 5}
 FACTS = {"name": "a processor", "threads": 1, "cores": 2, "python": "3", "torch": "2", "transformers": "5"}
@@ -45,7 +46,7 @@ def profile(role: str, wider: float = 0.0, layer: float = 1e-3, further: float =
         for width in (1, 2, 24) for context in (0, 128)
     ]  # fmt: skip
     axes = {"step": "batch", "look": "batch", "embedding": "tokens", "rows": "tokens"}
-    axes |= dict.fromkeys(compare.OVER_PROCESSES, "processes")
+    axes |= dict.fromkeys(predict.OVER_PROCESSES, "processes")
     rows += [{"part": part, axes.get(part, "positions"): size, "time_s": time} for part, time in parts.items() for size in (1, 64)]
     table = table_of([{"busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 9, **row} for row in rows])
     return Profile(
@@ -87,18 +88,18 @@ def tapped(steps: Steps, see: Callable[[Any], None]) -> Steps:
 
 def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0, **settings: Any) -> Decoding:
     """A decoding with its reads, of models that answer as these rates say."""
-    kind = methods.algorithm(method).Parameters
+    kind = registry.algorithm(method).Parameters
     own = {field.name for field in dataclasses.fields(kind)}
     depths = {f"{role}_layers": LAYERS[role] for role in ("draft", "medium") if f"{role}_layers" in own}
     parameters = kind(layers=LAYERS["target"], **depths, **settings)
-    world = _Recorded(forced.world(parameters, len(PROMPT), tokens, rates, seed=seed))
+    world = _Recorded(forced_outcomes.world(parameters, len(PROMPT), tokens, rates, seed=seed))
     commits: list[Commit] = []
 
     def see(step: Any) -> None:
         if isinstance(step, Commit):
             commits.append(step)
 
-    steps = tapped(methods.algorithm(method).decode(parameters, list(PROMPT), tokens), see)
+    steps = tapped(registry.algorithm(method).decode(parameters, list(PROMPT), tokens), see)
     cost = UnitCost(LAYERS["target"], cost_ratio=0.25, medium_cost_ratio=0.4)
     run = simulate(steps, tokens, Cluster(parameters.units), cost, world)
     made = dataclasses.asdict(parameters)
@@ -119,7 +120,7 @@ def runs_of(
     rows = []
     for number, each in enumerate(decodings):
         held = units[number] if units else 1
-        told = compare.predict(each, cost, held, record=held > 1)
+        told = predict.predict(each, cost, held, record=held > 1)
         for repeat, factor in enumerate((0.99, 1.0, 1.01)):
             rows.append({
                 "decoding": number, "repeat": repeat, "turn": 3 * number + repeat, "units": held, "seconds": factor * told.total,

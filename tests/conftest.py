@@ -58,10 +58,15 @@ def frozen() -> None:
 @pytest.fixture(scope="module")
 def read_once() -> Iterator[None]:
     """Each public table is read, and compared with layers composed of it, once for all tests of a module: none is changed."""
-    from calibrate.importers import aiconfigurator, bundle, vidur
+    from calibrate.importers import aiconfigurator, bundled_profiles, vidur
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((aiconfigurator, "read"), (vidur, "read"), (bundle, "operations"), (bundle, "differences")):
+        for module, name in (
+            (aiconfigurator, "read"),
+            (vidur, "read"),
+            (bundled_profiles, "operations"),
+            (bundled_profiles, "differences"),
+        ):
             patch.setattr(module, name, cache(getattr(module, name)))
         yield
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from typer.testing import CliRunner
 
-from calibrate.cli import app
-from calibrate.family import corpus, making, vocabulary
+from calibrate.commands.calibrate_app import app
+from calibrate.family import corpus, make_model, vocabulary
 from calibrate.family.training import Recipe, Size
 
 TINY = Size(3, 32, 64)
@@ -27,7 +27,7 @@ def text() -> corpus.Corpus:
 def made(folder: Path, role: str = "tiny", size: Size = TINY, recipe: Recipe = RECIPE, **more: Any) -> Path:
     """A trained model in a directory of its own, with the tokenizer of the folder."""
     read = text()
-    making.make(role, size, recipe, read, making.tokenizer_of(folder, read, 300), folder, **more)
+    make_model.make(role, size, recipe, read, make_model.tokenizer_of(folder, read, 300), folder, **more)
     return folder / role
 
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from model.checks import ParameterError
+from model.base.checks import ParameterError
 
 SECONDS = 60.0
 """Of processor time that one example may take; a valid file takes a few at most."""
@@ -27,26 +27,33 @@ MEMORY = 3 * 2**30
 fuzzed = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
 
 READERS = {
-    "acceptance_logs._rows": "public_logs_of_rounds", "align.kept_texts": "texts_of_an_alignment_that_was_broken_off",
+    "public_acceptance_logs._rows": "public_logs_of_rounds", "align.kept_texts": "texts_of_an_alignment_that_was_broken_off",
     "architectures._from_file": "architectures",
-    "bundle.origins": "lists_of_sources", "compare_report.put": "pages", "corpus._read": "texts_to_train_on",
-    "device._of_file": "devices", "engine_run.read": "runs_of_engines",
-    "figures._stored": "results", "grid.read": "raw_rows", "heads.about": "heads", "heads.load": "heads",
-    "llmservingsim._facts": "tables_of_other_projects", "outcomes.text_of": "recorded_outcomes", "pairs.load": "measured_runs",
-    "prompts._of_file": "prompts", "quality._kept": "work_that_was_broken_off", "report._behind": "pages", "report.stale": "pages",
-    "run_plan.read": "plans", "running._read": "work_that_was_broken_off", "runs.load": "logs_of_decisions",
-    "scenario._digest": "recorded_outcomes", "scenario.load": "scenarios", "sim.compare": "pages", "store._header": "models",
-    "store.checksum": "models", "store.load": "models", "store.table": "models", "subject.of_run": "what_a_run_says_of_itself",
-    "sweep._prepare": "what_a_run_says_of_itself", "tables.read": "tables_of_other_projects",
-    "tables.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
+    "bundled_profiles.origins": "lists_of_sources", "comparison_report.put": "pages", "corpus._read": "texts_to_train_on",
+    "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
+    "figures._stored": "results", "timing_grid.read": "raw_rows", "exit_heads.about": "heads", "exit_heads.load": "heads",
+    "llmservingsim._facts": "tables_of_other_projects", "match_outcomes.text_of": "recorded_outcomes",
+    "json_and_parquet.load": "measured_runs",
+    "prompts._of_file": "prompts", "quality._kept": "work_that_was_broken_off", "validation_page._behind": "pages",
+    "validation_page.stale": "pages",
+    "run_plan.read": "plans", "measure_runs._read": "work_that_was_broken_off", "measured_runs.load": "logs_of_decisions",
+    "scenario_file._digest": "recorded_outcomes", "scenario_file.load": "scenarios", "sim_app.compare": "pages",
+    "model_directory._header": "models",
+    "model_directory.checksum": "models", "model_directory.load": "models", "model_directory.table": "models",
+    "subject.of_run": "what_a_run_says_of_itself",
+    "sweep._prepare": "what_a_run_says_of_itself", "csv_reading.read": "tables_of_other_projects",
+    "csv_reading.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
     "transformer._read": "configurations",
 }  # fmt: skip
 """Each function that reads a file which somebody else may have written, by the test that spoils such files."""
 OWN = {
-    "files._digest", "sweep.table", "sweep._describe", "sweep._merge", "sweep._run",  # tables that the run itself has just written
-    "layers.profile_of", "links._written", "pairs.save", "runs.save",  # what was just written, for its checksum
-    "published._read", "listing.details", "corpus.standard_library", "machine._last_cache", "machine._processor",  # no user's files
-    "files.alone",  # a directory
+    # tables that the run itself has just written
+    "atomic_files._digest", "sweep.table", "sweep._describe", "sweep._merge", "sweep._run",
+    # what was just written, for its checksum
+    "profile_from_timings.profile_of", "transfers._written", "json_and_parquet.save", "measured_runs.save",
+    # no user's files
+    "published._read", "listing.details", "corpus.standard_library", "machine._last_cache", "machine._processor",
+    "atomic_files.alone",  # a directory
 }  # fmt: skip
 
 VALUES: tuple[Any, ...] = (

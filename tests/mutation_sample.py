@@ -472,7 +472,7 @@ def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float, aga
 
 def summary(outcomes: list[Outcome]) -> str:
     """Rates by package with their 95 % intervals, and the survivors by kind."""
-    from model.intervals import wilson
+    from model.outcomes.intervals import wilson
 
     lines = ["package     faults  caught  survived  unreached  equivalent  rate but for those  95 % interval     rate of all"]
     for name in (*PACKAGES, "all"):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from calibrate import graphs
+from calibrate.untested_on_gpu import cuda_graphs
 
 REFUSED = {
     "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal",
@@ -189,7 +189,7 @@ class Cuda:
 def installed(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Have it in the place of torch's own; the processor then counts as a GPU."""
     cuda = Cuda()
-    monkeypatch.setattr(graphs, "cuda_of", lambda _: cuda)
+    monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: cuda)
     return cuda
 
 

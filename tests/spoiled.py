@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from model.algorithms.speculative import Guess, Model
+from model.methods.speculative.algorithm import Guess, Model
 from model.steps import Forward, Read, Step
 
 Verify = Callable[..., Generator[Step, Any, tuple[int, int]]]

@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from model import coins
-from model.acceptance import ByPosition, Iid, Law, Markov, Replay, ReplayChances
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.outcomes import random_streams
+from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay, ReplayChances
 
 FALSE_ALARMS = 1e-6
 """The chance at which a correct sampler would fail a test of chance; the seeds are fixed, so it would then fail for good."""
@@ -128,7 +128,7 @@ def test_samples_on_the_project_s_coins_have_the_law(name: str) -> None:
     law = Replay(RECORDS) if name == "replay" else LAWS[name]
     words = np.zeros(16)
     for block in range(5):
-        outcomes = np.concatenate([tile.copy() for tile in law.sample(coins.tiles(11, "match", block, 4))])
+        outcomes = np.concatenate([tile.copy() for tile in law.sample(random_streams.tiles(11, "match", block, 4))])
         words += np.bincount(outcomes.T @ [8, 4, 2, 1], minlength=16)
     due = np.zeros(16)
     if isinstance(law, Replay):
@@ -147,7 +147,7 @@ def test_samples_on_the_project_s_coins_have_the_law(name: str) -> None:
 
 def test_a_higher_rate_only_turns_misses_into_matches() -> None:
     def played(law: Law) -> NDArray[np.bool_]:
-        return np.concatenate([tile.copy() for tile in law.sample(coins.tiles(2, "match", 0, 70))])
+        return np.concatenate([tile.copy() for tile in law.sample(random_streams.tiles(2, "match", 0, 70))])
 
     low, high = played(Iid(0.4)), played(Iid(0.6))
     assert (low <= high).all()
@@ -185,15 +185,15 @@ def test_a_law_by_position_ends_where_its_rates_end() -> None:
         assert ask(2) is not None
         with pytest.raises(ParameterError, match="one rate for each of 3 output positions, got 2; give more rates or fewer"):
             ask(3)
-    assert len(list(law.sample(coins.tiles(0, "match", 0, 2)))) == 1
+    assert len(list(law.sample(random_streams.tiles(0, "match", 0, 2)))) == 1
     with pytest.raises(ParameterError, match="each of 33 output positions, got 32"):
-        list(ByPosition([0.5] * 32).sample(coins.tiles(0, "match", 0, 33)))
+        list(ByPosition([0.5] * 32).sample(random_streams.tiles(0, "match", 0, 33)))
     record = Replay([[True] * 32])
     for ask in (record.mean, record.variance, record.pmf):
         with pytest.raises(ParameterError, match="records must cover 33 output positions, got 32; give longer records"):
             ask(33)
     with pytest.raises(ParameterError, match="records must cover 33"):
-        list(record.sample(coins.tiles(0, "match", 0, 33)))
+        list(record.sample(random_streams.tiles(0, "match", 0, 33)))
 
 
 def test_the_most_negative_correlation_is_allowed() -> None:

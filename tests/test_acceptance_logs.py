@@ -11,11 +11,11 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate.acceptance_logs import AcceptanceLog, Request, drafters, read
-from calibrate.command import guarded
-from model import rates
-from model.checks import ParameterError
-from sim.acceptances import Rounds
+from calibrate.commands.common_options import guarded
+from calibrate.decode.public_acceptance_logs import AcceptanceLog, Request, drafters, read
+from model.base.checks import ParameterError
+from model.methods.speculative import rates_from_logs
+from sim.scenarios.acceptance_outcomes import Rounds
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data")) / "acceptance"
 FILES = sorted(DATA.glob("*.jsonl"))
@@ -128,4 +128,6 @@ def test_the_public_log() -> None:
     assert 0 < len(eagle.of_other_texts) < 150
     assert all(request.prompt_tokens > 1 for request in eagle.requests)
     # A head that reads the target's features accepts more of GSM8K than copying does.
-    assert float(rates.accepted_of_positions(eagle.lengths).low) > float(rates.accepted_of_positions(ngram.lengths).high)
+    assert float(rates_from_logs.accepted_of_positions(eagle.lengths).low) > float(
+        rates_from_logs.accepted_of_positions(ngram.lengths).high
+    )

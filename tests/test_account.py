@@ -7,24 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import adaptive, autoregressive, beam, hierarchical, ppd, speculative
-from model.acceptance import ByPosition, Iid, Replay
-from model.account import Account, Bill, Totals, Work, bill, context_of, kind_of
-from model.algorithms import adaptive as policies
-from model.algorithms import autoregressive as plain
-from model.algorithms import beam as search
-from model.algorithms import hierarchical as nested
-from model.algorithms import ppd as pipelined
-from model.algorithms import speculative as drafting
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.rounds import Rounds, starts
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Account, Bill, Totals, Work, bill, context_of, kind_of
+from model.interpret.interpreter import count
+from model.interpret.world import Draft, World
+from model.methods.adaptive import algorithm as policies
+from model.methods.adaptive import theory as adaptive
+from model.methods.autoregressive import algorithm as plain
+from model.methods.autoregressive import theory as autoregressive
+from model.methods.beam import algorithm as search
+from model.methods.beam import theory as beam
+from model.methods.hierarchical import algorithm as nested
+from model.methods.hierarchical import theory as hierarchical
+from model.methods.ppd import algorithm as pipelined
+from model.methods.ppd import theory as ppd
+from model.methods.rounds import Rounds, starts
+from model.methods.speculative import algorithm as drafting
+from model.methods.speculative import theory as speculative
+from model.outcomes.outcome_laws import ByPosition, Iid, Replay
 from model.steps import Forward
-from model.transformer import preset
-from model.work import count
-from model.world import Draft, World
-from sim.cluster import Cluster
-from sim.events import simulate
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
 from tests.exact import near
 
 BITS = st.lists(st.booleans(), min_size=1, max_size=20)

@@ -12,19 +12,31 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model import adaptive, coins, policies
-from model.acceptance import ByPosition, Chain, Iid, Markov, Outcomes, Replay, ReplayChances, TwoClass
-from model.algorithms.adaptive import OPTIONS, Parameters, decode
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.policies import Constant, Gradient, Heuristic, Measured, Optimum, Policy, gradient, thresholds
-from model.rounds import ReplayRounds, RoundPrices, Rounds, Tally, fixed, moments, round_prices, varying
-from model.speculative import expected_tokens, optimal_draft_length, oracle_speedup, speedup
-from model.speculative_laws import expected_tokens_random_length
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.interpreter import Work, count
+from model.interpret.world import Draft, World
+from model.methods.adaptive import draft_length_policies
+from model.methods.adaptive import theory as adaptive
+from model.methods.adaptive.algorithm import OPTIONS, Parameters, decode
+from model.methods.adaptive.draft_length_policies import (
+    Constant,
+    Gradient,
+    Heuristic,
+    Measured,
+    Optimum,
+    Policy,
+    gradient,
+    thresholds,
+)
+from model.methods.rounds import ReplayRounds, RoundPrices, Rounds, Tally, fixed, moments, round_prices, varying
+from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
+from model.methods.speculative.theory import expected_tokens, optimal_draft_length, oracle_speedup, speedup
+from model.outcomes import random_streams
+from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, Outcomes, Replay, ReplayChances, TwoClass
 from model.steps import Forward, Read
-from model.work import Work, count
-from model.world import Draft, World
-from sim import cases, views
+from sim.scenarios import cases
+from sim.views import evaluation
 
 Bools = NDArray[np.bool_]
 Whole = NDArray[np.int64]
@@ -96,7 +108,7 @@ def counted(parameters: Parameters, tokens: int, accept: list[bool], doubts: lis
 def test_algorithm_twin_and_a_plain_account_agree_on_every_path(data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 40))
     policy = data.draw(st.sampled_from(ALL))
-    own = {"estimator": data.draw(st.sampled_from(policies.ESTIMATORS))} if policy in RUNNING else {}
+    own = {"estimator": data.draw(st.sampled_from(draft_length_policies.ESTIMATORS))} if policy in RUNNING else {}
     first = {} if policy == "confidence" else {"draft_length": data.draw(st.integers(1, 6))}
     parameters = choice(policy, sampled=data.draw(st.booleans()), **own, **first)
     accept = data.draw(st.lists(st.sampled_from([True, True, False]), min_size=tokens, max_size=tokens))
@@ -141,7 +153,10 @@ def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
     method = {"name": "adaptive", "layers": data.draw(st.integers(1, 5)), "policy": policy, "max_draft_length": 5,
               "placement": data.draw(st.sampled_from(["together", "apart"])), "sampled": data.draw(st.booleans())}  # fmt: skip
     if policy in RUNNING:
-        method |= {"estimator": data.draw(st.sampled_from(policies.ESTIMATORS)), "min_draft_length": data.draw(st.integers(0, 1))}
+        method |= {
+            "estimator": data.draw(st.sampled_from(draft_length_policies.ESTIMATORS)),
+            "min_draft_length": data.draw(st.integers(0, 1)),
+        }
     laws = [
         {"kind": "iid", "acceptance_rate": data.draw(st.floats(0, 1))},
         {"kind": "markov", "acceptance_rate": 0.7, "correlation": 0.4},
@@ -159,11 +174,11 @@ def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 40))
     settings_ = {"name": "x", "tokens": tokens, "seed": data.draw(st.integers(0, 9))}
     case = cases.resolve({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": cost})
-    row = views.events_row(case, 0, 4)
+    row = evaluation.events_row(case, 0, 4)
     assert row["paths_difference"] <= 1e-14 * tokens * row["latency"]
     quarters = {"cost_ratio": 0.5, "operations_ratio": 0.25}
     exact = cases.resolve({"scenario": settings_, "method": [method], "outcomes": outcomes, "cost": quarters})
-    row, twin_row = views.events_row(exact, 0, 4), views.paths_row(exact, 0, 4)
+    row, twin_row = evaluation.events_row(exact, 0, 4), evaluation.paths_row(exact, 0, 4)
     assert row["paths_difference"] == 0
     for name in ("rounds", "drafted", "operations"):
         assert row[name] == twin_row[name]
@@ -916,8 +931,8 @@ def test_confidence_is_asked_for_by_its_policy_alone() -> None:
 
 def test_the_world_doubts_as_its_coins_say() -> None:
     case = cases.resolve(tables("confidence", confidence=DOUBT))
-    luck = np.concatenate([tile[:, :3].copy() for tile in coins.tiles(0, "confidence", 0, 8)])
-    for world, coin in zip(views.worlds(case, 0, 3), luck.T, strict=True):
+    luck = np.concatenate([tile[:, :3].copy() for tile in random_streams.tiles(0, "confidence", 0, 8)])
+    for world, coin in zip(evaluation.worlds(case, 0, 3), luck.T, strict=True):
         assert [code & 1 for code in world.doubts] == (coin < 0.7).astype(int).tolist()
         assert [code >> 1 for code in world.doubts] == (coin < 0.1).astype(int).tolist()
     world = World(1, 4, doubts=[0, 1, 2, 3])

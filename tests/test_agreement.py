@@ -19,10 +19,14 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import sim
-from model import methods, ppd, speculative
-from sim import agreement, cli, sweep, views
-from sim.grid import Grid
-from sim.metrics import Sums
+from model.methods import registry
+from model.methods.ppd import theory as ppd
+from model.methods.speculative import theory as speculative
+from sim.commands import sim_app
+from sim.runs import sweep
+from sim.scenarios.grid import Grid
+from sim.views import agreement, evaluation
+from sim.views.metrics import Sums
 
 Tables = dict[str, Any]
 OVERHEADS = {"final_head": 1.0, "early_head": 1.0, "dispatch": 0.5, "link": 30.0}
@@ -48,7 +52,7 @@ def invoked(given: Tables, folder: Path, *more: str) -> tuple[int, Tables, str]:
             lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     (folder / "run.toml").write_text("\n".join(lines))
     arguments = ["run", str(folder / "run.toml"), "-o", str(folder / "out"), "--no-figures", "-j", "1", *more]
-    out = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    out = CliRunner().invoke(sim_app.app, [*arguments, "--json"])
     shown = (folder / "out" / "summary.txt").read_text()
     return out.exit_code, json.loads(out.stdout), shown
 
@@ -160,7 +164,7 @@ def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points
     """Each quantity with its own greatest value, expectation and variance; what is off is told with both, what is not, not."""
     case = Grid(tables(DRAFTING, RATIO)).case(0)
     tokens, gamma, count = case.settings.tokens, case.parameters.draft_length, 50
-    time, busy = methods.theory("speculative").slowest(case.parameters, tokens, case.cost)
+    time, busy = registry.theory("speculative").slowest(case.parameters, tokens, case.cost)
     formula = {"latency_layers": 100.0, "latency_sd_layers": 20.0, "busy_layers": 90.0, "mean_units_per_run": 0.9,
                "tokens_per_round": 2.0, "draft_acceptance_rate": 0.5}  # fmt: skip
     expected = {"latency_layers": 100.0, "busy_layers": 90.0, "mean_units_per_run": 0.9, "rounds": case.outputs / 2,
@@ -271,8 +275,8 @@ def test_no_decoding_exceeds_the_slowest(name: str, parameters: Tables, cost: Ta
     given = {"scenario": {"name": "slowest", "tokens": 12}, "method": [{"name": name, "layers": 8, **parameters}], "cost": cost}
     given |= {"outcomes": {key: {"kind": "iid", **law} for key, law in laws.items()}} if laws else {}
     case = Grid(given).case(0)
-    time, busy = methods.theory(name).slowest(case.parameters, 12, case.cost)
-    found = views.walk(case, 0)
+    time, busy = registry.theory(name).slowest(case.parameters, 12, case.cost)
+    found = evaluation.walk(case, 0)
     assert found[0].max() <= time * (1 + 1e-12)
     assert found[1].max() <= busy * (1 + 1e-12)
     assert time <= 8 * found[0].max()  # nor is it so far off that nothing could be seen by it

@@ -14,12 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from calibrate.cli import app
-from calibrate.family import align, making, store, training, vocabulary
+from calibrate.commands.calibrate_app import app
+from calibrate.family import align, make_model, model_directory, training, vocabulary
 from calibrate.family.align import Settings
-from calibrate.family.store import Loaded
+from calibrate.family.model_directory import Loaded
 from calibrate.family.training import Size
-from model.checks import ParameterError
+from model.base.checks import ParameterError
 from tests import family
 
 FEW = Settings(prompts=24, prompt=8, tokens=16, held_out=8, epochs=2, batch=4, rate=6e-3, warm_up=2)
@@ -36,13 +36,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def target(folders: tuple[Path, Path]) -> Loaded:
-    return store.load(folders[0])
+    return model_directory.load(folders[0])
 
 
 @pytest.fixture(scope="module")
 def aligned(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("aligned") / "new" / "deeper" / "aligned"  # made with all above it
-    align.align(store.load(folders[0]), store.load(folders[1]), family.text(), FEW, place)
+    align.align(model_directory.load(folders[0]), model_directory.load(folders[1]), family.text(), FEW, place)
     return place
 
 
@@ -60,7 +60,7 @@ def test_prompts_are_pieces_of_the_text_that_do_not_overlap() -> None:
 def test_no_prompt_to_learn_from_is_held_out_text(target: Loaded, folders: tuple[Path, Path], tmp_path: Path) -> None:
     seen: list[Any] = []
     modes: list[Any] = []
-    cut, draft = align.prompts, store.load(folders[1])
+    cut, draft = align.prompts, model_directory.load(folders[1])
     draft.model.register_forward_pre_hook(lambda module, _: modes.append((module.training, torch.is_grad_enabled())))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -132,53 +132,57 @@ def test_errors_are_over_texts() -> None:
 
 def test_an_aligned_draft_agrees_more(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """With a target that writes what no text would have taught: its layers are loud and have learnt nothing."""
-    loud = making.begun(family.TINY, 300, family.RECIPE)
+    loud = make_model.begun(family.TINY, 300, family.RECIPE)
     with torch.no_grad():
         for name, parameter in loud.named_parameters():
             if parameter.ndim == 2 and ".layers." in name:
                 parameter *= 3
-    store.save(loud, store.load(folders[1]).tokenizer, {}, tmp_path / "loud")
+    model_directory.save(loud, model_directory.load(folders[1]).tokenizer, {}, tmp_path / "loud")
     more = replace(FEW, prompts=128, held_out=24, epochs=5)
-    found = align.align(store.load(tmp_path / "loud"), store.load(folders[1]), family.text(), more, tmp_path / "out")["agreement"]
+    found = align.align(
+        model_directory.load(tmp_path / "loud"), model_directory.load(folders[1]), family.text(), more, tmp_path / "out"
+    )["agreement"]
     assert found["gain"] > 0.1 + 3 * found["gain_error"]
 
 
 def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, folders: tuple[Path, Path], target: Loaded) -> None:
-    log = store.log_of(aligned)
+    log = model_directory.log_of(aligned)
     found = log["agreement"]
     assert found["gain"] == pytest.approx(found["after"] - found["before"], abs=2e-5)
     texts = align.outputs(target, align.prompts(target.tokens(family.text().held_out), 8, 8, 0), 16)
     for place, when in ((folders[1], "before"), (aligned, "after")):
-        counts = align.agreement(store.load(place), texts, 8)
+        counts = align.agreement(model_directory.load(place), texts, 8)
         assert counts["hits"].sum() / counts["positions"].sum() == pytest.approx(found[when], abs=1e-5)
-    loss = training.loss_of(store.load(aligned).model, target.tokens(family.text().held_out), FEW.length)
+    loss = training.loss_of(model_directory.load(aligned).model, target.tokens(family.text().held_out), FEW.length)
     assert loss == pytest.approx(log["held_out_loss"], abs=7e-6)
-    assert log["target"]["checksum"] == store.checksum(folders[0])
-    assert log["draft"]["checksum"] == store.checksum(folders[1])
+    assert log["target"]["checksum"] == model_directory.checksum(folders[0])
+    assert log["draft"]["checksum"] == model_directory.checksum(folders[1])
     assert log["role"] == "aligned"
-    read, draft = family.text(), store.load(folders[1])
+    read, draft = family.text(), model_directory.load(folders[1])
     inputs = align.prompts(target.tokens(read.training), 24, 8, 0)
-    whole = making.about(draft.model, "aligned", "") | {
-        "schema": store.SCHEMA, "settings": asdict(FEW),
-        "target": {"name": "large", "checksum": store.checksum(folders[0])},
-        "draft": {"name": "small", "checksum": store.checksum(folders[1])},
+    whole = make_model.about(draft.model, "aligned", "") | {
+        "schema": model_directory.SCHEMA, "settings": asdict(FEW),
+        "target": {"name": "large", "checksum": model_directory.checksum(folders[0])},
+        "draft": {"name": "small", "checksum": model_directory.checksum(folders[1])},
         "corpus": read.about() | {name: int(target.tokens(part).size) for name, part in (
             ("tokens", read.training), ("held_out_tokens", read.held_out))},
-        **making.worth(store.load(aligned).model, target.tokens(read.held_out), FEW.length),
+        **make_model.worth(model_directory.load(aligned).model, target.tokens(read.held_out), FEW.length),
         "held_out_loss_before": round(training.loss_of(draft.model, target.tokens(read.held_out), FEW.length), 5),
         "written_tokens": int((align._labels(align.outputs(target, inputs, 16), 8, draft) != align.IGNORED).sum()),
     }  # fmt: skip
     assert log == whole | {name: log[name] for name in ("agreement", "while_training", "seconds")}
-    assert log["agreement"] == align._compared(*(align.agreement(each, texts, 8) for each in (draft, store.load(aligned))))
+    assert log["agreement"] == align._compared(
+        *(align.agreement(each, texts, 8) for each in (draft, model_directory.load(aligned)))
+    )
     assert log["while_training"]["held_out"] == []
     assert [step for step, _ in log["while_training"]["losses"]] == [12]
-    assert store.load(aligned).tokens({"": "a b"}).tolist() == target.tokens({"": "a b"}).tolist()
+    assert model_directory.load(aligned).tokens({"": "a b"}).tolist() == target.tokens({"": "a b"}).tolist()
     assert sorted(each.name for each in aligned.parent.iterdir()) == ["aligned"]
 
 
 def test_only_what_was_written_is_learnt(folders: tuple[Path, Path], target: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of the loss by hand, on the written tokens alone."""
-    draft = store.load(folders[1])
+    draft = model_directory.load(folders[1])
     texts = align.outputs(target, np.random.default_rng(2).integers(1, 300, (4, 8)), 16)
     seen: list[float] = []
 
@@ -215,19 +219,19 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
 
     out = tmp_path / "aligned"
     with pytest.raises(KeyboardInterrupt):
-        align.align(target, store.load(folders[1]), family.text(), FEW, out, report=pull)
+        align.align(target, model_directory.load(folders[1]), family.text(), FEW, out, report=pull)
     assert not out.exists()
     if stop > 1:  # before the second group of texts nothing was kept
         with pytest.raises(ParameterError, match="is of an alignment that was broken off") as caught:
-            align.align(target, store.load(folders[1]), family.text(), FEW, out)
+            align.align(target, model_directory.load(folders[1]), family.text(), FEW, out)
         assert Path(str(caught.value).partition(" is of")[0]).is_file()  # it names what is there
         with pytest.raises(ParameterError, match="is of another alignment"):
-            align.align(target, store.load(folders[1]), family.text(), replace(FEW, rate=1e-4), out, resume=True)
-    align.align(target, store.load(folders[1]), family.text(), FEW, out, resume=True)
-    assert store.checksum(out) == store.checksum(aligned)
+            align.align(target, model_directory.load(folders[1]), family.text(), replace(FEW, rate=1e-4), out, resume=True)
+    align.align(target, model_directory.load(folders[1]), family.text(), FEW, out, resume=True)
+    assert model_directory.checksum(out) == model_directory.checksum(aligned)
     assert [each.name for each in tmp_path.iterdir()] == ["aligned"]
-    again = align.align(target, store.load(folders[1]), family.text(), FEW, out, resume=True)
-    assert again == store.log_of(out)
+    again = align.align(target, model_directory.load(folders[1]), family.text(), FEW, out, resume=True)
+    assert again == model_directory.log_of(out)
 
 
 def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) -> None:
@@ -288,11 +292,11 @@ def test_models_with_other_tokens_are_refused(target: Loaded, folders: tuple[Pat
     shuffled = replace(read, training=dict(list(read.training.items())[2:]))
     vocabulary.wrapped(vocabulary.learnt(shuffled, 300), 32).save_pretrained(other)
     with pytest.raises(ParameterError, match=r"models large and other must have the same tokenizer: '.*' is .* and .*; take two"):
-        align.align(target, store.load(other), read, FEW, tmp_path / "out")
-    wider = making.begun(family.TINY, 320, family.RECIPE)
-    store.save(wider, target.tokenizer, {}, tmp_path / "wider")
+        align.align(target, model_directory.load(other), read, FEW, tmp_path / "out")
+    wider = make_model.begun(family.TINY, 320, family.RECIPE)
+    model_directory.save(wider, target.tokenizer, {}, tmp_path / "wider")
     with pytest.raises(ParameterError, match="vocabularies are of 300 and 320 tokens"):
-        align.align(target, store.load(tmp_path / "wider"), read, FEW, tmp_path / "out")
+        align.align(target, model_directory.load(tmp_path / "wider"), read, FEW, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -309,7 +313,7 @@ def test_align_is_a_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*common, "--device", "cpu", "--threads", "1"])
     assert done.exit_code == 0, done.stderr
     assert "measured on" in done.stdout
-    log = store.log_of(out)
+    log = model_directory.log_of(out)
     assert str(tmp_path) not in log["command"]
     assert f"{log['agreement']['after']:.4f} after" in done.stdout
     assert "is there already" in family.told(*common)

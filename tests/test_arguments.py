@@ -9,10 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from model import adaptive, beam, bild, hierarchical, pearl, ppd
-from model import speculative as sd
-from model import speculative_laws as laws
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.methods.adaptive import theory as adaptive
+from model.methods.beam import theory as beam
+from model.methods.bild import theory as bild
+from model.methods.hierarchical import theory as hierarchical
+from model.methods.pearl import theory as pearl
+from model.methods.ppd import theory as ppd
+from model.methods.speculative import dependent_acceptance as laws
+from model.methods.speculative import theory as sd
 
 
 class Domain(NamedTuple):

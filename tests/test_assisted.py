@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from calibrate.interpreter import Real
-from model.algorithms import speculative
+from calibrate.interpreters.in_one_process import Real
+from model.methods.speculative import algorithm as speculative
 from tests.real_models import DEPTHS
 from tests.test_log import PROMPTS, kin
 
@@ -71,8 +71,8 @@ def test_mt5_writes_what_the_library_generates() -> None:
     import torch
     import transformers
 
-    from calibrate import decoding
-    from calibrate.adapter import decoder_of
+    from calibrate.decode import real_decoding
+    from calibrate.decoders.adapter import decoder_of
 
     torch.manual_seed(2)
     config = transformers.MT5Config(
@@ -90,4 +90,4 @@ def test_mt5_writes_what_the_library_generates() -> None:
     assert len({*expected}) > 2
     exact = {"autoregressive": {}, "ppd": {"exit_layer": 2, "candidates": 3}, "early_exit": {"exit_layer": 4}}
     for method, settings in exact.items():
-        assert decoding.decode(method, {"target": decoder}, [0], 12, settings).tokens == expected
+        assert real_decoding.decode(method, {"target": decoder}, [0], 12, settings).tokens == expected

@@ -19,16 +19,18 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate import companions, gpus, processes, timing, units
-from calibrate import pool as pool_of
-from calibrate.companions import Companions, Spec
-from calibrate.interpreter import Luck, Real, Sampling, Times
-from calibrate.pool import Flight, Post, ProcessError
-from calibrate.processes import GONE, Parallel, _Process
-from calibrate.replicas import Replica
-from calibrate.units import DONE, LENGTH, MADE, SLOTS, STATUS, STOPPED, Board, Command, Memory, Orders, Piece, Unit
-from model.algorithms import ppd
-from model.checks import ParameterError
+from calibrate.interpreters.in_one_process import Luck, Real, Sampling, Times
+from calibrate.loading.replicas import Replica
+from calibrate.timing import busy_neighbours, single_pass
+from calibrate.timing.busy_neighbours import Companions, Spec
+from calibrate.untested_on_gpu import gpu_ordering
+from calibrate.workers import over_processes, worker_loop
+from calibrate.workers import worker_pool as pool_of
+from calibrate.workers.over_processes import GONE, Parallel, _Process
+from calibrate.workers.worker_loop import DONE, LENGTH, MADE, SLOTS, STATUS, STOPPED, Board, Command, Memory, Orders, Piece, Unit
+from calibrate.workers.worker_pool import Flight, Post, ProcessError
+from model.base.checks import ParameterError
+from model.methods.ppd import algorithm as ppd
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
 from tests import real_models
 from tests.workers import PATIENCE, tiny
@@ -111,9 +113,9 @@ def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
         yield Stop((late,))
         yield Commit("token", (token, second))
 
-    before = processes.time.perf_counter()
+    before = over_processes.time.perf_counter()
     run = ran(three, steps(), 2)
-    took = processes.time.perf_counter() - before
+    took = over_processes.time.perf_counter() - before
     assert before <= run.begun <= before + took
     assert 0 < run.seconds <= took
     assert all(run.begun <= each.start for each in run.spans if each.unit == 0)
@@ -156,7 +158,7 @@ def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any
     [(_, command)] = three.told
     assert command.pieces == (Piece(0, 0, 3, 0, 3, (2, 2, 2)),)
     assert command.serial == 3
-    assert command.believed == units.believed_of(np.array([[1, 1, 2]] * 3).tobytes())
+    assert command.believed == worker_loop.believed_of(np.array([[1, 1, 2]] * 3).tobytes())
 
 
 def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
@@ -547,10 +549,10 @@ def test_rows_that_do_not_come_and_passes_that_nobody_stopped_end_the_run(three:
     run = Parallel(three)
     three.patience = 0.0
     with pytest.raises(ProcessError, match="rows did not come within 0 s; the run is over"):
-        run._meanwhile(processes.time.perf_counter() - 1)
+        run._meanwhile(over_processes.time.perf_counter() - 1)
     three.patience = 60.0
     with monkeypatch.context() as patch:
-        patch.setattr(processes, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+        patch.setattr(over_processes, "time", SimpleNamespace(perf_counter=lambda: 100.0))
         run._meanwhile(40.0)
         with pytest.raises(ProcessError, match="rows did not come within 60 s"):
             run._meanwhile(39.999)
@@ -729,12 +731,12 @@ def test_rows_are_kept_for_who_has_yet_to_copy_them(
 
 def test_a_unit_refuses_to_go_on_from_another_pass_or_behind_other_rows(three: Any) -> None:
     unit: Unit = three.unit
-    nothing = units.believed_of(b"")
+    nothing = worker_loop.believed_of(b"")
     unit.make(Command(1, (3, 4), 0, 0, 3, 0, None, (), nothing))
     with pytest.raises(CacheError, match="unit 0 is to go on from pass 7, but made 1 last"):
         unit.make(Command(2, (3, 4), 0, 3, LAYERS, 0, 7, (), nothing))
     unit.make(Command(2, (3, 4), 0, 3, LAYERS, 0, 1, (), nothing))
-    believed = units.believed_of(np.array([[1, 1]] * 3).tobytes())
+    believed = worker_loop.believed_of(np.array([[1, 1]] * 3).tobytes())
     with pytest.raises(CacheError, match="unit 0: pass 3 at position 2 saw other rows than it should have"):
         unit.make(Command(3, (5,), 2, 0, 4, 0, None, (), believed))
     unit.make(Command(4, (5,), 2, 0, 3, 0, None, (), believed))
@@ -755,7 +757,7 @@ def test_a_unit_refuses_to_go_on_from_another_pass_or_behind_other_rows(three: A
         calls.append("asked")
         return len(calls) > 4
 
-    with pytest.raises(gpus.GaveUp):
+    with pytest.raises(gpu_ordering.GaveUp):
         fresh.make(Command(1, (3,), 0, 0, LAYERS, 0, None, (), nothing), stopped, lambda: calls.append("meanwhile"),
                    lambda: calls.append("ready"))  # fmt: skip
     assert calls == ["ready", "asked", "meanwhile", "asked", "meanwhile", "asked"]
@@ -765,23 +767,23 @@ def test_a_unit_refuses_to_go_on_from_another_pass_or_behind_other_rows(three: A
 
 def test_who_follows_takes_each_layer_as_soon_as_it_is_there(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = three.workers[:2]
-    seen = units.believed_of(np.full((LAYERS, 2), 7).tobytes())
+    seen = worker_loop.believed_of(np.full((LAYERS, 2), 7).tobytes())
     looks: list[int] = []
 
     def meanwhile() -> None:
         looks.append(1)
         if len(looks) == 4:
-            one.make(Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), units.believed_of(b"")))
+            one.make(Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.believed_of(b"")))
 
     other.make(Command(8, (9,), 2, 0, LAYERS, 0, None, (Piece(0, 0, LAYERS, 0, 2, (7,) * LAYERS),), seen), None, meanwhile)
     assert three.memory.rows[0][..., :2, :].equal(three.memory.rows[1][..., :2, :])
     assert (other.tags[:, :3] == [7, 7, 8]).all()
     later = Command(9, (9,), 2, 0, LAYERS, 0, None, (Piece(0, 0, LAYERS, 0, 2, (99,) * LAYERS),), seen)
     asked = iter([False] * 3)
-    with pytest.raises(gpus.GaveUp):
+    with pytest.raises(gpu_ordering.GaveUp):
         other.make(later, lambda: next(asked, True))
     monkeypatch.setattr(os, "getppid", lambda: -1)  # nobody is left to write them
-    with pytest.raises(gpus.GaveUp):
+    with pytest.raises(gpu_ordering.GaveUp):
         other.make(later)
 
 
@@ -789,24 +791,24 @@ def test_weights_begin_at_multiples_of_64_bytes_heads_included() -> None:
     decoder = tiny("llama").load()
     decoder.heads[2] = torch.arange(29 * 16, dtype=torch.float64).view(29, 16)
     decoder.heads[3] = torch.ones(29 * 8, 16, dtype=torch.float64)
-    before = [where.data.clone() if name == "data" else where[name].clone() for where, name in units.weights_of(decoder)]
-    flat = units.share_weights(decoder)
-    now = [where.data if name == "data" else where[name] for where, name in units.weights_of(decoder)]
+    before = [where.data.clone() if name == "data" else where[name].clone() for where, name in worker_loop.weights_of(decoder)]
+    flat = worker_loop.share_weights(decoder)
+    now = [where.data if name == "data" else where[name] for where, name in worker_loop.weights_of(decoder)]
     start = flat.data_ptr()
     assert all(one.equal(other) for one, other in zip(before, now, strict=True))
     assert all((each.data_ptr() - start) % 64 == 0 for each in now)
     ends = list(itertools.accumulate(-(-each.numel() * 8 // 64) * 64 for each in now))
     assert [each.data_ptr() - start for each in now] == [0, *ends[:-1]]
     assert (len(flat), flat.dtype) == (ends[-1], torch.uint8)
-    assert units.fingerprint(decoder)[:2] == (LAYERS, 29)
-    assert units.fingerprint(decoder)[3] == [(2, [0.0, 29.0 * 16 - 1]), (3, [1.0, 1.0])]
-    assert len(units.fingerprint(decoder)[2]) == len(now) - 2
+    assert worker_loop.fingerprint(decoder)[:2] == (LAYERS, 29)
+    assert worker_loop.fingerprint(decoder)[3] == [(2, [0.0, 29.0 * 16 - 1]), (3, [1.0, 1.0])]
+    assert len(worker_loop.fingerprint(decoder)[2]) == len(now) - 2
     rows: Any = decoder.rows()
     decoder.run((0,), 0, 0, LAYERS, rows)
     rows.layers[0].keys = rows.layers[0].keys[..., :2]
     decoder.rows, decoder.run = lambda: rows, lambda *_: None  # type: ignore[method-assign,assignment]
     with pytest.raises(CacheError, match="layers hold keys and values of unequal shapes, which cannot lie in one buffer"):
-        units.shape_of_rows(decoder)
+        worker_loop.shape_of_rows(decoder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -852,16 +854,16 @@ def test_a_worker_says_why_it_ends(happens: BaseException | None, code: int, sai
         done.append(code)
         raise Left
 
-    monkeypatch.setattr(units, "_Worker", Worker)
-    monkeypatch.setattr(units.signal, "signal", lambda *what: done.append(what))
-    monkeypatch.setattr(units.gc, "freeze", lambda: done.append("frozen"))
-    monkeypatch.setattr(units, "_end_with_parent", lambda: done.append("ends"))
-    monkeypatch.setattr(units.os, "_exit", leave)
+    monkeypatch.setattr(worker_loop, "_Worker", Worker)
+    monkeypatch.setattr(worker_loop.signal, "signal", lambda *what: done.append(what))
+    monkeypatch.setattr(worker_loop.gc, "freeze", lambda: done.append("frozen"))
+    monkeypatch.setattr(worker_loop, "_end_with_parent", lambda: done.append("ends"))
+    monkeypatch.setattr(worker_loop.os, "_exit", leave)
     end: Any = SimpleNamespace(send=done.append)
     orders = Orders(1, 2, None, 0.0)
     with pytest.raises(Left):
-        units.work(end, orders)
-    expected = [(units.signal.SIGINT, units.signal.SIG_IGN), "frozen", "ends", (end, orders)]
+        worker_loop.work(end, orders)
+    expected = [(worker_loop.signal.SIGINT, worker_loop.signal.SIG_IGN), "frozen", "ends", (end, orders)]
     assert done == [*expected, *([] if said is None else [said]), code]
 
 
@@ -870,13 +872,13 @@ def test_a_worker_ends_with_the_server_that_started_it(monkeypatch: pytest.Monke
     import ctypes
 
     closed, asked = list[int](), list[Any]()
-    monkeypatch.setattr(units.os, "close", closed.append)
+    monkeypatch.setattr(worker_loop.os, "close", closed.append)
     monkeypatch.setattr(forkserver, "_forkserver", server := SimpleNamespace(_forkserver_alive_fd=77))
     system = SimpleNamespace(prctl=lambda *what: asked.append(what))
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: system)
-    units._end_with_parent()
+    worker_loop._end_with_parent()
     assert (closed, server._forkserver_alive_fd) == ([77], None)
-    units._end_with_parent()
+    worker_loop._end_with_parent()
     assert closed == [77]
     assert asked == [(1, 9, 0, 0, 0)] * 2
 
@@ -900,9 +902,9 @@ class Pipe:
 def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any) -> tuple[Any, Any, Any, Memory]:
     """A worker that has a board and a model, its pipe, the board and the memory of the main process."""
     monkeypatch.setattr(Replica, "load", lambda self: real_models.decoders(self.model)["target"])
-    monkeypatch.setattr(units.gc, "freeze", lambda: None)
+    monkeypatch.setattr(worker_loop.gc, "freeze", lambda: None)
     end: Any = Pipe()
-    worker = units._Worker(end, Orders(1, 2, None, 0.0, **orders))
+    worker = worker_loop._Worker(end, Orders(1, 2, None, 0.0, **orders))
     assert end.said.pop() == ("up", os.getpid())
     board, memory = Board(2), Memory.of(real_models.decoders(kind)["target"], 2, 16)
     whole_ = pickle.loads
@@ -918,7 +920,7 @@ def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any)
     assert worker._hear()
     assert end.said == []
     assert worker._hear()
-    assert end.said.pop() == ("load", units.fingerprint(worker.unit.decoder))
+    assert end.said.pop() == ("load", worker_loop.fingerprint(worker.unit.decoder))
     return worker, end, board, memory
 
 
@@ -932,7 +934,7 @@ def told(board: Board, place: int, count: int, command: Command, stopped: int = 
     slot = board.slots[1][place]
     board.boxes[1][place][: len(said)] = said
     slot[STOPPED], slot[STATUS], slot[LENGTH] = stopped, 0, len(said)
-    board.words[1][units.POSTED] = count
+    board.words[1][worker_loop.POSTED] = count
 
 
 def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -940,8 +942,8 @@ def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.M
     decoder = real_models.decoders("llama")["target"]
     states = decoder.run((3, 4), 0, 0, LAYERS, decoder.rows())
     now = iter(range(10, 100))
-    monkeypatch.setattr(units, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
-    believed = units.believed_of(b"")
+    monkeypatch.setattr(worker_loop, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
+    believed = worker_loop.believed_of(b"")
     with torch.inference_mode():
         for heads, place in ((1, 0), (0, 1)):
             told(board, place, place + 1, Command(7 + place, (3, 4), 0, 0, LAYERS, heads, None, (), believed))
@@ -953,15 +955,15 @@ def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.M
         # Taken up, ready to begin once rows are there, and over.
         assert [tuple(board.times[1][place])[:3] for place in (0, 1)] == [(10.0, 11.0, 12.0), (13.0, 14.0, 15.0)]
         assert end.said == []
-        board.words[0][units.LISTENING] = 1
+        board.words[0][worker_loop.LISTENING] = 1
         finished: list[Any] = []
         monkeypatch.setattr(worker.unit, "finish", lambda *how: finished.append(how))
         told(board, 2, 3, Command(9, (3, 4), 0, 0, LAYERS, 0, None, (), believed), stopped=1)
         worker._pass()  # nobody wants it any more
-        assert (board.slots[1][2][STATUS], board.words[1][DONE], finished) == (units.GAVE_UP, 3, [])
+        assert (board.slots[1][2][STATUS], board.words[1][DONE], finished) == (worker_loop.GAVE_UP, 3, [])
         assert end.said == [b"."]
         # Stopped in the middle, or behind rows that were written over meanwhile: what was launched is done.
-        for happens in (gpus.GaveUp(), CacheError("rows are others")):
+        for happens in (gpu_ordering.GaveUp(), CacheError("rows are others")):
 
             def making(command: Command, stopped: Any, meanwhile: Any, ready: Any, happens: Any = happens) -> None:
                 assert not stopped()
@@ -975,7 +977,7 @@ def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.M
             told(board, worker.taken % SLOTS, worker.taken + 1, Command(9, (3,), 0, 0, LAYERS, 0, None, (), believed))
             worker._pass()
             assert finished.pop() == ()
-            assert board.slots[1][(worker.taken - 1) % SLOTS][STATUS] == units.GAVE_UP
+            assert board.slots[1][(worker.taken - 1) % SLOTS][STATUS] == worker_loop.GAVE_UP
         assert worker.taken == board.words[1][DONE] == 5
 
         def defect(*_: Any) -> None:
@@ -996,14 +998,14 @@ def test_a_worker_sleeps_where_nothing_is_asked_of_it_and_ends_at_a_word(monkeyp
         worker.taken += 1
 
     monkeypatch.setattr(worker, "_pass", pass_)
-    board.words[1][units.POSTED] = 2
+    board.words[1][worker_loop.POSTED] = 2
     waited = end.poll
 
     def poll(nap: float) -> bool:
-        assert board.words[1][units.ASLEEP] == 1
+        assert board.words[1][worker_loop.ASLEEP] == 1
         if len(end.naps) == 1:
             end.told.append(b".")  # it is woken, as a pass was asked for
-            board.words[1][units.POSTED] = 3
+            board.words[1][worker_loop.POSTED] = 3
         if len(end.naps) == 2:
             end.told.append(pickle.dumps(("end",)))
         return bool(waited(nap))
@@ -1011,21 +1013,21 @@ def test_a_worker_sleeps_where_nothing_is_asked_of_it_and_ends_at_a_word(monkeyp
     end.poll = poll
     worker.serve()
     assert made == [0, 1, 2]
-    assert end.naps == [units.NAP] * 3
-    assert (board.words[1][units.ASLEEP], end.said) == (0, [])
+    assert end.naps == [worker_loop.NAP] * 3
+    assert (board.words[1][worker_loop.ASLEEP], end.said) == (0, [])
     fresh: Any = Pipe(("end",))
-    again = units._Worker(fresh, Orders(2, 3, None, 0.0))
+    again = worker_loop._Worker(fresh, Orders(2, 3, None, 0.0))
     again.serve()  # nobody has given it a board
     assert fresh.said == [("up", os.getpid())]
 
 
 def test_a_worker_has_its_encoder_read_and_lies_on_its_core_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat, other = units.share_weights(tiny("llama").load()), tiny("llama", 1).load()
+    flat, other = worker_loop.share_weights(tiny("llama").load()), tiny("llama", 1).load()
     set_: list[Any] = []
-    monkeypatch.setattr(units.os, "sched_setaffinity", lambda *what: set_.append(what))
-    monkeypatch.setattr(gpus, "cuda", lambda: SimpleNamespace(set_device=set_.append))
+    monkeypatch.setattr(worker_loop.os, "sched_setaffinity", lambda *what: set_.append(what))
+    monkeypatch.setattr(gpu_ordering, "cuda", lambda: SimpleNamespace(set_device=set_.append))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: set_.append(f"{count} thread"))
-    units._Worker(Pipe(), Orders(1, 2, 5, 0.0, "cuda:1"))  # type: ignore[arg-type]
+    worker_loop._Worker(Pipe(), Orders(1, 2, 5, 0.0, "cuda:1"))  # type: ignore[arg-type]
     assert set_ == ["1 thread", (0, {5}), "cuda:1"]
     worker, end, _, _ = working(monkeypatch, "t5")
     before = worker.unit.decoder.source
@@ -1035,7 +1037,7 @@ def test_a_worker_has_its_encoder_read_and_lies_on_its_core_and_gpu(monkeypatch:
     assert worker._hear()
     assert worker.unit.decoder.source.shape[1] == 3
     assert worker.unit.rows is not rows  # of a new text
-    assert end.said.pop() == ("source", units.fingerprint(worker.unit.decoder))
+    assert end.said.pop() == ("source", worker_loop.fingerprint(worker.unit.decoder))
     HANDED[2] = ("load", Replica("t5"), (), (), flat)
     monkeypatch.setattr(Replica, "load", lambda _: other)
     end.told.append(pickle.dumps(2))
@@ -1115,7 +1117,7 @@ def test_commands_that_cannot_be_given_are_said() -> None:
     with pytest.raises(CacheError, match="a pass of 40000 tokens is too wide for a worker process"):
         pool.post(1, Command(1, tuple(range(40000)), 0, 0, 1, 0, None, (), 0))
     assert pool.posts[1].count == 0
-    pool.board.words[1][units.ASLEEP] = 1
+    pool.board.words[1][worker_loop.ASLEEP] = 1
     with pytest.raises(ProcessError, match="was killed by SIGKILL"):
         pool.post(1, Command(1, (3,), 0, 0, 1, 0, None, (), 0))
     with pool._guarded():
@@ -1175,7 +1177,7 @@ def test_processes_are_started_pinned_and_ended_in_this_order(monkeypatch: pytes
     affinity = {0: {5, 3, 9}}
     monkeypatch.setattr(pool_of.os, "sched_getaffinity", affinity.__getitem__)
     monkeypatch.setattr(pool_of.os, "sched_setaffinity", lambda *what: done.append(what))
-    monkeypatch.setattr(gpus, "check", lambda named: done.append(("there", named)))
+    monkeypatch.setattr(gpu_ordering, "check", lambda named: done.append(("there", named)))
     replica = tiny("llama")
     with pool_of.started(replica, 2, 12, source=(4,)):
         done.append("within")
@@ -1228,7 +1230,7 @@ def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytes
     """Units take the cores in turn; the board is theirs once, weights and rows with each model."""
     workers: list[Told] = []
     replica = tiny("llama")
-    same = units.fingerprint(replica.load())
+    same = worker_loop.fingerprint(replica.load())
 
     class Context:
         def Pipe(self) -> Any:  # noqa: N802
@@ -1236,7 +1238,7 @@ def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytes
             return ours, SimpleNamespace(close=lambda: workers[-1].said.append("closed there"))
 
         def Process(self, target: Any, args: Any, daemon: bool, name: str) -> Told:  # noqa: N802
-            assert (target, daemon) == (units.work, True)
+            assert (target, daemon) == (worker_loop.work, True)
             workers.append(Told(args, name, [("up", 9), ("load", same)]))
             return workers[-1]
 
@@ -1275,7 +1277,7 @@ def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytes
     with pytest.raises(ParameterError, match="has no encoder, and source is given; leave it out"):
         pool.read_source((3,))
     encoding: Any = tiny("t5")
-    same = units.fingerprint(encoding.load())
+    same = worker_loop.fingerprint(encoding.load())
     for each in workers:
         each.answers += [("load", same), ("source", None)]
         each.said.clear()
@@ -1332,15 +1334,16 @@ def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.M
         begun.append(Work())
         return begun[-1]  # type: ignore[no-any-return]
 
-    from calibrate import architectures, passes
+    from calibrate.loading import architectures
+    from calibrate.timing import library_pass
 
-    monkeypatch.setattr(timing, "prepared", prepared)
+    monkeypatch.setattr(single_pass, "prepared", prepared)
     monkeypatch.setattr(architectures, "architecture", lambda name: f"built {name}")
-    monkeypatch.setattr(passes, "Model", lambda *what: what)
-    monkeypatch.setattr(companions, "end_with_starter", lambda: asked.append("ends"))
-    monkeypatch.setattr(companions.signal, "signal", lambda *what: asked.append(what))
+    monkeypatch.setattr(library_pass, "Model", lambda *what: what)
+    monkeypatch.setattr(busy_neighbours, "end_with_starter", lambda: asked.append("ends"))
+    monkeypatch.setattr(busy_neighbours.signal, "signal", lambda *what: asked.append(what))
     context = SimpleNamespace(Pipe=lambda: kept_open(multiprocessing.Pipe()), Process=Thread)
-    monkeypatch.setattr(companions.multiprocessing, "get_context", {"spawn": context}.__getitem__)
+    monkeypatch.setattr(busy_neighbours.multiprocessing, "get_context", {"spawn": context}.__getitem__)
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     found = Companions(2, Spec("some", "cpu", "float32", 7, 3))
@@ -1349,7 +1352,7 @@ def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.M
     with found.at(2, 8, 4, "eager") as passed:
         assert passed == []
     assert sorted(map(str, asked)) == sorted(map(str, [
-        (companions.signal.SIGINT, companions.signal.SIG_IGN), "ends", (model, 2, 8, 4, "eager")] * 2))  # fmt: skip
+        (busy_neighbours.signal.SIGINT, busy_neighbours.signal.SIG_IGN), "ends", (model, 2, 8, 4, "eager")] * 2))  # fmt: skip
     assert sorted(passed) == sorted(each.done[0] for each in begun)
     assert all(each.done[0] == each.done[1] >= 1 for each in begun)
     with pytest.raises(KeyError), found.at(1, 8, 1, "eager") as passed:
@@ -1362,7 +1365,7 @@ def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.M
         assert not process.is_alive()
         assert not process.terminated
     found = Companions(1, Spec("some", "cpu", "float32", 7, 3))
-    monkeypatch.setattr(companions, "_PATIENCE", 0.01)
+    monkeypatch.setattr(busy_neighbours, "_PATIENCE", 0.01)
     with pytest.raises(RuntimeError, match="a companion process did not answer within 0 s"):
         found._answer(found.ends[0])
     found.ends[0].send("stop")  # of a pass that could not begin

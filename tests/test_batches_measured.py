@@ -7,21 +7,24 @@ from typing import Any
 
 import pytest
 
-from calibrate import decode_pass, decoding, passes, run_command, run_plan, running
-from calibrate.architectures import Architecture
-from calibrate.running import Plan
-from calibrate.sitting import Passes
-from calibrate.timing import prepared
-from model import decision_log, forced, runs
-from model.account import Account
-from model.algorithms import speculative
-from model.checks import ParameterError
-from model.measured import Measured
-from model.pass_cost import PassCost
-from model.replay import Replayed, parameters_of, steps_of, told
+from calibrate.commands import run_command
+from calibrate.decode import real_decoding
+from calibrate.loading.architectures import Architecture
+from calibrate.measured_runs import measure_runs, run_plan
+from calibrate.measured_runs.interleaved_profiles import Passes
+from calibrate.measured_runs.measure_runs import Plan
+from calibrate.timing import interpreter_pass, library_pass
+from calibrate.timing.single_pass import prepared
+from model.base.checks import ParameterError
+from model.costs.pass_seconds import PassCost
+from model.hardware.profile_costs import Measured
+from model.interpret.account import Account
+from model.interpret.interpreter import count
+from model.logs import forced_outcomes, measured_runs, read_log
+from model.logs.replay import Replayed, parameters_of, steps_of, told
+from model.methods.speculative import algorithm as speculative
 from model.steps import Forward
-from model.work import count
-from sim import compare, limits
+from sim.comparison import formula_validity, predict
 from tests import real_models
 from tests.clockwork import few_parts
 from tests.test_compare import profile_of
@@ -37,10 +40,10 @@ RATES = {"acceptance_rate": 0.6}
 def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, batch: int, lengths: Any) -> None:
     table = {"draft_length": 3, "sequences": batch, "batching": "static"} | ({} if lengths is None else {"lengths": lengths})
     models, own = models_of("speculative", table, kind), wanted("speculative", table, RATES)
-    running.check(Plan([own], 9), models)
-    found = running.decode(own, models, 9, 1, log=True)
+    measure_runs.check(Plan([own], 9), models)
+    found = measure_runs.decode(own, models, 9, 1, log=True)
     parameters = speculative.Parameters(**found.settings)
-    world = forced.world(parameters, 4, 9, RATES, seed=1)
+    world = forced_outcomes.world(parameters, 4, 9, RATES, seed=1)
     work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.outputs_of(9))
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
@@ -57,8 +60,8 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
     """Of batches alone: what other runs are written as stays as it was."""
     tables = [{"draft_length": 2, "sequences": 3, "batching": "static", "lengths": (6, 3, 6, 2)}, {"draft_length": 2}]
     plan = Plan([wanted("speculative", table, RATES) for table in tables], 6, repeats=1)
-    made = running.measure(tmp_path / "runs.json", plan, models_of("speculative", tables[0]))
-    kept = runs.load(tmp_path / "runs.json")
+    made = measure_runs.measure(tmp_path / "runs.json", plan, models_of("speculative", tables[0]))
+    kept = measured_runs.load(tmp_path / "runs.json")
     for one, other in zip(made.log.decodings, kept.log.decodings, strict=True):
         assert one.commits == other.commits
         assert one.settings == other.settings
@@ -73,7 +76,7 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
         each["settings"]["batch"] = each["settings"].pop("sequences")
         del each["settings"]["batching"]
     path.write_text(json.dumps(said))
-    for one, other in zip(made.log.decodings, decision_log.load(path).decodings, strict=True):
+    for one, other in zip(made.log.decodings, read_log.load(path).decodings, strict=True):
         want = parameters_of(one)
         assert parameters_of(other) == (want if want.together > 1 or want.lengths else replace(want, batching="continuous"))
 
@@ -92,13 +95,13 @@ def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path,
     })  # fmt: skip
     found = run_command.measured(written, tmp_path / "runs.json", "cpu")
     assert len(found.timed) == 2
-    _, table, about = compare.of_file(tmp_path / "runs.json")
+    _, table, about = predict.of_file(tmp_path / "runs.json")
     assert table["missing"].to_list() == ["", ""]
     assert table["tokens"].to_list() == [4, 12]
-    claims = limits.of_file(tmp_path / "runs.json", table)["claim"].to_list()
+    claims = formula_validity.of_file(tmp_path / "runs.json", table)["claim"].to_list()
     assert "verify" not in claims  # the theorem is about one text
     for name in about["profiles"]:
-        rows = compare.profiles_of([], found, tmp_path)
+        rows = predict.profiles_of([], found, tmp_path)
         assert name
     for role in ("target", "draft"):
         points = {(row["width"], row["batch"]) for row in rows[role].rows("layer").to_dicts()}
@@ -130,12 +133,12 @@ def test_points_of_a_batch_are_those_that_methods_make() -> None:
             Passes(**{"widths": (1, 2, 9), "contexts": (0,), "batches": (1, 4), **given})
 
 
-def model_of(unequal: bool = False) -> passes.Model:
+def model_of(unequal: bool = False) -> library_pass.Model:
     decoder = real_models.decoders("llama")["target"]
-    from model.transformer import from_config
+    from model.architectures.transformer import from_config
 
     shape = from_config(decoder.config.to_dict(), "float32")
-    made = passes.Model(Architecture("tiny", decoder.config, shape), "cpu", "float32", decoder=decoder)
+    made = library_pass.Model(Architecture("tiny", decoder.config, shape), "cpu", "float32", decoder=decoder)
     made.unequal = unequal
     return made
 
@@ -149,8 +152,8 @@ def test_passes_that_are_timed_stand_where_those_of_a_decoding_do(
 ) -> None:
     """Verified or made, drafts of a batch are of texts at unequal positions, by one here; behind nothing there is but one."""
     seen: list[Forward] = []
-    whole = decode_pass.Real.forward
-    monkeypatch.setattr(decode_pass.Real, "forward", lambda self, held, step: seen.append(step) or whole(self, held, step))
+    whole = interpreter_pass.Real.forward
+    monkeypatch.setattr(interpreter_pass.Real, "forward", lambda self, held, step: seen.append(step) or whole(self, held, step))
     monkeypatch.setattr(real_models.decoders("llama")["target"].__class__, "_longest", lambda self: None)
     work = prepared(model_of(unequal), width, context, batch, "interpreter")
     work.run()
@@ -161,7 +164,7 @@ def test_passes_that_are_timed_stand_where_those_of_a_decoding_do(
     assert all({*each.places} == {each.at, each.at + 1} for each in timed if each.places)
     filling = [each for each in seen if not each.heads]
     assert sum(each.width for each in filling) == context
-    assert all(len(each.tokens) <= decode_pass.CHUNK for each in filling)
+    assert all(len(each.tokens) <= interpreter_pass.CHUNK for each in filling)
     account = Account()
     for each in timed:
         account.add(each)
@@ -176,17 +179,17 @@ def test_texts_that_draft_along_have_room_for_it() -> None:
     table = {"draft_length": 5, "sequences": 2, "batching": "static"}
     models, prompt = models_of("speculative", table), 96 - 9 + 1
     own = {"prompt": tuple(range(prompt - 5)), "method": "speculative", "settings": table, "name": "long", "rates": RATES}
-    running.check(Plan([running.Wanted(**own)], 9), models)
-    assert len(running.decode(running.Wanted(**own), models, 9, 0).tokens) == 18
-    longer = running.Wanted(**own | {"prompt": tuple(range(prompt - 4))})
-    for made in (lambda: running.check(Plan([longer], 9), models), lambda: running.decode(longer, models, 9, 0)):
+    measure_runs.check(Plan([measure_runs.Wanted(**own)], 9), models)
+    assert len(measure_runs.decode(measure_runs.Wanted(**own), models, 9, 0).tokens) == 18
+    longer = measure_runs.Wanted(**own | {"prompt": tuple(range(prompt - 4))})
+    for made in (lambda: measure_runs.check(Plan([longer], 9), models), lambda: measure_runs.decode(longer, models, 9, 0)):
         with pytest.raises(ParameterError, match=r"prompt, tokens and draft_length must fit the 96 positions .* got 84, 9 and 5"):
             made()
     for alone in ({"draft_length": 5}, {"draft_length": 5, "lengths": (9, 3), "batching": "static"}):
-        running.check(Plan([running.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models)
+        measure_runs.check(Plan([measure_runs.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models)
 
 
 def test_models_are_asked_about_one_text_at_a_time() -> None:
     table = {"draft_length": 2, "sequences": 2, "batching": "static"}
     with pytest.raises(ParameterError, match="sequences must be 1, as one is decoded at a time, got 2 sequences"):
-        decoding.decode("speculative", models_of("speculative", table), (1, 2), 8, table)
+        real_decoding.decode("speculative", models_of("speculative", table), (1, 2), 8, table)

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.adapter import Decoder
-from calibrate.interpreter import Luck, Output, Real
-from calibrate.rows import LayerRows, Rows, RowsMade, Spots, joined
-from model.algorithms import speculative
-from model.algorithms.speculative import Parameters
-from model.checks import ParameterError
+from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.kv_rows import LayerRows, Rows, RowsMade, Spots, joined
+from calibrate.interpreters.in_one_process import Luck, Output, Real
+from model.base.checks import ParameterError
+from model.methods.speculative import algorithm as speculative
+from model.methods.speculative.algorithm import Parameters
 from model.steps import CacheError, Forward
 from tests import real_models
 from tests.tiers import crossed, examples

@@ -11,17 +11,18 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from figures import largest_batch
-from model import methods, speculative
-from model.acceptance import Iid
-from model.algorithms.speculative import Parameters
-from model.checks import ParameterError
-from model.hardware import memory, pass_time, step_time
-from model.latency import UnitCost
-from model.transformer import preset
-from sim import report, trace
-from sim.cli import app
-from sim.hardware import HardwareCost
+from figures.of_theory import largest_batch
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.hardware.cost_models import memory, pass_time, step_time
+from model.methods import registry
+from model.methods.speculative import theory as speculative
+from model.methods.speculative.algorithm import Parameters
+from model.outcomes.outcome_laws import Iid
+from sim.commands.sim_app import app
+from sim.runs import run_report, trace
+from sim.scenarios.hardware_cost import HardwareCost
 from tests.exact import mean, near, recursion
 
 ROOFLINE = {"kind": "roofline", "device": "h100", "shape": "llama-2-7b", "draft_shape": "llama-68m", "prompt": 496}
@@ -35,7 +36,7 @@ OUTCOMES = {"accept": {"kind": "iid", "acceptance_rate": 0.6}, "match": {"kind":
 
 def rows(*chosen: dict[str, Any], cost: dict[str, Any] = ROOFLINE, tokens: int = 32, **settings: Any) -> list[dict[str, Any]]:
     said = {"name": "batching", "tokens": tokens, "views": ["formula"], "replications": 64, "event_replications": 8, **settings}
-    asked = {name for each in chosen for name in methods.algorithm(each["name"]).Parameters.OUTCOMES}
+    asked = {name for each in chosen for name in registry.algorithm(each["name"]).Parameters.OUTCOMES}
     tables = {"scenario": said, "method": [*chosen], "cost": cost, "outcomes": {name: OUTCOMES[name] for name in sorted(asked)}}
     return sim.run({key: value for key, value in tables.items() if value}, out=None).to_dicts()
 
@@ -181,19 +182,19 @@ def test_a_full_batch_without_drafts_is_plain() -> None:
 
 
 def test_every_method_has_the_keys_and_says_which_ways_it_has() -> None:
-    ways = {name: methods.algorithm(name).Parameters.BATCHINGS for name in methods.names()}
+    ways = {name: registry.algorithm(name).Parameters.BATCHINGS for name in registry.names()}
     every = {"continuous", "static", "lockstep"}
     assert {name for name, own in ways.items() if {*own} == every} == {"autoregressive", "speculative"}
     assert {name for name, own in ways.items() if {*own} == {"static", "lockstep"}} == {"early_exit", "skipdecode"}
     assert all("lockstep" in own for own in ways.values())
 
 
-@pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("name", registry.names())
 def test_a_method_says_its_ways_and_what_they_are(name: str) -> None:
     done = CliRunner().invoke(app, ["ls", "methods", name])
     assert done.exit_code == 0
     listed = done.stdout.partition("batching of several sequences\n")[2].splitlines()
-    ways = methods.algorithm(name).Parameters.BATCHINGS
+    ways = registry.algorithm(name).Parameters.BATCHINGS
     assert [line.split()[0] for line in listed[: len(ways)]] == [*ways]
     assert all(len(line.split()) > 5 for line in listed[: len(ways)])
 
@@ -242,7 +243,7 @@ def test_the_drift_is_that_of_the_batch_that_is_run(batching: str) -> None:
 def test_the_note_on_drift_has_its_sign(drifts: list[float], said: str) -> None:
     none = pl.Series([None] * len(drifts), dtype=pl.String)
     table = pl.LazyFrame({"seconds_error": [0.1] * len(drifts), "context_drift": drifts, "cost_missing": none})
-    lines = [line for line in report.notes(table, {"method": [PLAIN], "cost": {}}) if "seconds are off" in line]
+    lines = [line for line in run_report.notes(table, {"method": [PLAIN], "cost": {}}) if "seconds are off" in line]
     assert len(lines) == 1
     assert said in lines[0]
 

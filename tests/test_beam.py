@@ -17,23 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model import beam, speculative
-from model.acceptance import Iid, Markov, Replay
-from model.account import Account
-from model.algorithms.beam import Hypothesis, Parameters, decode, texts
-from model.checks import ParameterError
-from model.coins import BLOCK
-from model.latency import UnitCost
-from model.rounds import Rounds
-from model.speculative import acceptance_from_drafted, finite_speedup
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Account
+from model.interpret.interpreter import Cache, count
+from model.interpret.world import Draft, World
+from model.methods.beam import paths as twin
+from model.methods.beam import theory as beam
+from model.methods.beam.algorithm import Hypothesis, Parameters, decode, texts
+from model.methods.rounds import Rounds
+from model.methods.speculative import theory as speculative
+from model.methods.speculative.theory import acceptance_from_drafted, finite_speedup
+from model.outcomes.outcome_laws import Iid, Markov, Replay
+from model.outcomes.random_streams import BLOCK
 from model.steps import CacheError, Commit, Continuation, Fork, Forward, Join, Read, Steps
-from model.work import Cache, count
-from model.world import Draft, World
-from sim import scenario, views
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.grid import Grid
-from sim.paths import beam as twin
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.scenarios import scenario_file
+from sim.scenarios.grid import Grid
+from sim.views import evaluation
 
 DECK = 0.75 / 6.39
 """The deck's cost ratio: milliseconds of a pass of its small model over those of its large one."""
@@ -728,7 +730,7 @@ def test_the_worlds_beams() -> None:
 # --- Scenarios ----------------------------------------------------------------------------------------------------------------
 
 
-def tables(**cost: Any) -> scenario.Tables:
+def tables(**cost: Any) -> scenario_file.Tables:
     methods = [
         {"name": "beam", "layers": 3, "num_speculative_tokens": 2, "num_beams": 2, "rule": rule, "arrangement": arrangement}
         for rule, arrangement in FORMS
@@ -746,27 +748,27 @@ def test_a_scenario_has_all_three_views() -> None:
         grid = Grid(tables(**cost))
         for point in range(grid.points):
             case = grid.case(point)
-            row = views.events_row(case, 0, 40)
+            row = evaluation.events_row(case, 0, 40)
             assert not case.contended
             assert row["paths_difference"] <= limit * row["latency"]
-            formula = views.formula_row(case)
+            formula = evaluation.formula_row(case)
             assert formula["held_units"] == case.held == (2 if case.parameters.arrangement == "parallel" else 1)
-            assert views.described(grid, point, case)["exact"] is (case.parameters.rule == "exact")
-            paths = views.paths_row(case, 0, 40)
+            assert evaluation.described(grid, point, case)["exact"] is (case.parameters.rule == "exact")
+            paths = evaluation.paths_row(case, 0, 40)
             assert paths["rounds"] == row["rounds"]
             assert paths["drafted"] == row["drafted"]
 
 
 def test_the_decks_beam_table_as_a_scenario() -> None:
     """128 tokens: a little less than Theorem 3.8 over k, as the last rounds are cut short."""
-    grid = Grid(scenario.load("beam-deck"))
-    found = [views.formula_row(grid.case(point)) for point in range(grid.points)]
+    grid = Grid(scenario_file.load("beam-deck"))
+    found = [evaluation.formula_row(grid.case(point)) for point in range(grid.points)]
     for row, beams, rate in zip(found, (3, 5), (0.79, 0.75), strict=False):
         assert row["speedup"] == pytest.approx(float(finite_speedup(128, rate, 3, DECK)) / beams, rel=1e-12)
     assert [row["speedup"] for row in found[2:]] == [pytest.approx(3 * found[0]["speedup"], rel=1e-12)] * 2
     assert [row["held_units"] for row in found] == [1, 1, 3, 1]
     for point in range(grid.points):
-        row = views.events_row(grid.case(point), 0, 4)
+        row = evaluation.events_row(grid.case(point), 0, 4)
         assert row["paths_difference"] <= 1e-12 * row["latency"]
 
 
@@ -774,14 +776,14 @@ def test_operations_are_those_of_all_beams() -> None:
     grid = Grid(tables(operations_ratio=0.125))
     for point in range(grid.points):
         case = grid.case(point)
-        formula, paths, events = views.formula_row(case), views.paths_row(case, 0, 40), views.events_row(case, 0, 40)
+        formula, paths, events = evaluation.formula_row(case), evaluation.paths_row(case, 0, 40), evaluation.events_row(case, 0, 40)
         assert paths["operations"] == events["operations"]
         rounds, drafted = paths["rounds"], paths["drafted"]
         assert paths["operations"] == 2 * (rounds + drafted * 1.125)  # two beams, drafted and tested
         per_round = formula["tokens_per_round"], formula["draft_acceptance_rate"], formula["operations_per_token"]
         rounds = 9 / per_round[0]
         assert per_round[2] == pytest.approx(2 * (rounds + (9 - rounds) / per_round[1] * 1.125) / 9, rel=1e-12)
-    assert np.isnan(views.formula_row(Grid(tables()).case(0))["operations_per_token"])
+    assert np.isnan(evaluation.formula_row(Grid(tables()).case(0))["operations_per_token"])
 
 
 def test_a_wider_draft_starts_from_the_beams_that_are_kept() -> None:
@@ -799,7 +801,7 @@ def test_fewer_units_than_beams_are_shared() -> None:
     grid = Grid(tables() | {"cluster": {"units": 1}})
     apart, parallel = grid.case(2), grid.case(3)
     assert parallel.contended
-    assert views.events_row(parallel, 0, 20)["latency"] == views.events_row(apart, 0, 20)["latency"]
+    assert evaluation.events_row(parallel, 0, 20)["latency"] == evaluation.events_row(apart, 0, 20)["latency"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import coins
+from model.outcomes import random_streams
 from tests.bench import events, formula, paths
 from tests.bench.__main__ import THEMES, main, select
 from tests.bench.measure import Benchmark, Result, compare, peak_rss
@@ -50,13 +50,13 @@ def test_events_are_counted_one_by_one(matches: list[bool]) -> None:
 
 def test_paths_read_every_coin_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
-    tiles = coins.tiles
+    tiles = random_streams.tiles
 
     def spy(*arguments: Any) -> object:
         asked.append(arguments)
         return tiles(*arguments)
 
-    monkeypatch.setattr(coins, "tiles", spy)
+    monkeypatch.setattr(random_streams, "tiles", spy)
     paths.draw(tokens=40, block=3)
     paths.walk(paths.LITERAL, tokens=40, block=3)
     paths.walk(paths.FLAT, tokens=40, block=3)
@@ -65,13 +65,13 @@ def test_paths_read_every_coin_that_is_drawn(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_benchmarked_path_is_the_simulated_one() -> None:
     time, _ = paths.walk(paths.LITERAL, tokens=20, block=0)
-    matches = np.concatenate([tile < events.MATCH_RATE for tile in coins.tiles(0, "match", 0, 19)])[:, :50]
+    matches = np.concatenate([tile < events.MATCH_RATE for tile in random_streams.tiles(0, "match", 0, 19)])[:, :50]
     assert time[:50].tolist() == [events.ours([*sequence, False]) for sequence in matches.T.tolist()]
 
 
 def test_streaming_sums_are_those_of_the_blocks_together() -> None:
     time, busy = (np.concatenate(both) for both in zip(*(paths.walk(paths.FLAT, 9, block) for block in (0, 1)), strict=True))
-    streamed = paths.stream(paths.FLAT, tokens=9, sequences=coins.BLOCK + 1)
+    streamed = paths.stream(paths.FLAT, tokens=9, sequences=random_streams.BLOCK + 1)
     direct = [values.mean() for values in (time, busy, time**2, busy**2, time * busy, busy / time)]
     assert streamed == pytest.approx(direct, rel=1e-12)
 

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model import bild as formulas
-from model.account import Totals
-from model.algorithms.bild import Parameters, decode
-from model.bild_lengths import Prices, moments, prices, segments, starts, work
-from model.checks import ParameterError
-from model.decisions import Independent, Recorded
-from model.latency import UnitCost
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Totals
+from model.interpret.interpreter import count
+from model.interpret.world import Lossy
+from model.methods.bild import paths
+from model.methods.bild import theory as formulas
+from model.methods.bild.algorithm import Parameters, decode
+from model.methods.bild.finite_bild import Prices, moments, prices, segments, starts, work
+from model.methods.bild.threshold_decisions import Independent, Recorded
 from model.steps import Commit, Forward, Read, Steps
-from model.work import count
-from model.world import Lossy
-from sim.cluster import Cluster
-from sim.events import simulate
-from sim.paths import bild as paths
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
 from tests.exact import near
 
 DECISIONS = st.lists(st.sampled_from((0, 0, 0, 1, 2)), min_size=1, max_size=24)

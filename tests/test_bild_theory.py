@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model import bild
-from model import speculative as sd
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.methods.bild import theory as bild
+from model.methods.speculative import theory as sd
 from tests.exact import RATES, close, near
 
 T5 = 25.2 / 402.7

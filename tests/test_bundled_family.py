@@ -12,16 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate import loading, prompts
-from calibrate.family import align, making, store, training
-from calibrate.family import heads as trained
-from calibrate.interpreter import Real
-from model import position_log
-from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
+from calibrate.family import align, make_model, model_directory, training
+from calibrate.family import exit_heads as trained
+from calibrate.interpreters.in_one_process import Real
+from calibrate.loading import load_models, prompts
+from model.logs import position_log
+from model.methods.adaptive import algorithm as adaptive
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.beam import algorithm as beam
+from model.methods.bild import algorithm as bild
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.hierarchical import algorithm as hierarchical
+from model.methods.ppd import algorithm as ppd
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.speculative import algorithm as speculative
 from tests import real_models
 from tests.tiers import crossed
 
-pytestmark = pytest.mark.skipif(not store.names(), reason="no models are bundled")
+pytestmark = pytest.mark.skipif(not model_directory.names(), reason="no models are bundled")
 
 ROLES = ("target", "draft", "medium")
 LAYERS, DRAFT, MEDIUM = 12, 2, 5
@@ -56,7 +64,9 @@ def models(dtype: str = "float32") -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    return {role: each.decoder for role, each in loading.models({role: f"family:{role}" for role in ROLES}, dtype=dtype).items()}
+    return {
+        role: each.decoder for role, each in load_models.models({role: f"family:{role}" for role in ROLES}, dtype=dtype).items()
+    }
 
 
 @lru_cache(maxsize=2)
@@ -99,9 +109,9 @@ def test_two_hundred_texts_differ_at_near_ties_alone(name: str, dtype: str) -> N
 
 
 def test_sizes_and_losses_are_those_of_a_family() -> None:
-    size = sum(path.stat().st_size for path in store.MODELS.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in model_directory.MODELS.rglob("*") if path.is_file())
     assert size < 24e6
-    losses = {role: store.log_of(store.bundled(role))["held_out_loss"] for role in ROLES}
+    losses = {role: model_directory.log_of(model_directory.bundled(role))["held_out_loss"] for role in ROLES}
     assert losses["target"] < losses["draft"] - 0.1
     assert losses["target"] < losses["medium"] < losses["draft"]
     assert {models()[role].layers for role in ROLES} == {LAYERS, DRAFT, MEDIUM}
@@ -120,9 +130,13 @@ def test_what_the_target_writes_looks_like_python() -> None:
 
 
 def test_every_layer_but_the_last_has_a_head_that_foretells_better_early() -> None:
-    folder = store.bundled("target")
+    folder = model_directory.bundled("target")
     heads = trained.load(
-        folder / store.HEADS, checksum=store.checksum(folder), layers=LAYERS, hidden=160, vocabulary=models()["target"].vocabulary
+        folder / model_directory.HEADS,
+        checksum=model_directory.checksum(folder),
+        layers=LAYERS,
+        hidden=160,
+        vocabulary=models()["target"].vocabulary,
     )
     assert sorted(heads) == [*range(1, LAYERS)]
     log = position_log.bundled()
@@ -140,28 +154,30 @@ def test_what_a_log_says_of_its_settings_is_what_its_command_asks_for() -> None:
         return {name: type(value)(given.get(f"--{name.replace('_', '-')}", value)) for name, value in before.items()}
 
     for role, size in training.FAMILY.items():
-        log = store.log_of(store.bundled(role))
+        log = model_directory.log_of(model_directory.bundled(role))
         assert log["size"] == asdict(size)
         assert log["recipe"] == asked(training.Recipe(), log["command"])
-        assert log["held_out_sample"]["windows"] == making.SAMPLE
-    said = trained.about(store.bundled("target") / store.HEADS)
+        assert log["held_out_sample"]["windows"] == make_model.SAMPLE
+    said = trained.about(model_directory.bundled("target") / model_directory.HEADS)
     assert said["settings"] == asked(trained.OWN, said["command"])
     assert trained.SETTINGS["own"] == trained.OWN == trained.Settings()
-    log = store.log_of(store.bundled("aligned"))
+    log = model_directory.log_of(model_directory.bundled("aligned"))
     assert log["settings"] == asked(align.Settings(), log["command"])
 
 
 def test_the_aligned_draft_agrees_more() -> None:
-    found = store.log_of(store.bundled("aligned"))["agreement"]
+    found = model_directory.log_of(model_directory.bundled("aligned"))["agreement"]
     assert found["after"] - found["before"] > 2 * found["gain_error"]
 
 
 def test_the_bundled_log_is_of_these_models_and_can_be_made_again() -> None:
-    from calibrate.log import logged
+    from calibrate.decode.log_positions import logged
 
     log = position_log.bundled()
     for role in ("target", "draft"):
-        assert log.said[role]["checksum"] == store.checksum(store.bundled(log.said[role]["name"].removeprefix("family:")))
+        assert log.said[role]["checksum"] == model_directory.checksum(
+            model_directory.bundled(log.said[role]["name"].removeprefix("family:"))
+        )
     target = models()["target"]
     numbers = [0, 7]
     again = logged(target, {number: log.said["prompts"][number]["tokens"] for number in numbers}, log.said["asked"])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from model import checks
-from model.checks import ParameterError
+from model.base import checks
+from model.base.checks import ParameterError
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 import sim
-from model import methods
-from sim import cases, scenario
-from sim.cli import app, guarded
-from sim.hardware import HardwareCost
-from sim.schema import of_scenarios
+from model.methods import registry
+from sim.commands.sim_app import app, guarded
+from sim.scenarios import cases, scenario_file
+from sim.scenarios.hardware_cost import HardwareCost
+from sim.scenarios.json_schema import of_scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -225,14 +225,14 @@ def test_the_python_interface_gives_the_same_table(folder: Path) -> None:
 
 
 def test_lists_and_environment(folder: Path) -> None:
-    assert set(json.loads(call("ls", "methods", "--json"))) == set(methods.names())
-    assert set(json.loads(call("ls", "--json"))) == set(scenario.names())
+    assert set(json.loads(call("ls", "methods", "--json"))) == set(registry.names())
+    assert set(json.loads(call("ls", "--json"))) == set(scenario_file.names())
     assert "ppd-table-2" in call("ls", "published")
     assert "python" in json.loads(call("env", "--json"))
     assert list(folder.iterdir()) == [folder / "s.toml"]
 
 
-@pytest.mark.parametrize("name", scenario.names())
+@pytest.mark.parametrize("name", scenario_file.names())
 def test_embedded_scenarios_are_clean(name: str, folder: Path) -> None:
     assert "would fail" not in call("lint", name)
 
@@ -271,9 +271,9 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
 
 def test_the_schema_takes_what_the_loader_takes() -> None:
     schema = json.loads(call("schema"))
-    default = scenario.load()
+    default = scenario_file.load()
     one_point = {**default, "sweep": {"outcomes.match_rate": {"from": 0.25, "to": 1, "count": 1}}}
-    for tables in (*map(scenario.load, scenario.names()), {**default, "method": default["method"][0]}, one_point):
+    for tables in (*map(scenario_file.load, scenario_file.names()), {**default, "method": default["method"][0]}, one_point):
         assert fits(tables, schema)
 
 
@@ -295,12 +295,12 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
     ],
 )
 def test_the_schema_refuses_what_the_loader_refuses(section: str, key: str, value: Any, message: str) -> None:
-    tables = scenario.load()
+    tables = scenario_file.load()
     table = tables["method"][0] if section == "method" else tables.setdefault(section, {})
     table[key] = value
     assert not fits(tables, schema_of_scenarios())
-    from model.checks import ParameterError
-    from sim.grid import Grid
+    from model.base.checks import ParameterError
+    from sim.scenarios.grid import Grid
 
     with pytest.raises(ParameterError, match=message):
         Grid(tables)
@@ -308,7 +308,7 @@ def test_the_schema_refuses_what_the_loader_refuses(section: str, key: str, valu
 
 def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
     sections = schema_of_scenarios()["properties"]
-    assert set(sections) == set(scenario.SECTIONS)
+    assert set(sections) == set(scenario_file.SECTIONS)
     for name, kind in (("scenario", cases.Settings), ("cluster", cases.Machine)):
         assert set(sections[name]["properties"]) == {field.name for field in fields(kind)}
     kinds = [set(table["properties"]) for table in sections["cost"]["anyOf"]]
@@ -322,9 +322,9 @@ def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
             assert set(laws[name]["properties"]) == {"kind", *(field.name for field in fields(law))}
             assert laws[name] in sections["outcomes"]["anyOf"]
     tables = {method["properties"]["name"]["const"]: method for method in sections["method"]["anyOf"][0]["anyOf"]}
-    assert set(tables) == set(methods.names())
+    assert set(tables) == set(registry.names())
     for name, method in tables.items():
-        kind = methods.algorithm(name).Parameters
+        kind = registry.algorithm(name).Parameters
         own = {"name", "outcomes", "cost", *getattr(kind, "ALIASES", ()), *(field.name for field in fields(kind))}
         assert set(method["properties"]) == own
 
@@ -361,9 +361,9 @@ def test_a_reader_who_leaves_is_no_error(folder: Path) -> None:
 
 def test_importing_the_command_loads_nothing_heavy(folder: Path) -> None:
     heavy = ("torch", "matplotlib", "scipy", "numpy", "polars", "pydantic", "simpy", "joblib", "rich")
-    probe = f"import sim.cli, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    probe = f"import sim.commands.sim_app, sys; print([name for name in {heavy!r} if name in sys.modules])"
     done = in_a_process("-c", probe, cwd=folder)
     loaded = set(eval(done.stdout))
     # Typer itself may take rich and pydantic; none of ours may ask for more.
-    own = set(eval(in_a_process("-c", probe.replace("sim.cli", "typer"), cwd=folder).stdout))
+    own = set(eval(in_a_process("-c", probe.replace("sim.commands.sim_app", "typer"), cwd=folder).stdout))
     assert loaded <= own

@@ -8,13 +8,13 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from model import coins
-from model.coins import BLOCK
+from model.outcomes import random_streams
+from model.outcomes.random_streams import BLOCK
 
 
 def dealt(seed: int = 1, purpose: str = "match", block: int = 0, positions: int = 40) -> NDArray[np.float64]:
     """All coins of a block, position by position."""
-    return np.concatenate([tile.copy() for tile in coins.tiles(seed, purpose, block, positions)])
+    return np.concatenate([tile.copy() for tile in random_streams.tiles(seed, purpose, block, positions)])
 
 
 @pytest.mark.parametrize("positions", [1, 2, 31, 32, 33, 64, 65, 100])
@@ -25,16 +25,16 @@ def test_a_longer_run_extends_a_shorter_one(positions: int) -> None:
 
 
 def test_tiles_are_of_at_most_32_positions() -> None:
-    assert [len(tile) for tile in coins.tiles(1, "match", 0, 70)] == [32, 32, 6]
-    assert [len(tile) for tile in coins.tiles(1, "match", 0, 64)] == [32, 32]
-    assert [*coins.tiles(1, "match", 0, 0)] == []
+    assert [len(tile) for tile in random_streams.tiles(1, "match", 0, 70)] == [32, 32, 6]
+    assert [len(tile) for tile in random_streams.tiles(1, "match", 0, 64)] == [32, 32]
+    assert [*random_streams.tiles(1, "match", 0, 0)] == []
 
 
 def test_blocks_may_be_dealt_in_any_order_and_at_the_same_time() -> None:
     alone = [dealt(block=block) for block in range(3)]
     backwards = [dealt(block=block) for block in (2, 1, 0)][::-1]
     woven = [[], [], []]  # type: ignore[var-annotated]
-    for tiles in zip(*(coins.tiles(1, "match", block, 40) for block in range(3)), strict=True):
+    for tiles in zip(*(random_streams.tiles(1, "match", block, 40) for block in range(3)), strict=True):
         for got, tile in zip(woven, tiles, strict=True):
             got.append(tile.copy())
     for block in range(3):
@@ -69,4 +69,4 @@ def test_a_stream_is_the_same_in_every_process() -> None:
     key = np.random.SeedSequence(7, spawn_key=(zlib.crc32(b"match"), 3))
     again = np.random.Generator(np.random.Philox(key)).random((2, BLOCK))
     assert (dealt(seed=7, block=3, positions=2) == again).all()
-    assert (coins.stream(7, "match", 3).random((2, BLOCK)) == again).all()
+    assert (random_streams.stream(7, "match", 3).random((2, BLOCK)) == again).all()

@@ -19,25 +19,26 @@ from hypothesis import HealthCheck, given, settings
 from rich.console import Console
 from typer.testing import CliRunner
 
-from calibrate.interpreter import Real
-from model import comparison, decision_log, profile, runs
-from model.algorithms import beam
-from model.checks import ParameterError
-from model.comparison import PARTS
-from model.decoding import Decoding
-from model.hardware import Uniform
-from model.latency import UnitCost
-from model.measured import Measured
-from model.pass_cost import PassCost
-from model.profile import Profile, Source, table_of
-from model.replay import Replayed, parameters_of, steps_of
-from model.runs import Runs
+from calibrate.interpreters.in_one_process import Real
+from model.architectures.transformer import Shape, from_config
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassCost
+from model.hardware import profile
+from model.hardware.cost_models import Uniform
+from model.hardware.profile import Profile, Source, table_of
+from model.hardware.profile_costs import Measured
+from model.logs import measured_runs, prediction_error, read_log
+from model.logs.decoding import Decoding
+from model.logs.measured_runs import Runs
+from model.logs.prediction_error import PARTS
+from model.logs.replay import Replayed, parameters_of, steps_of
+from model.methods.beam import algorithm as beam
 from model.steps import Forward, Read
-from model.transformer import Shape, from_config
-from sim import compare, compare_report
-from sim.cli import app
-from sim.cluster import Cluster
-from sim.events import simulate
+from sim.commands.sim_app import app
+from sim.comparison import comparison_report, predict
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
 from tests import real_models
 from tests.comparisons import decoded, every, profiles, runs_of, tapped
 from tests.real_models import DEPTHS
@@ -72,7 +73,7 @@ def test_uniform_seconds_are_the_papers_units(
     seconds = PassCost({role: Uniform(shape_of(role), SECONDS) for role in DEPTHS})
     count = parameters_of(found).units
     in_layers = simulate(steps_of(found), len(found.tokens), Cluster(count), units, Replayed(found.reads))
-    predicted = compare.predict(found, seconds, count)
+    predicted = predict.predict(found, seconds, count)
     assert predicted.total == pytest.approx(in_layers.latency * SECONDS, rel=1e-12)
     commits = [time * SECONDS for time, *_ in in_layers.commits]
     assert [time for time, *_ in predicted.run.commits] == pytest.approx(commits, rel=1e-12)
@@ -132,7 +133,7 @@ def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
 def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[str, Any]) -> None:
     found = record("llama", name, table, [1, 2, 3], 10, seed=2)
     profiles = {role: profile_of(role) for role in ("target", "draft")}
-    predicted = compare.predict(found, PassCost({role: Measured(each) for role, each in profiles.items()}))
+    predicted = predict.predict(found, PassCost({role: Measured(each) for role, each in profiles.items()}))
     assert predicted.total == pytest.approx(by_hand(found, profiles), rel=1e-6)
     assert sum(predicted.parts.values()) == pytest.approx(predicted.total, rel=1e-9)
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
@@ -186,7 +187,7 @@ def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
 def test_passes_hold_layers_embedding_step_and_cooling_and_reads_the_rest() -> None:
     found = record("llama", "speculative", {"draft_length": 3}, [1, 2, 3], 10, seed=2)
     cost = PassCost({"target": Measured(profile_of("target", further=COOLING)), "draft": Measured(profile_of("draft"))})
-    predicted = compare.predict(found, cost)
+    predicted = predict.predict(found, cost)
     assert predicted.parts["target cooling"] > 0
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
 
@@ -307,8 +308,8 @@ def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
     assert [cost.dispatching(count) for count in (0, 1, 3)] == pytest.approx([0, 1e-4, 4e-4])
     assert PassCost(profiles, single=False).dispatching(3) == 0
     found = record("llama", "ppd", {"exit_layer": 3, "candidates": 1}, [1, 2, 3], 10, seed=2)
-    free = compare.predict(found, PassCost({"target": Measured(profile_of("target"))}))
-    forked = compare.predict(found, cost)
+    free = predict.predict(found, PassCost({"target": Measured(profile_of("target"))}))
+    forked = predict.predict(found, cost)
     starts = round((forked.total - free.total) / 1e-4)
     assert 8 <= starts <= 10
     assert forked.total - free.total == pytest.approx(starts * 1e-4)
@@ -404,7 +405,7 @@ TIMED = ("seconds", "commit_s", "pass_s", "read_s")
 def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[Runs, dict[str, Profile]]]) -> None:
     """Other times, each row by a factor of its own, leave every predicted number as it was; the errors are others."""
     found, profiles = made()
-    before = compare.compare(found, profiles)
+    before = predict.compare(found, profiles)
     # Shorter, as a run is refused that takes longer than its machine can have taken.
     factors = np.random.default_rng(3).uniform(0.2, 0.9, (4, found.table.height))
     factors[2:] *= factors[0] / 0.9  # passes and reads are parts of the whole
@@ -414,7 +415,7 @@ def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tup
     scrambled = scrambled.with_columns(pl.Series("spans", spans, dtype=found.table["spans"].dtype))
     decodings = tuple(dataclasses.replace(each, seconds=9.0) for each in found.log.decodings)
     log = dataclasses.replace(found.log, decodings=decodings)
-    after = compare.compare(Runs(log, scrambled, found.about), profiles)
+    after = predict.compare(Runs(log, scrambled, found.about), profiles)
     predicted = [name for name in before.columns if name.startswith("predicted")] + ["contention_s"]
     assert len(predicted) == 10
     assert before.select(predicted).equals(after.select(predicted))
@@ -423,28 +424,28 @@ def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tup
 
 def test_the_profile_and_the_reads_do_go_into_it() -> None:
     found, profiles = some_runs()
-    before = compare.compare(found, profiles)["predicted_s"].to_numpy()
-    slower = compare.compare(found, profiles | {"target": profile_of("target", 2e-3)})["predicted_s"].to_numpy()
+    before = predict.compare(found, profiles)["predicted_s"].to_numpy()
+    slower = predict.compare(found, profiles | {"target": profile_of("target", 2e-3)})["predicted_s"].to_numpy()
     assert (slower > before).all()
 
 
 def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     """A part that is counted as nothing makes a prediction too short, and nobody should have to find that out."""
     found, profiles = some_runs()
-    before = compare.compare(found, profiles)
+    before = predict.compare(found, profiles)
     assert set(before["missing"]) == {""}
     target = profiles["target"]
     lacking = dataclasses.replace(target, table=target.table.filter(pl.col("part") != "head"))
-    table = compare.compare(found, profiles | {"target": lacking})
+    table = predict.compare(found, profiles | {"target": lacking})
     assert set(table["missing"]) == {"head of the target"}
     assert (table["predicted_s"] < before["predicted_s"]).all()
     over = found.table.with_columns(pl.lit(2).alias("units"))
-    several = compare.compare(Runs(found.log, over, found.about), profiles)
+    several = predict.compare(Runs(found.log, over, found.about), profiles)
     assert set(several["missing"]) == {"dispatch, wake, promotion, turn, alone, beside, called"}
     for role in ("target", "draft"):
         profile.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
-    path = runs.save(Runs(found.log, found.table, about), tmp_path / "own.json")
+    path = measured_runs.save(Runs(found.log, found.table, about), tmp_path / "own.json")
     assert "counted as nothing: head of the target (speculative)" in " ".join(invoke(path).output.split())
 
 
@@ -461,22 +462,22 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_profiles_of_something_else_are_refused_or_marked(more: dict[str, Any], said: str) -> None:
     found, profiles = some_runs()
-    assert set(compare.compare(found, profiles)["mismatch"]) == {""}
+    assert set(predict.compare(found, profiles)["mismatch"]) == {""}
     wrong = profiles | {"target": profile_of("target", **more)}
     with pytest.raises(ParameterError, match=said):
-        compare.compare(found, wrong)
+        predict.compare(found, wrong)
     if "shape" in more:
         return  # its layers are too few to go on with
-    table = compare.compare(found, wrong, allow_mismatch=True)
+    table = predict.compare(found, wrong, allow_mismatch=True)
     assert all(said in each for each in table["mismatch"])
 
 
 def test_every_model_needs_its_profile() -> None:
     found, profiles = some_runs()
     with pytest.raises(ParameterError, match="profile of the draft is required"):
-        compare.compare(found, {"target": profiles["target"]})
+        predict.compare(found, {"target": profiles["target"]})
     with pytest.raises(ParameterError, match="given for the medium, which the runs have not"):
-        compare.compare(found, profiles | {"medium": profile_of("medium")})
+        predict.compare(found, profiles | {"medium": profile_of("medium")})
 
 
 # --- the command line ---
@@ -488,7 +489,7 @@ def written(folder: Path, **more: Any) -> Path:
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}} | more
     for role in ("target", "draft"):
         profile.save(profile_of(role), folder)
-    return runs.save(Runs(found.log, found.table, about), folder / "own.json")
+    return measured_runs.save(Runs(found.log, found.table, about), folder / "own.json")
 
 
 def invoke(*arguments: str | Path) -> Any:
@@ -558,7 +559,7 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
     made += [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=layer, candidates=1, form=form)
              for form, layer in (("flat", 4), ("literal", 8))]
     found = runs_of(made, clock, units=[1, 2, 2])
-    table = compare.compare(found, clock).filter(units=2)
+    table = predict.compare(found, clock).filter(units=2)
     assert table.height == 2
     for row in table.iter_rows(named=True):
         for part in PARTS:
@@ -571,13 +572,13 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
     assert table["predicted_waiting_s"].min() > 1e-3  # type: ignore[operator]  # for those that woke up late
     forks = [each.account.adoptions for each in made[1:]]
     assert all(0.5e-4 * count < transfers for count, transfers in zip(forks, table["predicted_transfers_s"], strict=True))
-    measured, simulated = compare.side_by_side(found, clock, table["decoding"][0])
+    measured, simulated = predict.side_by_side(found, clock, table["decoding"][0])
     own = measured.filter(pl.col("what") != "wait").sort("start", "unit", "what")
     assert own["end"].to_list() == pytest.approx(simulated.sort("start", "unit", "what")["end"].to_list(), abs=1e-6)
     over = ", ".join(str(number) for number, each in found.timed.items() if each.units > 1)
     for runs_, there in ((found, over), (runs_of(made[:1], clock, units=[1]), "none of these runs is")):
         with pytest.raises(ParameterError) as refused:
-            compare.side_by_side(runs_, clock, 0)
+            predict.side_by_side(runs_, clock, 0)
         assert str(refused.value) == f"decoding must be one over several processes ({there}), got 0"
 
 
@@ -587,7 +588,7 @@ def test_runs_over_streams_are_no_runs_over_processes() -> None:
     made = [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
     found = runs_of(made, clock, units=[1, 2, 2])
     found = Runs(found.log, found.table, {**found.about, "apart": ["streams", "streams", "processes"]})
-    table = compare.compare(found, clock)
+    table = predict.compare(found, clock)
     assert table["method"].to_list() == ["ppd", "ppd-streams", "ppd-processes"]
     assert table["predicted_s"][1] == table["predicted_s"][2]
     lacking = [{*each.split(", ")} for each in table["missing"]]
@@ -608,7 +609,7 @@ def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
     runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
     timed = profiles(beside=1.5e-3, called=6e-4)
-    cost = compare.over_processes({"target": Measured(timed["target"])}, next(iter(runs.timed.values())))
+    cost = predict.over_processes({"target": Measured(timed["target"])}, next(iter(runs.timed.values())))
     assert (cost.called, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
 
 
@@ -616,12 +617,12 @@ def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
     found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
     cost = PassCost({"target": Measured(profiles(look=0.02)["target"])})  # who looks for the next token stops the others later
     with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):
-        compare.predict(found, cost, 31)
+        predict.predict(found, cost, 31)
 
 
 def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
     found = measured(tmp_path)
-    decision_log.save(found.log, tmp_path / "log.json")
+    read_log.save(found.log, tmp_path / "log.json")
     result = invoke(tmp_path / "log.json")
     assert result.exit_code == 2
     assert "error:" in result.output
@@ -632,11 +633,11 @@ def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
     known, clock = profiles(turn=3e-4), profiles(layer=2e-3, turn=3e-4)
     made = [decoded("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
     found = runs_of(made, clock, units=[2])
-    measured_, simulated = compare.side_by_side(found, known, 0)
+    measured_, simulated = predict.side_by_side(found, known, 0)
     timed = found.timed[0]
     assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.middle)))
     assert measured_.height == len(timed.spans(timed.middle))
-    assert simulated["end"].max() == pytest.approx(compare.compare(found, known)["predicted_total_s"][0])
+    assert simulated["end"].max() == pytest.approx(predict.compare(found, known)["predicted_total_s"][0])
     assert simulated["end"].max() < 0.7 * measured_["end"].max()
 
 
@@ -648,17 +649,17 @@ def test_what_is_printed_is_the_rows() -> None:
                ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})]  # fmt: skip
     made = [decoded(name, 25, rates, seed=3, **settings) for name, settings, rates in choices]
     found = runs_of(made, clock, ["a prompt with a very long name"] * 4, units=[1, 1, 1, 2], slower=1.5)
-    table = compare.compare(found, known)
+    table = predict.compare(found, known)
     text = io.StringIO()
-    compare_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))
+    comparison_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))
     lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
     assert "method settings runs median nine of ten worst bias noise bound held" in lines
-    for row in comparison.by_method(table):
+    for row in prediction_error.by_method(table):
         errors = " ".join(f"{row[name]:.1%}" for name in ("median_error", "p90_error", "worst_error", "bias", "noise", "bound"))
         assert f"{row['method']} {row['settings']} {row['runs']} {errors} {'yes' if row['held'] else 'NO'}" in lines
     at = lines.index("method settings prompt predicted measured error noise")
     worst = sorted(table.to_dicts(), key=lambda row: -abs(row["error"]))
-    assert compare_report.WORST == 5 > len(worst)
+    assert comparison_report.WORST == 5 > len(worst)
     for row, line in zip(worst, lines[at + 2 :], strict=False):
         times = " ".join(f"{1e3 * row[name]:.1f} ms" for name in ("predicted_s", "measured_s"))
         said = f"{row['method']} {row['settings'] or '-'} a prompt with a very lon {times} {row['error']:.1%} {row['noise']:.1%}"
@@ -672,18 +673,18 @@ def test_what_is_printed_is_the_rows() -> None:
             cells.append(f"{pair[0]:.1f} / {pair[1]:.1f}" if max(map(abs, pair)) > 1e-6 else "-")
         slower = 1e3 * own["contention_s"].mean()  # type: ignore[operator]
         assert " ".join([method, *cells, f"{slower:.1f}" if slower else "-"]) in lines
-    pairs, right = comparison.ranking(table)
+    pairs, right = prediction_error.ranking(table)
     assert pairs
     said = f"{right} of {pairs} pairs ({right / pairs:.1%}) that differ by more than twice the noise are ordered rightly"
     assert f"ranking: {said}" in lines
-    page = [*compare_report.markdown([("own", table, dict(found.about) | {"mode": "cuda-graph", "devices": ["cuda:0", "cpu"]})])]
+    page = [*comparison_report.markdown([("own", table, dict(found.about) | {"mode": "cuda-graph", "devices": ["cuda:0", "cpu"]})])]
     assert page[0] == f"### own: {found.about['machine']['name']}, float32, cuda-graph, processes on cuda:0"
     said = f"Of {pairs} pairs of settings that differ by more than twice the noise {right / pairs:.1%} are ordered rightly."
     assert said in page[2]
     far = pl.when(pl.col("method") == "ppd-processes").then(0.3).otherwise("error")  # so far off that its bound is not kept
     for shown in (table, table.with_columns(error=far)):
-        page = [*compare_report.markdown([("own", shown, dict(found.about))])]
-        rows = sorted(comparison.by_method(shown), key=lambda row: -row["median_error"])
+        page = [*comparison_report.markdown([("own", shown, dict(found.about))])]
+        rows = sorted(prediction_error.by_method(shown), key=lambda row: -row["median_error"])
         wanted = []
         for row in rows:
             numbers = [row[name] for name in ("median_error", "p90_error", "worst_error", "bias", "noise", "bound")]

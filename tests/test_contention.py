@@ -11,13 +11,14 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from model import methods
-from model.demand import Demand
-from model.world import World
-from sim import cases, views
-from sim.cases import Case, contention
-from sim.cluster import LINKS, STOPS, Cluster
-from sim.events import Run, simulate
+from model.interpret.world import World
+from model.methods import registry
+from model.methods.demand import Demand
+from sim.engine.cluster import LINKS, STOPS, Cluster
+from sim.engine.events import Run, simulate
+from sim.scenarios import cases
+from sim.scenarios.cases import Case, contention
+from sim.views import evaluation
 
 Tables = dict[str, Any]
 QUARTERS = st.integers(0, 12).map(lambda number: number / 4)
@@ -27,7 +28,7 @@ OVERHEADS = ("early_head", "final_head", "dispatch", "dispatch_per_process", "li
 def case_of(method: Tables, cost: Tables, cluster: Tables, tokens: int = 4) -> Case:
     """A point of a scenario; its outcomes are even chances of all that the method asks for."""
     rates = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "acceptance_rate"}
-    asked = methods.algorithm(method["name"]).Parameters.OUTCOMES
+    asked = registry.algorithm(method["name"]).Parameters.OUTCOMES
     laws = {name: {"kind": "iid", rates[name]: 0.5} for name in asked if name in rates}
     laws |= {"decision": {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.3}} if "decision" in asked else {}
     tables = {"scenario": {"name": "wait", "tokens": tokens}, "method": [method], "cost": cost, "cluster": cluster}
@@ -36,7 +37,7 @@ def case_of(method: Tables, cost: Tables, cluster: Tables, tokens: int = 4) -> C
 
 def played(case: Case, cluster: Cluster, matches: Sequence[int]) -> Run:
     """One decoding of a method that predicts early, by which candidate is right at each position (0: none)."""
-    steps = methods.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
+    steps = registry.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
     return simulate(steps, case.outputs, cluster, case.cost, World(1, case.parameters.layers, [*matches]))
 
 
@@ -120,10 +121,10 @@ def test_contended_is_what_may_wait_of_methods_that_draft(method: str) -> None:
             cluster = {"units": units, "links": links, "stop": "pass"}
             case = case_of({"layers": 2, **OTHERS[method], **place}, cost, cluster, tokens=8)
             ample = replace(case, cluster=Cluster(5))
-            pairs = [[views.simulate(each, world) for world in views.worlds(each, 0, 16)] for each in (case, ample)]
+            pairs = [[evaluation.simulate(each, world) for world in evaluation.worlds(each, 0, 16)] for each in (case, ample)]
             found = any(differs(*pair) for pair in zip(*pairs, strict=True))
             assert found == case.contended, (place, link, units, links, case.contention)
             seen.add(case.contended)
             if not case.contended:
-                assert views.events_row(case, 0, 16)["paths_difference"] <= 1e-9
+                assert evaluation.events_row(case, 0, 16)["paths_difference"] <= 1e-9
     assert seen == ({False} if method == "autoregressive" else {False, True})

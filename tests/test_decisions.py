@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import bild
-from model.checks import ParameterError
-from model.decisions import COLUMNS, Decisions, synthetic
+from model.base.checks import ParameterError
+from model.methods.bild import theory as bild
+from model.methods.bild.threshold_decisions import COLUMNS, Decisions, synthetic
 
 TOKENS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.25, 0.5, 0.9, 1.0]), st.sampled_from([0.0, 0.5, 2.0, 9.0]), st.booleans()),

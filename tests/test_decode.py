@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate import adapter, decode_command, decode_report, decoding, loading, log_command
-from calibrate.cli import app
-from calibrate.family import heads, store
-from calibrate.interpreter import Luck, Sampling
-from model import decision_log, methods
-from model.checks import ParameterError
+from calibrate.commands import decode_command, decode_report, log_command
+from calibrate.commands.calibrate_app import app
+from calibrate.decode import real_decoding
+from calibrate.decoders import adapter
+from calibrate.family import exit_heads, model_directory
+from calibrate.interpreters.in_one_process import Luck, Sampling
+from calibrate.loading import load_models
+from model.base.checks import ParameterError
+from model.logs import read_log
+from model.methods import registry
 from tests import real_models, test_replay
 from tests.real_models import DEPTHS, VOCABULARY
 
@@ -79,7 +83,7 @@ def models(folder: Path, method: str, *names: str) -> list[str]:
     """The options that name a method's models."""
     found = ["--model", str(folder / "target")]
     settings = dict(each.split("=") for each in names)
-    for role in decoding.roles(method, settings)[1:]:
+    for role in real_decoding.roles(method, settings)[1:]:
         found += [f"--{role}", str(folder / role)]
     return found
 
@@ -98,7 +102,7 @@ def said(folder: Path, method: str, *more: str, **own: Any) -> dict[str, Any]:
 
 
 def test_every_method_is_tried() -> None:
-    assert {*CHOICES} == {*methods.names()}
+    assert {*CHOICES} == {*registry.names()}
 
 
 @pytest.mark.parametrize("method", CHOICES)
@@ -106,9 +110,9 @@ def test_every_method_decodes_and_says_what_it_did(method: str, tiny: Path) -> N
     """All that the document says of a text is of one and the same run, made again here without the command."""
     found = said(tiny, method, "--prompt", "hello", "--tokens", "14")
     (text,) = found["texts"]
-    decoders = {role: loading.model(str(tiny / role)).decoder for role in found["models"]}
+    decoders = {role: load_models.model(str(tiny / role)).decoder for role in found["models"]}
     settings = text["settings"]
-    own = decoding.decode(method, decoders, numbers("hello"), 14, {k: v for k, v in settings.items() if v is not None})
+    own = real_decoding.decode(method, decoders, numbers("hello"), 14, {k: v for k, v in settings.items() if v is not None})
     assert text["written"] == [*own.tokens]
     # Special tokens are no text.
     assert text["text"] == "".join(text["pieces"]) == "".join(LETTERS[token] for token in own.tokens if token < 27)
@@ -129,7 +133,7 @@ def test_every_method_decodes_and_says_what_it_did(method: str, tiny: Path) -> N
 def test_exact_methods_write_what_the_oracle_writes(method: str, tiny: Path) -> None:
     found = said(tiny, method, "--prompt", "hello", "--tokens", "20", "--dtype", "float64", "--plain")
     assert found["exact"]
-    full = loading.model(str(tiny / "target"), dtype="float64").decoder.full
+    full = load_models.model(str(tiny / "target"), dtype="float64").decoder.full
     assert found["texts"][0]["written"] == real_models.oracle(full, numbers("hello"), 20)
     assert found["texts"][0]["plain"]["same_texts"] == 1
     assert found["texts"][0]["plain"]["first_differences"] == [None]
@@ -226,8 +230,8 @@ def test_tokens_that_make_a_character_together_are_shown_with_the_last() -> None
             return bytes(tokens).decode(errors="replace")
 
     text = "aé€b".encode()
-    assert loading.pieces(Bytes(), [*b"x"], [*text]) == ["a", "", "é", "", "", "€", "b"]
-    assert loading.pieces(Bytes(), [*b"x"], [*text[:2]]) == ["a", "\ufffd"]
+    assert load_models.pieces(Bytes(), [*b"x"], [*text]) == ["a", "", "é", "", "", "€", "b"]
+    assert load_models.pieces(Bytes(), [*b"x"], [*text[:2]]) == ["a", "\ufffd"]
 
 
 # --- texts that end, texts that are none, encoders, heads, drawing ---
@@ -276,7 +280,7 @@ def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
 def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
     (text,) = said(tiny, "autoregressive", "--prompt", "", "--tokens", "8")["texts"]
     assert text["prompt_tokens"] == [1]  # bos of LLaMA
-    full = loading.model(str(tiny / "target")).decoder.full
+    full = load_models.model(str(tiny / "target")).decoder.full
     assert text["written"] == real_models.oracle(full, [1], 8)
 
 
@@ -284,7 +288,7 @@ def test_a_chat_is_put_into_the_models_own_template(tmp_path: Path) -> None:
     folder = put(tmp_path, "target", seed=SEEDS["target"])
     ask = ("autoregressive", "--model", str(folder), "--json", "--tokens", "8")
     assert "model target has none; leave it out" in refused(*ask, "--prompt", "a", "--template", "chat")
-    own = loading.model(str(folder)).tokenizer
+    own = load_models.model(str(folder)).tokenizer
     own.chat_template = "{% for each in messages %}u {{ each.content }} {% endfor %}{% if add_generation_prompt %}b {% endif %}"
     own.save_pretrained(folder)
     (folder / "texts.jsonl").write_text('"hello"\n')
@@ -293,7 +297,7 @@ def test_a_chat_is_put_into_the_models_own_template(tmp_path: Path) -> None:
         assert text["prompt_tokens"] == numbers("u hello b ")
     # Of other prompts the last tokens are taken; a chat stays whole.
     for template, ids in ((None, numbers("llo")), ("chat", numbers("u hello b "))):
-        found = log_command.prompted(str(folder / "texts.jsonl"), template, 1, 3, 0, loading.model(str(folder)))
+        found = log_command.prompted(str(folder / "texts.jsonl"), template, 1, 3, 0, load_models.model(str(folder)))
         assert [tokens for _, tokens in found] == [ids]
     assert json.loads(call(*ask, "--prompt", "u hello b ")[0])["texts"][0]["written"] == text["written"]
     own.chat_template = "{{ raise_exception('users must wait') }}"
@@ -307,7 +311,7 @@ def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyP
         put(tmp_path, role, kind="t5", seed=7 + number)
     (tmp_path / "texts.txt").write_text("hello\nzq x\n")
     found = said(tmp_path, "speculative", "--prompts", str(tmp_path / "texts.txt"), "--tokens", "12", "--dtype", "float64")
-    full = loading.model(str(tmp_path / "target"), dtype="float64").decoder.full
+    full = load_models.model(str(tmp_path / "target"), dtype="float64").decoder.full
     for words, text in zip(("hello", "zq x"), found["texts"], strict=True):
         monkeypatch.setattr(real_models, "SOURCE", tuple(numbers(words)))
         assert text["prompt_tokens"] == [0]
@@ -317,14 +321,14 @@ def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_trained_heads_are_read(tiny: Path, tmp_path: Path) -> None:
     """A head that is the model's own changes nothing; one whose rows are shifted by one writes the next token."""
-    target = loading.model(str(tiny / "target"))
+    target = load_models.model(str(tiny / "target"))
     own = target.decoder.head.weight.detach()
     written = {}
     arguments = asked(tiny, "early_exit", "--prompt", "hello", "--tokens", "1", "--json", choices=["exit_layer=3"])
     written["none"] = json.loads(call(*arguments)[0])["texts"][0]["written"]
     for name, head in (("same", own), ("shifted", own.roll(1, dims=0))):
         path = tmp_path / f"{name}.safetensors"
-        heads._write(path, {3: head}, {"schema": heads.SCHEMA, "model": target.checksum, "name": "tiny"})
+        exit_heads._write(path, {3: head}, {"schema": exit_heads.SCHEMA, "model": target.checksum, "name": "tiny"})
         found = json.loads(call(*arguments, "--heads", str(path))[0])
         assert found["heads"] == [3]
         written[name] = found["texts"][0]["written"]
@@ -377,7 +381,7 @@ def test_logs_of_all_methods_are_played_again_by_the_simulator(method: str, tiny
     path = tmp_path / "own.parquet"
     _, stderr = call(*asked(tiny, method, "--prompts", str(texts), "--tokens", "12", "--log", str(path), "-q"))
     assert "own.parquet" in stderr
-    log = decision_log.load(path)
+    log = read_log.load(path)
     assert log.models["target"]["layers"] == LAYERS
     assert len(log.decodings) == len(log.names) == 3
     assert log.table().height > 0
@@ -387,20 +391,20 @@ def test_logs_of_all_methods_are_played_again_by_the_simulator(method: str, tiny
 
 
 def test_interrupted_it_keeps_what_is_done(tiny: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = decoding.decode, iter(range(10))
+    real, calls = real_decoding.decode, iter(range(10))
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
         if next(calls) % 3 == 2:
             raise KeyboardInterrupt
         return real(*arguments, **more)
 
-    monkeypatch.setattr(decoding, "decode", interrupted)
+    monkeypatch.setattr(real_decoding, "decode", interrupted)
     log = tmp_path / "own.parquet"
     arguments = asked(tiny, "autoregressive", "--prompts", str(texts), "--tokens", "6")
     stdout, stderr = call(*arguments, "--log", str(log), code=130)
     assert "interrupted after 2 of 3 prompts; what was decoded is kept" in stderr
     assert "--- all 2 prompts ---" in stdout
-    assert len(decision_log.load(log).decodings) == 2
+    assert len(read_log.load(log).decodings) == 2
     document = json.loads(call(*arguments, "--json", code=130)[0])
     assert document["interrupted"]
     assert len(document["texts"]) == 2
@@ -411,7 +415,7 @@ def test_interrupted_it_keeps_what_is_done(tiny: Path, texts: Path, tmp_path: Pa
 
 @pytest.fixture
 def family(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(store, "MODELS", tiny)
+    monkeypatch.setattr(model_directory, "MODELS", tiny)
     return tiny
 
 
@@ -483,7 +487,7 @@ def refused(*arguments: str) -> str:
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_one_line(method: str, more: list[str], words: str, tiny: Path) -> None:
-    known = method in methods.names()
+    known = method in registry.names()
     chosen = models(tiny, method) if known else ["--model", str(tiny / "target")]
     assert words in refused(method, *chosen, "--prompt", "a", "--device", "cpu", *more)
 
@@ -543,25 +547,25 @@ def test_a_log_that_cannot_be_written_is_known_before_anything_is_decoded(tiny: 
 def test_the_twin_refuses_what_no_method_can_use() -> None:
     decoders = real_models.decoders("llama", "draft")
     with pytest.raises(ParameterError, match="--draft is not used by method autoregressive, which drafts with no other model"):
-        decoding.decode("autoregressive", decoders, [3], 4)
+        real_decoding.decode("autoregressive", decoders, [3], 4)
     with pytest.raises(ParameterError, match="prompt must have at least one token"):
-        decoding.decode("speculative", decoders, [], 4, {"draft_length": 2})
+        real_decoding.decode("speculative", decoders, [], 4, {"draft_length": 2})
     with pytest.raises(ParameterError, match="tokens between 0 and 28, the vocabulary of model llama target, got 29"):
-        decoding.decode("speculative", decoders, [3, 29], 4, {"draft_length": 2})
+        real_decoding.decode("speculative", decoders, [3, 29], 4, {"draft_length": 2})
 
 
 def test_a_text_may_fill_the_last_position() -> None:
     """The last token is written and never read: 90 tokens of prompt leave room for 7."""
     alone = {"target": real_models.decoders("llama")["target"]}
-    assert len(decoding.decode("autoregressive", alone, [3] * 90, 7).tokens) == 7
+    assert len(real_decoding.decode("autoregressive", alone, [3] * 90, 7).tokens) == 7
     with pytest.raises(ParameterError, match="must fit the 96 positions"):
-        decoding.decode("autoregressive", alone, [3] * 90, 8)
+        real_decoding.decode("autoregressive", alone, [3] * 90, 8)
 
 
 def test_reads_are_kept_only_where_a_log_is_wanted() -> None:
     alone = {"target": real_models.decoders("llama")["target"]}
-    assert decoding.decode("autoregressive", alone, [3], 4).reads == ()
-    assert len(decoding.decode("autoregressive", alone, [3], 4, log=True).reads) == 4
+    assert real_decoding.decode("autoregressive", alone, [3], 4).reads == ()
+    assert len(real_decoding.decode("autoregressive", alone, [3], 4, log=True).reads) == 4
 
 
 # --- all that is said of decodings, of models that are at hand ---
@@ -588,15 +592,15 @@ def at_hand(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Tiny models in the place of those that are loaded; how these were asked for."""
     asked_: list[Any] = []
     found = {
-        role: loading.Model(f"a {role}", decoder, Spelling(), f"sum of {role}")
+        role: load_models.Model(f"a {role}", decoder, Spelling(), f"sum of {role}")
         for role, decoder in real_models.decoders("llama", "draft").items()
     }
 
-    def models_(named: dict[str, str], *how: str) -> dict[str, loading.Model]:
+    def models_(named: dict[str, str], *how: str) -> dict[str, load_models.Model]:
         asked_.append((named, *how))
         return {role: found[role] for role in named}
 
-    monkeypatch.setattr(loading, "models", models_)
+    monkeypatch.setattr(load_models, "models", models_)
     return asked_
 
 
@@ -614,10 +618,10 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     at_hand: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.python_version", lambda: "3.x")
-    monkeypatch.setattr("calibrate.machine.versions", lambda: {"torch": "2.x"})
+    monkeypatch.setattr("calibrate.devices.machine.versions", lambda: {"torch": "2.x"})
     said = json.loads(on_processor(*SPOKEN, "--prompt", "def", "--plain", "--json", "--dtype", "float64").stdout)
     decoders = real_models.decoders("llama", "draft")
-    alone = decoding.decode("autoregressive", {"target": decoders["target"]}, [3, 4, 5], 6)
+    alone = real_decoding.decode("autoregressive", {"target": decoders["target"]}, [3, 4, 5], 6)
     [text], totals = said.pop("texts"), said.pop("totals")
     about = {"layers": 5, "vocabulary": VOCABULARY}
     assert said == {
@@ -646,13 +650,13 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     assert one != other
     assert said["totals"]["plain"]["same_texts"] == 2  # with the same numbers they are the same
     assert done.stderr == f"log: {log}, with log.json beside it\n"
-    kept = decision_log.load(tmp_path / "log.json")
+    kept = read_log.load(tmp_path / "log.json")
     assert [[*each.tokens] for each in kept.decodings] == [one, other]
     assert (kept.seed, kept.sampling, kept.versions) == (4, said["sampling"], VERSIONS)
     assert kept.names == tuple(each["prompt"] for each in said["texts"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept.date)
     law_of = {"sampling": Sampling(1.5, 7, 0.9), "luck": Luck(4, 1)}
-    again = decoding.decode("autoregressive", {"target": decoders["target"]}, [0, 1, 2], 9, {"sampled": True}, **law_of)
+    again = real_decoding.decode("autoregressive", {"target": decoders["target"]}, [0, 1, 2], 9, {"sampled": True}, **law_of)
     assert [*again.tokens] == other
     lines = on_processor("autoregressive", "--model", "big", "--tokens", "2", "--prompts", str(path)).stdout
     assert lines.count("--- all 2 prompts ---") == 1
@@ -706,15 +710,15 @@ def test_memory_that_a_device_lacks_is_said_and_other_errors_are_ours(monkeypatc
     def run(*_: Any) -> None:
         raise happens.pop(0)
 
-    monkeypatch.setattr(decoding.Real, "run", run)
+    monkeypatch.setattr(real_decoding.Real, "run", run)
     with pytest.raises(ParameterError, match="the device has too little memory for a prompt of 2 tokens and 4 more; take few"):
-        decoding.decode("autoregressive", alone, [3, 4], 4)
+        real_decoding.decode("autoregressive", alone, [3, 4], 4)
     with pytest.raises(RuntimeError, match="a defect"):
-        decoding.decode("autoregressive", alone, [3, 4], 4)
+        real_decoding.decode("autoregressive", alone, [3, 4], 4)
 
 
 def test_more_units_than_there_are_are_asked_for_by_name() -> None:
-    from calibrate.streams import Lanes
+    from calibrate.untested_on_gpu.over_streams import Lanes
 
     alone = {"target": real_models.decoders("llama")["target"]}
     lanes: Any = Lanes.__new__(Lanes)
@@ -722,7 +726,7 @@ def test_more_units_than_there_are_are_asked_for_by_name() -> None:
         units.units = 2
         given: Any = {"lanes" if units is lanes else "pool": units}
         with pytest.raises(ParameterError, match=f"units must be at least 3, which the method reserves, got 2 {words}"):
-            decoding.decode("ppd", alone, [3], 4, {"exit_layer": 3, "candidates": 2}, **given)
+            real_decoding.decode("ppd", alone, [3], 4, {"exit_layer": 3, "candidates": 2}, **given)
 
 
 class Units:
@@ -733,24 +737,24 @@ class Units:
 
 def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -> None:
     both = real_models.decoders("llama", "draft")
-    found = {role: loading.Model(role, decoder, Spelling(), "") for role, decoder in both.items()}
+    found = {role: load_models.Model(role, decoder, Spelling(), "") for role, decoder in both.items()}
     found["draft"].decoder.vocabulary = 28
     said = "models must have one vocabulary, and target has 29 tokens and the draft draft 28; draft with a model of the same"
     with pytest.raises(ParameterError, match=said):
-        loading.check(found)
+        load_models.check(found)
     own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # nobody else's: it is changed
-    encoding = loading.Model("both", adapter.decoder_of(own, "both"), Spelling(), "")
-    assert loading.begun(encoding, "abc") == ((0,), (0, 1, 2))
+    encoding = load_models.Model("both", adapter.decoder_of(own, "both"), Spelling(), "")
+    assert load_models.begun(encoding, "abc") == ((0,), (0, 1, 2))
     with pytest.raises(ParameterError, match="prompt 7 is empty, and the encoder of model both has nothing to read; give a text"):
-        loading.begun(encoding, "", "prompt 7")
+        load_models.begun(encoding, "", "prompt 7")
     with pytest.raises(ParameterError, match="template chat is the model's own, and model both has none; leave it out"):
-        loading.begun(encoding, "abc", chat=True)
+        load_models.begun(encoding, "abc", chat=True)
     encoding.decoder.config.decoder_start_token_id = encoding.decoder.config.bos_token_id = None
     encoding.decoder.full.generation_config.eos_token_id = None
     with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no token that texts begin with; t"):
-        loading.begun(encoding, "abc")
+        load_models.begun(encoding, "abc")
     encoding.decoder.full.generation_config.eos_token_id = [4, 5]
-    assert loading.begun(encoding, "abc") == ((4,), (0, 1, 2))  # a token that ends texts begins one
+    assert load_models.begun(encoding, "abc") == ((4,), (0, 1, 2))  # a token that ends texts begins one
 
 
 def test_each_token_adds_its_own_piece_behind_what_it_follows() -> None:
@@ -763,7 +767,7 @@ def test_each_token_adds_its_own_piece_behind_what_it_follows() -> None:
             return bytes(tokens).decode(errors="replace")
 
     text = "aé€b".encode()
-    assert loading.pieces(Bytes(), [*b"0123456789"], [*text]) == ["a", "", "é", "", "", "€", "b"]
+    assert load_models.pieces(Bytes(), [*b"0123456789"], [*text]) == ["a", "", "é", "", "", "€", "b"]
     assert seen[0] == [*b"23456789"]
-    assert loading.pieces(Bytes(), [*b"01"], [*text[:2]]) == ["a", "\ufffd"]  # what is never whole is shown as it is
-    assert loading.pieces(Bytes(), [], []) == []
+    assert load_models.pieces(Bytes(), [*b"01"], [*text[:2]]) == ["a", "\ufffd"]  # what is never whole is shown as it is
+    assert load_models.pieces(Bytes(), [], []) == []

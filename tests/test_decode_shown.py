@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import typer
 
-from calibrate import decode_command
-from calibrate.decode_report import Printer, Result, compared, document, summary
-from model.account import Account
-from model.decoding import Decoding
+from calibrate.commands import decode_command
+from calibrate.commands.decode_report import Printer, Result, compared, document, summary
+from model.interpret.account import Account
+from model.logs.decoding import Decoding
 from model.steps import Commit, Forward
 
 LAYERS = 5

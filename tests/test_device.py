@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from model.checks import ParameterError
-from model.device import DEVICES, device
+from model.base.checks import ParameterError
+from model.hardware.devices import DEVICES, device
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 NAMES = {"a100_sxm": "a100", "h100_sxm": "h100", "l40s": "l40s"}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import early_exit
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.methods.early_exit import theory as early_exit
 from tests.exact import close
 
 HAZARDS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.8, 1.0]) | st.floats(0, 1), min_size=1, max_size=6)

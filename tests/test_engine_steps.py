@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sim
-from model import early_exit as theory
-from model.algorithms import early_exit
-from model.checks import ParameterError
-from model.early_exit_lengths import Depths
-from model.hardware import Served, pass_time, prompt_time, step_time
-from model.latency import UnitCost
-from model.operating_point import operating_point
-from model.roofline import Roofline
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.costs.operating_point import operating_point
+from model.hardware.cost_models import Served, pass_time, prompt_time, step_time
+from model.hardware.roofline import Roofline
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.early_exit import theory
+from model.methods.early_exit.finite_early_exit import Depths
 from model.steps import Forward
-from model.transformer import preset
-from sim import hardware, listing
+from sim.commands import listing
+from sim.scenarios import hardware_cost
 
 LAYERS, TOKENS = 24, 24
 COST = {"kind": "roofline", "device": "a100", "shape": "opt-1.3b", "prompt": 100}
@@ -262,4 +263,4 @@ def test_what_no_step_is_said_of_is_missing() -> None:
     about = listing.lines("costs")
     assert "plain decoding" in about["step_s"]
     assert "draft model" in about["draft_step_s"]
-    assert hardware.HardwareCost(**COST).step_s == 0
+    assert hardware_cost.HardwareCost(**COST).step_s == 0

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from model.algorithms import autoregressive, ppd
-from model.algorithms.ppd import Parameters
-from model.checks import ParameterError
-from model.latency import UnitCost
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.world import World
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.ppd import algorithm as ppd
+from model.methods.ppd.algorithm import Parameters
 from model.steps import CacheError, Commit, Fork, Forward, Join, Steps, Stop
-from model.world import World
-from sim.events import Cluster, Interval, Run, simulate
+from sim.engine.events import Cluster, Interval, Run, simulate
 
 Log = list[tuple[int, float, float, str, int, int, int, str]]
 

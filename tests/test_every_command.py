@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import calibrate.cli
-import sim.cli
+import calibrate.commands.calibrate_app
+import sim.commands.sim_app
 
-APPS = {"sim": sim.cli.app, "calibrate": calibrate.cli.app}
+APPS = {"sim": sim.commands.sim_app.app, "calibrate": calibrate.commands.calibrate_app.app}
 
 
 def commands(name: str) -> Iterator[tuple[tuple[str, ...], Any]]:

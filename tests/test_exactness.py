@@ -9,18 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.algorithms import autoregressive, speculative
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.speculative import algorithm as speculative
 from model.steps import CacheError, Commit, Fork, Forward, Read, Steps
-from sim.theorems.exactness import (
-    Law,
-    Texts,
-    distance,
-    endings,
-    law_of_text,
-    likeliest_text,
-    own_law,
-    residual,
-)
+from sim.theorems.output_law import Law, Texts, distance, endings, law_of_text, likeliest_text, own_law, residual
 from tests import spoiled
 from tests.trying import after
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from calibrate import layers, run_command, run_plan, running
-from calibrate.architectures import architecture
-from model import profile
-from model.checks import ParameterError
-from model.transformer import preset
-from sim import compare
+from calibrate.commands import run_command
+from calibrate.loading.architectures import architecture
+from calibrate.measured_runs import measure_runs, run_plan
+from calibrate.timing import profile_from_timings
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.hardware import profile
+from sim.comparison import predict
 from tests.clockwork import few_parts
 from tests.recording import installed
 
@@ -73,13 +75,13 @@ def test_every_setting_of_a_plan_is_legal(name: str, tmp_path: Path, monkeypatch
     class Checked(Exception):  # noqa: N818
         """Nothing is timed."""
 
-    asked: list[running.Plan] = []
+    asked: list[measure_runs.Plan] = []
 
-    def measure(_: Path, plan: running.Plan, *more: Any, **others: Any) -> Any:
+    def measure(_: Path, plan: measure_runs.Plan, *more: Any, **others: Any) -> Any:
         asked.append(plan)
         raise Checked
 
-    monkeypatch.setattr(running, "measure", measure)
+    monkeypatch.setattr(measure_runs, "measure", measure)
     written = run_plan.read(FOLDER / f"{name}.toml")
     plan = carried_out(written, tmp_path)
     plan = replace(plan, run=replace(plan.run, tokens=written.run.tokens, mode="eager"), profile=None)
@@ -104,7 +106,9 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     written = replace(written, run=replace(written.run, mode=mode))
     if mode != "eager":
         installed(monkeypatch)
-        monkeypatch.setattr(layers, "check", lambda _: None)  # what disturbs a pass may seem to leave its layers no time
+        monkeypatch.setattr(
+            profile_from_timings, "check", lambda _: None
+        )  # what disturbs a pass may seem to leave its layers no time
     assert written.profile is not None
     written = written if whole else replace(written, choices=ends(written.choices))
     run, passes = written.run, written.profile
@@ -119,7 +123,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     found = run_command.measured(plan, out, "cpu")
     assert len(found.timed) == len(written.choices)
     assert (found.about["dtype"], found.mode) == (run.dtype, mode)
-    _, table, about = compare.of_file(out)
+    _, table, about = predict.of_file(out)
     assert table.height == len(written.choices)
     # Only what hands bytes from device to device is not timed, and no run does that.
     assert set(table["missing"]) == {""}

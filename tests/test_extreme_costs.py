@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import sim
-from model import methods
-from model.checks import ParameterError
-from sim import cases
+from model.base.checks import ParameterError
+from model.methods import registry
+from sim.scenarios import cases
 
 METHODS: dict[str, dict[str, Any]] = {
     "ppd": {"exit_layer": 4, "candidates": 2}, "speculative": {"draft_length": 3}, "beam": {"draft_length": 3, "beams": 2},
@@ -53,7 +53,7 @@ def scenarios(draw: st.DrawFn, times: st.SearchStrategy[float]) -> dict[str, Any
         "decision": {"kind": "iid", "fallback_rate": rate, "rollback_rate": draw(rates)},
         "exit": {"kind": "hazards", "hazards": [rate] * 8},
     }  # fmt: skip
-    kind = methods.algorithm(name).Parameters
+    kind = registry.algorithm(name).Parameters
     asked = kind.asked({"layers": 8, **table}) if hasattr(kind, "asked") else kind.OUTCOMES
     found = {"scenario": {"name": "x", "tokens": draw(st.sampled_from([1, 2, 12, 300])), "replications": 3},
              "method": [{"name": name, "layers": 8, **table}], "cost": cost}  # fmt: skip

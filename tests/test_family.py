@@ -19,10 +19,10 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from calibrate.cli import app
-from calibrate.family import corpus, making, store, training, vocabulary
+from calibrate.commands.calibrate_app import app
+from calibrate.family import corpus, make_model, model_directory, training, vocabulary
 from calibrate.family.training import FAMILY, Recipe, Size
-from model.checks import ParameterError
+from model.base.checks import ParameterError
 from tests import family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -179,7 +179,7 @@ def test_every_text_comes_back_letter_by_letter(kept: Path, read: corpus.Corpus)
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    ours = Tokenizer.from_file(str(kept.parent / making.TOKENIZER))
+    ours = Tokenizer.from_file(str(kept.parent / make_model.TOKENIZER))
     theirs = AutoTokenizer.from_pretrained(kept)
     assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == (vocabulary.END, 0, 300)
     assert theirs.model_max_length == 32
@@ -199,21 +199,21 @@ def test_tokens_of_all_texts_end_each_with_the_end(read: corpus.Corpus) -> None:
 
 
 def test_a_directory_has_one_tokenizer_and_one_text(tmp_path: Path, read: corpus.Corpus) -> None:
-    first = making.tokenizer_of(tmp_path, read, 300)
-    again = making.tokenizer_of(tmp_path, read, 300)
+    first = make_model.tokenizer_of(tmp_path, read, 300)
+    again = make_model.tokenizer_of(tmp_path, read, 300)
     assert first.get_vocab() == again.get_vocab()
-    assert store.table(tmp_path / making.CORPUS) == read.about() | {"vocabulary": 300}
+    assert model_directory.table(tmp_path / make_model.CORPUS) == read.about() | {"vocabulary": 300}
     with pytest.raises(ParameterError, match="must be of the same text: checksum is"):
-        making.tokenizer_of(tmp_path, corpus.standard_library().cut(13_000), 300)
+        make_model.tokenizer_of(tmp_path, corpus.standard_library().cut(13_000), 300)
     with pytest.raises(ParameterError, match="vocabulary is 301, and was 300"):
-        making.tokenizer_of(tmp_path, read, 301)
-    (tmp_path / making.CORPUS).unlink()
+        make_model.tokenizer_of(tmp_path, read, 301)
+    (tmp_path / make_model.CORPUS).unlink()
     with pytest.raises(ParameterError, match="vocabulary is 300, and was not said; take another directory, or remove both"):
-        making.tokenizer_of(tmp_path, read, 300)
-    (tmp_path / making.CORPUS).write_text(json.dumps(read.about() | {"vocabulary": 300}))
-    (tmp_path / making.TOKENIZER).write_text("{")
+        make_model.tokenizer_of(tmp_path, read, 300)
+    (tmp_path / make_model.CORPUS).write_text(json.dumps(read.about() | {"vocabulary": 300}))
+    (tmp_path / make_model.TOKENIZER).write_text("{")
     with pytest.raises(ParameterError, match=r"tokenizer\.json of .* cannot be read"):
-        making.tokenizer_of(tmp_path, read, 300)
+        make_model.tokenizer_of(tmp_path, read, 300)
 
 
 # Training
@@ -262,8 +262,8 @@ def test_broken_off_training_ends_with_the_same_weights(
     seen: list[int] = []
     parts = family.made(tmp_path / "parts", recipe=recipe, resume=True, report=lambda step, *_: seen.append(step))
     assert seen[0] == stop + 1, "what was done is not done again"
-    assert parts.joinpath(store.WEIGHTS).read_bytes() == whole.joinpath(store.WEIGHTS).read_bytes()
-    assert store.log_of(parts)["held_out_loss"] == store.log_of(whole)["held_out_loss"]
+    assert parts.joinpath(model_directory.WEIGHTS).read_bytes() == whole.joinpath(model_directory.WEIGHTS).read_bytes()
+    assert model_directory.log_of(parts)["held_out_loss"] == model_directory.log_of(whole)["held_out_loss"]
     assert not list((tmp_path / "parts").glob("*.kept*"))
 
 
@@ -284,14 +284,14 @@ def test_seconds_are_those_of_all_parts(tmp_path: Path, monkeypatch: pytest.Monk
         said = file.metadata()
     assert (said["step"], float(said["seconds"]) > 20) == ("8", True)
     left = recipe.steps(family.tokens(family.text())[1].size) - 8
-    seconds = store.log_of(family.made(tmp_path, recipe=recipe, resume=True))["seconds"]
+    seconds = model_directory.log_of(family.made(tmp_path, recipe=recipe, resume=True))["seconds"]
     assert float(said["seconds"]) < seconds < float(said["seconds"]) + 4 * left + 2
 
 
 def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
     recipe = replace(family.RECIPE, epochs=0.2)
-    modes, begun = list[Any](), making.begun
+    modes, begun = list[Any](), make_model.begun
 
     def watched(*given: Any) -> Any:
         model = begun(*given)
@@ -304,7 +304,7 @@ def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatc
 
     windows, loss_of = list[Any](), training.loss_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "begun", watched)
+        patch.setattr(make_model, "begun", watched)
         patch.setattr(training, "loss_of", lambda *given: windows.append(given[-1]) or loss_of(*given))
         with pytest.raises(BrokenOffError):
             family.made(tmp_path, recipe=recipe, report=pull)
@@ -324,13 +324,13 @@ def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatc
 
 
 def test_training_learns_and_says_what_the_saved_weights_are_worth(kept: Path, read: corpus.Corpus) -> None:
-    log = store.log_of(kept)
+    log = model_directory.log_of(kept)
     _, numbers, held_out = family.tokens(read)
     assert log["corpus"] == read.about() | {"tokens": numbers.size, "held_out_tokens": held_out.size}
-    fresh = making.begun(family.TINY, 300, family.RECIPE)
+    fresh = make_model.begun(family.TINY, 300, family.RECIPE)
     before = training.loss_of(fresh, held_out, 32)
     assert before == pytest.approx(math.log(300), abs=0.1), "weights that know nothing"
-    loaded = store.load(kept)
+    loaded = model_directory.load(kept)
     after = training.loss_of(loaded.model, held_out, 32)
     assert after == pytest.approx(log["held_out_loss"], abs=1e-5)
     assert after < before - 0.5
@@ -340,7 +340,7 @@ def test_training_learns_and_says_what_the_saved_weights_are_worth(kept: Path, r
     said = "mean cross-entropy [nats per token], in the end of the weights as saved on all windows"
     assert log == {
         "schema": "decodesim.model/1", "role": "tiny", "command": "", "source": "measured", "loss": said,
-        "parameters": log["parameters"], "versions": store.versions(), "device": "cpu", "threads": 1,
+        "parameters": log["parameters"], "versions": model_directory.versions(), "device": "cpu", "threads": 1,
         "size": {"layers": 3, "hidden": 32, "ffn": 64}, "recipe": asdict(family.RECIPE), "corpus": log["corpus"],
         "held_out_loss": log["held_out_loss"], "held_out_sample": sample,
         "while_training": {"losses": log["while_training"]["losses"], "held_out": []}, "seconds": log["seconds"],
@@ -350,7 +350,7 @@ def test_training_learns_and_says_what_the_saved_weights_are_worth(kept: Path, r
 
 
 def test_the_mean_loss_is_that_of_every_token_alone(read: corpus.Corpus) -> None:
-    model = making.begun(family.TINY, 300, family.RECIPE).eval()
+    model = make_model.begun(family.TINY, 300, family.RECIPE).eval()
     numbers = np.arange(100, 231) % 300
     alone = []
     for start in range(0, 128, 32):
@@ -416,7 +416,7 @@ def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradie
 
 
 def test_matrices_within_layers_and_all_else_have_optimizers_of_their_own() -> None:
-    model = making.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.begun(family.TINY, 300, family.RECIPE)
     frozen = model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
     muon, adam = training.optimizers_of(model, Recipe(weight_decay=0.25))
     names = {id(each): name for name, each in model.named_parameters()}
@@ -438,7 +438,7 @@ def test_a_state_that_lacks_what_optimizers_know_is_refused(tmp_path: Path) -> N
     """Each tensor of the state by its name, its type and its shape."""
     from safetensors.torch import save_file
 
-    model = making.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.begun(family.TINY, 300, family.RECIPE)
     recipe = Recipe(batch=1, length=8)
     optimizers = training.optimizers_of(model, recipe)
     model(input_ids=torch.arange(8)[None]).logits.sum().backward()
@@ -446,7 +446,7 @@ def test_a_state_that_lacks_what_optimizers_know_is_refused(tmp_path: Path) -> N
         optimizer.step()
     path = tmp_path / "tiny.kept"
     training._keep(path, model, optimizers, "these", 3, 1.5, {"losses": [[3, 1.0]], "held_out": []})
-    fresh = making.begun(family.TINY, 300, replace(family.RECIPE, seed=1))
+    fresh = make_model.begun(family.TINY, 300, replace(family.RECIPE, seed=1))
     step, seconds, log = training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     assert (step, seconds, log) == (3, 1.5, {"losses": [[3, 1.0]], "held_out": []})
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), fresh.parameters(), strict=True))
@@ -477,7 +477,7 @@ def test_a_rate_that_blows_up_is_told_and_nothing_is_written(tmp_path: Path) -> 
 
 
 def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
-    model = making.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.begun(family.TINY, 300, family.RECIPE)
     some, none = np.zeros(500, np.int64), np.zeros(32, np.int64)
     with pytest.raises(ParameterError, match="at least batch\\*length\\+1=129 tokens, got 128"):
         training.train(model, some[:128], some, family.RECIPE, Path("unused"))
@@ -486,7 +486,7 @@ def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
 
 
 def test_a_model_that_was_trained_is_in_evaluation(tmp_path: Path) -> None:
-    model = making.begun(Size(1, 32, 32), 300, family.RECIPE)
+    model = make_model.begun(Size(1, 32, 32), 300, family.RECIPE)
     numbers = np.arange(200) % 300
     log = training.train(model, numbers, numbers[:40], replace(family.RECIPE, epochs=0.2, batch=1), tmp_path / "kept")
     assert not model.training
@@ -495,7 +495,7 @@ def test_a_model_that_was_trained_is_in_evaluation(tmp_path: Path) -> None:
 
 def test_a_text_too_short_leaves_nothing_behind(tmp_path: Path, read: corpus.Corpus) -> None:
     with pytest.raises(ParameterError, match="a text must have at least batch"):
-        making.tokenizer_of(tmp_path / "new", read, 300, replace(family.RECIPE, batch=10**6))
+        make_model.tokenizer_of(tmp_path / "new", read, 300, replace(family.RECIPE, batch=10**6))
     assert not (tmp_path / "new").exists()
     with pytest.raises(ParameterError, match="epochs must be between 0 and 1000"):
         replace(family.RECIPE, epochs=1e300)
@@ -520,28 +520,28 @@ def test_the_sizes_of_the_family_fit_their_room() -> None:
 def test_what_is_saved_is_what_is_loaded_rounded_to_half(kept: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = making.begun(family.TINY, 300, family.RECIPE)
-    store.save(model, store.load(kept).tokenizer, {"role": "none"}, tmp_path / "one")
+    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model_directory.save(model, model_directory.load(kept).tokenizer, {"role": "none"}, tmp_path / "one")
     assert all(value.dtype is torch.float16 for value in family.states(tmp_path / "one").values())
-    back = store.load(tmp_path / "one").model
+    back = model_directory.load(tmp_path / "one").model
     for name, value in model.named_parameters():
         assert torch.equal(back.get_parameter(name), value.half().float())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
     assert theirs.dtype is torch.float16
-    store.halved(model)
+    model_directory.halved(model)
     line = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.equal(model.eval()(line).logits, back(line).logits)
 
 
 def test_nothing_is_written_over_or_half(kept: Path, tmp_path: Path) -> None:
-    loaded = store.load(kept)
+    loaded = model_directory.load(kept)
     with pytest.raises(ParameterError, match="is there already"):
-        store.save(loaded.model, loaded.tokenizer, {}, kept)
+        model_directory.save(loaded.model, loaded.tokenizer, {}, kept)
     with torch.no_grad():
         next(loaded.model.parameters())[0, 0] = 1e6  # no half
     with pytest.raises(ParameterError, match=r"embed_tokens.weight of big in half precision must be finite, and 1 of its 9600"):
-        store.save(loaded.model, loaded.tokenizer, {}, tmp_path / "big")
+        model_directory.save(loaded.model, loaded.tokenizer, {}, tmp_path / "big")
     assert not list(tmp_path.iterdir())
 
     class Bad:
@@ -549,7 +549,7 @@ def test_nothing_is_written_over_or_half(kept: Path, tmp_path: Path) -> None:
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        store.save(store.load(kept).model, Bad(), {}, tmp_path / "half")
+        model_directory.save(model_directory.load(kept).model, Bad(), {}, tmp_path / "half")
     assert not list(tmp_path.iterdir())
 
 
@@ -558,19 +558,19 @@ def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path: Path, mo
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     asked: list[Any] = []
-    store.refuse_existing(tmp_path / "empty")
-    store.refuse_existing(tmp_path / "new" / "deeper")
+    model_directory.refuse_existing(tmp_path / "empty")
+    model_directory.refuse_existing(tmp_path / "new" / "deeper")
     with pytest.raises(ParameterError, match=r"file is there already; remove it, or choose another place with --log$"):
-        store.refuse_existing(tmp_path / "file", "--log")
+        model_directory.refuse_existing(tmp_path / "file", "--log")
     with pytest.raises(ParameterError, match=rf"^{tmp_path}/file/a/b cannot be made, because {tmp_path}/file is no folder; .* -o$"):
-        store.refuse_existing(tmp_path / "file" / "a" / "b")
-    monkeypatch.setattr(store.os, "access", lambda *what: asked.append(what))
+        model_directory.refuse_existing(tmp_path / "file" / "a" / "b")
+    monkeypatch.setattr(model_directory.os, "access", lambda *what: asked.append(what))
     with pytest.raises(ParameterError, match=rf"because {tmp_path} cannot be written to; choose another place with --out$"):
-        store.refuse_existing(tmp_path / "new" / "deeper", "--out")
+        model_directory.refuse_existing(tmp_path / "new" / "deeper", "--out")
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
     (tmp_path / "empty" / "one").touch()
     with pytest.raises(ParameterError, match=r"empty is there already; remove it, or choose another place with -o$"):
-        store.refuse_existing(tmp_path / "empty")
+        model_directory.refuse_existing(tmp_path / "empty")
 
 
 def test_the_library_is_quiet_meanwhile_and_as_it_was_behind() -> None:
@@ -581,7 +581,7 @@ def test_the_library_is_quiet_meanwhile_and_as_it_was_behind() -> None:
         for bars in (True, False):
             logging.set_verbosity_info()
             logging.enable_progress_bar() if bars else logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-            quiet = store.quiet()
+            quiet = model_directory.quiet()
             quiet.__enter__()
             assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
             assert not quiet.__exit__(BrokenOffError, BrokenOffError(), None)
@@ -592,11 +592,11 @@ def test_the_library_is_quiet_meanwhile_and_as_it_was_behind() -> None:
 
 
 def test_a_checksum_is_of_the_weights_alone(kept: Path, copied: Path) -> None:
-    assert store.checksum(kept) == hashlib.sha256((kept / store.WEIGHTS).read_bytes()).hexdigest()
-    (copied / store.LOG).unlink()
-    assert store.checksum(copied) == store.checksum(kept)
+    assert model_directory.checksum(kept) == hashlib.sha256((kept / model_directory.WEIGHTS).read_bytes()).hexdigest()
+    (copied / model_directory.LOG).unlink()
+    assert model_directory.checksum(copied) == model_directory.checksum(kept)
     family.broken(copied, "model.norm.weight", lambda value: value + 0.5)
-    assert store.checksum(copied) != store.checksum(kept)
+    assert model_directory.checksum(copied) != model_directory.checksum(kept)
 
 
 def test_weights_in_several_files_are_read_too(kept: Path, copied: Path) -> None:
@@ -606,20 +606,20 @@ def test_weights_in_several_files_are_read_too(kept: Path, copied: Path) -> None
     AutoModelForCausalLM.from_pretrained(kept).save_pretrained(copied, max_shard_size="40KB")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(kept / name, copied)
-    files = store.weights(copied)
+    files = model_directory.weights(copied)
     assert len(files) > 1
-    one, other = store.load(kept).model.state_dict(), store.load(copied).model.state_dict()
+    one, other = model_directory.load(kept).model.state_dict(), model_directory.load(copied).model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
     files[0].unlink()
     with pytest.raises(ParameterError, match="which must be a safetensors file beside it"):
-        store.load(copied)
+        model_directory.load(copied)
 
 
 def _bare(folder: Path, shapes: dict[str, Any], **config: Any) -> Path:
     """A model of which nothing is there but its configuration and the header of its weights."""
     header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
-    (folder / store.WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
-    (folder / store.CONFIG).write_text(json.dumps({"model_type": "llama"} | config))
+    (folder / model_directory.WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / model_directory.CONFIG).write_text(json.dumps({"model_type": "llama"} | config))
     return folder
 
 
@@ -632,7 +632,7 @@ def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Pat
     def said(shapes: dict[str, Any], **config: Any) -> str:
         _bare(tmp_path, shapes, **({"text_config": config} if nested else config))
         try:
-            store._check_files(tmp_path, "tiny", [tmp_path / store.WEIGHTS])
+            model_directory._check_files(tmp_path, "tiny", [tmp_path / model_directory.WEIGHTS])
         except ParameterError as error:
             return str(error)
         return ""
@@ -653,24 +653,24 @@ def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Pat
 def test_weights_may_be_as_large_as_they_like_and_what_lies_beside_them_not(tmp_path: Path) -> None:
     """Files of so many bytes take none on the disk."""
     _bare(tmp_path, {})
-    with (tmp_path / store.WEIGHTS).open("r+b") as file:
-        file.truncate(store.MOST_BYTES + 1)
-    files = [tmp_path / store.WEIGHTS]
-    store._check_files(tmp_path, "tiny", files)
+    with (tmp_path / model_directory.WEIGHTS).open("r+b") as file:
+        file.truncate(model_directory.MOST_BYTES + 1)
+    files = [tmp_path / model_directory.WEIGHTS]
+    model_directory._check_files(tmp_path, "tiny", files)
     beside = tmp_path / "vocab.json"
-    for size, refused in ((store.MOST_BYTES, False), (store.MOST_BYTES + 1, True)):
+    for size, refused in ((model_directory.MOST_BYTES, False), (model_directory.MOST_BYTES + 1, True)):
         with beside.open("wb") as file:
             file.truncate(size)
         if refused:
             with pytest.raises(ParameterError, match=r"^vocab\.json "):
-                store._check_files(tmp_path, "tiny", files)
+                model_directory._check_files(tmp_path, "tiny", files)
         else:
-            store._check_files(tmp_path, "tiny", files)
-    for name in (store.INDEX, store.CONFIG):  # of many files an index is longer than a configuration may be
-        (tmp_path / name).write_text("{}" + " " * (store.MOST_TOML - 1))
-    assert store.table(tmp_path / store.INDEX) == {}
+            model_directory._check_files(tmp_path, "tiny", files)
+    for name in (model_directory.INDEX, model_directory.CONFIG):  # of many files an index is longer than a configuration may be
+        (tmp_path / name).write_text("{}" + " " * (model_directory.MOST_TOML - 1))
+    assert model_directory.table(tmp_path / model_directory.INDEX) == {}
     with pytest.raises(ParameterError, match=r"config\.json"):
-        store.table(tmp_path / store.CONFIG)
+        model_directory.table(tmp_path / model_directory.CONFIG)
 
 
 def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
@@ -678,31 +678,31 @@ def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a.safetensors", "c.bin", "d.pt"):
         (tmp_path / name).write_bytes(name.encode())
     with pytest.raises(ParameterError, match=r"and only c\.bin, d\.pt, which are not read; only safetensors"):
-        store.weights(tmp_path)
-    index = tmp_path / store.INDEX
+        model_directory.weights(tmp_path)
+    index = tmp_path / model_directory.INDEX
     index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors", "z": "b.safetensors"}}))
-    assert [each.name for each in store.weights(tmp_path)] == ["a.safetensors", "b.safetensors"]
-    assert store.checksum(tmp_path) == hashlib.sha256(b"a.safetensorsb.safetensors").hexdigest()
+    assert [each.name for each in model_directory.weights(tmp_path)] == ["a.safetensors", "b.safetensors"]
+    assert model_directory.checksum(tmp_path) == hashlib.sha256(b"a.safetensorsb.safetensors").hexdigest()
     for mapping in (["a.safetensors"], {"x": 3}, {"x": "a.safetensors", "y": None}, None):
         index.write_text(json.dumps({"weight_map": mapping}))
         with pytest.raises(ParameterError, match="must have a weight_map of files by tensor; fetch the model again"):
-            store.weights(tmp_path)
+            model_directory.weights(tmp_path)
     (tmp_path.parent / "e.safetensors").touch()
     for wrong in ("../e.safetensors", "c.bin", "f.safetensors"):
         index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": wrong}}))
         with pytest.raises(ParameterError, match=f"names {Path(wrong).name}, which must be a safetensors file beside it"):
-            store.weights(tmp_path)
-    (tmp_path / store.WEIGHTS).touch()  # one file alone goes before an index
-    assert store.weights(tmp_path) == [tmp_path / store.WEIGHTS]
+            model_directory.weights(tmp_path)
+    (tmp_path / model_directory.WEIGHTS).touch()  # one file alone goes before an index
+    assert model_directory.weights(tmp_path) == [tmp_path / model_directory.WEIGHTS]
 
 
 def _pickle(folder: Path) -> None:
     torch.save(family.states(folder), folder / "pytorch_model.bin")
-    (folder / store.WEIGHTS).unlink()
+    (folder / model_directory.WEIGHTS).unlink()
 
 
 def _cut(folder: Path) -> None:
-    path = folder / store.WEIGHTS
+    path = folder / model_directory.WEIGHTS
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -711,7 +711,7 @@ def _lack(folder: Path) -> None:
 
     tensors = family.states(folder)
     del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / store.WEIGHTS, {"format": "pt"})
+    save_file(tensors, folder / model_directory.WEIGHTS, {"format": "pt"})
 
 
 BAD = {
@@ -733,7 +733,7 @@ BAD = {
     ),
     "layers": (lambda path: family.config(path, num_hidden_layers="two"), "error for field 'num_hidden_layers': .*'two'"),
     "pickle": (_pickle, "only pytorch_model.bin, which are not read; only safetensors are loaded"),
-    "no weights": (lambda path: (path / store.WEIGHTS).unlink(), "tiny has no model.safetensors; only safetensors"),
+    "no weights": (lambda path: (path / model_directory.WEIGHTS).unlink(), "tiny has no model.safetensors; only safetensors"),
     "no config": (lambda path: (path / "config.json").unlink(), "tiny has no config.json"),
     "config": (lambda path: (path / "config.json").write_text("{"), "config.json of tiny cannot be read as JSON"),
     "list": (lambda path: (path / "config.json").write_text("[]"), "must be a table of keys"),
@@ -752,7 +752,7 @@ def test_broken_models_are_refused_in_one_line(case: str, copied: Path) -> None:
     how, message = BAD[case]
     how(copied)
     with pytest.raises(ParameterError, match=message) as caught:
-        store.load(copied)
+        model_directory.load(copied)
     assert "\n" not in str(caught.value)
 
 
@@ -760,27 +760,27 @@ def test_the_folder_that_one_is_in_has_a_name(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ParameterError, match=r"^here has no config\.json"):
-        store.load(".")
+        model_directory.load(".")
 
 
 def test_code_beside_a_known_model_is_not_run(copied: Path) -> None:
     (copied / "evil.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').write_text('yes')\nclass Mine: pass\n")
     family.config(copied, auto_map={"AutoModelForCausalLM": "evil.Mine", "AutoConfig": "evil.Mine"})
-    store.load(copied)
+    model_directory.load(copied)
     assert not (copied / "ran").exists()
 
 
 def test_a_tokenizer_of_another_model_is_refused(copied: Path, tmp_path: Path, read: corpus.Corpus) -> None:
     vocabulary.wrapped(vocabulary.learnt(read, 310), 32).save_pretrained(copied)
     with pytest.raises(ParameterError, match="must be at most its vocabulary=300, got a tokenizer of 310"):
-        store.load(copied)
+        model_directory.load(copied)
 
 
 @pytest.mark.parametrize("name", ["targt", "./no/such", "/no/such", "a/b/c", ""])
 def test_models_that_are_not_there_are_refused_without_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the network"))
     with pytest.raises(ParameterError, match="must be a directory, one of the family"):
-        store.load(name or "nothing")
+        model_directory.load(name or "nothing")
 
 
 def test_the_hub_gives_no_code_and_its_errors_are_one_line(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -794,31 +794,31 @@ def test_the_hub_gives_no_code_and_its_errors_are_one_line(kept: Path, monkeypat
         return str(kept)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
-    assert store.load("owner/name").name == "owner/name"
+    assert model_directory.load("owner/name").name == "owner/name"
 
     def fails(*_: object, **__: object) -> str:
         raise OSError("no way\nthrough")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
     with pytest.raises(ParameterError, match="model owner/name could not be had from the hub: no way; give a directory instead"):
-        store.load("owner/name")
+        model_directory.load("owner/name")
 
 
 def test_bundled_models_are_found_by_name_and_others_named(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
-    monkeypatch.setattr(store, "MODELS", kept.parent)
-    assert store.names() == ["tiny"]
-    assert store.bundled("tiny") == kept
-    assert store.load("tiny").checksum == store.checksum(kept)
+    monkeypatch.setattr(model_directory, "MODELS", kept.parent)
+    assert model_directory.names() == ["tiny"]
+    assert model_directory.bundled("tiny") == kept
+    assert model_directory.load("tiny").checksum == model_directory.checksum(kept)
     with pytest.raises(ParameterError, match="unknown model of the family 'tini'; did you mean tiny"):
-        store.bundled("tini")
+        model_directory.bundled("tini")
 
 
-@pytest.mark.parametrize("name", store.names())
+@pytest.mark.parametrize("name", model_directory.names())
 def test_models_of_the_package_are_what_they_say(name: str) -> None:
     """Their own loss on a few windows of the held-out text, where this Python has the text that they read."""
-    log = store.log_of(store.bundled(name))
+    log = model_directory.log_of(model_directory.bundled(name))
     assert log["corpus"]["name"] == corpus.standard_library().name  # or `calibrate quality` would ask for a text
-    loaded = store.load(name)
+    loaded = model_directory.load(name)
     assert log["parameters"] == sum(each.numel() for each in loaded.model.parameters())
     found = corpus.standard_library()
     if found.checksum != log["corpus"]["checksum"]:
@@ -843,7 +843,7 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
     assert said["size"] == {"layers": 1, "hidden": 32, "ffn": 32}
     assert said["recipe"]["epochs"] == 0.1
     assert str(tmp_path) not in said["command"]
-    assert said | {"folder": ""} == store.log_of(tmp_path / "out" / "mine") | {"folder": ""}
+    assert said | {"folder": ""} == model_directory.log_of(tmp_path / "out" / "mine") | {"folder": ""}
     assert "is there already" in family.told(*common)
     again = CliRunner().invoke(app, [*common, "--resume"])
     assert again.exit_code == 0
@@ -854,7 +854,7 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
     words = said["command"].split()[1:]
     words[words.index("-o") + 1] = str(tmp_path / "again")
     assert CliRunner().invoke(app, [*words, "--device", "cpu"]).exit_code == 0
-    assert store.checksum(tmp_path / "again" / "mine") == store.checksum(tmp_path / "out" / "mine")
+    assert model_directory.checksum(tmp_path / "again" / "mine") == model_directory.checksum(tmp_path / "out" / "mine")
 
 
 @pytest.mark.parametrize(
@@ -887,30 +887,30 @@ def test_a_model_that_is_there_is_trained_no_more_unless_it_is_to_go_on(kept: Pa
     shutil.copytree(kept, folder / "tiny")
     asked = "tiny", family.TINY, family.RECIPE, family.text(), None
     with pytest.raises(ParameterError, match="tiny is there already; remove it"):
-        making.make(*asked, folder)
-    assert making.make(*asked, folder, resume=True) == store.log_of(folder / "tiny")
+        make_model.make(*asked, folder)
+    assert make_model.make(*asked, folder, resume=True) == model_directory.log_of(folder / "tiny")
     (folder / "tiny").rename(folder / "tiny.kept")
     with pytest.raises(ParameterError, match="of a training that was broken off; --resume goes on with it, or remove it"):
-        making.make(*asked, folder)
+        make_model.make(*asked, folder)
 
 
 def test_an_interrupted_train_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(making, "make", interrupted)
+    monkeypatch.setattr(make_model, "make", interrupted)
     done = CliRunner().invoke(app, ["train", "-o", str(tmp_path), "--quick", "--role", "draft", "--device", "cpu"])
     assert done.exit_code == 130
     assert "--resume" in done.stderr
 
 
 def test_another_text_than_the_bundled_familys_is_noted(kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from calibrate import family_commands
+    from calibrate.commands import family_commands
 
     found = family.text()
-    assert family_commands._note(found) == "" or store.names()
+    assert family_commands._note(found) == "" or model_directory.names()
     shutil.copytree(kept, tmp_path / "target")
-    monkeypatch.setattr(store, "MODELS", tmp_path)
+    monkeypatch.setattr(model_directory, "MODELS", tmp_path)
     assert family_commands._note(found) == "note: the text is that of the bundled family"
     assert "weights and losses will be others" in family_commands._note(corpus.standard_library())
 

@@ -12,9 +12,10 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from figures import distribution, save, timeline, tradeoff
-from model import ppd
-from model.checks import ParameterError
+from figures import save
+from figures.of_runs import latency_distribution, timeline, tradeoff
+from model.base.checks import ParameterError
+from model.methods.ppd import theory as ppd
 from tests.figure_checks import shown
 from tests.test_figures_tradeoff import coordinates, lines, paper
 
@@ -99,7 +100,7 @@ def histogram(points: int = 1) -> pl.DataFrame:
 
 
 def test_probabilities_stand_at_their_latencies() -> None:
-    axes = distribution.draw(histogram()).axes[0]
+    axes = latency_distribution.draw(histogram()).axes[0]
     expected = {(value, share) for _, _, value, share in histogram().rows()}
     assert coordinates([lines(axes)["formula"]]) == coordinates([lines(axes)["simulated: events"]]) == expected
     heights = sorted((bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches)  # type: ignore[attr-defined]
@@ -107,9 +108,9 @@ def test_probabilities_stand_at_their_latencies() -> None:
 
 
 def test_every_point_has_its_panel() -> None:
-    assert len(distribution.draw(histogram(5)).axes) == 5
+    assert len(latency_distribution.draw(histogram(5)).axes) == 5
     with pytest.raises(ParameterError, match="at most 12 points, got 13"):
-        distribution.draw(histogram(13))
+        latency_distribution.draw(histogram(13))
 
 
 def spread(values: dict[str, dict[float, float]], **more: Any) -> pl.DataFrame:
@@ -120,7 +121,7 @@ def spread(values: dict[str, dict[float, float]], **more: Any) -> pl.DataFrame:
 
 def test_a_distribution_by_hand() -> None:
     some = {"paths": {10.0: 0.25, 14.0: 0.75}, "formula": {10.0: 0.5, 12.0: 0.5, 90.0: 4e-5}, "events": {12.0: 1.0}}
-    figure = distribution.draw(spread(some).sample(fraction=1, shuffle=True, seed=4))
+    figure = latency_distribution.draw(spread(some).sample(fraction=1, shuffle=True, seed=4))
     drawn = shown(figure)
     assert drawn.texts == ["Distribution of the latency of a decoding"]
     assert drawn.legends == [("", ["formula", "simulated: events", "simulated: paths"])]
@@ -132,32 +133,34 @@ def test_a_distribution_by_hand() -> None:
     assert np.array(panel.bars[0][1]) == pytest.approx(np.array([(10 - 0.8, 0, 1.6, 0.25), (14 - 0.8, 0, 1.6, 0.75)]))
     axes = figure.axes[0]
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((10 - 3, 14 + 3, 0, 1.08))
-    seen = distribution.draw(spread({"formula": {10.0: 1.0, 12.0: 1e-4, 14.0: 1.01e-4}})).axes[0]
+    seen = latency_distribution.draw(spread({"formula": {10.0: 1.0, 12.0: 1e-4, 14.0: 1.01e-4}})).axes[0]
     assert seen.get_xlim() == pytest.approx((7, 17))
-    assert distribution.draw(spread({"formula": {10.0: 1.0, 14.0: 0.1, 16.0: 1e-4}})).axes[0].get_xlim() == pytest.approx((7, 17))
+    assert latency_distribution.draw(spread({"formula": {10.0: 1.0, 14.0: 0.1, 16.0: 1e-4}})).axes[0].get_xlim() == pytest.approx(
+        (7, 17)
+    )
     # A single latency has a bar of .8; where no chance is known the axis is whole.
-    lone = distribution.draw(spread({"paths": {10.0: 1.0}}))
+    lone = latency_distribution.draw(spread({"paths": {10.0: 1.0}}))
     assert np.array(shown(lone).panels[0].bars[0][1]) == pytest.approx(np.array([(9.6, 0, 0.8, 1)]))
     assert lone.axes[0].get_xlim() == pytest.approx((8.5, 11.5))
     assert shown(lone).legends == [("", ["simulated: paths"])]
-    assert distribution.draw(spread({"paths": {10.0: 0.0}})).axes[0].get_ylim() == (0, 1)
+    assert latency_distribution.draw(spread({"paths": {10.0: 0.0}})).axes[0].get_ylim() == (0, 1)
     timed = spread(some, name="mine").with_columns(latency_ms=2 * pl.col("latency_layers"))
-    panel = shown(distribution.draw(timed)).panels[0]
+    panel = shown(latency_distribution.draw(timed)).panels[0]
     assert (panel.title, panel.x) == ("mine", "latency  [ms]")
     assert panel.line("formula") == [(20, 0.5), (24, 0.5), (180, 4e-5)]
     with pytest.raises(ParameterError, match="unknown view 'a'"):  # of several that are wrong, always the same is named
-        distribution.draw(spread({letter: {1.0: 1.0} for letter in "hgfedcba"}))
+        latency_distribution.draw(spread({letter: {1.0: 1.0} for letter in "hgfedcba"}))
     # A sum of 80 latencies is drawn each for itself, of 81 in ranges, but for a formula's.
     for count, bars in ((80, 80), (81, 80)):
         many = spread({"paths": {float(at): 1 / count for at in range(count)}})
-        assert len(distribution.draw(many).axes[0].patches) == bars
+        assert len(latency_distribution.draw(many).axes[0].patches) == bars
 
 
 def test_panels_of_distributions_by_hand() -> None:
     """One alone, up to four in two columns, more in three; sizes in inches; the lowest of each column says what the axis is."""
     one = spread({"formula": {1.0: 0.5, 3.0: 0.5}})
     for count, across in ((4, 2), (5, 3), (12, 3)):
-        figure = distribution.draw(pl.concat([one.with_columns(point=pl.lit(each)) for each in range(count)]))
+        figure = latency_distribution.draw(pl.concat([one.with_columns(point=pl.lit(each)) for each in range(count)]))
         down = -(-count // across)
         width, height = figure.get_size_inches()
         assert (width, height) == pytest.approx((max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.8)))
@@ -182,7 +185,7 @@ def test_points_of_a_distribution_are_described() -> None:
         "acceptance_rate": 0.8, "cost.mine": [None, "a", "b", "c"], "cost_source": "x", "seconds_per_layer": [1.0, 2e-3, 5e-4, 1.0],
     })  # fmt: skip
     rows = pl.DataFrame({"point": [1, 0, 0], "view": "paths", "latency_layers": [10.0, 20.0, 30.0], "probability": 1.0})
-    found = distribution.described(rows, results)
+    found = latency_distribution.described(rows, results)
     assert found["name"].to_list() == [
         "speculative decoding, γ = 4, batch of 8, static, α = 0.8, mine = b",
         *["speculative decoding, γ = 3, α = 0.8, mine = a"] * 2,
@@ -190,14 +193,14 @@ def test_points_of_a_distribution_are_described() -> None:
     assert found["latency_ms"].to_list() == pytest.approx([5.0, 40.0, 60.0])
     some = results.with_columns(seconds_per_layer=pl.when(point=0).then(None).otherwise(1.0))
     for unknown in (results.drop("seconds_per_layer"), some):
-        assert "latency_ms" not in distribution.described(rows, unknown).columns
+        assert "latency_ms" not in latency_distribution.described(rows, unknown).columns
 
 
 # --- All of them --------------------------------------------------------------------------------------------------------
 
 
 def every() -> dict[str, Figure]:
-    return {"3": tradeoff.draw(paper()), "t": timeline.draw(INTERVALS, COMMITS), "d": distribution.draw(histogram(2))}
+    return {"3": tradeoff.draw(paper()), "t": timeline.draw(INTERVALS, COMMITS), "d": latency_distribution.draw(histogram(2))}
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
@@ -211,7 +214,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_drawn_are_refused() -> None:
-    drawings = ((tradeoff.draw, paper()), (timeline.draw, INTERVALS), (distribution.draw, histogram()))
+    drawings = ((tradeoff.draw, paper()), (timeline.draw, INTERVALS), (latency_distribution.draw, histogram()))
     for draw, rows in drawings:
         with pytest.raises(ParameterError, match="needs at least one row"):
             draw(rows.clear())

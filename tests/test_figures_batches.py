@@ -7,10 +7,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from figures import of_run, save, speedup, speedup_by_batch
-from figures.style import NAMES
-from model.algorithms._batches import SAID
-from model.checks import ParameterError
+from figures import of_run, save
+from figures.common.style import NAMES
+from figures.of_runs import speedup, speedup_by_batch
+from model.base.checks import ParameterError
+from model.methods.batching import SAID
 from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_speculative import xy
 

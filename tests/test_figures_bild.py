@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
-from figures import bild, save
-from figures.bild import BOTH, LARGE, NO_FALLBACK, NO_ROLLBACK, SMALL
-from model.checks import ParameterError
-from model.decisions import Decisions, synthetic
+from figures import save
+from figures.of_runs import bild_thresholds
+from figures.of_runs.bild_thresholds import BOTH, LARGE, NO_FALLBACK, NO_ROLLBACK, SMALL
+from model.base.checks import ParameterError
+from model.methods.bild.threshold_decisions import Decisions, synthetic
 from tests.figure_checks import laid_out
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import lines, words
@@ -28,7 +29,7 @@ RECORD = synthetic(3000, COINS)
 
 
 def made(record: Decisions = RECORD, low: Any = FALLBACK, high: Any = ROLLBACK, **more: Any) -> pl.DataFrame:
-    return bild.points(record, low, high, **{"cost_ratio": C, "cost_source": "assumed", **more})
+    return bild_thresholds.points(record, low, high, **{"cost_ratio": C, "cost_source": "assumed", **more})
 
 
 def coordinates(rows: pl.DataFrame) -> list[list[float]]:
@@ -127,14 +128,14 @@ def test_a_wider_pass_that_costs_more_takes_longer(rows: pl.DataFrame) -> None:
 def test_the_frontier_is_what_nothing_beats(pairs: list[tuple[int, int]]) -> None:
     table = pl.DataFrame(pairs, schema=["latency", "agreement"], orient="row")
     best = {(x, y) for x, y in pairs if not any(a <= x and b >= y and (a, b) != (x, y) for a, b in pairs)}
-    assert bild.frontier(table).rows() == sorted(best)
+    assert bild_thresholds.frontier(table).rows() == sorted(best)
 
 
 # --- The figure -------------------------------------------------------------------------------------------------------
 
 
 def test_a_curve_for_each_rollback_threshold_along_the_fallback_thresholds(rows: pl.DataFrame) -> None:
-    left = bild.draw(rows.sample(fraction=1, shuffle=True, seed=1)).axes[0]
+    left = bild_thresholds.draw(rows.sample(fraction=1, shuffle=True, seed=1)).axes[0]
     marks = {str(each.get_label()): each for each in left.collections if isinstance(each, PathCollection)}
     for value in ROLLBACK:
         own = rows.filter(policy=BOTH, rollback_threshold=value).sort("fallback_threshold")
@@ -147,7 +148,7 @@ def test_a_curve_for_each_rollback_threshold_along_the_fallback_thresholds(rows:
 
 
 def test_the_models_alone_are_marked_on_both_sides(rows: pl.DataFrame) -> None:
-    figure = bild.draw(rows)
+    figure = bild_thresholds.draw(rows)
     for axes in figure.axes:
         for policy in (LARGE, SMALL):
             assert np.column_stack(xy(lines(axes)[policy])).tolist() == coordinates(rows.filter(policy=policy))
@@ -156,22 +157,22 @@ def test_the_models_alone_are_marked_on_both_sides(rows: pl.DataFrame) -> None:
 
 
 def test_the_best_of_each_policy_and_all_its_points(rows: pl.DataFrame) -> None:
-    right = bild.draw(rows).axes[1]
+    right = bild_thresholds.draw(rows).axes[1]
     for policy in (BOTH, NO_ROLLBACK, NO_FALLBACK):
         own = rows.filter(policy=policy)
-        assert np.column_stack(xy(lines(right)[policy])).tolist() == coordinates(bild.frontier(own))
+        assert np.column_stack(xy(lines(right)[policy])).tolist() == coordinates(bild_thresholds.frontier(own))
         assert len(xy(lines(right)[f"all {policy}"])[0]) == own.height
     looks = {(lines(right)[policy].get_color(), lines(right)[policy].get_marker()) for policy in (BOTH, NO_ROLLBACK, NO_FALLBACK)}
     assert len(looks) == 3
 
 
 def test_where_numbers_are_from_stands_in_the_figure(rows: pl.DataFrame) -> None:
-    text = words(bild.draw(rows))
+    text = words(bild_thresholds.draw(rows))
     assert "(assumed: a small model that knows how often it is right)" in text
     assert "c = 0.25 (assumed)" in text
     assert "drafts of at most 10, variant paper" in text
     record = Decisions(RECORD.confidence, RECORD.distance, RECORD.agrees, "measured: T5 on XSum")
-    told = words(bild.draw(made(record, cost_source="measured", variant="code", maximum_draft=7)))
+    told = words(bild_thresholds.draw(made(record, cost_source="measured", variant="code", maximum_draft=7)))
     assert "(measured: T5 on XSum); c = 0.25 (measured); drafts of at most 7, variant code" in told
     assert "a small model that knows" not in told
 
@@ -182,10 +183,10 @@ def two() -> pl.DataFrame:
 
 
 def test_records_stand_one_above_the_other_and_each_has_the_best_of_the_other() -> None:
-    figure = bild.draw(two())
+    figure = bild_thresholds.draw(two())
     assert len(figure.axes) == 4
     for axes, name, other in ((figure.axes[1], "unaligned", "aligned"), (figure.axes[3], "aligned", "unaligned")):
-        best = {each: coordinates(bild.frontier(two().filter(name=each, policy=BOTH))) for each in (name, other)}
+        best = {each: coordinates(bild_thresholds.frontier(two().filter(name=each, policy=BOTH))) for each in (name, other)}
         assert np.column_stack(xy(lines(axes)[BOTH])).tolist() == best[name]
         assert np.column_stack(xy(lines(axes)[f"other {other}"])).tolist() == best[other]
         assert f"other {name}" not in lines(axes)
@@ -204,15 +205,18 @@ def apart(figure: Figure) -> bool:
 def test_words_keep_apart_and_on_the_page(rows: pl.DataFrame) -> None:
     many = made(high=np.linspace(0.5, 6, 8), cost_ratio=0.4, variant="code")
     for table in (rows, two(), many):
-        figure = bild.draw(table)
+        figure = bild_thresholds.draw(table)
         assert inside(figure)
         assert apart(figure)
-    assert len({line.get_color() for label, line in lines(bild.draw(many).axes[0]).items() if label.startswith("rollback")}) == 8
+    assert (
+        len({line.get_color() for label, line in lines(bild_thresholds.draw(many).axes[0]).items() if label.startswith("rollback")})
+        == 8
+    )
 
 
 @pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(rows: pl.DataFrame, tmp_path: Path) -> None:
-    first, second = (save(bild.draw(rows), tmp_path / name, formats=("svg",))[0].read_bytes() for name in ("one", "two"))
+    first, second = (save(bild_thresholds.draw(rows), tmp_path / name, formats=("svg",))[0].read_bytes() for name in ("one", "two"))
     assert first == second
 
 
@@ -223,11 +227,17 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: made(variant="papers"), "unknown variant 'papers'"),
     (lambda: made(low=[-0.5]), r"fallback_thresholds\[0\] must be at least 0, got -0\.5"),
     (lambda: made(high=[-1.0]), r"rollback_thresholds\[0\] must be at least 0, got -1\.0"),
-    (lambda: bild.draw(made().clear()), "the figure of thresholds needs at least one row, got none"),
-    (lambda: bild.draw(made().drop("agreement")), "the figure of thresholds needs the columns .*, got none called agreement"),
-    (lambda: bild.draw(pl.concat([made(name=str(index)) for index in range(4)])), "rows must be of at most 3 records, got 4"),
-    (lambda: bild.draw(made().filter(policy=LARGE)), "rows must have 1 to 8 rollback thresholds, got 0"),
-    (lambda: bild.draw(made(high=range(9))), "rows must have 1 to 8 rollback .*, got 9"),
+    (lambda: bild_thresholds.draw(made().clear()), "the figure of thresholds needs at least one row, got none"),
+    (
+        lambda: bild_thresholds.draw(made().drop("agreement")),
+        "the figure of thresholds needs the columns .*, got none called agreement",
+    ),
+    (
+        lambda: bild_thresholds.draw(pl.concat([made(name=str(index)) for index in range(4)])),
+        "rows must be of at most 3 records, got 4",
+    ),
+    (lambda: bild_thresholds.draw(made().filter(policy=LARGE)), "rows must have 1 to 8 rollback thresholds, got 0"),
+    (lambda: bild_thresholds.draw(made(high=range(9))), "rows must have 1 to 8 rollback .*, got 9"),
 ]
 
 

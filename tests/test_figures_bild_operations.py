@@ -11,11 +11,13 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from figures import bild_operations, save
-from figures.bild_operations import PANELS, fallback_of_intensity, weights_ratio
-from model import bild, published
-from model.checks import ParameterError
-from model.published.bild import FIGURE_8
+from figures import save
+from figures.of_theory import bild_operations
+from figures.of_theory.bild_operations import PANELS, fallback_of_intensity, weights_ratio
+from model import published
+from model.base.checks import ParameterError
+from model.methods.bild import theory as bild
+from model.published.bild_tables import FIGURE_8
 from tests.figure_checks import laid_out, odd_dashes, shown
 from tests.test_figures_speculative import inside
 from tests.test_figures_tradeoff import lines, words

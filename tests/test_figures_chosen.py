@@ -13,28 +13,24 @@ import polars as pl
 import pytest
 
 import figures
-from figures import (
-    accepted,
-    formula_limits,
-    gantt_pair,
-    hierarchical,
-    layer_time,
-    style,
-    tradeoff,
-    work,
-)
-from model import profile, speculative
-from model.checks import ParameterError
-from model.published import deck_report
+from figures.common import style
+from figures.of_comparisons import formula_limits, gantt_pair
+from figures.of_hardware import layer_time
+from figures.of_runs import accepted_tokens, operations_and_bytes, tradeoff
+from figures.of_theory import hierarchical_regions
+from model.base.checks import ParameterError
+from model.hardware import profile
+from model.methods.speculative import theory as speculative
+from model.published import deck_analysis
 from tests.album import DRAWING, Album
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, list[Any]]:
-    """What the rows are that modules are asked about, each of which answers as it is told: `methods_fits=True`."""
+    """What the rows are that modules are asked about, each of which answers as it is told: `method_comparison_fits=True`."""
     seen: dict[str, list[Any]] = {}
     for each, answer in answers.items():
         name, _, question = each.rpartition("_fits") if each.endswith("_fits") else each.partition("__")
-        module = next(module for module in DRAWING if module.__name__ == f"figures.{name}")
+        module = next(module for module in DRAWING if module.__name__.rpartition(".")[2] == name)
 
         def told(rows: Any, each: str = each, answer: Any = answer) -> Any:
             seen.setdefault(each, []).append(rows)
@@ -64,11 +60,11 @@ def table() -> pl.DataFrame:
 
 
 ALL: dict[str, Any] = {
-    "methods_fits": True, "table_3_fits": True, "speedup_by_device_fits": True, "devices_held_fits": True,
-    "speedup_by_batch_fits": True, "bild_rates_fits": True, "bild_fits": True,
+    "method_comparison_fits": True, "ppd_table_3_times_fits": True, "speedup_by_device_fits": True, "devices_held_fits": True,
+    "speedup_by_batch_fits": True, "bild_rates_fits": True, "bild_thresholds_fits": True,
     "exit_schedule__of_run": (["one", "two"], {"layers": 9}),
     "speedup__swept": ["tokens", "cost_ratio"], "speedup_by_device__device_column": None, "bild_rates__of_run": "rates",
-    "bild__of_run": "thresholds", "speedup_by_batch__of_run": "batches",
+    "bild_thresholds__of_run": "thresholds", "speedup_by_batch__of_run": "batches",
 }  # fmt: skip
 
 
@@ -103,7 +99,8 @@ def test_a_run_of_everything_has_every_figure_of_its_own_rows(
     for name in ("table_3", "speedup_by_device", "devices_held", "methods", "choices"):
         assert album.drawn[name][1][0].equals(kept), name
         assert album.drawn[name][2] == {}
-    for name in ("methods_fits", "table_3_fits", "devices_held_fits", "bild_rates__of_run", "bild__of_run"):
+    for name in ("method_comparison_fits", "ppd_table_3_times_fits", "devices_held_fits", "bild_rates__of_run",
+        "bild_thresholds__of_run"):
         assert [each.equals(kept) for each in seen[name]] == [True], name
     # Neither drafts nor lossy methods nor split layers have a place in the trade-off.
     for x in tradeoff.AXES:
@@ -118,10 +115,10 @@ def test_a_run_of_everything_has_every_figure_of_its_own_rows(
         assert album.drawn[f"speedup_{x}"][1][1] == x
     wanted = ["cost_ratio", "medium_cost_ratio", "draft_length", "acceptance_rate", "medium_acceptance_rate", "reading"]
     assert album.drawn["hierarchical"][1][0].select(wanted).rows() == [(0.1, 0.4, 2, 0.9, 0.6, "reuse")]
-    assert album.drawn["deck"][1] == (deck_report.rows(),)
+    assert album.drawn["deck"][1] == (deck_analysis.rows(),)
     assert (album.drawn["bild_rates"][1], album.drawn["bild_thresholds"][1]) == (("rates",), ("thresholds",))
     assert seen["bild_rates_fits"] == ["rates"]
-    assert seen["bild_fits"] == ["thresholds"]
+    assert seen["bild_thresholds_fits"] == ["thresholds"]
     assert album.drawn["skipdecode_layers"] == ("layer_map", (["one", "two"],), {"layers": 9}, "mine")
     latencies = album.drawn["distribution_point_1"][1][0]
     assert latencies.select("point", "view", "latency_layers").rows() == [
@@ -164,11 +161,11 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
         rows.drop("reading"), rows.with_columns(reading=pl.lit("recursive")),
         rows.with_columns(medium_cost_ratio=pl.lit(None, pl.Float64)),
         rows.with_columns(method=pl.when(method="hierarchical").then(pl.lit("adaptive")).otherwise("method")),
-        pl.concat([rows.with_columns(cost * factor) for factor in range(1, hierarchical.MOST_COSTS + 2)]),
+        pl.concat([rows.with_columns(cost * factor) for factor in range(1, hierarchical_regions.MOST_COSTS + 2)]),
     ):  # fmt: skip
         assert "hierarchical" not in names(other)
         assert "deck" in album.drawn
-    most = [rows.with_columns(cost * factor) for factor in range(1, hierarchical.MOST_COSTS + 1)]
+    most = [rows.with_columns(cost * factor) for factor in range(1, hierarchical_regions.MOST_COSTS + 1)]
     assert "hierarchical" in names(pl.concat(most))
     for other in (
         rows.drop("published_speedup"), rows.with_columns(published_speedup=pl.lit(None, pl.Float64)),
@@ -183,18 +180,18 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
     # The split, the drafts, the exit layers that no column speaks of.
     assert names(rows.drop("ways"))[:2] == pair
     assert album.points(pair[0]) == [0, 4, 5]
-    assert names(rows.drop("draft_length", "acceptance_rate"), methods_fits=True) == [*pair, "methods", "choices"]
+    assert names(rows.drop("draft_length", "acceptance_rate"), method_comparison_fits=True) == [*pair, "methods", "choices"]
     assert album.points(pair[0]) == [0, 1, 2, 5, 7]
     assert names(rows.drop("exit_layer"))[0] == "speedup_acceptance_rate"
     assert names(rows.filter(pl.col("point") != 0))[0] == "speedup_acceptance_rate"
     assert names(rows.filter(pl.col("point") == 6).with_columns(no_value_because=None)) == ["choices"]
     assert names(rows.filter(pl.col("point") == 6).with_columns(no_value_because=None, speedup=None)) == []
-    assert names(rows.filter(pl.col("method") == "ppd"), methods_fits=True) == pair
+    assert names(rows.filter(pl.col("method") == "ppd"), method_comparison_fits=True) == pair
     # Just as many points as there is room for, and one more.
     monkeypatch.setattr(figures, "MOST_POINTS", 8)
-    monkeypatch.setattr(work, "MOST_POINTS", 8)
+    monkeypatch.setattr(operations_and_bytes, "MOST_POINTS", 8)
     assert {*pair, "choices"} <= {*names(rows)}
-    monkeypatch.setattr(work, "MOST_POINTS", 7)
+    monkeypatch.setattr(operations_and_bytes, "MOST_POINTS", 7)
     assert "choices" not in names(rows)
     monkeypatch.setattr(figures, "MOST_POINTS", 7)
     assert names(rows, **dict.fromkeys(no, True)) == []
@@ -223,7 +220,7 @@ def test_the_law_of_accepted_tokens_goes_with_rows_that_keep_it(
         (4, 20, 0.5, 3), (3, None, None, None), (2, None, None, None), (1, None, None, None), (0, 20, 0.5, 3),
     ]  # fmt: skip
     assert album.drawn["accepted"][2] == {"about": "γ = 3, 20 tokens, α = 0.5"}
-    monkeypatch.setattr(accepted, "MOST_POINTS", 2)
+    monkeypatch.setattr(accepted_tokens, "MOST_POINTS", 2)
     figures.of_run(tmp_path, rows)
     assert album.points("accepted") == [1, 0]
     assert album.drawn["accepted"][2] == {"about": "speculative decoding, γ = 3, 20 tokens, α = 0.5"}
@@ -298,14 +295,14 @@ def test_brackets_in_the_name_of_a_folder_are_no_pattern(album: Album, tmp_path:
 
 def test_profiles_are_drawn_each_once(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(profile, "load", lambda name: SimpleNamespace(name=name.lower()))
-    monkeypatch.setattr("model.measured.Measured", lambda each: f"measured {each.name}")
+    monkeypatch.setattr("model.hardware.profile_costs.Measured", lambda each: f"measured {each.name}")
     out = tmp_path / "new" / "folder"
     assert [path.name for path in figures.of_profiles(["A", "b"], out)] == ["roofline", "verify_cost", "layer_time"]
     assert album.folders == {out}
     assert out.is_dir()
     assert [each.name for each in album.drawn["roofline"][1][0]] == ["a", "b"]
     assert [each.name for each in album.drawn["layer_time"][1][0]] == ["a", "b"]
-    assert album.drawn["verify_cost"][:2] == ("verify_cost_hardware", ({"a": "measured a", "b": "measured b"},))
+    assert album.drawn["verify_cost"][:2] == ("wide_pass_cost", ({"a": "measured a", "b": "measured b"},))
     most = layer_time.MOST_PROFILES
     assert len(figures.of_profiles("abcdef"[:most], tmp_path)) == 3
     for count in (0, most + 1):
@@ -325,7 +322,7 @@ def test_a_log_s_figures_are_of_its_own_numbers(album: Album, tmp_path: Path) ->
     both = ["match_rate", "match_rate_by_position"]
     found = figures.of_log(log, tmp_path, [1, 3], [2, 5])
     assert [path.name for path in found] == [*both, "acceptance_by_position", "accepted_lengths"]
-    assert album.drawn["match_rate"][:2] == ("match_rate", (log, [1, 3]))
+    assert album.drawn["match_rate"][:2] == ("match_rates", (log, [1, 3]))
     assert album.drawn["match_rate_by_position"][:2] == ("by_position", (log, [1, 3]))
     (lengths,), about = album.drawn["accepted_lengths"][1][0], "small for large, 2 texts (measured)"
     assert lengths.tolist() == [1, 3]
@@ -350,10 +347,10 @@ def test_of_many_draft_lengths_the_last_three_are_drawn(
 
 
 def test_qualities_have_a_figure_each_where_there_is_room(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked(monkeypatch, agreement_fits=True)
+    asked(monkeypatch, agreement_over_cost_fits=True)
     assert [path.name for path in figures.of_quality(pl.DataFrame(), tmp_path)] == ["agreement", "log_likelihood"]
     assert [each[2] for each in album.drawn.values()] == [{"quality": "agreement"}, {"quality": "log_likelihood"}]
-    asked(monkeypatch, agreement_fits=False)
+    asked(monkeypatch, agreement_over_cost_fits=False)
     assert figures.of_quality(pl.DataFrame(), tmp_path / "none") == []
     assert (tmp_path / "none").is_dir()
 

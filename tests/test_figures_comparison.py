@@ -17,14 +17,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
-from figures import error_by_method, formula_limits, gantt_pair, predicted_measured, save, time_parts, timeline
-from figures.style import MARKERS, METHODS
-from model import comparison, runs
-from model.checks import ParameterError
-from model.measured import Measured
-from model.pass_cost import PassCost
-from sim import compare, limits
-from sim.cli import app
+from figures import save
+from figures.common.style import MARKERS, METHODS
+from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
+from figures.of_runs import timeline
+from model.base.checks import ParameterError
+from model.costs.pass_seconds import PassCost
+from model.hardware.profile_costs import Measured
+from model.logs import measured_runs, prediction_error
+from sim.commands.sim_app import app
+from sim.comparison import formula_validity, predict
 from tests.comparisons import every
 from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_real import dashes
@@ -34,7 +36,7 @@ from tests.test_figures_tradeoff import lines, words
 
 @lru_cache(maxsize=1)
 def table() -> pl.DataFrame:
-    return compare.compare(*every())
+    return predict.compare(*every())
 
 
 def rows(**more: Any) -> pl.DataFrame:
@@ -137,10 +139,10 @@ def test_who_keeps_its_bound_is_said() -> None:
 
 
 def test_the_bound_is_the_larger_of_two_and_ninth_deciles_count() -> None:
-    assert [each["bound"] for each in comparison.by_method(rows())] == pytest.approx([0.05, 0.135])
+    assert [each["bound"] for each in prediction_error.by_method(rows())] == pytest.approx([0.05, 0.135])
     ten = pl.DataFrame({"method": "ppd", "settings": "a", "error": [0.0] * 8 + [0.2] * 2, "noise": 0.0})
-    assert not comparison.by_method(ten)[0]["held"]
-    assert comparison.by_method(ten.with_columns(error=pl.lit(0.05)))[0]["held"]
+    assert not prediction_error.by_method(ten)[0]["held"]
+    assert prediction_error.by_method(ten.with_columns(error=pl.lit(0.05)))[0]["held"]
 
 
 # --- Where the time goes ------------------------------------------------------------------------------------------------
@@ -159,7 +161,9 @@ def parts(figure: Figure) -> dict[str, tuple[float, float]]:
 def times(predicted: dict[str, float], measured: dict[str, float]) -> pl.DataFrame:
     made: dict[str, Any] = {"method": "bild", "settings": "x", "error": sum(predicted.values()) / sum(measured.values()) - 1}
     for whose, own in (("predicted", predicted), ("measured", measured)):
-        made |= {f"{whose}_{part}_s": own.get(part, 0.0) for part in comparison.PARTS} | {f"{whose}_total_s": sum(own.values())}
+        made |= {f"{whose}_{part}_s": own.get(part, 0.0) for part in prediction_error.PARTS} | {
+            f"{whose}_total_s": sum(own.values())
+        }
     return pl.DataFrame([made])
 
 
@@ -227,7 +231,7 @@ def intervals(stretch: float = 1.0, start: float = 0.0) -> pl.DataFrame:
     found, profiles = every()
     (number,) = [number for number, each in found.timed.items() if each.units == 2 and found.log.names[number] == "prompt 1"]
     cost = PassCost({role: Measured(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
-    run = compare.predict(found.timed[number].decoding, cost, 2, record=True).run
+    run = predict.predict(found.timed[number].decoding, cost, 2, record=True).run
     made = pl.DataFrame([each._asdict() for each in run.intervals], infer_schema_length=None)
     return made.with_columns(*((start + stretch * pl.col(name)).alias(name) for name in ("start", "end")))
 
@@ -271,7 +275,7 @@ def test_a_stretch_of_both_is_shown_alone() -> None:
 
 
 def test_what_real_processes_do_besides_has_bars_of_its_own() -> None:
-    """`head` and `wait` of `model.spans`; a simulated head is a pass of no layers or a read."""
+    """`head` and `wait` of `model.logs.spans`; a simulated head is a pass of no layers or a read."""
     base = {"unit": 0, "process": 0, "position": 3, "first": 0, "last": 12, "fate": "kept"}
     real = pl.DataFrame([
         base | {"start": 0.0, "end": 1.0, "what": "forward"}, base | {"start": 1.0, "end": 1.5, "what": "head"},
@@ -292,7 +296,7 @@ def test_what_real_processes_do_besides_has_bars_of_its_own() -> None:
 @lru_cache(maxsize=1)
 def claims() -> pl.DataFrame:
     found, profiles = every()
-    return limits.limits(found, table(), profiles)
+    return formula_validity.limits(found, table(), profiles)
 
 
 @pytest.mark.parametrize("claim", ["verify", "ppd", "skipdecode", "bild", "bus"])
@@ -353,10 +357,10 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
 
 @pytest.mark.usefixtures("unrendered")
 def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
-    from model import profile
+    from model.hardware import profile
 
     found, profiles = every()
-    runs.save(found, tmp_path / "one.json")
+    measured_runs.save(found, tmp_path / "one.json")
     options = []
     for role, each in profiles.items():
         options += ["--profile", f"{role}={profile.save(each, tmp_path)}"]
@@ -524,7 +528,7 @@ def test_times_by_part_by_hand() -> None:
             time_parts.draw(several, row)
     tiny = times({"target": 0.1, "draft": 1e-9}, {"target": 0.1, "medium": 1.1e-9}).row(0, named=True)
     assert [each.part for each in time_parts.steps(tiny)] == ["target", "medium"]
-    every = {part: 0.1 * (number + 1) for number, part in enumerate(comparison.PARTS)}
+    every = {part: 0.1 * (number + 1) for number, part in enumerate(prediction_error.PARTS)}
     assert shown(time_parts.draw(times(every, every))).panels[0].ticks[0] == [
         "predicted\nwhole", "target\npasses", "draft\npasses", "medium\npasses", "heads\nand reads", "starting\nprocesses",
         "waiting", "the\nrest", "measured\nwhole",

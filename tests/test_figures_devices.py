@@ -13,11 +13,12 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 import sim
-from figures import devices_held, methods, of_run, speedup_by_device
-from figures.baseline import over_one_device
-from model.checks import ParameterError
-from model.device import DEVICES
-from sim.scenario import load
+from figures import of_run
+from figures.common.speedup_baseline import over_one_device
+from figures.of_runs import devices_held, method_comparison, speedup_by_device
+from model.base.checks import ParameterError
+from model.hardware.devices import DEVICES
+from sim.scenarios.scenario_file import load
 from tests.album import Album
 from tests.figure_checks import formula, odd_dashes, shown
 from tests.test_figures_hardware import texts
@@ -197,18 +198,18 @@ def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) ->
     assert speedup_by_device.draw(compared).axes[0].get_ylabel() == one
     assert speedup_by_device.draw(compared.filter(ways=1).drop(ALONE)).axes[0].get_ylabel() == one
     assert devices_held.draw(rivals).axes[0].get_ylabel() == one
-    assert methods.draw(few(compared)).axes[0].get_ylabel() == one
+    assert method_comparison.draw(few(compared)).axes[0].get_ylabel() == one
     large = compared.with_columns(pl.when(pl.col("ways") == 1).then(ALONE).alias(ALONE))
     figure = speedup_by_device.draw(large)
     assert figure.axes[0].get_ylabel() == same
     assert not [name for name in lines(figure.axes[0]) if "tensor parallelism" in name]  # compared with itself
-    figure = methods.draw(few(large))
+    figure = method_comparison.draw(few(large))
     assert figure.axes[0].get_ylabel() == same
     assert not [name for name in lines(figure.axes[0]) if "tensor parallelism" in name]
 
 
 def test_compute_is_over_one_device_where_speed_ups_are(compared: pl.DataFrame) -> None:
-    figure = methods.draw(few(compared))
+    figure = method_comparison.draw(few(compared))
     for ways in (2, 4):
         cost, speeds = xy(lines(figure.axes[2])[f"tensor parallelism, TP {ways}"])
         assert np.asarray(cost) * np.asarray(speeds) == pytest.approx(ways)
@@ -245,7 +246,7 @@ def test_other_runs_draw_no_devices(tmp_path: Path) -> None:
 
 
 def test_plain_decoding_on_several_devices_is_a_choice_of_its_own(compared: pl.DataFrame) -> None:
-    figure = methods.draw(few(compared))
+    figure = method_comparison.draw(few(compared))
     for panel, device in enumerate(TWO):
         for ways in (2, 4):
             rows = compared.filter(pl.col("cost.device") == device, view="paths", method="autoregressive", ways=ways)

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
-from figures import early_exit, early_exit_batch, save
-from figures.early_exit_batch import deepest
-from model import checks
-from model.checks import ParameterError
-from model.early_exit import MEASURES, decayed_threshold, exit_pmf, expected_layers, expected_time
+from figures import save
+from figures.of_theory import early_exit_batch, early_exit_thresholds
+from figures.of_theory.early_exit_batch import deepest
+from model.base import checks
+from model.base.checks import ParameterError
+from model.methods.early_exit.theory import MEASURES, decayed_threshold, exit_pmf, expected_layers, expected_time
 from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_speculative import apart, inside, xy
 from tests.test_figures_tradeoff import lines, words
@@ -29,7 +30,7 @@ PRICES: dict[str, Any] = {"head": 2.0, "check": 0.05, "propagation": 0.1}
 
 
 def thresholds() -> Any:
-    return early_exit.draw(LAMBDAS, TAUS, longest=LONGEST, source="assumed")
+    return early_exit_thresholds.draw(LAMBDAS, TAUS, longest=LONGEST, source="assumed")
 
 
 def test_both_forms_are_drawn_for_every_threshold_and_temperature() -> None:
@@ -78,7 +79,7 @@ def test_a_form_is_told_by_its_line_and_a_temperature_by_its_colour() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_words_on_thresholds_stay_on_the_page(count: int) -> None:
-    assert inside(early_exit.draw([0.5, 0.7, 0.9, 1.0][:count], [0, 1, 2, 4, 8], longest=1024, source="published"))
+    assert inside(early_exit_thresholds.draw([0.5, 0.7, 0.9, 1.0][:count], [0, 1, 2, 4, 8], longest=1024, source="published"))
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------------
@@ -199,14 +200,14 @@ def test_bad_batches_are_refused(change: dict[str, Any], message: str) -> None:
 )
 def test_bad_thresholds_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ParameterError, match=f"^{message}"):
-        early_exit.draw(arguments[0], arguments[1], longest=arguments[2], source="assumed")
+        early_exit_thresholds.draw(arguments[0], arguments[1], longest=arguments[2], source="assumed")
 
 
 # --- By hand ----------------------------------------------------------------------------------------------------------
 
 
 def test_decaying_thresholds_by_hand() -> None:
-    figure = early_exit.draw([0.5, 1.0], [0.0, 4.0], longest=100, source="mine")
+    figure = early_exit_thresholds.draw([0.5, 1.0], [0.0, 4.0], longest=100, source="mine")
     drawn = shown(figure)
     assert drawn.texts == [
         "How sure must a token be to leave early?", "CALM's decaying threshold; λ and τ mine; sequences of at most N = 100 tokens",
@@ -242,9 +243,11 @@ def test_decaying_thresholds_by_hand() -> None:
         assert pale.tolist() == ((whole + 255) // 2).tolist()
     assert not odd_dashes(figure)
     assert [each.get_linewidth() for each in figure.legends[0].legend_handles] == [2.6, 1.5, 0.8]  # type: ignore[union-attr]
-    wide = early_exit.draw([0.5, 0.6, 0.7], [1.0], longest=1, source="")
+    wide = early_exit_thresholds.draw([0.5, 0.6, 0.7], [1.0], longest=1, source="")
     assert wide.get_figwidth() == pytest.approx(0.3 + 3 * 3.1)
-    assert early_exit.draw([0.5], [1, 2, 3, 4, 5], longest=checks.MAX_TOKENS, source="").get_figwidth() == pytest.approx(7.9)
+    assert early_exit_thresholds.draw([0.5], [1, 2, 3, 4, 5], longest=checks.MAX_TOKENS, source="").get_figwidth() == pytest.approx(
+        7.9
+    )
 
 
 def test_early_exit_in_batches_by_hand() -> None:

@@ -17,17 +17,20 @@ from matplotlib.text import Text
 from typer.testing import CliRunner
 
 import figures
-from figures import largest_batch, layer_time, provenance, roofline, verify_cost_hardware
-from model import profile, speculative
-from model.checks import ParameterError
-from model.device import DEVICES
-from model.hardware import Estimate, Uniform, memory, pass_time
-from model.measured import Measured, shape_of
-from model.operating_point import operating_point
-from model.profile import Profile, Source, table_of
-from model.roofline import Efficiency, Roofline
-from model.transformer import preset
-from sim.cli import app
+from figures.common import provenance
+from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+from figures.of_theory import largest_batch
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.operating_point import operating_point
+from model.hardware import profile
+from model.hardware.cost_models import Estimate, Uniform, memory, pass_time
+from model.hardware.devices import DEVICES
+from model.hardware.profile import Profile, Source, table_of
+from model.hardware.profile_costs import Measured, shape_of
+from model.hardware.roofline import Efficiency, Roofline
+from model.methods.speculative import theory as speculative
+from sim.commands.sim_app import app
 from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_speculative import inside, xy
 from tests.test_figures_tradeoff import lines
@@ -96,7 +99,7 @@ def test_what_lies_beyond_the_table_is_said(whole: Profile) -> None:
     figure = layer_time.draw([whole], batches=(1, 32), longest=1024)
     assert "measured\nbeyond the table: layers from batch 8" in texts(figure)
     costs = {"mine": Measured(whole)}
-    assert "layers from width 4" in texts(verify_cost_hardware.draw(costs, batches=(1,), widest=8, context=512))
+    assert "layers from width 4" in texts(wide_pass_cost.draw(costs, batches=(1,), widest=8, context=512))
     given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
     assert "beyond the table:\nlayers from width 4, context 1024" in texts(largest_batch.draw(costs, {"mine": DRAFT}, **given))
     assert provenance.of_hardware_beyond(Uniform(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
@@ -107,7 +110,7 @@ def test_what_lies_beyond_the_table_is_said(whole: Profile) -> None:
 
 def test_points_are_the_rows_and_roofs_the_peaks() -> None:
     found = [profile.load(MEASURED), profile.load(COMPOSED)]
-    figure = roofline.draw(found)
+    figure = reached_peaks.draw(found)
     drawn = lines(figure.axes[0])
     for each in found:
         rows = dict(each.rows("dense").select("tokens", "time_s").rows())
@@ -134,23 +137,23 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
 def test_no_layer_passes_its_devices_roof(name: str) -> None:
     found = profile.load(name)
     for ways in found.ways:
-        stored = roofline.points(found, ways)
+        stored = reached_peaks.points(found, ways)
         assert (stored.rate <= np.minimum(found.rate, found.bandwidth * stored.intensity) * 1.0001).all()
 
 
 def test_whole_layers_have_their_attention_too(whole: Profile) -> None:
-    stored = roofline.points(whole)
+    stored = reached_peaks.points(whole)
     shape = preset("llama-68m")
     assert stored.width.tolist() == [1, 4]
     moved = shape.layer_weight_bytes + shape.layer_kv_bytes(4, 128, 1)
     assert stored.intensity[1] == pytest.approx(float(shape.layer_flops(4, 128, 1) / moved))
     assert stored.rate[1] == pytest.approx(float(shape.layer_flops(4, 128, 1)) / taken_s(4, 128, 1))
-    assert not hollow(lines(roofline.draw([whole]).axes[0])["points mine"])
+    assert not hollow(lines(reached_peaks.draw([whole]).axes[0])["points mine"])
 
 
 def test_peaks_are_called_measured_where_they_were(whole: Profile) -> None:
-    assert "peaks published" in texts(roofline.draw([whole]))
-    figure = roofline.draw([replace(whole, facts={"peaks": "measured"}, rate=5e11)])
+    assert "peaks published" in texts(reached_peaks.draw([whole]))
+    figure = reached_peaks.draw([replace(whole, facts={"peaks": "measured"}, rate=5e11)])
     assert "mine: 1,000 GB/s, 500 GFLOP/s;\npeaks measured" in texts(figure)
 
 
@@ -161,9 +164,9 @@ def test_what_has_no_roofline_is_refused() -> None:
         ([profile.load("h100-operations")], "is one of operations"),
     ):
         with pytest.raises(ParameterError, match=words):
-            roofline.draw(wrong)
+            reached_peaks.draw(wrong)
     with pytest.raises(ParameterError, match=r"ways must be one of 1, what profile rtx-4090-llama-3\.1-8b has, got 2"):
-        roofline.draw([profile.load("rtx-4090-llama-3.1-8b")], ways=2)
+        reached_peaks.draw([profile.load("rtx-4090-llama-3.1-8b")], ways=2)
 
 
 # --- Wide passes --------------------------------------------------------------------------------------------------------
@@ -173,13 +176,13 @@ def test_a_wide_pass_costs_what_methods_are_charged() -> None:
     """The same curve, with the same ends, as the engine's at that operating point."""
     hardware = Measured(profile.load(COMPOSED))
     cost = operating_point(hardware, prompt=960, tokens=128, batch=32, widest=12)
-    figure = verify_cost_hardware.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
+    figure = wide_pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
     [axes] = figure.axes
     at, drawn = xy(lines(axes)["batch 32"])
     assert cost.cost.verify_cost is not None
     assert drawn == pytest.approx([time for _, time in cost.cost.verify_cost])
     assert at.tolist() == [width for width, _ in cost.cost.verify_cost]
-    found = verify_cost_hardware.curve(hardware, range(1, 13), 32, 1024)
+    found = wide_pass_cost.curve(hardware, range(1, 13), 32, 1024)
     for ends, theirs in ((found.low, cost.fast.verify_cost), (found.high, cost.slow.verify_cost)):
         assert theirs is not None
         assert ends == pytest.approx([time for _, time in theirs])
@@ -190,17 +193,17 @@ def test_a_wide_pass_costs_what_methods_are_charged() -> None:
 def test_width_is_free_where_memory_decides_and_proportional_where_arithmetic_does() -> None:
     shape = preset("llama-2-7b")
     wide = np.array([1, 2, 4, 16])
-    by_memory = verify_cost_hardware.curve(Roofline(shape, 1e12, 1e30, PEAKS), wide.tolist(), 1, 0)
-    by_arithmetic = verify_cost_hardware.curve(Roofline(shape, 1e30, 1e14, PEAKS), wide.tolist(), 1, 0)
+    by_memory = wide_pass_cost.curve(Roofline(shape, 1e12, 1e30, PEAKS), wide.tolist(), 1, 0)
+    by_arithmetic = wide_pass_cost.curve(Roofline(shape, 1e30, 1e14, PEAKS), wide.tolist(), 1, 0)
     assert by_memory.relative == pytest.approx(np.ones(4), rel=0.02)
     assert by_arithmetic.relative == pytest.approx(wide, rel=0.01)
-    flat = verify_cost_hardware.curve(Uniform(shape, 1e-3), wide.tolist(), 8, 512)
+    flat = wide_pass_cost.curve(Uniform(shape, 1e-3), wide.tolist(), 8, 512)
     assert flat.relative.tolist() == [1, 1, 1, 1]
 
 
 def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
     costs = {name: Measured(profile.load(name)) for name in ("a100-llama-2-13b", COMPOSED, TAKEN_OVER)}
-    figure = verify_cost_hardware.draw(costs, batches=(1, 8, 64), widest=8)
+    figure = wide_pass_cost.draw(costs, batches=(1, 8, 64), widest=8)
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(costs)
     for axes, hardware in zip(figure.axes, costs.values(), strict=True):
         for batch in (1, 8, 64):
@@ -212,11 +215,11 @@ def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
     assert "attention composed at the efficiency of a100: assumed" in texts(figure)
     assert inside(figure)
     with pytest.raises(ParameterError, match="costs must be 1 to 4, got 0"):
-        verify_cost_hardware.draw({})
+        wide_pass_cost.draw({})
     with pytest.raises(ParameterError, match="batches must be 1 to 5, got 0"):
-        verify_cost_hardware.draw(costs, batches=())
+        wide_pass_cost.draw(costs, batches=())
     with pytest.raises(ParameterError, match="widest must be"):
-        verify_cost_hardware.draw(costs, widest=1)
+        wide_pass_cost.draw(costs, widest=1)
 
 
 # --- The largest batch --------------------------------------------------------------------------------------------------
@@ -484,15 +487,15 @@ def test_where_tables_end_is_said_of_the_longest_context(whole: Profile) -> None
     costs, given = {"mine": Measured(whole)}, {"acceptance_rate": 0.5, "draft_length": 3, "source": "", "most": 8}
     for contexts, said in (((512, 1024), "measured"), ((512, 2048), "measured\nbeyond the table:\nlayers from context 1024")):
         assert shown(largest_batch.draw(costs, {"mine": DRAFT}, **given, contexts=contexts)).legends[0][1] == [f"mine:\n{said}"]  # type: ignore[arg-type]
-    past = shown(verify_cost_hardware.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
+    past = shown(wide_pass_cost.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
     assert past.texts[-1:] == ["measured\nbeyond the table: layers from batch 8"]
-    assert shown(verify_cost_hardware.draw(costs, batches=(8,), widest=4, context=1025)).panels[0].texts[-1:] == ["measured"]
-    assert "context 1024" in shown(verify_cost_hardware.draw(costs, batches=(8,), widest=4, context=1026)).panels[0].texts[-1]
+    assert shown(wide_pass_cost.draw(costs, batches=(8,), widest=4, context=1025)).panels[0].texts[-1:] == ["measured"]
+    assert "context 1024" in shown(wide_pass_cost.draw(costs, batches=(8,), widest=4, context=1026)).panels[0].texts[-1]
 
 
 def test_wide_passes_by_hand() -> None:
     """A pass of n tokens takes n / 8 of the time of one, and once at least, and its estimate is 10 % off where n is above 1."""
-    figure = verify_cost_hardware.draw({"a": BUSY, "b": FREE_OF_WIDTH})
+    figure = wide_pass_cost.draw({"a": BUSY, "b": FREE_OF_WIDTH})
     drawn = shown(figure)
     assert drawn.texts == ["Cost of a forward pass over several tokens", "context 1,024; shaded: median error of the estimate"]
     assert drawn.legends == [("", ["tokens one at a time, in as many passes"])]
@@ -520,7 +523,7 @@ def test_wide_passes_by_hand() -> None:
     assert {corner[1] for corner in corners if corner[0] == 1} == {1.0}
     assert not odd_dashes(figure)
     # Where nothing becomes dearer there is room up to 2.2, where the diagonal ends; far out widths are thinned.
-    flat = verify_cost_hardware.draw({"b": FREE_OF_WIDTH}, batches=(1,), widest=200, context=7)
+    flat = wide_pass_cost.draw({"b": FREE_OF_WIDTH}, batches=(1,), widest=200, context=7)
     panel = shown(flat).panels[0]
     assert flat.axes[0].get_ylim() == (0.85, 2.2)
     assert panel.line("one after another") == [(1, 1), (2.2, 2.2)]
@@ -530,11 +533,11 @@ def test_wide_passes_by_hand() -> None:
     assert 64 < len(across) < 100
     assert shown(flat).texts[1].startswith("context 7;")
     costs = {str(each): BUSY for each in range(5)}
-    assert len(verify_cost_hardware.draw(dict([*costs.items()][:4]), batches=(1, 2, 3, 4, 5), widest=2).axes) == 4
+    assert len(wide_pass_cost.draw(dict([*costs.items()][:4]), batches=(1, 2, 3, 4, 5), widest=2).axes) == 4
     with pytest.raises(ParameterError, match="costs must be 1 to 4, got 5"):
-        verify_cost_hardware.draw(costs)
+        wide_pass_cost.draw(costs)
     with pytest.raises(ParameterError, match="batches must be 1 to 5, got 6"):
-        verify_cost_hardware.draw({"a": BUSY}, batches=(1, 2, 3, 4, 5, 6))
+        wide_pass_cost.draw({"a": BUSY}, batches=(1, 2, 3, 4, 5, 6))
 
 
 FREE_OF_WIDTH = Uniform(preset("llama-68m"), 1e-3)
@@ -589,12 +592,12 @@ def test_rooflines_by_hand(whole: Profile) -> None:
             for width in (8, 2, 3, 1) for context in (512, 64) for batch in (4, 2)]  # fmt: skip
     odd = replace(whole, name="odd", device="other", table=table_of([row for row in rows if row["width"] in (3,)]))
     crowd = replace(whole, table=table_of(rows))
-    found = roofline.points(crowd)
+    found = reached_peaks.points(crowd)
     assert found.width.tolist() == [1, 2, 8]
     work = [float(shape.layer_flops(width, 64, 2)) for width in (1, 2, 8)]
     assert found.rate == pytest.approx([each / taken_s(width, 64, 2) for each, width in zip(work, (1, 2, 8), strict=True)])
-    assert roofline.points(odd).width.tolist() == [3]
-    figure = roofline.draw([crowd, odd])
+    assert reached_peaks.points(odd).width.tolist() == [3]
+    figure = reached_peaks.draw([crowd, odd])
     drawn = shown(figure)
     assert drawn.texts == [
         "Throughput that a decoder layer reaches on its device",
@@ -605,29 +608,29 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     [panel] = drawn.panels
     assert panel.texts == ["1", "8"]
     assert (panel.x, panel.y) == ("operations per byte [FLOP/byte]", "operations per second of a device [FLOP/s]")
-    both = [found, roofline.points(odd)]
+    both = [found, reached_peaks.points(odd)]
     low, high = 0.6 * min(each.intensity.min() for each in both), 2.5 * 1e14 / 1e12
     limits = (low, high, 0.5 * min(each.rate.min() for each in both), 1.8e14)
     assert (*figure.axes[0].get_xlim(), *figure.axes[0].get_ylim()) == pytest.approx(limits)
     assert panel.line("roof mine") == [(pytest.approx(low), pytest.approx(1e12 * low)), (100, 1e14), (pytest.approx(high), 1e14)]
     assert not odd_dashes(figure)
-    assert len(shown(roofline.draw([crowd] * 4)).legends[0][1]) == 5  # one roof for one device
+    assert len(shown(reached_peaks.draw([crowd] * 4)).legends[0][1]) == 5  # one roof for one device
     # Where a point lies beyond the ridge there is room for it too.
     weak = replace(crowd, rate=1e12 * float(found.intensity.max()) / 2)
-    assert roofline.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
+    assert reached_peaks.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
     split = profile.load(COMPOSED)
-    halves = shown(roofline.draw([split], ways=2))
+    halves = shown(reached_peaks.draw([split], ways=2))
     assert halves.texts[1] == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
     # Over a part of a layer, by the weights that a device of two keeps.
     part, tokens = shape_of(split).shard(2), 8
     row = split.rows("dense", 2).row(by_predicate=pl.col("tokens") == tokens, named=True)
     weights = sum(inputs * outputs for inputs, outputs in part.matrices)
-    [rate] = roofline.points(split, 2).rate[roofline.points(split, 2).width == tokens]
+    [rate] = reached_peaks.points(split, 2).rate[reached_peaks.points(split, 2).width == tokens]
     assert rate == pytest.approx(2 * weights * tokens / row["time_s"])
     model = Roofline(shape_of(split), split.bandwidth, split.rate, ways=2)
     modelled = halves.panels[0].line(f"model {split.name}")
     assert 2 * weights * tokens / float(model.products(tokens)) == pytest.approx(
-        next(y for (_, y), width in zip(modelled, roofline.points(split, 2).width, strict=True) if width == tokens)
+        next(y for (_, y), width in zip(modelled, reached_peaks.points(split, 2).width, strict=True) if width == tokens)
     )
 
 

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from figures import labels
-from figures.style import canvas
+from figures.common import labels
+from figures.common.style import canvas
 
 places = st.tuples(st.floats(0.02, 0.98), st.floats(0.02, 0.98))
 

@@ -6,10 +6,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from figures import exit_schedule, layer_map
-from figures.exit_schedule import SKIPPED, TOP, WARM_UP, Schedule, draw, layers_of
-from model import published, skipdecode
-from model.checks import ParameterError
+from figures.of_runs import exit_schedule, layer_map
+from figures.of_runs.exit_schedule import SKIPPED, TOP, WARM_UP, Schedule, draw, layers_of
+from model import published
+from model.base.checks import ParameterError
+from model.methods.skipdecode import theory as skipdecode
 from tests.figure_checks import odd_dashes, shown
 from tests.test_figures_speculative import inside
 

@@ -12,16 +12,17 @@ import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
-from figures import adaptive, hierarchical, of_run, save
-from model import hierarchical as theory
-from model import speculative
-from model.acceptance import Iid
-from model.adaptive import biased_lengths, heuristic_moments
-from model.algorithms.adaptive import Parameters
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.published import deck_report
-from model.rounds import round_prices
+from figures import of_run, save
+from figures.of_theory import adaptive_draft_lengths, hierarchical_regions
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.methods.adaptive.algorithm import Parameters
+from model.methods.adaptive.theory import biased_lengths, heuristic_moments
+from model.methods.hierarchical import theory
+from model.methods.rounds import round_prices
+from model.methods.speculative import theory as speculative
+from model.outcomes.outcome_laws import Iid
+from model.published import deck_analysis
 from tests.figure_checks import formula
 from tests.test_figures_speculative import apart, inside, xy
 from tests.test_figures_tradeoff import coordinates, lines, words
@@ -32,12 +33,12 @@ CHANGING = np.where(np.arange(119) < 60, 0.85, 0.4)
 
 @pytest.fixture(scope="module")
 def steady() -> pl.DataFrame:
-    return adaptive.trajectories([0.85] * 399, C, text="steady", replications=300)
+    return adaptive_draft_lengths.trajectories([0.85] * 399, C, text="steady", replications=300)
 
 
 @pytest.fixture(scope="module")
 def changing() -> pl.DataFrame:
-    return adaptive.trajectories(CHANGING, C, text="changing", replications=300)
+    return adaptive_draft_lengths.trajectories(CHANGING, C, text="changing", replications=300)
 
 
 def speeds(rows: pl.DataFrame) -> dict[str, float]:
@@ -65,15 +66,15 @@ def fixed_speed(rates: Any, length: int) -> float:
 
 def test_the_fixed_length_is_the_best_and_has_its_exact_speed(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
     for rows, rates in ((steady, [0.85] * 399), (changing, CHANGING)):
-        length = int(rows.filter(policy=adaptive.FIXED)["median"][0])
+        length = int(rows.filter(policy=adaptive_draft_lengths.FIXED)["median"][0])
         exact = [fixed_speed(rates, each) for each in range(21)]
         assert exact[length] == pytest.approx(max(exact), rel=0.005)
-        assert speeds(rows)[adaptive.FIXED] == pytest.approx(exact[length], rel=0.02)
+        assert speeds(rows)[adaptive_draft_lengths.FIXED] == pytest.approx(exact[length], rel=0.02)
     assert fixed_speed([0.85] * 399, 5) == pytest.approx(float(speculative.finite_speedup(400, 0.85, 5, C)))
 
 
 def test_the_heuristic_has_the_mean_time_of_its_theory() -> None:
-    rows = adaptive.trajectories([0.7] * 127, C, replications=4000)
+    rows = adaptive_draft_lengths.trajectories([0.7] * 127, C, replications=4000)
     exact = heuristic_moments(5, 20, 128, Iid(0.7), round_prices(UnitCost(40, cost_ratio=C), 20))
     error = 5 * exact.variance**0.5 / exact.time / 4000**0.5
     assert speeds(rows)["heuristic"] == pytest.approx(128 * 40 / exact.time, rel=error)
@@ -93,18 +94,21 @@ def test_policies_settle_where_their_estimators_say(steady: pl.DataFrame) -> Non
 def test_no_policy_passes_the_bound_which_is_that_of_each_position(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
     for rows in (steady, changing):
         found = speeds(rows)
-        assert max(value for name, value in found.items() if name != adaptive.BOUND) < found[adaptive.BOUND]
-    many = adaptive.trajectories([0.85] * 3999, C, longest=1, replications=1)
-    assert speeds(many)[adaptive.BOUND] == pytest.approx(float(speculative.oracle_speedup(0.85, C)), rel=2e-3)
-    sure = speeds(adaptive.trajectories([1.0] * 20, C, replications=3))  # one round of 20 drafts is the bound
-    assert sure[adaptive.FIXED] == pytest.approx(sure[adaptive.BOUND])
+        assert (
+            max(value for name, value in found.items() if name != adaptive_draft_lengths.BOUND)
+            < found[adaptive_draft_lengths.BOUND]
+        )
+    many = adaptive_draft_lengths.trajectories([0.85] * 3999, C, longest=1, replications=1)
+    assert speeds(many)[adaptive_draft_lengths.BOUND] == pytest.approx(float(speculative.oracle_speedup(0.85, C)), rel=2e-3)
+    sure = speeds(adaptive_draft_lengths.trajectories([1.0] * 20, C, replications=3))  # one round of 20 drafts is the bound
+    assert sure[adaptive_draft_lengths.FIXED] == pytest.approx(sure[adaptive_draft_lengths.BOUND])
 
 
 def test_one_decoding_is_that_of_the_algorithm() -> None:
     """Round by round, in a decoding that accepts all, none, or every other token; rounds that the end cuts have no whole length."""
     for rates in ([1.0] * 60, [0.0] * 60, [1.0, 0.0] * 30):
-        rows = adaptive.trajectories(rates, C, replications=1)
-        for name, options in adaptive.CHOICES.items():
+        rows = adaptive_draft_lengths.trajectories(rates, C, replications=1)
+        for name, options in adaptive_draft_lengths.CHOICES.items():
             played = rows.filter(policy=name)["median"].to_list()
             starts = dict(rounds(Parameters(4, believed_cost_ratio=None if name == "heuristic" else C, **options), rates))
             whole = {at: length for at, length in starts.items() if at + length < 60}
@@ -125,11 +129,11 @@ def rounds(parameters: Parameters, rates: list[float]) -> list[tuple[int, int]]:
 
 
 def test_what_is_drawn_are_the_rows(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
-    figure = adaptive.draw(pl.concat([steady, changing]))
+    figure = adaptive_draft_lengths.draw(pl.concat([steady, changing]))
     assert len(figure.axes) == 8
     for rows, panels in ((steady, figure.axes[:4]), (changing, figure.axes[4:])):
         drawn = {label: line for axes in panels[:3] for label, line in lines(axes).items()}
-        for name in adaptive.CHOICES:
+        for name in adaptive_draft_lengths.CHOICES:
             own = rows.filter(policy=name)
             at, lengths = xy(drawn[name])
             assert at.tolist() == own["position"].to_list()
@@ -141,13 +145,13 @@ def test_what_is_drawn_are_the_rows(steady: pl.DataFrame, changing: pl.DataFrame
         for place in (0, 59, 60, 118):
             tried = speculative.speedup(rates[place], np.arange(60), C)
             assert tried[int(best[place])] == tried.max()
-        assert xy(lines(panels[3])[adaptive.BOUND])[0][0] == speeds(rows)[adaptive.BOUND]
-        assert xy(drawn[adaptive.FIXED])[1][0] == rows.filter(policy=adaptive.FIXED)["median"][0]
+        assert xy(lines(panels[3])[adaptive_draft_lengths.BOUND])[0][0] == speeds(rows)[adaptive_draft_lengths.BOUND]
+        assert xy(drawn[adaptive_draft_lengths.FIXED])[1][0] == rows.filter(policy=adaptive_draft_lengths.FIXED)["median"][0]
     assert "changing: α = 0.85, then 0.4" in words(figure)
 
 
 def test_bands_reach_from_quartile_to_quartile(changing: pl.DataFrame) -> None:
-    axes = adaptive.draw(changing).axes[0]
+    axes = adaptive_draft_lengths.draw(changing).axes[0]
     (band,) = axes.collections
     corners = np.vstack([path.vertices for path in band.get_paths()])
     own = changing.filter(policy="heuristic")
@@ -162,9 +166,9 @@ def legible(figure: Figure) -> bool:
 
 
 def test_the_figures_are_legible(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
-    assert legible(adaptive.draw(pl.concat([steady, changing])))
-    assert legible(adaptive.draw(steady))
-    assert legible(hierarchical.draw(hierarchical.example()))
+    assert legible(adaptive_draft_lengths.draw(pl.concat([steady, changing])))
+    assert legible(adaptive_draft_lengths.draw(steady))
+    assert legible(hierarchical_regions.draw(hierarchical_regions.example()))
 
 
 # --- Hierarchies ------------------------------------------------------------------------------------------------------
@@ -182,10 +186,10 @@ def regions(figure: Figure, index: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("costs", [CHEAP, DEAR])
 def test_regions_end_where_the_break_even_says(costs: dict[str, Any]) -> None:
     """The regions are drawn from speeds; where one ends is another formula, and the theory's own."""
-    figure = hierarchical.draw(pl.DataFrame([costs]))
+    figure = hierarchical_regions.draw(pl.DataFrame([costs]))
     gamma, small, medium = costs["draft_length"], costs["cost_ratio"], costs["medium_cost_ratio"]
-    names = list(hierarchical.REGIONS)
-    for index, reading in enumerate(hierarchical.READINGS):
+    names = list(hierarchical_regions.REGIONS)
+    for index, reading in enumerate(hierarchical_regions.READINGS):
         drawn, rates = regions(figure, index)
         pays = drawn != names.index("nothing")
         assert pays.any()
@@ -203,8 +207,8 @@ def test_regions_end_where_the_break_even_says(costs: dict[str, Any]) -> None:
 
 
 def test_where_nothing_pays_no_scheme_is_faster_than_plain_decoding() -> None:
-    figure = hierarchical.draw(pl.DataFrame([CHEAP]))
-    for index, reading in enumerate(hierarchical.READINGS):
+    figure = hierarchical_regions.draw(pl.DataFrame([CHEAP]))
+    for index, reading in enumerate(hierarchical_regions.READINGS):
         drawn, rates = regions(figure, index)
         for row, column in itertools.product(range(3, 300, 27), repeat=2):
             large, middle = rates[row], rates[column]
@@ -213,14 +217,14 @@ def test_where_nothing_pays_no_scheme_is_faster_than_plain_decoding() -> None:
                 float(speculative.speedup(large, 3, 0.2)), float(speculative.speedup(large * middle, 3, 0.02)),
             ]  # fmt: skip
             assert (drawn[row, column] == 0) == (max(found) <= 1)
-            assert (drawn[row, column] == len(hierarchical.REGIONS) - 1) == (found[0] > max(1, *found[1:]))
+            assert (drawn[row, column] == len(hierarchical_regions.REGIONS) - 1) == (found[0] > max(1, *found[1:]))
 
 
 def test_the_deck_stands_at_the_rates_that_its_speeds_need() -> None:
-    figure = hierarchical.draw(hierarchical.example())
-    for axes, reading in zip(figure.axes, hierarchical.READINGS, strict=False):
+    figure = hierarchical_regions.draw(hierarchical_regions.example())
+    for axes, reading in zip(figure.axes, hierarchical_regions.READINGS, strict=False):
         ((middle, large),) = coordinates([lines(axes)["points"]])
-        c = deck_report.cost_ratio("ende")
+        c = deck_analysis.cost_ratio("ende")
         assert float(speculative.speedup(large, 3, 0.5)) == pytest.approx(1.13)
         assert float(theory.speedup(large, middle, 3, c, 0.5, reading=reading)) == pytest.approx(1.46)
         assert "deck" in {text.get_text() for text in axes.texts}
@@ -229,7 +233,7 @@ def test_the_deck_stands_at_the_rates_that_its_speeds_need() -> None:
 
 def test_a_point_without_a_reading_stands_in_every_map() -> None:
     rows = pl.DataFrame([CHEAP | {"acceptance_rate": 0.9, "medium_acceptance_rate": 0.4}])
-    assert [coordinates([lines(axes)["points"]]) for axes in hierarchical.draw(rows).axes] == [{(0.4, 0.9)}] * 3
+    assert [coordinates([lines(axes)["points"]]) for axes in hierarchical_regions.draw(rows).axes] == [{(0.4, 0.9)}] * 3
 
 
 # --- Both -------------------------------------------------------------------------------------------------------------
@@ -237,18 +241,18 @@ def test_a_point_without_a_reading_stands_in_every_map() -> None:
 
 @pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(changing: pl.DataFrame, tmp_path: Path) -> None:
-    again = adaptive.trajectories(CHANGING, C, text="changing", replications=300)
+    again = adaptive_draft_lengths.trajectories(CHANGING, C, text="changing", replications=300)
     assert again.equals(changing)
     for draw, first, second in (
-        (adaptive.draw, changing, again),
-        (hierarchical.draw, hierarchical.example(), hierarchical.example()),
+        (adaptive_draft_lengths.draw, changing, again),
+        (hierarchical_regions.draw, hierarchical_regions.example(), hierarchical_regions.example()),
     ):
         pairs = zip(save(draw(first), tmp_path / "one"), save(draw(second), tmp_path / "two"), strict=True)
         assert all(one.read_bytes() == two.read_bytes() for one, two in pairs)
 
 
 def test_a_seed_gives_the_same_draws_and_another_others() -> None:
-    one, again, other = (adaptive.trajectories(CHANGING, C, seed=seed, replications=1) for seed in (0, 0, 1))
+    one, again, other = (adaptive_draft_lengths.trajectories(CHANGING, C, seed=seed, replications=1) for seed in (0, 0, 1))
     assert one.equals(again)
     assert not one.equals(other)
 
@@ -257,20 +261,26 @@ def test_rows_and_values_that_cannot_be_drawn_are_refused(changing: pl.DataFrame
     renamed = [changing.with_columns(text=pl.lit(name)) for name in "abcd"]
     costs = pl.DataFrame([CHEAP | {"draft_length": length} for length in (1, 2, 3, 4)])
     cases: list[tuple[Any, str]] = [
-        (lambda: adaptive.draw(changing.clear()), "needs at least one row, got none"),
-        (lambda: adaptive.draw(changing.drop("low")), "got none called low"),
-        (lambda: adaptive.draw(changing.with_columns(policy=pl.lit("luck"))), "unknown policy 'luck'"),
-        (lambda: adaptive.draw(pl.concat(renamed)), "rows must be of at most 3 texts, got 4"),
-        (lambda: adaptive.trajectories([0.5, 1.5], C), r"acceptance_rates\[1\] must be between 0 and 1, got 1.5"),
-        (lambda: adaptive.trajectories([], C), "acceptance_rates must be a list of one rate or more"),
-        (lambda: adaptive.trajectories([0.5], -1.0), "cost_ratio must be at least 0, got -1.0"),
-        (lambda: adaptive.trajectories([0.5], C, replications=5000), "replications must be between 1 and 4096, got 5000"),
-        (lambda: adaptive.trajectories([0.5], C, longest=0), "longest must be at least 1, got 0"),
-        (lambda: hierarchical.draw(costs.clear()), "needs at least one row, got none"),
-        (lambda: hierarchical.draw(costs.drop("cost_ratio")), "got none called cost_ratio"),
-        (lambda: hierarchical.draw(costs), "rows must be of at most 3 choices of costs, got 4"),
-        (lambda: hierarchical.draw(costs[:1].with_columns(reading=pl.lit("B"))), "unknown reading 'B'"),
-        (lambda: hierarchical.draw(costs.with_columns(cost_ratio=pl.lit(None, pl.Float64))), "needs at least one row, got none"),
+        (lambda: adaptive_draft_lengths.draw(changing.clear()), "needs at least one row, got none"),
+        (lambda: adaptive_draft_lengths.draw(changing.drop("low")), "got none called low"),
+        (lambda: adaptive_draft_lengths.draw(changing.with_columns(policy=pl.lit("luck"))), "unknown policy 'luck'"),
+        (lambda: adaptive_draft_lengths.draw(pl.concat(renamed)), "rows must be of at most 3 texts, got 4"),
+        (lambda: adaptive_draft_lengths.trajectories([0.5, 1.5], C), r"acceptance_rates\[1\] must be between 0 and 1, got 1.5"),
+        (lambda: adaptive_draft_lengths.trajectories([], C), "acceptance_rates must be a list of one rate or more"),
+        (lambda: adaptive_draft_lengths.trajectories([0.5], -1.0), "cost_ratio must be at least 0, got -1.0"),
+        (
+            lambda: adaptive_draft_lengths.trajectories([0.5], C, replications=5000),
+            "replications must be between 1 and 4096, got 5000",
+        ),
+        (lambda: adaptive_draft_lengths.trajectories([0.5], C, longest=0), "longest must be at least 1, got 0"),
+        (lambda: hierarchical_regions.draw(costs.clear()), "needs at least one row, got none"),
+        (lambda: hierarchical_regions.draw(costs.drop("cost_ratio")), "got none called cost_ratio"),
+        (lambda: hierarchical_regions.draw(costs), "rows must be of at most 3 choices of costs, got 4"),
+        (lambda: hierarchical_regions.draw(costs[:1].with_columns(reading=pl.lit("B"))), "unknown reading 'B'"),
+        (
+            lambda: hierarchical_regions.draw(costs.with_columns(cost_ratio=pl.lit(None, pl.Float64))),
+            "needs at least one row, got none",
+        ),
     ]
     for call, message in cases:
         with pytest.raises(ParameterError, match=message):

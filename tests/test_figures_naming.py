@@ -12,8 +12,9 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 
-from figures import naming, speedup_by_device, style, subject
-from model.checks import ParameterError
+from figures.common import naming, style, subject
+from figures.of_runs import speedup_by_device
+from model.base.checks import ParameterError
 
 SAID: list[tuple[str, Any, str]] = [
     ("policy", "heuristic", "heuristic"), ("estimator", "drafted", "by drafted tokens"), ("reading", "recursive", "recursive"),

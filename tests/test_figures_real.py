@@ -16,12 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import figures
-from figures import acceptance_by_position, accepted, accepted_lengths, agreement, match_rate, save, written_by
-from model import rates
-from model.account import Account
-from model.checks import ParameterError
-from model.decoding import Decoding
-from model.position_log import PositionLog
+from figures import save
+from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, written_by
+from figures.of_runs import accepted_tokens
+from model.base.checks import ParameterError
+from model.interpret.account import Account
+from model.logs.decoding import Decoding
+from model.logs.position_log import PositionLog
+from model.methods.speculative import rates_from_logs
 from model.steps import Commit, Forward
 from tests import figure_checks
 from tests.test_figures_speculative import inside, xy
@@ -69,10 +71,10 @@ def lengths() -> list[Any]:
 
 def test_match_rates_stand_at_their_layers() -> None:
     record = log()
-    figure = match_rate.draw(record, [1, 3])
+    figure = match_rates.draw(record, [1, 3])
     drawn = lines(figure.axes[0])
     for head, count in itertools.product(("common", "trained"), (1, 3)):
-        x, y = xy(drawn[f"k={count} {match_rate.HEADS[head]}"])
+        x, y = xy(drawn[f"k={count} {match_rates.HEADS[head]}"])
         expected = [layer for layer in range(1, LAYERS) if head == "common" or layer != 2]
         assert x.tolist() == expected
         assert y.tolist() == pytest.approx([np.concatenate(record.matches(layer, count, head)).mean() for layer in expected])
@@ -82,10 +84,10 @@ def test_match_rates_stand_at_their_layers() -> None:
 
 
 def test_bands_of_match_rates_are_wilsons() -> None:
-    figure = match_rate.draw(log(), [1])
+    figure = match_rates.draw(log(), [1])
     bands = {str(each.get_label()): each for each in figure.axes[0].collections}
     (path,) = bands["k=1 N band"].get_paths()
-    found = match_rate.by_layer(log(), [1]).filter(head="common")
+    found = match_rates.by_layer(log(), [1]).filter(head="common")
     assert {round(float(y), 9) for _, y in path.vertices} == {
         round(value, 9) for name in ("low", "high") for value in found[name]
     }
@@ -94,7 +96,7 @@ def test_bands_of_match_rates_are_wilsons() -> None:
 
 
 def test_heads_are_told_apart_without_colour() -> None:
-    drawn = lines(match_rate.draw(log(), [1, 3]).axes[0])
+    drawn = lines(match_rates.draw(log(), [1, 3]).axes[0])
     assert dashes(drawn["k=1 N"]) != dashes(drawn["k=1 Y"])
     assert drawn["k=1 N"].get_markerfacecolor() != drawn["k=1 Y"].get_markerfacecolor()
     assert drawn["k=1 N"].get_color() == drawn["k=1 Y"].get_color() != drawn["k=3 Y"].get_color()
@@ -102,19 +104,19 @@ def test_heads_are_told_apart_without_colour() -> None:
 
 
 def test_candidates_are_1_3_and_5_where_none_are_named() -> None:
-    usual, named = (match_rate.draw(*given).axes[0] for given in ((log(),), (log(), [1, 3, 5])))
+    usual, named = (match_rates.draw(*given).axes[0] for given in ((log(),), (log(), [1, 3, 5])))
     assert [*lines(usual)] == [*lines(named)]
     for one, other in zip(usual.lines, named.lines, strict=True):
         np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
 
 
 def test_a_log_without_trained_heads_has_the_models_own_alone() -> None:
-    assert set(lines(match_rate.draw(log(trained=False), [1]).axes[0])) == {"k=1 N"}
+    assert set(lines(match_rates.draw(log(trained=False), [1]).axes[0])) == {"k=1 N"}
 
 
 def test_match_rates_by_position_are_those_of_their_ranges() -> None:
     record = log()
-    figure = match_rate.draw_by_position(record, [1, 2], layers=[1, 4], head="common", bins=4)
+    figure = match_rates.draw_by_position(record, [1, 2], layers=[1, 4], head="common", bins=4)
     assert len(figure.axes) == 2
     for axes, count in zip(figure.axes, (1, 2), strict=True):
         for layer in (1, 4):
@@ -123,16 +125,16 @@ def test_match_rates_by_position_are_those_of_their_ranges() -> None:
             kept = np.array(record.matches(layer, count))
             assert y.tolist() == pytest.approx([kept[:, low : low + 5].mean() for low in range(0, TOKENS, 5)])
     assert inside(figure)
-    assert inside(match_rate.draw_by_position(record, [1, 3, 5]))
+    assert inside(match_rates.draw_by_position(record, [1, 3, 5]))
 
 
 def test_too_many_lines_are_refused() -> None:
     with pytest.raises(ParameterError, match="at most 4 different ones, got 5"):
-        match_rate.draw(log(), [1, 2, 3, 4, 5])
+        match_rates.draw(log(), [1, 2, 3, 4, 5])
     with pytest.raises(ParameterError, match="layers must be 1 to 5, got 6"):
-        match_rate.draw_by_position(log(), [1], layers=[1, 1, 1, 1, 1, 1])
+        match_rates.draw_by_position(log(), [1], layers=[1, 1, 1, 1, 1, 1])
     with pytest.raises(ParameterError, match="layer 2 has no trained head"):
-        match_rate.draw_by_position(log(), [1], layers=[2], head="trained")
+        match_rates.draw_by_position(log(), [1], layers=[2], head="trained")
 
 
 # --- Acceptance ---------------------------------------------------------------------------------------------------------
@@ -140,15 +142,15 @@ def test_too_many_lines_are_refused() -> None:
 
 def test_acceptance_stands_at_its_places_over_the_line_of_one_rate() -> None:
     figure = acceptance_by_position.draw(lengths(), 4, "small for large (measured)", bins=4)
-    played = rates.play(lengths(), 4)
+    played = rates_from_logs.play(lengths(), 4)
     left, right = figure.axes
     x, y = xy(lines(right)["accepted"])
     assert x.tolist() == [1, 2, 3, 4]
-    assert y.tolist() == pytest.approx(rates.by_place(played).rate.tolist())
+    assert y.tolist() == pytest.approx(rates_from_logs.by_place(played).rate.tolist())
     x, y = xy(lines(left)["accepted"])
     assert x.tolist() == [3, 8, 13, 18]
-    assert y.tolist() == pytest.approx(rates.by_output_position(played, [0, 5, 10, 15, 20]).rate.tolist())
-    alpha = float(rates.accepted_of_tested(played).rate)
+    assert y.tolist() == pytest.approx(rates_from_logs.by_output_position(played, [0, 5, 10, 15, 20]).rate.tolist())
+    alpha = float(rates_from_logs.accepted_of_tested(played).rate)
     for axes in (left, right):
         assert set(xy(lines(axes)["alpha"])[1].tolist()) == {alpha}
     assert f"α = {alpha:.3f}" in words(figure)
@@ -157,8 +159,8 @@ def test_acceptance_stands_at_its_places_over_the_line_of_one_rate() -> None:
 
 def test_coins_that_are_independent_lie_about_the_line() -> None:
     """Of sixteen bands of 95 % one or two miss; all of 99.9 % hold, which a right program passes 98 times in 100."""
-    found = rates.by_place(rates.play(lengths(), 4))
-    alpha = float(rates.accepted_of_tested(rates.play(lengths(), 4)).rate)
+    found = rates_from_logs.by_place(rates_from_logs.play(lengths(), 4))
+    alpha = float(rates_from_logs.accepted_of_tested(rates_from_logs.play(lengths(), 4)).rate)
     width = 3.3 * np.sqrt(alpha * (1 - alpha) / found.trials)
     assert np.all(np.abs(found.rate - alpha) < width)
 
@@ -171,13 +173,13 @@ def test_texts_in_which_nothing_is_tested_are_refused() -> None:
 def test_accepted_lengths_are_counted_and_their_law_is_that_of_the_same_rounds() -> None:
     figure = accepted_lengths.draw(lengths(), [2, 5], "small for large (measured)")
     for axes, gamma in zip(figure.axes, (2, 5), strict=True):
-        played = rates.play(lengths(), gamma)
+        played = rates_from_logs.play(lengths(), gamma)
         whole = played.accepted[played.drafted == gamma]
         heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
         assert heights == pytest.approx([float((whole == place).mean()) for place in range(gamma + 1)])
         _, law = xy(lines(axes)["law"])
         alpha = whole.sum() / np.minimum(whole + 1, gamma).sum()
-        assert law.tolist() == pytest.approx(accepted.law(float(alpha), gamma).tolist())
+        assert law.tolist() == pytest.approx(accepted_tokens.law(float(alpha), gamma).tolist())
         assert law.sum() == pytest.approx(1)
         assert f"γ = {gamma}, α = {alpha:.3f}: {whole.size} rounds" in axes.get_title(loc="left")
         # What it is fitted to: accepted over tested of the law is that of the rounds.
@@ -210,10 +212,10 @@ def quality() -> pl.DataFrame:
     return pl.DataFrame([{**shared, **row} for row in rows], infer_schema_length=None)
 
 
-@pytest.mark.parametrize("name", [*agreement.QUALITIES])
+@pytest.mark.parametrize("name", [*agreement_over_cost.QUALITIES])
 def test_every_row_stands_at_its_cost(name: str) -> None:
     rows = quality()
-    figure = agreement.draw(rows, quality=name)
+    figure = agreement_over_cost.draw(rows, quality=name)
     whole = figure.axes[-1]
     drawn = {label: line for label, line in lines(whole).items() if label.partition(",")[0] in ("BiLD", "early exit", "SkipDecode")}
     assert set(drawn) == {"BiLD, rollback 2", "BiLD, no rollback", "early exit", "SkipDecode"}
@@ -226,7 +228,7 @@ def test_every_row_stands_at_its_cost(name: str) -> None:
 
 
 def test_bild_stands_at_its_thresholds_too() -> None:
-    figure = agreement.draw(quality())
+    figure = agreement_over_cost.draw(quality())
     assert [axes.get_xlabel() for axes in figure.axes[:2]] == ["fallback threshold", "threshold"]
     x, y = xy(lines(figure.axes[0])["BiLD, rollback 2"])
     assert (x.tolist(), y.tolist()) == ([0.1, 0.5, 0.9], pytest.approx([0.7, 0.8, 0.9]))
@@ -238,7 +240,7 @@ def test_bild_stands_at_its_thresholds_too() -> None:
 
 def test_points_go_along_what_was_swept_and_are_named_by_the_rest() -> None:
     def found(**columns: Any) -> list[tuple[str, str, int]]:
-        return [(each.name, each.along, each.rows.height) for each in agreement.series(pl.DataFrame(columns))]
+        return [(each.name, each.along, each.rows.height) for each in agreement_over_cost.series(pl.DataFrame(columns))]
 
     exits = {"method": "early_exit", "threshold": [0.5, 0.5, 0.5], "exit_layer": [6, 4, 4], "measure": ["state", None, "softmax"]}
     assert found(**exits) == [
@@ -247,7 +249,7 @@ def test_points_go_along_what_was_swept_and_are_named_by_the_rest() -> None:
     assert found(**exits | {"threshold": [0.9, 0.5, 0.1], "measure": None}) == [
         ("early exit, exit 6", "threshold", 1), ("early exit, exit 4", "threshold", 2),
     ]  # fmt: skip
-    ordered = agreement.series(pl.DataFrame(exits | {"threshold": [0.9, 0.5, 0.1], "exit_layer": 4, "measure": None}))
+    ordered = agreement_over_cost.series(pl.DataFrame(exits | {"threshold": [0.9, 0.5, 0.1], "exit_layer": 4, "measure": None}))
     assert ordered[0].rows["threshold"].to_list() == [0.1, 0.5, 0.9]
     assert found(method=["mine", "skipdecode"], min_layers=[None, 3], max_layers=[None, 8]) == [
         ("mine", "", 1), ("SkipDecode", "min_layers", 1),
@@ -261,22 +263,22 @@ def test_points_go_along_what_was_swept_and_are_named_by_the_rest() -> None:
 
 
 def test_series_are_told_apart_without_colour() -> None:
-    drawn = lines(agreement.draw(quality()).axes[-1])
+    drawn = lines(agreement_over_cost.draw(quality()).axes[-1])
     names = ("BiLD, rollback 2", "BiLD, no rollback", "early exit", "SkipDecode")
     assert len({drawn[name].get_marker() for name in names}) == 4
 
 
 def test_rows_of_quality_that_cannot_be_drawn_are_refused() -> None:
     with pytest.raises(ParameterError, match="needs at least one row"):
-        agreement.draw(quality().clear())
+        agreement_over_cost.draw(quality().clear())
     with pytest.raises(ParameterError, match="unknown quality 'agreemnt'; did you mean agreement"):
-        agreement.draw(quality(), quality="agreemnt")
+        agreement_over_cost.draw(quality(), quality="agreemnt")
     with pytest.raises(ParameterError, match="needs values of flops_over_plain"):
-        agreement.draw(quality(), "flops_over_plain")
+        agreement_over_cost.draw(quality(), "flops_over_plain")
     many = pl.concat([quality().head(1).with_columns(rollback_threshold=pl.lit(float(value))) for value in range(9)])
     with pytest.raises(ParameterError, match="room for at most 8 lines, got 9"):
-        agreement.draw(many)
-    assert not agreement.fits(many)
+        agreement_over_cost.draw(many)
+    assert not agreement_over_cost.fits(many)
 
 
 # --- Who wrote it -------------------------------------------------------------------------------------------------------
@@ -371,9 +373,9 @@ def test_a_readers_own_settings_change_nothing() -> None:
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     made, shown = decoded()
     several = {
-        "m": match_rate.draw(log()), "a": acceptance_by_position.draw(lengths(), 3, "x"),
+        "m": match_rates.draw(log()), "a": acceptance_by_position.draw(lengths(), 3, "x"),
         "l": accepted_lengths.draw(lengths(), [3], "x"),
-        "g": agreement.draw(quality()), "w": written_by.draw(made, shown),
+        "g": agreement_over_cost.draw(quality()), "w": written_by.draw(made, shown),
     }  # fmt: skip
     for name, figure in several.items():
         save(figure, tmp_path / f"{name}.a")
@@ -406,12 +408,12 @@ def test_acceptance_by_hand() -> None:
     assert right.line("accepted") == [(1, pytest.approx(2 / 9)), (2, 1), (3, 1)]
     assert (left.texts, right.texts) == (["4", "3", "4", "2"], ["9", "2", "2"])
     assert [text.xy for text in figure.axes[1].texts] == [(1, 0), (2, 0), (3, 0)]  # type: ignore[attr-defined]
-    ends = rates.ratio_interval([6, 0], [6, 7])
+    ends = rates_from_logs.ratio_interval([6, 0], [6, 7])
     for axes, panel, limits, counts in zip(figure.axes, (left, right), ((0.5, 8.5), (0.5, 3.5)), (
         ([2, 1, 2, 1], [4, 3, 4, 2]), ([2, 2, 2], [9, 2, 2])), strict=True):  # fmt: skip
         assert {y for _, y in panel.line("alpha")} == {alpha}
         assert (axes.get_xlim(), axes.get_ylim()) == (limits, (0, 1.02))
-        found = rates.rates(*counts)
+        found = rates_from_logs.rates(*counts)
         assert {round(y, 9) for _, y in dict(panel.bands)["band"]} == {round(float(y), 9) for y in (*found.low, *found.high)}
         [span] = [patch for patch in axes.patches if patch.get_label() == "alpha interval"]
         assert isinstance(span, Rectangle)
@@ -442,7 +444,7 @@ def test_accepted_lengths_by_hand() -> None:
     panel = drawn.panels[0]
     alpha = 6 / 11  # of tokens tested in the rounds that have room for a whole draft
     expected = 1 + alpha + alpha**2 + alpha**3
-    (error,) = rates.dependence(TWO_TEXTS, [3], 0.7, 2, np.random.default_rng(9))
+    (error,) = rates_from_logs.dependence(TWO_TEXTS, [3], 0.7, 2, np.random.default_rng(9))
     assert panel.title.split("\n") == [
         "γ = 3, α = 0.545: 7 rounds", f"tokens a round: 1.86 measured, {expected:.2f} by the law",
         f"by the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}",
@@ -452,7 +454,7 @@ def test_accepted_lengths_by_hand() -> None:
     assert np.array(bars) == pytest.approx(np.array([(place - 0.4, 0, 0.8, share) for place, share in enumerate(shares)]))
     law = [*((1 - alpha) * alpha**place for place in range(3)), alpha**3]
     assert panel.line("law") == [(pytest.approx(place + 0.2), pytest.approx(share)) for place, share in enumerate(law)]
-    found = rates.rates([5, 0, 0, 2], [7] * 4)
+    found = rates_from_logs.rates([5, 0, 0, 2], [7] * 4)
     [ends] = [pairs for _, pairs in panel.segments if pairs]
     both = enumerate(zip(found.low, found.high, strict=True))
     wanted = [[(place - 0.15, low), (place - 0.15, high)] for place, (low, high) in both]

@@ -13,25 +13,23 @@ import polars as pl
 import pytest
 
 import figures
-from figures import (
-    accepted,
-    adaptive,
-    agreement,
-    bild,
+from figures.common import labels
+from figures.of_logs import agreement_over_cost, match_rates
+from figures.of_papers import ppd_table_3_times
+from figures.of_runs import (
+    accepted_tokens,
     bild_rates,
-    hierarchical,
-    labels,
-    match_rate,
-    methods,
+    bild_thresholds,
+    method_comparison,
+    operations_and_bytes,
     speedup,
-    table_3,
     timeline,
     tradeoff,
-    work,
 )
-from model.algorithms.ppd import Parameters
-from model.checks import ParameterError
-from model.position_log import PositionLog
+from figures.of_theory import adaptive_draft_lengths, hierarchical_regions
+from model.base.checks import ParameterError
+from model.logs.position_log import PositionLog
+from model.methods.ppd.algorithm import Parameters
 from tests import test_figures, test_figures_bild, test_figures_real, test_figures_tradeoff
 from tests.figure_checks import formula
 
@@ -74,7 +72,9 @@ def one_method(choices: int = 1, settings: int = 1) -> pl.DataFrame:
 
 def thresholds(count: int) -> pl.DataFrame:
     """Points of so many rollback thresholds."""
-    return several(_bild().filter(policy=bild.BOTH, rollback_threshold=1.0), count, "rollback_threshold", lambda each: 1.0 + each)
+    return several(
+        _bild().filter(policy=bild_thresholds.BOTH, rollback_threshold=1.0), count, "rollback_threshold", lambda each: 1.0 + each
+    )
 
 
 @cache
@@ -98,25 +98,30 @@ LINE = test_figures_real.quality().head(1)
 LENGTHS = pl.DataFrame({"point": [0], "view": ["paths"], "accepted": [1], "rounds": [2]})
 CHOICE = one_method().filter(method="speculative")
 FULL: dict[str, tuple[Any, Callable[[int], object], int, str]] = {
-    "adaptive": (adaptive, lambda n: adaptive.draw(several(TEXTS, n, "text", str)), 3, "at most 3 texts, got 4"),
-    "agreement": (agreement, lambda n: agreement.draw(several(LINE, n, "rollback_threshold", float)), 8, "at most 8 lines, got 9"),
-    "accepted": (accepted, lambda n: accepted.draw(several(LENGTHS, n, "point", int)), 12, "at most 12 points, got 13"),
-    "bild": (bild, lambda n: bild.draw(several(_bild(), n, "name", str)), 3, "at most 3 records, got 4"),
-    "bild curves": (bild, lambda n: bild.draw(thresholds(n)), 8, "1 to 8 rollback thresholds, got 9"),
+    "adaptive": (adaptive_draft_lengths, lambda n: adaptive_draft_lengths.draw(several(TEXTS, n, "text", str)), 3,
+        "at most 3 texts, got 4"),
+    "agreement": (agreement_over_cost, lambda n: agreement_over_cost.draw(several(LINE, n, "rollback_threshold", float)), 8,
+        "at most 8 lines, got 9"),
+    "accepted": (accepted_tokens, lambda n: accepted_tokens.draw(several(LENGTHS, n, "point", int)), 12,
+        "at most 12 points, got 13"),
+    "bild": (bild_thresholds, lambda n: bild_thresholds.draw(several(_bild(), n, "name", str)), 3, "at most 3 records, got 4"),
+    "bild curves": (bild_thresholds, lambda n: bild_thresholds.draw(thresholds(n)), 8, "1 to 8 rollback thresholds, got 9"),
     "bild rates": (bild_rates, lambda n: bild_rates.draw(several(rates(), n, "rollback_rate", lambda each: each / 9)), 6,
                    "at most 6 rollback rates, got 7"),
     "bild choices": (bild_rates, lambda n: bild_rates.draw(several(rates(), n, "maximum_draft", int)), 4,
                      "at most 4 choices, got 5"),
-    "hierarchical": (hierarchical, lambda n: hierarchical.draw(several(COSTS, n, "draft_length", lambda each: each + 1)), 3,
+    "hierarchical": (hierarchical_regions,
+        lambda n: hierarchical_regions.draw(several(COSTS, n, "draft_length", lambda each: each + 1)), 3,
                      "at most 3 choices of costs, got 4"),
-    "match rate": (match_rate, lambda n: match_rate.draw(record(), range(1, n + 1)), 4, "at most 4 .*, got 5"),
-    "match rate panels": (match_rate, lambda n: match_rate.draw_by_position(record(), range(1, n + 1)), 4,
+    "match rate": (match_rates, lambda n: match_rates.draw(record(), range(1, n + 1)), 4, "at most 4 .*, got 5"),
+    "match rate panels": (match_rates, lambda n: match_rates.draw_by_position(record(), range(1, n + 1)), 4,
                           "1 to 4 .*, got 5"),
-    "match rate layers": (match_rate, lambda n: match_rate.draw_by_position(record(), [1], [1] * n), 5,
+    "match rate layers": (match_rates, lambda n: match_rates.draw_by_position(record(), [1], [1] * n), 5,
                           "1 to 5, got 6"),
-    "methods": (methods, lambda n: methods.draw(one_method(n)), 12, "must be between 1 and 12, got 13"),
-    "settings": (methods, lambda n: methods.draw(one_method(2, n)), 6, "must be between 1 and 6, got 7"),
-    "choices": (work, lambda n: work.draw(several(CHOICE, n, "draft_length", int)), 16, "at most 16 points, got 17"),
+    "methods": (method_comparison, lambda n: method_comparison.draw(one_method(n)), 12, "must be between 1 and 12, got 13"),
+    "settings": (method_comparison, lambda n: method_comparison.draw(one_method(2, n)), 6, "must be between 1 and 6, got 7"),
+    "choices": (operations_and_bytes, lambda n: operations_and_bytes.draw(several(CHOICE, n, "draft_length", int)), 16,
+        "at most 16 points, got 17"),
 }  # fmt: skip
 
 
@@ -133,14 +138,16 @@ def test_as_much_as_there_is_room_for_is_drawn_and_one_more_is_refused(name: str
 
 def test_none_at_all_is_refused_where_some_are_needed() -> None:
     for call, message in (
-        (lambda: match_rate.draw_by_position(record(), []), "candidates must be 1 to 4 different ones, got 0"),
-        (lambda: match_rate.draw_by_position(record(), [1], []), "layers must be 1 to 5, got 0"),
-        (lambda: match_rate.by_layer(record(), [0]), "candidates must be at least 1, got 0"),
-        (lambda: match_rate.by_position(record(), [1], [1], "common", 0), "bins must be at least 1, got 0"),
+        (lambda: match_rates.draw_by_position(record(), []), "candidates must be 1 to 4 different ones, got 0"),
+        (lambda: match_rates.draw_by_position(record(), [1], []), "layers must be 1 to 5, got 0"),
+        (lambda: match_rates.by_layer(record(), [0]), "candidates must be at least 1, got 0"),
+        (lambda: match_rates.by_position(record(), [1], [1], "common", 0), "bins must be at least 1, got 0"),
         (lambda: timeline.draw(test_figures.INTERVALS, test_figures.COMMITS.clear()), "commits needs at least one row"),
         (lambda: timeline.draw(test_figures.INTERVALS, test_figures.COMMITS.drop("kind")), "none called kind"),
-        (lambda: methods.draw(one_method().filter(method="autoregressive")), "values of speedup.* needs at least one row"),
-        (lambda: work.draw(CHOICE.with_columns(speedup=pl.lit(None, pl.Float64))), "values of speedup.* needs at least one row"),
+        (lambda: method_comparison.draw(one_method().filter(method="autoregressive")),
+            "values of speedup.* needs at least one row"),
+        (lambda: operations_and_bytes.draw(CHOICE.with_columns(speedup=pl.lit(None, pl.Float64))),
+            "values of speedup.* needs at least one row"),
         (lambda: tradeoff.draw(CHOICE.with_columns(normalized_latency=pl.lit(None, pl.Float64)), "compute_per_token"),
          "values of compute_per_token and normalized_latency"),
     ):  # fmt: skip
@@ -165,21 +172,26 @@ def test_a_timeline_has_room_for_two_hundred_units() -> None:
 def test_runs_have_the_figures_that_there_is_room_for() -> None:
     quality = several(LINE, 8, "rollback_threshold", float)
     replayed = formula("ppd-table-3")
-    both = _bild().filter(policy=bild.BOTH, rollback_threshold=1.0)
+    both = _bild().filter(policy=bild_thresholds.BOTH, rollback_threshold=1.0)
     for fits, rows, answer in (
-        (methods.fits, one_method(12), True), (methods.fits, one_method(13), False), (methods.fits, one_method(2, 6), True),
-        (methods.fits, one_method(2, 7), False), (methods.fits, one_method().drop("mean_units"), False),
-        (methods.fits, CHOICE, False),
-        (methods.fits, one_method().with_columns(speedup=pl.lit(None, pl.Float64)), False), (methods.fits, one_method(), True),
-        (agreement.fits, quality, True), (agreement.fits, quality.clear(), False),
-        (agreement.fits, several(LINE, 9, "rollback_threshold", float), False),
-        (table_3.fits, several(replayed, 4, "copy", int), True), (table_3.fits, several(replayed, 5, "copy", int).head(17), False),
-        (table_3.fits, replayed.head(1), True), (table_3.fits, replayed.with_columns(tokens=1), False),
-        (table_3.fits, replayed.drop("latency_s"), False),
-        (bild.fits, thresholds(8), True), (bild.fits, thresholds(9), False), (bild.fits, several(_bild(), 3, "name", str), True),
-        (bild.fits, several(_bild(), 4, "name", str), False), (bild.fits, pl.DataFrame(), False), (bild.fits, both.head(2), True),
-        (bild.fits, both.head(1), False),
-        (bild.fits, pl.concat([both.head(1), both.head(1).with_columns(policy=pl.lit(bild.LARGE))]), False),
+        (method_comparison.fits, one_method(12), True), (method_comparison.fits, one_method(13), False),
+        (method_comparison.fits, one_method(2, 6), True),
+        (method_comparison.fits, one_method(2, 7), False), (method_comparison.fits, one_method().drop("mean_units"), False),
+        (method_comparison.fits, CHOICE, False),
+        (method_comparison.fits, one_method().with_columns(speedup=pl.lit(None, pl.Float64)), False),
+        (method_comparison.fits, one_method(), True),
+        (agreement_over_cost.fits, quality, True), (agreement_over_cost.fits, quality.clear(), False),
+        (agreement_over_cost.fits, several(LINE, 9, "rollback_threshold", float), False),
+        (ppd_table_3_times.fits, several(replayed, 4, "copy", int), True),
+        (ppd_table_3_times.fits, several(replayed, 5, "copy", int).head(17), False),
+        (ppd_table_3_times.fits, replayed.head(1), True), (ppd_table_3_times.fits, replayed.with_columns(tokens=1), False),
+        (ppd_table_3_times.fits, replayed.drop("latency_s"), False),
+        (bild_thresholds.fits, thresholds(8), True), (bild_thresholds.fits, thresholds(9), False),
+        (bild_thresholds.fits, several(_bild(), 3, "name", str), True),
+        (bild_thresholds.fits, several(_bild(), 4, "name", str), False), (bild_thresholds.fits, pl.DataFrame(), False),
+        (bild_thresholds.fits, both.head(2), True),
+        (bild_thresholds.fits, both.head(1), False),
+        (bild_thresholds.fits, pl.concat([both.head(1), both.head(1).with_columns(policy=pl.lit(bild_thresholds.LARGE))]), False),
         (bild_rates.fits, rates(), True), (bild_rates.fits, rates().head(1), False), (bild_rates.fits, rates().clear(), False),
         (bild_rates.fits, several(rates(), 6, "rollback_rate", float), True),
         (bild_rates.fits, several(rates(), 7, "rollback_rate", float), False),
@@ -210,11 +222,17 @@ def test_sixty_labels_are_written_and_one_more_is_none() -> None:
 
 
 def test_a_fixed_length_or_bound_that_is_not_known_is_not_drawn() -> None:
-    rows = adaptive.trajectories([0.5, 0.9, 0.0], 2.0, text="dear", longest=2, replications=3, seed=1)
-    assert rows["policy"].unique(maintain_order=True).to_list() == [*adaptive.CHOICES, adaptive.FIXED, adaptive.BOUND]
-    bound = rows.filter(policy=adaptive.BOUND).select("low", "median", "high", "speedup")
+    rows = adaptive_draft_lengths.trajectories([0.5, 0.9, 0.0], 2.0, text="dear", longest=2, replications=3, seed=1)
+    assert rows["policy"].unique(maintain_order=True).to_list() == [
+        *adaptive_draft_lengths.CHOICES,
+        adaptive_draft_lengths.FIXED,
+        adaptive_draft_lengths.BOUND,
+    ]
+    bound = rows.filter(policy=adaptive_draft_lengths.BOUND).select("low", "median", "high", "speedup")
     assert bound.unique().rows() == [(None, None, None, 1.0)]
-    assert rows.filter(policy=adaptive.FIXED).select("median", "speedup").unique().rows() == [(0.0, 1.0)]  # drafts only cost
+    assert rows.filter(policy=adaptive_draft_lengths.FIXED).select("median", "speedup").unique().rows() == [
+        (0.0, 1.0)
+    ]  # drafts only cost
     assert rows.select("text", "cost_ratio").unique().rows() == [("dear", 2.0)]
     assert rows.filter(policy="heuristic").select("position", "acceptance_rate").rows() == [(0, 0.5), (1, 0.9), (2, 0.0)]
     assert rows["speedup"].max() == 1.0
@@ -226,15 +244,18 @@ def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
         return {name: each.default for name, each in every if each.default is not inspect.Parameter.empty}
 
     for function, expected in (
-        (match_rate.draw, {"candidates": (1, 3, 5)}), (match_rate.by_position, {"bins": 8}),
-        (match_rate.draw_by_position, {"candidates": (1, 3), "layers": None, "head": None, "bins": 8}),
-        (agreement.draw, {"cost": None, "quality": "agreement"}), (accepted.draw, {"about": ""}), (accepted.law, {"tokens": None}),
-        (adaptive.trajectories, {"text": "", "longest": 20, "replications": 1000, "seed": 0}),
-        (adaptive.example, {"replications": 1000}), (tradeoff.draw, {"x": "mean_units"}), (speedup.draw, {"x": "acceptance_rate"}),
+        (match_rates.draw, {"candidates": (1, 3, 5)}), (match_rates.by_position, {"bins": 8}),
+        (match_rates.draw_by_position, {"candidates": (1, 3), "layers": None, "head": None, "bins": 8}),
+        (agreement_over_cost.draw, {"cost": None, "quality": "agreement"}), (accepted_tokens.draw, {"about": ""}),
+        (accepted_tokens.law, {"tokens": None}),
+        (adaptive_draft_lengths.trajectories, {"text": "", "longest": 20, "replications": 1000, "seed": 0}),
+        (adaptive_draft_lengths.example, {"replications": 1000}), (tradeoff.draw, {"x": "mean_units"}),
+        (speedup.draw, {"x": "acceptance_rate"}),
         (timeline.draw, {"commits": None, "title": "Who held which unit", "time_unit": "layer-times"}),
         (timeline.prepared, {"commits": None}), (labels.place, {"size": 8.5}), (labels.at_right, {"size": 8.5}),
-        (bild.of_run, {"cost_source": "as [cost] says"}),
-        (bild.points, {"maximum_draft": 10, "variant": "paper", "windows": (3, 4, 5, 6, 7, 8, 9, 10), "verify_cost": None,
+        (bild_thresholds.of_run, {"cost_source": "as [cost] says"}),
+        (bild_thresholds.points,
+            {"maximum_draft": 10, "variant": "paper", "windows": (3, 4, 5, 6, 7, 8, 9, 10), "verify_cost": None,
                        "name": "record"}),
         (figures.save, {"formats": ("png", "svg")}), (figures.of_run, {"table": None}),
         (figures.of_comparison, {"limits": None, "pair": None}),
@@ -244,14 +265,14 @@ def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
 
 def test_the_example_of_adaptive_lengths_is_of_an_even_text_and_one_that_becomes_harder(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    played = adaptive.trajectories
+    played = adaptive_draft_lengths.trajectories
 
     def heard(rates: Any, cost_ratio: float, **options: Any) -> pl.DataFrame:
         asked.append((np.asarray(rates).tolist(), cost_ratio, options))
         return played(rates[:2], cost_ratio, **options | {"longest": 1})
 
-    monkeypatch.setattr(adaptive, "trajectories", heard)
-    rows = adaptive.example(7)
+    monkeypatch.setattr(adaptive_draft_lengths, "trajectories", heard)
+    rows = adaptive_draft_lengths.example(7)
     assert asked == [
         ([0.85] * 399, 0.1, {"text": "steady text", "replications": 7}),
         ([0.85] * 200 + [0.45] * 199, 0.1, {"text": "text that becomes harder", "replications": 7}),

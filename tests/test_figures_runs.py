@@ -11,19 +11,29 @@ import pytest
 from matplotlib.figure import Figure
 
 import sim
-from figures import bild, bild_rates, distribution, exit_schedule, methods, of_run, save, tradeoff, work
-from figures.accepted import draw as draw_accepted
-from figures.layer_map import draw as draw_layers
-from figures.naming import METHODS
-from model import published, skipdecode
-from model.account import Account
-from model.checks import ParameterError
-from model.decisions import synthetic
-from model.published import skipdecode_report
+from figures import of_run, save
+from figures.common.naming import METHODS
+from figures.of_runs import (
+    bild_rates,
+    bild_thresholds,
+    exit_schedule,
+    latency_distribution,
+    method_comparison,
+    operations_and_bytes,
+    tradeoff,
+)
+from figures.of_runs.accepted_tokens import draw as draw_accepted
+from figures.of_runs.layer_map import draw as draw_layers
+from model import published
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.interpret.account import Account
+from model.methods.bild.threshold_decisions import synthetic
+from model.methods.skipdecode import theory as skipdecode
+from model.published import skipdecode_analysis
 from model.steps import Forward
-from model.transformer import preset
-from sim import report, trace
-from sim.sweep import resolve
+from sim.runs import run_report, trace
+from sim.runs.sweep import resolve
 from tests.album import Album
 from tests.figure_checks import formula
 from tests.test_figures_speculative import inside, xy
@@ -76,13 +86,13 @@ def compared(run: Path) -> pl.DataFrame:
 def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
     run: Path, compared: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, rows = Seen(monkeypatch, tradeoff, methods), compared
+    seen, rows = Seen(monkeypatch, tradeoff, method_comparison), compared
     found = names(of_run(run))
     assert {"methods", "tradeoff_mean_units", "tradeoff_compute_per_token", "speedup_acceptance_rate"} <= found
     assert [set(given["method"]) for given, _ in seen.of["tradeoff"]] == 2 * [{"autoregressive", "ppd"}]
-    ((_, figure),) = seen.of["methods"]
+    ((_, figure),) = seen.of["method_comparison"]
     last = rows.unique("point", keep="last", maintain_order=True)
-    for axes, x in zip(figure.axes, methods.AXES, strict=True):
+    for axes, x in zip(figure.axes, method_comparison.AXES, strict=True):
         drawn = lines(axes)
         for name in set(rows["method"]) - {"autoregressive"}:
             series = [line for label, line in drawn.items() if label.startswith(METHODS[name])]
@@ -92,7 +102,7 @@ def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
 
 def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
     rows = formula("compare-lossy")
-    figure = methods.draw(rows)
+    figure = method_comparison.draw(rows)
     exact = dict(rows.select("method", "exact").unique().rows())
     assert set(exact.values()) == {True, False}
     for name, each in exact.items():
@@ -104,7 +114,7 @@ def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
     assert marked == {"Big Little Decoder", "SkipDecode", "early exit"}
     assert any("hollow: another text" in text.get_text() for text in figure.texts)
     assert inside(figure)
-    only = methods.draw(rows.filter(pl.col("exact")))
+    only = method_comparison.draw(rows.filter(pl.col("exact")))
     assert not any("lossy" in text.get_text() for text in [*only.texts, *only.legends[0].get_texts()])
 
 
@@ -140,23 +150,23 @@ def test_many_latencies_stand_in_ranges_that_lose_none() -> None:
     rng = np.random.default_rng(0)
     values = np.sort(rng.normal(100.0, 10.0, 1000))
     spread = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": values, "probability": 1e-3})
-    axes = distribution.draw(spread).axes[0]
+    axes = latency_distribution.draw(spread).axes[0]
     bars = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches]  # type: ignore[attr-defined]
-    assert len(bars) <= distribution.MOST_BARS
-    edges = np.linspace(values[0], values[-1], distribution.MOST_BARS + 1)
+    assert len(bars) <= latency_distribution.MOST_BARS
+    edges = np.linspace(values[0], values[-1], latency_distribution.MOST_BARS + 1)
     counts, _ = np.histogram(values, edges)
     middles = (edges[:-1] + edges[1:]) / 2
     expected = [(middle, count / 1000) for middle, count in zip(middles, counts, strict=True) if count]
     assert np.array(sorted(bars)) == pytest.approx(np.array(expected))
     # The last latency is in the last range, not behind it.
-    whole = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": np.arange(2.0 * distribution.MOST_BARS + 1)})
-    even = distribution.draw(whole.with_columns(probability=pl.lit(1.0) / whole.height)).axes[0].patches
+    whole = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": np.arange(2.0 * latency_distribution.MOST_BARS + 1)})
+    even = latency_distribution.draw(whole.with_columns(probability=pl.lit(1.0) / whole.height)).axes[0].patches
     heights = [bar.get_height() * whole.height for bar in even]  # type: ignore[attr-defined]
-    assert heights == pytest.approx([2.0] * (distribution.MOST_BARS - 1) + [3.0])
-    few = spread.head(distribution.MOST_BARS)  # each for itself
-    assert len(distribution.draw(few).axes[0].patches) == distribution.MOST_BARS
+    assert heights == pytest.approx([2.0] * (latency_distribution.MOST_BARS - 1) + [3.0])
+    few = spread.head(latency_distribution.MOST_BARS)  # each for itself
+    assert len(latency_distribution.draw(few).axes[0].patches) == latency_distribution.MOST_BARS
     with_theory = pl.concat([spread, spread.with_columns(view=pl.lit("formula"))])
-    assert len(distribution.draw(with_theory).axes[0].patches) == 1000
+    assert len(latency_distribution.draw(with_theory).axes[0].patches) == 1000
 
 
 # --- Big Little Decoder -------------------------------------------------------------------------------------------------
@@ -178,7 +188,7 @@ def test_rates_have_a_line_for_each_rate_of_rollback_in_each_choice(rates: pl.Da
     choices = [(name, each & pl.col("exit_layer").is_null()) for name, each in choices]
     choices.append(("exit layer 6", pl.col("exit_layer") == 6))
     panels = np.array(figure.axes).reshape(4, 3)
-    for column, title in zip(panels, work.WORDS.values(), strict=True):
+    for column, title in zip(panels, operations_and_bytes.WORDS.values(), strict=True):
         assert column[0].get_title(loc="left") == title
         assert len({axes.get_ylim() for axes in column}) == 1
     drawn_work = {
@@ -225,29 +235,29 @@ def test_rates_are_drawn_where_they_were_swept_and_are_no_thresholds(rates: pl.D
 
 def test_a_run_on_thresholds_has_the_points_of_the_record(thresholds: pl.DataFrame) -> None:
     """Of a long text the run's points are those that the closed forms have of the same record."""
-    found = bild.of_run(thresholds)
-    assert found.filter(policy=bild.LARGE).select("latency", "agreement").rows() == [(1.0, 1.0)]
-    whole = found.filter(pl.col("policy") != bild.LARGE)
+    found = bild_thresholds.of_run(thresholds)
+    assert found.filter(policy=bild_thresholds.LARGE).select("latency", "agreement").rows() == [(1.0, 1.0)]
+    whole = found.filter(pl.col("policy") != bild_thresholds.LARGE)
     assert whole.select("latency", "agreement", "fallback_threshold", "rollback_threshold").rows() == thresholds.select(
         "normalized_latency", "agreement", "fallback_threshold", "rollback_threshold"
     ).rows()
     degenerate = {row["policy"]: row for row in whole.iter_rows(named=True)}
-    assert set(degenerate) == {bild.BOTH, bild.NO_ROLLBACK, bild.NO_FALLBACK}
-    assert set(whole.filter(policy=bild.NO_ROLLBACK)["rollback_threshold"]) == {float("inf")}
-    assert set(whole.filter(policy=bild.NO_FALLBACK)["fallback_threshold"]) == {0.0}
-    assert set(whole.filter(policy=bild.BOTH)["fallback_threshold"]) == {0.2, 0.4, 0.6, 0.8, 0.9, 1.0}
+    assert set(degenerate) == {bild_thresholds.BOTH, bild_thresholds.NO_ROLLBACK, bild_thresholds.NO_FALLBACK}
+    assert set(whole.filter(policy=bild_thresholds.NO_ROLLBACK)["rollback_threshold"]) == {float("inf")}
+    assert set(whole.filter(policy=bild_thresholds.NO_FALLBACK)["fallback_threshold"]) == {0.0}
+    assert set(whole.filter(policy=bild_thresholds.BOTH)["fallback_threshold"]) == {0.2, 0.4, 0.6, 0.8, 0.9, 1.0}
     sweep = {"method.rollback_threshold": [2.0], "method.fallback_threshold": [0.6]}
     long = sim.run("bild-thresholds", views=["formula"], set={"scenario.tokens": 1024}, sweep=sweep)
     record = synthetic(100_000, np.random.default_rng(0).random((3, 100_000)), sureness=3.0)
-    closed = bild.points(record, [0.6], [2.0], cost_ratio=0.25, cost_source="assumed")
-    one = bild.of_run(long).filter(fallback_threshold=0.6, rollback_threshold=2.0)
-    expected = closed.filter(policy=bild.BOTH)
+    closed = bild_thresholds.points(record, [0.6], [2.0], cost_ratio=0.25, cost_source="assumed")
+    one = bild_thresholds.of_run(long).filter(fallback_threshold=0.6, rollback_threshold=2.0)
+    expected = closed.filter(policy=bild_thresholds.BOTH)
     assert one["latency"][0] == pytest.approx(expected["latency"][0], rel=0.01)  # two draws from one law
     assert one["agreement"][0] == pytest.approx(expected["agreement"][0], abs=0.005)
 
 
 def test_the_run_s_curves_and_what_they_rest_on(thresholds: pl.DataFrame) -> None:
-    figure = bild.draw(bild.of_run(thresholds))
+    figure = bild_thresholds.draw(bild_thresholds.of_run(thresholds))
     for value in (1.0, 2.0, 5.0, float("inf")):
         own = thresholds.filter(rollback_threshold=value).sort("fallback_threshold")
         curve = np.column_stack(xy(lines(figure.axes[0])[f"rollback {value:g}"]))
@@ -263,29 +273,29 @@ def test_the_run_s_curves_and_what_they_rest_on(thresholds: pl.DataFrame) -> Non
 
 def test_points_of_several_choices_are_several_records(thresholds: pl.DataFrame) -> None:
     other = thresholds.with_columns(variant=pl.lit("code"), point=pl.col("point") + 100)
-    found = bild.of_run(pl.concat([thresholds, other]))
+    found = bild_thresholds.of_run(pl.concat([thresholds, other]))
     assert found["name"].unique(maintain_order=True).to_list() == ["variant paper", "variant code"]
-    assert bild.fits(found)
-    assert len(bild.draw(found).axes) == 4
+    assert bild_thresholds.fits(found)
+    assert len(bild_thresholds.draw(found).axes) == 4
     many = [thresholds.with_columns(maximum_draft=pl.lit(n, dtype=pl.Int64), point=pl.col("point") + 100 * n) for n in range(1, 5)]
-    assert not bild.fits(bild.of_run(pl.concat(many)))
-    assert not bild.fits(bild.of_run(thresholds.drop("agreement")))
-    assert not bild.fits(bild.of_run(thresholds.with_columns(agreement=pl.lit(None, dtype=pl.Float64))))
+    assert not bild_thresholds.fits(bild_thresholds.of_run(pl.concat(many)))
+    assert not bild_thresholds.fits(bild_thresholds.of_run(thresholds.drop("agreement")))
+    assert not bild_thresholds.fits(bild_thresholds.of_run(thresholds.with_columns(agreement=pl.lit(None, dtype=pl.Float64))))
 
 
 # --- What choices gain and work -----------------------------------------------------------------------------------------
 
 
 def test_every_choice_has_its_bars(compared: pl.DataFrame) -> None:
-    figure = work.draw(compared.sample(fraction=1, shuffle=True, seed=2))
-    assert [axes.get_title(loc="left") for axes in figure.axes] == list(work.WORDS.values())
+    figure = operations_and_bytes.draw(compared.sample(fraction=1, shuffle=True, seed=2))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(operations_and_bytes.WORDS.values())
     first, last = (compared.unique("point", keep=keep, maintain_order=True) for keep in ("first", "last"))
     ratios = {
         "speedup": pl.col("speedup"), "flops": pl.col("flops_per_token") / pl.col("plain_flops_per_token"),
         "weights": pl.col("weight_bytes_per_token") / pl.col("plain_weight_bytes_per_token"),
         "intensity": pl.col("arithmetic_intensity") / pl.col("plain_arithmetic_intensity"),
     }  # fmt: skip
-    assert list(ratios) == list(work.WORDS)
+    assert list(ratios) == list(operations_and_bytes.WORDS)
     for axes, ratio in zip(figure.axes, ratios.values(), strict=True):
         known = compared.with_columns(drawn=ratio).drop_nulls("drawn").unique("point", keep="first", maintain_order=True)
         bars = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]
@@ -302,7 +312,7 @@ def test_every_choice_has_its_bars(compared: pl.DataFrame) -> None:
 
 def test_choices_of_one_method_are_named_by_what_they_differ_in() -> None:
     rows = sim.run("early-exit", views=["formula"])
-    figure = work.draw(rows)
+    figure = operations_and_bytes.draw(rows)
     texts = [label.get_text().partition(", 9.2")[0] for label in figure.axes[0].get_yticklabels()]
     assert texts == ["softmax, propagate", "state, propagate", "state, backfill", "state, propagate, batch of 8"]
     assert any(text.get_text().startswith("early exit; ") for text in figure.texts)
@@ -310,7 +320,7 @@ def test_choices_of_one_method_are_named_by_what_they_differ_in() -> None:
     assert inside(figure)
     batch = formula("skipdecode")
     assert "SkipDecode, batch of 4, 66% of it filled, 16 layers at first, 8 at last" in [
-        label.get_text() for label in work.draw(batch).axes[0].get_yticklabels()
+        label.get_text() for label in operations_and_bytes.draw(batch).axes[0].get_yticklabels()
     ]
 
 
@@ -348,7 +358,7 @@ def test_runs_have_the_figures_of_their_lossy_methods(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(rates: pl.DataFrame, compared: pl.DataFrame, tmp_path: Path) -> None:
-    for draw, rows in ((bild_rates.draw, rates), (work.draw, compared)):
+    for draw, rows in ((bild_rates.draw, rates), (operations_and_bytes.draw, compared)):
         one, two = (save(draw(rows), tmp_path / name, formats=("svg",))[0].read_bytes() for name in ("one", "two"))
         assert one == two
 
@@ -359,10 +369,10 @@ def test_rows_that_cannot_be_drawn_are_refused(rates: pl.DataFrame, compared: pl
         (lambda: bild_rates.draw(rates.drop("rollback_rate")), "got none called rollback_rate"),
         (lambda: bild_rates.draw(rates.with_columns(maximum_draft=pl.col("point") % 5)), "at most 4 choices, got"),
         (lambda: bild_rates.draw(rates.with_columns(rollback_rate=pl.col("point") / 9)), "at most 6 rollback rates, got 36"),
-        (lambda: work.draw(rates), "room for at most 16 points, got 36"),
-        (lambda: work.draw(compared.clear()), "the figure of choices needs at least one row"),
-        (lambda: work.draw(compared.drop("speedup")), "got none called speedup"),
-        (lambda: work.draw(compared.with_columns(view=pl.lit("path"))), "unknown view 'path'"),
+        (lambda: operations_and_bytes.draw(rates), "room for at most 16 points, got 36"),
+        (lambda: operations_and_bytes.draw(compared.clear()), "the figure of choices needs at least one row"),
+        (lambda: operations_and_bytes.draw(compared.drop("speedup")), "got none called speedup"),
+        (lambda: operations_and_bytes.draw(compared.with_columns(view=pl.lit("path"))), "unknown view 'path'"),
     ]
     for call, message in cases:
         with pytest.raises(ParameterError, match=message):
@@ -411,11 +421,11 @@ def test_a_traced_batch_of_unequal_texts_is_shortened_text_by_text() -> None:
 
 def notes(name: str, **overrides: Any) -> str:
     table = sim.run(name, views=["formula"], **overrides)
-    return " ".join(report.notes(table.lazy(), resolve(name, views=["formula"], **overrides)))
+    return " ".join(run_report.notes(table.lazy(), resolve(name, views=["formula"], **overrides)))
 
 
 def test_a_run_of_the_published_settings_says_what_the_tables_say_of_them() -> None:
     told = notes("skipdecode")
-    assert all(sentence in told for sentence in skipdecode_report.sentences_on("e2e", "opt-1.3b"))
+    assert all(sentence in told for sentence in skipdecode_analysis.sentences_on("e2e", "opt-1.3b"))
     for other in ("compare-lossy", "early-exit"):
         assert "Table 2" not in notes(other)

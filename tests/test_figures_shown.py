@@ -24,53 +24,44 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-from figures import (
-    acceptance_by_position,
-    accepted,
-    accepted_lengths,
-    adaptive,
-    agreement,
-    bild,
-    bild_operations,
+from figures.common.style import headed
+from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
+from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, written_by
+from figures.of_papers import deck_speedups, ppd_table_3_times
+from figures.of_runs import (
+    accepted_tokens,
     bild_rates,
-    deck,
+    bild_thresholds,
     devices_held,
-    distribution,
-    draft_length,
-    early_exit,
-    early_exit_batch,
-    error_by_method,
     exit_schedule,
-    formula_limits,
-    gantt_pair,
-    hierarchical,
-    largest_batch,
+    latency_distribution,
     layer_map,
-    layer_time,
-    match_rate,
-    methods,
-    predicted_measured,
-    roofline,
+    method_comparison,
+    operations_and_bytes,
     speedup,
     speedup_by_batch,
     speedup_by_device,
-    table_3,
-    time_parts,
     timeline,
     tradeoff,
-    verify_cost,
-    verify_cost_hardware,
-    work,
-    written_by,
 )
-from figures.exit_schedule import Schedule
-from figures.style import headed
-from model import profile
-from model.algorithms.ppd import Parameters
-from model.device import DEVICES
-from model.measured import Measured
-from model.published import deck_report
-from sim.trace import record
+from figures.of_runs.exit_schedule import Schedule
+from figures.of_theory import (
+    adaptive_draft_lengths,
+    best_draft_length,
+    bild_operations,
+    early_exit_batch,
+    early_exit_thresholds,
+    hierarchical_regions,
+    largest_batch,
+    verify_cost,
+)
+from model.hardware import profile
+from model.hardware.devices import DEVICES
+from model.hardware.profile_costs import Measured
+from model.methods.ppd.algorithm import Parameters
+from model.published import deck_analysis
+from sim.runs.trace import record
 from tests import (
     test_figures,
     test_figures_batches,
@@ -109,7 +100,7 @@ def devices(name: str) -> pl.DataFrame:
 
 def ranges() -> pl.DataFrame:
     """More latencies than a bar each can show."""
-    count = 3 * distribution.MOST_BARS
+    count = 3 * latency_distribution.MOST_BARS
     shares = [2 * (place + 1) / count / (count + 1) for place in range(count)]
     latencies = [100.0 + place for place in range(count)]
     return pl.DataFrame({"point": 0, "view": "paths", "latency_layers": latencies, "probability": shares})
@@ -255,35 +246,37 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "tradeoff_devices": lambda: tradeoff.draw(devices("ppd-against-tensor-parallel").filter(method="ppd", ways=1)),
     "timeline": lambda: timeline.draw(*(short(each) for each in (test_figures.INTERVALS, test_figures.COMMITS))),
     "timeline_ms": lambda: headed(timeline.draw(short(test_figures.INTERVALS), title="PPD", time_unit="ms"), "mine"),
-    "distribution": lambda: distribution.draw(test_figures.histogram(2)),
-    "distribution_ms": lambda: distribution.draw(
+    "distribution": lambda: latency_distribution.draw(test_figures.histogram(2)),
+    "distribution_ms": lambda: latency_distribution.draw(
         test_figures.histogram().with_columns(latency_ms=2 * pl.col("latency_layers"), name=pl.lit("PPD, k = 3"))
     ),
     **{f"speedup_{x}": lambda x=x: speedup.draw(test_figures_speculative.simulated(), x) for x in speedup.AXES},  # type: ignore[misc]
     "speedup_batches": lambda: speedup.draw(of_batches(), "draft_length"),
     "speedup_by_batch": lambda: speedup_by_batch.draw(test_figures_batches.rows()),
-    "accepted": lambda: accepted.draw(test_figures_speculative.histogram(), "all of it"),
-    "methods": lambda: methods.draw(formula("compare")),
-    "methods_settings": lambda: methods.draw(formula("speculative-adaptive")),
-    "methods_lossy": lambda: methods.draw(formula("skipdecode")),
-    "choices": lambda: work.draw(formula("early-exit")),
+    "accepted": lambda: accepted_tokens.draw(test_figures_speculative.histogram(), "all of it"),
+    "methods": lambda: method_comparison.draw(formula("compare")),
+    "methods_settings": lambda: method_comparison.draw(formula("speculative-adaptive")),
+    "methods_lossy": lambda: method_comparison.draw(formula("skipdecode")),
+    "choices": lambda: operations_and_bytes.draw(formula("early-exit")),
     "bild_rates": lambda: bild_rates.draw(bild_rates.of_run(formula("bild"))),
-    "bild": lambda: bild.draw(test_figures_bild.made()),
+    "bild": lambda: bild_thresholds.draw(test_figures_bild.made()),
     "bild_operations": lambda: bild_operations.draw(
         bild_operations.factors(0.15, [0.0, 0.1], operations_ratio=0.25, memory_ratio=0.3, maximum_draft=10, cost_ratio=0.2),
         source="assumed",
     ),
-    "deck": lambda: deck.draw(deck_report.rows()),
-    "draft_length": lambda: draft_length.draw(),
+    "deck": lambda: deck_speedups.draw(deck_analysis.rows()),
+    "draft_length": lambda: best_draft_length.draw(),
     "devices_held": lambda: devices_held.draw(devices("ppd-against-tensor-parallel")),
     "speedup_by_device": lambda: speedup_by_device.draw(devices("hardware-compare")),
     "verify_cost": lambda: verify_cost.draw(*verify_cost.example()[:2], [0.6, 0.8], context=1024, source="assumed"),
     "early_exit_batch": lambda: early_exit_batch.draw(
         {"even": [0.1] * 7 + [1.0]}, batches=(1, 4), head=0.5, check=0.1, propagation=0.1, source="assumed"
     ),
-    "early_exit": lambda: early_exit.draw([0.5, 0.9], [0, 2, 8], longest=64, source="assumed"),
-    "hierarchical": lambda: hierarchical.draw(hierarchical.example()),
-    "adaptive": lambda: adaptive.draw(adaptive.trajectories([0.8] * 40, 0.1, text="steady", replications=20)),
+    "early_exit": lambda: early_exit_thresholds.draw([0.5, 0.9], [0, 2, 8], longest=64, source="assumed"),
+    "hierarchical": lambda: hierarchical_regions.draw(hierarchical_regions.example()),
+    "adaptive": lambda: adaptive_draft_lengths.draw(
+        adaptive_draft_lengths.trajectories([0.8] * 40, 0.1, text="steady", replications=20)
+    ),
     "exit_schedule": lambda: exit_schedule.draw([Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, source="assumed"),
     "layer_map": lambda: layer_map.draw([Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, warm_up=1, source="assumed"),
     "predicted_measured": lambda: predicted_measured.draw(test_figures_comparison.rows(disturbed=[True, False, True, False])),
@@ -291,33 +284,50 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "time_parts": lambda: time_parts.draw(
         test_figures_comparison.times({"target": 0.2, "draft": 0.1, "rest": 0.05}, {"target": 0.45, "draft": 0.05, "rest": 0.05})
     ),
-    "match_rate": lambda: match_rate.draw(test_figures_real.log(), [1, 3]),
-    "match_rate_by_position": lambda: match_rate.draw_by_position(test_figures_real.log(), [1]),
+    "match_rate": lambda: match_rates.draw(test_figures_real.log(), [1, 3]),
+    "match_rate_by_position": lambda: match_rates.draw_by_position(test_figures_real.log(), [1]),
     "acceptance_by_position": lambda: acceptance_by_position.draw(test_figures_real.lengths(), 3, "mine"),
     "accepted_lengths": lambda: accepted_lengths.draw(test_figures_real.lengths(), [1, 3], "mine"),
-    "agreement": lambda: agreement.draw(test_figures_real.quality()),
-    "log_likelihood": lambda: agreement.draw(test_figures_real.quality(), quality="log_likelihood"),
-    "table_3": lambda: table_3.draw(formula("ppd-table-3")),
-    "roofline": lambda: roofline.draw(profiles()),
+    "agreement": lambda: agreement_over_cost.draw(test_figures_real.quality()),
+    "log_likelihood": lambda: agreement_over_cost.draw(test_figures_real.quality(), quality="log_likelihood"),
+    "table_3": lambda: ppd_table_3_times.draw(formula("ppd-table-3")),
+    "roofline": lambda: reached_peaks.draw(profiles()),
     "layer_time": lambda: layer_time.draw(profiles(), batches=(1, 8), longest=1024),
-    "choices_bild": lambda: work.draw(formula("bild").filter(pl.col("point").rank("dense") <= 16)),
-    "choices_skipdecode": lambda: work.draw(formula("skipdecode")),
+    "choices_bild": lambda: operations_and_bytes.draw(formula("bild").filter(pl.col("point").rank("dense") <= 16)),
+    "choices_skipdecode": lambda: operations_and_bytes.draw(formula("skipdecode")),
     "largest_batch": lambda: largest_batch.draw(
-        {"H100": Measured(profiles()[0])}, {"H100": test_figures_hardware.DRAFT}, acceptance_rate=0.8, draft_length=3,
-        source="assumed", contexts=(128, 1024), most=64, memories={"H100": DEVICES["h100"].memory_bytes},
+        {"H100": Measured(profiles()[0])},
+        {"H100": test_figures_hardware.DRAFT},
+        acceptance_rate=0.8,
+        draft_length=3,
+        source="assumed",
+        contexts=(128, 1024),
+        most=64,
+        memories={"H100": DEVICES["h100"].memory_bytes},
     ),
     "written_by": lambda: written_by.draw(*test_figures_real.decoded(), prompt=["a", " b"], title="mine"),
-    "gantt_pair": lambda: gantt_pair.draw(*[
-        test_figures.INTERVALS.with_columns(pl.col("start", "end") * stretch) for stretch in (1.25, 1.0)
-    ]),
-    "formula_limits": lambda: formula_limits.draw(pl.DataFrame({
-        "claim": "ppd", "series": ["k=1", "k=1", "k=3", "k=3"], "x": [2.0, 3.0] * 2, "formula": [1.2, 1.4, 1.3, 1.5],
-        "simulated": [1.1, 1.2, 1.2, 1.3], "measured": [1.0, 1.2, 1.1, 1.2], "noise": 0.02, "x_name": "exit layer",
-        "y_name": "speed-up", "about": "given the match rate",
-    })),
-    "bild_records": lambda: bild.draw(test_figures_bild.two()),
-    "bild_of_run": lambda: bild.draw(bild.of_run(formula("bild-thresholds"))),
-    "distribution_ranges": lambda: distribution.draw(ranges()),
+    "gantt_pair": lambda: gantt_pair.draw(
+        *[test_figures.INTERVALS.with_columns(pl.col("start", "end") * stretch) for stretch in (1.25, 1.0)]
+    ),
+    "formula_limits": lambda: formula_limits.draw(
+        pl.DataFrame(
+            {
+                "claim": "ppd",
+                "series": ["k=1", "k=1", "k=3", "k=3"],
+                "x": [2.0, 3.0] * 2,
+                "formula": [1.2, 1.4, 1.3, 1.5],
+                "simulated": [1.1, 1.2, 1.2, 1.3],
+                "measured": [1.0, 1.2, 1.1, 1.2],
+                "noise": 0.02,
+                "x_name": "exit layer",
+                "y_name": "speed-up",
+                "about": "given the match rate",
+            }
+        )
+    ),
+    "bild_records": lambda: bild_thresholds.draw(test_figures_bild.two()),
+    "bild_of_run": lambda: bild_thresholds.draw(bild_thresholds.of_run(formula("bild-thresholds"))),
+    "distribution_ranges": lambda: latency_distribution.draw(ranges()),
     "exit_schedule_of_run": lambda: of_schedules(formula("skipdecode")),
     "timeline_bild": lambda: test_figures_timeline.drawn(record(test_figures_timeline.SCENARIO, replication=1)),
     "tradeoff_forms": lambda: tradeoff.draw(formula("ppd-forms")),
@@ -330,35 +340,45 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "speedup_batches_alone": lambda: speedup.draw(of_batches().filter(draft_length=3).drop("tokens")),
     "tradeoff_many_forms": lambda: tradeoff.draw(of_many_forms()),
     "tradeoff_many_compute": lambda: tradeoff.draw(of_another_method(), "compute_per_token"),
-    "methods_same_devices": lambda: methods.draw(viewed(of_devices_each(), "speedup", "mean_units")),
-    "choices_simulated": lambda: work.draw(of_choices()),
-    "table_3_simulated": lambda: table_3.draw(
+    "methods_same_devices": lambda: method_comparison.draw(viewed(of_devices_each(), "speedup", "mean_units")),
+    "choices_simulated": lambda: operations_and_bytes.draw(of_choices()),
+    "table_3_simulated": lambda: ppd_table_3_times.draw(
         viewed(formula("ppd-table-3"), "latency_s", "latency_layers", skip=[1]).with_columns(
-            fitted_on=pl.when(point=0).then(pl.lit("both")).when(point=2).then(pl.lit(None)).otherwise("data_set"))
+            fitted_on=pl.when(point=0).then(pl.lit("both")).when(point=2).then(pl.lit(None)).otherwise("data_set")
+        )
     ),
-    "match_rate_alone": lambda: match_rate.draw(test_figures_real.log(trained=False, sampling={"top_k": 4}), [5, 1, 2, 3]),
-    "match_rate_panels": lambda: match_rate.draw_by_position(test_figures_real.log(), [3, 1], head="common", bins=3),
-    "agreement_alone": lambda: agreement.draw(
-        test_figures_real.quality().filter(method="bild", fallback_threshold=0.5).drop("target_name").with_columns(
-            pl.lit(float("nan")).alias("agreement_low"), layer_passes_over_plain=pl.col("agreement") - 0.2, texts=3,
-        ), "layer_passes_over_plain",
+    "match_rate_alone": lambda: match_rates.draw(test_figures_real.log(trained=False, sampling={"top_k": 4}), [5, 1, 2, 3]),
+    "match_rate_panels": lambda: match_rates.draw_by_position(test_figures_real.log(), [3, 1], head="common", bins=3),
+    "agreement_alone": lambda: agreement_over_cost.draw(
+        test_figures_real.quality()
+        .filter(method="bild", fallback_threshold=0.5)
+        .drop("target_name")
+        .with_columns(
+            pl.lit(float("nan")).alias("agreement_low"),
+            layer_passes_over_plain=pl.col("agreement") - 0.2,
+            texts=3,
+        ),
+        "layer_passes_over_plain",
     ),
-    "accepted_points": lambda: accepted.draw(of_rounds()),
-    "bild_rates_simulated": lambda: bild_rates.draw(bild_rates.of_run(
-        viewed(formula("bild").filter(pl.col("exit_layer").is_null(), variant="paper"), "speedup", skip=[1])
-    ).reverse().drop("plain_flops_per_token")),
-    "accepted_alone": lambda: accepted.draw(of_rounds().filter(point=3).drop("name")),
+    "accepted_points": lambda: accepted_tokens.draw(of_rounds()),
+    "bild_rates_simulated": lambda: bild_rates.draw(
+        bild_rates.of_run(viewed(formula("bild").filter(pl.col("exit_layer").is_null(), variant="paper"), "speedup", skip=[1]))
+        .reverse()
+        .drop("plain_flops_per_token")
+    ),
+    "accepted_alone": lambda: accepted_tokens.draw(of_rounds().filter(point=3).drop("name")),
     "tradeoff_bare": lambda: tradeoff.draw(
         pl.DataFrame({"view": ["events", "paths"], "mean_units": [2.0, 1.5], "normalized_latency": [0.5, 0.75]})
     ),
-    "adaptive_texts": lambda: adaptive.draw(of_texts()),
+    "adaptive_texts": lambda: adaptive_draft_lengths.draw(of_texts()),
     "timeline_again": lambda: test_figures_timeline.drawn(
-        record(test_figures_timeline.SCENARIO, replication=1, set=test_figures_timeline.CODE | test_figures_timeline.APART)),
+        record(test_figures_timeline.SCENARIO, replication=1, set=test_figures_timeline.CODE | test_figures_timeline.APART)
+    ),
     "timeline_batch": of_batch,
     "timeline_skipped": lambda: test_figures_timeline.drawn(record("skipdecode", point=4, tokens=3)),
     "timeline_rows": lambda: test_figures_timeline.drawn(record("early-exit", point=1, tokens=4)),
     "timeline_units": of_units,
-    "verify_cost_hardware": lambda: verify_cost_hardware.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
+    "verify_cost_hardware": lambda: wide_pass_cost.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
 }
 
 

@@ -19,12 +19,15 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 import sim
-from figures import accepted, draft_length, labels, methods, of_run, save, speedup, subject, tradeoff, verify_cost
-from figures.style import INK, canvas
-from model import speculative
-from model.checks import ParameterError
-from model.speculative_batches import batched_speedup, largest_batch
-from model.width import PassTimes
+from figures import of_run, save
+from figures.common import labels, subject
+from figures.common.style import INK, canvas
+from figures.of_runs import accepted_tokens, method_comparison, speedup, tradeoff
+from figures.of_theory import best_draft_length, verify_cost
+from model.base.checks import ParameterError
+from model.costs.width_curve import PassTimes
+from model.methods.speculative import theory as speculative
+from model.methods.speculative.batch_break_even import batched_speedup, largest_batch
 from tests.album import Album
 from tests.figure_checks import laid_out, odd_dashes, shown
 from tests.test_figures_tradeoff import coordinates, lines, words
@@ -237,7 +240,7 @@ def test_names_of_ends_that_crowd_stay_beside_the_axes(height: float) -> None:
 
 
 def test_the_map_has_the_best_draft_length_everywhere() -> None:
-    axes = draft_length.draw().axes[0]
+    axes = best_draft_length.draw().axes[0]
     (mesh,) = (each for each in axes.collections if isinstance(each, QuadMesh))
     drawn = np.asarray(mesh.get_array())
     corners = np.asarray(mesh.get_coordinates())
@@ -251,10 +254,10 @@ def test_the_map_has_the_best_draft_length_everywhere() -> None:
 
 
 def test_the_lines_of_the_map_have_their_speeds() -> None:
-    axes = draft_length.draw().axes[0]
+    axes = best_draft_length.draw().axes[0]
     contours = [each for each in axes.collections if type(each).__name__ == "QuadContourSet"][-1]
-    assert len(contours.get_paths()) == len(draft_length.SPEEDS)
-    for path, speed in zip(contours.get_paths(), draft_length.SPEEDS, strict=True):
+    assert len(contours.get_paths()) == len(best_draft_length.SPEEDS)
+    for path, speed in zip(contours.get_paths(), best_draft_length.SPEEDS, strict=True):
         at = np.asarray(path.vertices)
         at = at[at[:, 0] < 0.98]
         best = speculative.speedup(at[:, 0], speculative.optimal_draft_length(at[:, 0], at[:, 1]), at[:, 1])
@@ -264,7 +267,7 @@ def test_the_lines_of_the_map_have_their_speeds() -> None:
 
 def test_points_are_marked_on_the_map_and_named() -> None:
     rows = pl.DataFrame({"acceptance_rate": [0.79, 0.48], "cost_ratio": [0.117, 0.0555], "name": ["EnDe", "CNN/DM"]})
-    figure = draft_length.draw(rows)
+    figure = best_draft_length.draw(rows)
     assert coordinates([lines(figure.axes[0])["points"]]) == {(0.79, 0.117), (0.48, 0.0555)}
     assert {"EnDe", "CNN/DM"} <= {text.get_text() for text in figure.axes[0].texts}
     assert inside(figure)
@@ -289,7 +292,7 @@ def walked(rate: float, gamma: int, tokens: int) -> Any:
 @given(st.floats(0, 1), st.integers(0, 6), st.integers(1, 30))
 @settings(max_examples=60, deadline=None)
 def test_the_law_counts_every_round_of_a_decoding(rate: float, gamma: int, tokens: int) -> None:
-    assert accepted.law(rate, gamma, tokens) == pytest.approx(walked(rate, gamma, tokens), abs=1e-12)
+    assert accepted_tokens.law(rate, gamma, tokens) == pytest.approx(walked(rate, gamma, tokens), abs=1e-12)
 
 
 def histogram() -> pl.DataFrame:
@@ -303,7 +306,7 @@ def histogram() -> pl.DataFrame:
 
 
 def test_shares_of_rounds_and_both_laws_stand_at_their_lengths() -> None:
-    figure = accepted.draw(histogram())
+    figure = accepted_tokens.draw(histogram())
     for axes, (rate, gamma, tokens), point in zip(figure.axes, [(0.5, 3, 20), (0.9, 6, 40)], (0, 1), strict=True):
         drawn = lines(axes)
         assert xy(drawn["distribution behind Eq. 1: whole drafts"])[1] == pytest.approx(speculative.tokens_pmf(rate, gamma))
@@ -319,10 +322,10 @@ def test_shares_of_rounds_and_both_laws_stand_at_their_lengths() -> None:
 
 def test_without_a_known_law_there_are_bars_alone() -> None:
     rows = histogram().select("point", "view", "accepted", "rounds")
-    axes = accepted.draw(rows).axes[0]
+    axes = accepted_tokens.draw(rows).axes[0]
     assert set(lines(axes)) == {"simulated: events"}
     assert len(axes.patches) == 4
-    alone = accepted.draw(rows.filter(view="events", point=0)).axes[0]
+    alone = accepted_tokens.draw(rows.filter(view="events", point=0)).axes[0]
     rounds = rows.filter(view="events", point=0)["rounds"].to_numpy()
     assert [bar.get_height() for bar in alone.patches] == pytest.approx(rounds / rounds.sum())  # type: ignore[attr-defined]
     assert not alone.lines
@@ -366,7 +369,7 @@ def test_where_drafting_never_pays_it_is_said() -> None:
 def test_the_map_by_hand() -> None:
     """Each region is named in itself, each line of a speed at its end; a point that has a name has it beside it."""
     rows = pl.DataFrame({"acceptance_rate": [0.3, 0.9], "cost_ratio": [0.5, 0.2], "name": [None, "mine"]})
-    figure = draft_length.draw(rows)
+    figure = best_draft_length.draw(rows)
     drawn = shown(figure)
     assert drawn.texts == [
         "The best draft length, and the speed-up that it reaches",
@@ -387,7 +390,7 @@ def test_the_map_by_hand() -> None:
         rate, ratio = named[name].get_position()
         assert low <= int(speculative.optimal_draft_length(rate, ratio)) <= high
         assert 0.0075 < ratio < 0.3
-    for name, speed in zip(speeds, draft_length.SPEEDS, strict=True):
+    for name, speed in zip(speeds, best_draft_length.SPEEDS, strict=True):
         at = named[name].xy[1]  # type: ignore[attr-defined]
         ratio = 0.005 ** (1 - at)  # of a scale of powers from .005 to 1
         best = speculative.speedup(0.998, speculative.optimal_draft_length(0.998, ratio), ratio)
@@ -413,7 +416,7 @@ def test_the_map_by_hand() -> None:
     assert (middles[0], middles[-1]) == pytest.approx((0.002, 0.998))
     contours = [each for each in axes.collections if type(each).__name__ == "QuadContourSet"]
     assert [to_hex(each.get_edgecolor()[0]) for each in contours] == ["#ffffff", "#000000"]
-    assert [text.get_text() for text in draft_length.draw(rows.drop("name")).axes[0].texts] == [*named][:-1]
+    assert [text.get_text() for text in best_draft_length.draw(rows.drop("name")).axes[0].texts] == [*named][:-1]
 
 
 def test_batches_of_pass_times_by_hand() -> None:
@@ -501,9 +504,9 @@ NAMES = {
 
 def test_every_method_stands_at_its_price() -> None:
     rows = sim.run(several())
-    figure = methods.draw(rows)
+    figure = method_comparison.draw(rows)
     last = rows.filter(view="events")
-    for axes, x in zip(figure.axes, methods.AXES, strict=True):
+    for axes, x in zip(figure.axes, method_comparison.AXES, strict=True):
         drawn = lines(axes)
         for method in ("speculative", "ppd"):
             assert coordinates([drawn[NAMES[method]]]) == set(last.filter(method=method).select(x, "speedup").rows())
@@ -571,9 +574,9 @@ def test_a_run_of_predictive_pipelined_decoding_has_its_figures_alone(tmp_path: 
 def every() -> dict[str, Figure]:
     target, draft, source = verify_cost.example()
     return {
-        "s": speedup.draw(simulated()), "t": speedup.draw(simulated(), "tokens"), "g": draft_length.draw(),
-        "a": accepted.draw(histogram()), "v": verify_cost.draw(target, draft, [0.8], context=1024, source=source),
-        "m": methods.draw(sim.run(several())),
+        "s": speedup.draw(simulated()), "t": speedup.draw(simulated(), "tokens"), "g": best_draft_length.draw(),
+        "a": accepted_tokens.draw(histogram()), "v": verify_cost.draw(target, draft, [0.8], context=1024, source=source),
+        "m": method_comparison.draw(sim.run(several())),
     }  # fmt: skip
 
 
@@ -591,19 +594,19 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
     table = sim.run(several(), views=["formula"])
     for draw, rows, needed in (
         (speedup.draw, simulated(), "draft_length"),
-        (accepted.draw, histogram(), "rounds"),
-        (draft_length.draw, simulated(), "cost_ratio"),
-        (methods.draw, table, "held_units"),
+        (accepted_tokens.draw, histogram(), "rounds"),
+        (best_draft_length.draw, simulated(), "cost_ratio"),
+        (method_comparison.draw, table, "held_units"),
     ):
         with pytest.raises(ParameterError, match="needs at least one row"):
             draw(rows.clear())
         with pytest.raises(ParameterError, match="none called"):
             draw(rows.drop(needed))
-    for draw, rows in ((speedup.draw, simulated()), (accepted.draw, histogram()), (methods.draw, table)):
+    for draw, rows in ((speedup.draw, simulated()), (accepted_tokens.draw, histogram()), (method_comparison.draw, table)):
         with pytest.raises(ParameterError, match="unknown view 'path'; did you mean paths"):
             draw(rows.with_columns(view=pl.lit("path")))
     with pytest.raises(ParameterError, match="unknown x 'gamma'"):
         speedup.draw(simulated(), "gamma")
     many = pl.concat([histogram().filter(point=0).with_columns(point=pl.lit(n, dtype=pl.Int64)) for n in range(13)])
     with pytest.raises(ParameterError, match="at most 12 points, got 13"):
-        accepted.draw(many)
+        accepted_tokens.draw(many)

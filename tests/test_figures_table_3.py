@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 import figures
 import sim
-from figures import table_3
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.published import ppd_table_3
-from model.published.ppd_table_3 import LAYERS, PER_PROCESS, SEPARATING, TOKENS
+from figures.of_papers import ppd_table_3_times
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.published import ppd_table_3_fit
+from model.published.ppd_table_3_fit import LAYERS, PER_PROCESS, SEPARATING, TOKENS
 from tests.figure_checks import laid_out
 
 
@@ -43,7 +43,7 @@ def words(figure: Figure) -> list[str]:
 
 
 def test_marks_stand_where_the_table_the_theorem_and_the_views_say(rows: pl.DataFrame) -> None:
-    figure, runs = table_3.draw(rows), ppd_table_3.runs()
+    figure, runs = ppd_table_3_times.draw(rows), ppd_table_3_fit.runs()
     each = 1e3 / TOKENS
     assert marks(figure, "measured") == pytest.approx([each * run.latency_s for run in runs])
     assert marks(figure, "plain") == pytest.approx([each * run.plain_s for run in runs])
@@ -54,20 +54,20 @@ def test_marks_stand_where_the_table_the_theorem_and_the_views_say(rows: pl.Data
 
 
 def test_the_curves_part_at_seven_and_pass_the_measured_points(rows: pl.DataFrame) -> None:
-    figure = table_3.draw(rows)
+    figure = ppd_table_3_times.draw(rows)
     for law in PER_PROCESS:
         ks, costs = curve(figure, law)
         assert ks == list(range(1, SEPARATING + 1))
-        assert costs == pytest.approx([1e3 * ppd_table_3.per_token_s(int(k), law) for k in ks])
+        assert costs == pytest.approx([1e3 * ppd_table_3_fit.per_token_s(int(k), law) for k in ks])
     line, tree = (curve(figure, law)[1] for law in PER_PROCESS)
     assert line[0] == pytest.approx(tree[0])
     assert line[2] == pytest.approx(tree[2])
     assert line[-1] > 1.3 * tree[-1]
     assert {0.0} == {*curve(figure, "ideal")[1]}
-    for name in ppd_table_3.data_sets():
+    for name in ppd_table_3_fit.data_sets():
         ks, missing = curve(figure, name)
         assert ks == [1, 3]
-        said = [1e3 * (run.latency_s - run.predicted_s(UnitCost(LAYERS))) / TOKENS for run in ppd_table_3.runs(name)]
+        said = [1e3 * (run.latency_s - run.predicted_s(UnitCost(LAYERS))) / TOKENS for run in ppd_table_3_fit.runs(name)]
         assert missing == pytest.approx(said)
     text = " ".join(words(figure))
     assert f"{line[-1]:.1f} ms" in text
@@ -75,20 +75,20 @@ def test_the_curves_part_at_seven_and_pass_the_measured_points(rows: pl.DataFram
 
 
 def test_the_words_are_computed(rows: pl.DataFrame) -> None:
-    text = " ".join(words(table_3.draw(rows)))
+    text = " ".join(words(ppd_table_3_times.draw(rows)))
     assert "Theorem 4.1 is 7 to 16 % too fast; one cost fitted on the other data set leaves at most 1.0 %" in text
     assert "published times" in text
     assert "exit layer 20 assumed" in text
-    for row in ppd_table_3.rows():
+    for row in ppd_table_3_fit.rows():
         assert f"{100 * row['error']:+.1f} %".replace("-", "\N{MINUS SIGN}") in text
     # Slower by a fifth, the errors are other ones.
     slow = rows.with_columns(pl.col("latency_s") * 1.2)
-    assert "leaves at most 21.2 %" in " ".join(words(table_3.draw(slow)))
+    assert "leaves at most 21.2 %" in " ".join(words(ppd_table_3_times.draw(slow)))
     # What was fitted on all four rows tests nothing, and the theorem alone fits nothing.
-    own = " ".join(words(table_3.draw(rows.with_columns(fitted_on=pl.lit("both")))))
+    own = " ".join(words(ppd_table_3_times.draw(rows.with_columns(fitted_on=pl.lit("both")))))
     assert "leaves at most" not in own
     assert "fitted on both" in own
-    alone = " ".join(words(table_3.draw(rows.drop("fitted_on"))))
+    alone = " ".join(words(ppd_table_3_times.draw(rows.drop("fitted_on"))))
     assert "theorem alone" in alone
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_cut_off_and_no_text_covers_another(rows: pl.DataFrame) -> No
     few = rows.filter(pl.col("view") == "formula").head(1)
     many = pl.concat([rows.with_columns(pl.col("point") + 4 * copy) for copy in range(4)])
     for part in (rows, few, many):
-        figure = laid_out(table_3.draw(part))
+        figure = laid_out(ppd_table_3_times.draw(part))
         left, right = figure.axes
         labels = [axis.get_tightbbox() for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
         texts = [*left.texts, *right.texts, *figure.texts, left.title, right.title]
@@ -116,14 +116,14 @@ def test_a_run_has_the_figure_where_it_replays_the_table(rows: pl.DataFrame, tmp
 
 @pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(rows: pl.DataFrame, tmp_path: Path) -> None:
-    first, second = (figures.save(table_3.draw(rows), tmp_path / name) for name in ("one", "two"))
+    first, second = (figures.save(ppd_table_3_times.draw(rows), tmp_path / name) for name in ("one", "two"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_rows_that_cannot_be_drawn_are_refused(rows: pl.DataFrame) -> None:
     with pytest.raises(ParameterError, match="needs at least one row"):
-        table_3.draw(rows.clear())
+        ppd_table_3_times.draw(rows.clear())
     with pytest.raises(ParameterError, match="none called seconds_per_layer"):
-        table_3.draw(rows.drop("seconds_per_layer"))
+        ppd_table_3_times.draw(rows.drop("seconds_per_layer"))
     with pytest.raises(ParameterError, match="points that replay it, got none"):
-        table_3.draw(rows.with_columns(exit_layer=pl.lit(30)))
+        ppd_table_3_times.draw(rows.with_columns(exit_layer=pl.lit(30)))

@@ -12,10 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from figures import timeline
-from sim.cli import app
-from sim.events import Interval, Run
-from sim.trace import chrome_trace, record
+from figures.of_runs import timeline
+from sim.commands.sim_app import app
+from sim.engine.events import Interval, Run
+from sim.runs.trace import chrome_trace, record
 from tests.test_figures import bars
 from tests.test_figures_speculative import inside
 

@@ -14,12 +14,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures import tradeoff
-from figures.style import COLOURS, looks
-from model import ppd, published
-from model.acceptance import Iid
-from model.algorithms.ppd import Parameters
-from model.latency import UnitCost
+from figures.common.style import COLOURS, looks
+from figures.of_runs import tradeoff
+from model import published
+from model.costs.layer_times import UnitCost
+from model.methods.ppd import theory as ppd
+from model.methods.ppd.algorithm import Parameters
+from model.outcomes.outcome_laws import Iid
 from tests.tiers import crossed
 
 TOKENS = {"squad": 16, "wmt": 128, "cnn_dm": 128}

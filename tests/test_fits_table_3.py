@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from calibrate.fits import table_3
-from calibrate.fits.table_3 import OVERHEADS, fit
+from calibrate.fits import ppd_overheads
+from calibrate.fits.ppd_overheads import OVERHEADS, fit
 from model import published
-from model.acceptance import Iid
-from model.algorithms.ppd import Parameters, decode
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.ppd import predict
-from model.published import ppd_table_3
-from model.published.ppd_table_3 import LAYERS, PER_PROCESS, TOKENS
-from model.world import World
-from sim import events
-from sim.cluster import Cluster
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.world import World
+from model.methods.ppd.algorithm import Parameters, decode
+from model.methods.ppd.theory import predict
+from model.outcomes.outcome_laws import Iid
+from model.published import ppd_table_3_fit
+from model.published.ppd_table_3_fit import LAYERS, PER_PROCESS, TOKENS
+from sim.engine import events
+from sim.engine.cluster import Cluster
 
-RUNS = ppd_table_3.runs()
+RUNS = ppd_table_3_fit.runs()
 
 
 def test_runs_are_those_of_the_table_and_of_its_tokens() -> None:
@@ -46,7 +46,7 @@ def test_the_theorem_errs_as_its_equation_says() -> None:
 
 @pytest.mark.parametrize("name", OVERHEADS)
 def test_an_overhead_adds_to_the_theorem_what_it_says(name: str) -> None:
-    """Each overhead, a formula in k, p and the plain time, against what `model.ppd` makes of its options."""
+    """Each overhead, a formula in k, p and the plain time, against what `model.methods.ppd.theory` makes of its options."""
     added = {
         "none": lambda run: 0.0,
         "linear": lambda run, b: TOKENS * b * (run.candidates + 1),
@@ -69,7 +69,7 @@ def test_a_fit_is_the_least_sum_of_squares(name: str) -> None:
     best = fit(OVERHEADS[name], RUNS)
 
     def squares(values: tuple[float, ...]) -> float:
-        moved = table_3.Fit(best.overhead, values, RUNS)
+        moved = ppd_overheads.Fit(best.overhead, values, RUNS)
         return sum((error * run.latency_s) ** 2 for error, run in zip(moved.errors(RUNS), RUNS, strict=True))
 
     least = squares(best.values)
@@ -82,33 +82,33 @@ def test_a_fit_is_the_least_sum_of_squares(name: str) -> None:
 @pytest.mark.parametrize("on", ["cnn_dm", "squad", "both"])
 @pytest.mark.parametrize("law", PER_PROCESS)
 def test_what_scenarios_take_is_what_the_search_finds(on: str, law: str) -> None:
-    searched = fit(PER_PROCESS[law], ppd_table_3.runs(on)).values[0]
-    assert ppd_table_3.fitted(on, law) == pytest.approx(searched, rel=1e-6)
+    searched = fit(PER_PROCESS[law], ppd_table_3_fit.runs(on)).values[0]
+    assert ppd_table_3_fit.fitted(on, law) == pytest.approx(searched, rel=1e-6)
 
     def squares(b: float) -> float:
-        costs = [(run, PER_PROCESS[law].cost((b,), run.seconds_per_layer)) for run in ppd_table_3.runs(on)]
+        costs = [(run, PER_PROCESS[law].cost((b,), run.seconds_per_layer)) for run in ppd_table_3_fit.runs(on)]
         return sum((run.error(cost) * run.latency_s) ** 2 for run, cost in costs)
 
     by_itself = minimize_scalar(squares, bounds=(0, 0.05), method="bounded", options={"xatol": 1e-9}).x
-    assert ppd_table_3.fitted(on, law) == pytest.approx(by_itself, rel=1e-4)
+    assert ppd_table_3_fit.fitted(on, law) == pytest.approx(by_itself, rel=1e-4)
 
 
 def test_what_would_help_a_run_is_not_taken_for_a_cost() -> None:
     """Measured times below the theorem's ask for a negative cost; the least there is is 0."""
-    quick = [table_3.Run(run.data_set, run.candidates, run.match_rate, 0.5 * run.latency_s, run.plain_s, "") for run in RUNS]
+    quick = [ppd_overheads.Run(run.data_set, run.candidates, run.match_rate, 0.5 * run.latency_s, run.plain_s, "") for run in RUNS]
     assert fit(OVERHEADS["linear"], quick).values[0] == pytest.approx(0, abs=1e-6)
     # Predicting at the last layer saves nothing, and the measured times are shorter than that.
-    assert ppd_table_3.fitted("both", exit_layer=LAYERS) == 0
+    assert ppd_table_3_fit.fitted("both", exit_layer=LAYERS) == 0
 
 
 def test_one_cost_of_each_process_predicts_the_data_set_that_it_has_not_seen() -> None:
-    unseen = [error for errors in table_3.held_out(OVERHEADS["linear"]).values() for error in errors]
+    unseen = [error for errors in ppd_overheads.held_out(OVERHEADS["linear"]).values() for error in errors]
     assert max(map(abs, unseen)) < 0.012
-    assert [row["error"] for row in ppd_table_3.rows()] == pytest.approx(unseen[2:] + unseen[:2])
-    assert table_3.leave_one_out(OVERHEADS["linear"]) <= 0.006
+    assert [row["error"] for row in ppd_table_3_fit.rows()] == pytest.approx(unseen[2:] + unseen[:2])
+    assert ppd_overheads.leave_one_out(OVERHEADS["linear"]) <= 0.006
     # The others with as few unknowns are no match, and a second unknown predicts no better.
-    others = {name: table_3.leave_one_out(each) for name, each in OVERHEADS.items() if name not in PER_PROCESS}
-    assert min(others.values()) > table_3.leave_one_out(OVERHEADS["linear"])
+    others = {name: ppd_overheads.leave_one_out(each) for name, each in OVERHEADS.items() if name not in PER_PROCESS}
+    assert min(others.values()) > ppd_overheads.leave_one_out(OVERHEADS["linear"])
     assert min(others, key=lambda name: others[name]) == "fixed and linear"
 
 
@@ -118,26 +118,26 @@ def test_one_and_three_candidates_cannot_tell_a_line_from_a_tree_and_seven_can()
     assert linear.errors(RUNS) == pytest.approx(tree.errors(RUNS), abs=1e-7)
     assert tree.values[0] == pytest.approx(2 * linear.values[0], rel=1e-6)
     for k in (1, 3):
-        assert ppd_table_3.per_token_s(k, "linear") == pytest.approx(ppd_table_3.per_token_s(k, "tree"))
-    apart = [1e3 * ppd_table_3.per_token_s(7, law) for law in ("linear", "tree")]
+        assert ppd_table_3_fit.per_token_s(k, "linear") == pytest.approx(ppd_table_3_fit.per_token_s(k, "tree"))
+    apart = [1e3 * ppd_table_3_fit.per_token_s(7, law) for law in ("linear", "tree")]
     assert apart == pytest.approx([1e3 * 8 * linear.values[0], 1e3 * 3 * tree.values[0]], rel=1e-6)
     assert np.round(apart, 1).tolist() == [35.2, 26.4]
 
 
 def test_on_squad_two_more_candidates_cost_about_what_they_save() -> None:
     """The tie that the paper reports, from a cost that was fitted on the other data set."""
-    one, three = ppd_table_3.runs("squad")
+    one, three = ppd_table_3_fit.runs("squad")
     saved = one.predicted_s(UnitCost(LAYERS)) - three.predicted_s(UnitCost(LAYERS))
     assert saved == pytest.approx(three.plain_s / 2 * (three.match_rate - one.match_rate) * (TOKENS - 1) / TOKENS)
-    eaten = TOKENS * 2 * ppd_table_3.fitted("cnn_dm")
+    eaten = TOKENS * 2 * ppd_table_3_fit.fitted("cnn_dm")
     assert 0.9 < eaten / saved < 1.1
     assert three.latency_s == pytest.approx(one.latency_s, abs=2e-3)
 
 
 def test_the_verdict_hangs_on_the_assumed_layer() -> None:
     """The paper does not say where the runs predicted: later, b k explains the table better than b (k + 1) does."""
-    assert table_3.leave_one_out(OVERHEADS["linear"]) < table_3.leave_one_out(OVERHEADS["candidates"])
-    assert table_3.leave_one_out(OVERHEADS["linear"], 24) > table_3.leave_one_out(OVERHEADS["candidates"], 24)
+    assert ppd_overheads.leave_one_out(OVERHEADS["linear"]) < ppd_overheads.leave_one_out(OVERHEADS["candidates"])
+    assert ppd_overheads.leave_one_out(OVERHEADS["linear"], 24) > ppd_overheads.leave_one_out(OVERHEADS["candidates"], 24)
 
 
 @pytest.mark.parametrize("matches", [[True] * 8, [False] * 8, [True, False, False, True, True, False, True, False]])
@@ -162,11 +162,11 @@ def test_table_3_cannot_tell_a_busy_unit_from_a_slow_link(matches: list[bool]) -
         (lambda: fit(OVERHEADS["linear"], []), ["runs must be at least one", "got none"]),
         (lambda: fit(OVERHEADS["fixed and linear"], RUNS[:1]), ["apart", "k = 1", "add runs"]),
         (lambda: fit(OVERHEADS["fixed and linear"], RUNS[1::2]), ["apart", "k = 3, 3", "fewer unknowns"]),
-        (lambda: ppd_table_3.runs("wmt"), ["unknown data_set 'wmt'", "cnn_dm"]),
-        (lambda: ppd_table_3.fitted("wmt"), ["unknown data_set 'wmt'", "both"]),
-        (lambda: ppd_table_3.fitted("squad", "star"), ["unknown dispatch_law 'star'", "tree"]),
-        (lambda: ppd_table_3.seconds_per_layer("both"), ["unknown data_set 'both'", "squad"]),
-        (lambda: ppd_table_3.per_token_s(0), ["candidates must be", "got 0"]),
+        (lambda: ppd_table_3_fit.runs("wmt"), ["unknown data_set 'wmt'", "cnn_dm"]),
+        (lambda: ppd_table_3_fit.fitted("wmt"), ["unknown data_set 'wmt'", "both"]),
+        (lambda: ppd_table_3_fit.fitted("squad", "star"), ["unknown dispatch_law 'star'", "tree"]),
+        (lambda: ppd_table_3_fit.seconds_per_layer("both"), ["unknown data_set 'both'", "squad"]),
+        (lambda: ppd_table_3_fit.per_token_s(0), ["candidates must be", "got 0"]),
         (lambda: OVERHEADS["linear"].cost((), 1.0), ["must be 1", "got 0"]),
     ],
 )

@@ -18,14 +18,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import figures
-from calibrate import prompts, report, run_plan
-from calibrate.cli import app as calibrate
+from calibrate.commands.calibrate_app import app as calibrate
 from calibrate.family import corpus
 from calibrate.fits import engine_run
-from calibrate.importers import bundle
-from figures import subject
-from model import decision_log, device, position_log, profile, runs, transformer
-from sim.cli import app as sim
+from calibrate.importers import bundled_profiles
+from calibrate.loading import prompts
+from calibrate.measured_runs import run_plan
+from calibrate.validation import validation_page
+from figures.common import subject
+from model.architectures import transformer
+from model.hardware import devices, profile
+from model.logs import measured_runs, position_log, read_log
+from sim.commands.sim_app import app as sim
 from tests.comparisons import decoded, profiles, runs_of
 from tests.fuzzing import bytes_of, ended, folder, fuzzed, json_of, lines_of, read, rows_of, spoiled, table_of, written
 from tests.test_importers import TABLES
@@ -174,7 +178,7 @@ def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
     found = runs_of(made, clock, units=[1, 1, 2])
     with folder() as here:
         named = {role: profile.save(clock[role], here).name for role in found.log.models}
-        runs.save(runs.Runs(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json")
+        measured_runs.save(measured_runs.Runs(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json")
         return {path.name: path.read_bytes() for path in here.iterdir()}, found.table, found.log.table()
 
 
@@ -196,7 +200,7 @@ def test_logs_of_decisions(data: st.DataObject) -> None:
         path = here / "own.json"
         digest = hashlib.sha256((here / "own.reads.json").read_bytes()).hexdigest()
         path.write_text(written(json.loads(held["own.json"]) | {"reads_sha256": digest}))
-        read(decision_log.load, here / "own.reads.json")
+        read(read_log.load, here / "own.reads.json")
         ended(sim, "compare", path)
 
 
@@ -313,7 +317,7 @@ ORIGINS = """# Sources
 def test_lists_of_sources(data: bytes) -> None:
     with folder() as here:
         (here / "SOURCES.md").write_bytes(data)
-        read(bundle.origins, here)
+        read(bundled_profiles.origins, here)
 
 
 # --- engines that ran ---
@@ -446,7 +450,7 @@ def test_devices(data: bytes) -> None:
     with folder() as here:
         path = here / "mine.toml"
         path.write_bytes(data)
-        read(device.device, str(path))
+        read(devices.device, str(path))
         ended(sim, "ls", "devices", path)
 
 
@@ -460,8 +464,8 @@ PAGE = "# Page\n\n| a | b |\n\n<!-- runs -->\n\nOf others.\n"
 def test_pages(data: bytes) -> None:
     with folder() as here:
         (here / "page.md").write_bytes(data)
-        read(report.stale, (), here / "page.md")
-        read(report.write, (), here / "page.md")
+        read(validation_page.stale, (), here / "page.md")
+        read(validation_page.write, (), here / "page.md")
 
 
 # --- what a run has left ---

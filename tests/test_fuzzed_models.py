@@ -18,10 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from calibrate import architectures, grid, layers, quality, running
-from calibrate import log as logging
-from calibrate.family import align, heads, store, training
+from calibrate.decode import log_positions as logging
+from calibrate.decode import quality
+from calibrate.family import align, exit_heads, model_directory, training
 from calibrate.fits import cpu_step
+from calibrate.loading import architectures
+from calibrate.measured_runs import measure_runs
+from calibrate.timing import profile_from_timings, timing_grid
 from tests import family, real_models
 from tests.fuzzing import bytes_of, folder, fuzzed, json_of, read, rows_of, spoiled, tensors_of, written
 
@@ -48,7 +51,12 @@ def model() -> dict[str, bytes]:
     """The files of a tiny model with heads."""
     with folder() as here:
         path = family.made(here, recipe=dataclasses.replace(family.RECIPE, epochs=0.1))
-        heads.train(store.load(path), family.text(), heads.Settings(epochs=0.1, batch=4, length=32), path / store.HEADS)
+        exit_heads.train(
+            model_directory.load(path),
+            family.text(),
+            exit_heads.Settings(epochs=0.1, batch=4, length=32),
+            path / model_directory.HEADS,
+        )
         return {each.name: each.read_bytes() for each in path.iterdir()}
 
 
@@ -76,8 +84,8 @@ def test_models(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([*held]))
     with folder() as here:
         put(held | {name: data.draw(spoiled_file(name, held[name]))}, here)
-        read(store.load, here)
-        read(store.log_of, here)
+        read(model_directory.load, here)
+        read(model_directory.log_of, here)
 
 
 ARCHITECTURE = real_models.config("llama", 2).to_dict() | {"architectures": ["LlamaForCausalLM"]}
@@ -94,20 +102,20 @@ def test_architectures(data: st.DataObject) -> None:
 
 
 @lru_cache(maxsize=1)
-def loaded() -> store.Loaded:
+def loaded() -> model_directory.Loaded:
     """The model itself, whose files are gone."""
     with folder() as here:
-        return store.load(put(model(), here))
+        return model_directory.load(put(model(), here))
 
 
 @given(data=st.data())
 @fuzzed
 def test_heads(data: st.DataObject) -> None:
     with folder() as here:
-        path = here / store.HEADS
-        path.write_bytes(data.draw(tensors_of(model()[store.HEADS])))
-        read(heads.about, path)
-        read(heads.of, loaded(), path)
+        path = here / model_directory.HEADS
+        path.write_bytes(data.draw(tensors_of(model()[model_directory.HEADS])))
+        read(exit_heads.about, path)
+        read(exit_heads.of, loaded(), path)
 
 
 # --- work that was broken off ---
@@ -181,8 +189,8 @@ def work_of(kind: str) -> Callable[..., Any]:
         return lambda here, **more: quality.measure(
             here / "rows.csv", told, "early_exit", models, PROMPTS, 3, settings, **more
         )  # fmt: skip
-    plan = running.Plan([running.Wanted("autoregressive", {}, prompt, str(prompt)) for prompt in PROMPTS], 3, 2)
-    return lambda here, **more: running.measure(here / "runs.json", plan, models, **more)
+    plan = measure_runs.Plan([measure_runs.Wanted("autoregressive", {}, prompt, str(prompt)) for prompt in PROMPTS], 3, 2)
+    return lambda here, **more: measure_runs.measure(here / "runs.json", plan, models, **more)
 
 
 @pytest.mark.parametrize("kind", ["log", "quality", "runs"])
@@ -225,9 +233,11 @@ def test_raw_rows(data: st.DataObject) -> None:
         (here / "x.jsonl").write_bytes(data.draw(rows_of(raw())))
 
         def gone_on() -> None:
-            rows = grid.Rows(here / "x.jsonl", said, resume=True)
+            rows = timing_grid.Rows(here / "x.jsonl", said, resume=True)
             rows.done()
-            best = SimpleNamespace(best={name: said[name] for name in layers.CEILINGS})
-            layers.write(layers.Open(None, rows, None, "x", best), ["eager", "interpreter"], here / "out")
+            best = SimpleNamespace(best={name: said[name] for name in profile_from_timings.CEILINGS})
+            profile_from_timings.write(
+                profile_from_timings.Open(None, rows, None, "x", best), ["eager", "interpreter"], here / "out"
+            )
 
         read(gone_on)

@@ -18,9 +18,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from calibrate import adapter, clocks, decoding, graphs, interpreter, machine, parts, run_command, run_plan, running, timing
-from calibrate.adapter import Decoder
-from sim import compare
+from calibrate.commands import run_command
+from calibrate.decode import real_decoding
+from calibrate.decoders import adapter
+from calibrate.decoders.adapter import Decoder
+from calibrate.devices import clocks, machine
+from calibrate.interpreters import in_one_process
+from calibrate.measured_runs import measure_runs, run_plan
+from calibrate.timing import reads_and_processes, single_pass
+from calibrate.untested_on_gpu import cuda_graphs
+from sim.comparison import predict
 from tests import real_models
 from tests.clockwork import few_parts
 from tests.recording import CUDAGraph, installed
@@ -82,7 +89,7 @@ class Event:
 
 def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all that is timed be timed there."""
-    layer, logits, found = Decoder._layer, Decoder.logits, interpreter.Real._found
+    layer, logits, found = Decoder._layer, Decoder.logits, in_one_process.Real._found
 
     def run_layer(self: Decoder, index: int, hidden: Any, *more: Any) -> Any:
         gpu.work(gpu.layer * (1 if self.layers > 2 else 0.5) + gpu.token * hidden.shape[0] * hidden.shape[1])
@@ -92,7 +99,7 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
         gpu.work(gpu.head + gpu.token * states.shape[0])
         return logits(self, states, *more)
 
-    def look(self: interpreter.Real, step: Any) -> Any:
+    def look(self: in_one_process.Real, step: Any) -> Any:
         answer = found(self, step)
         gpu.settle()
         return answer
@@ -100,14 +107,14 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter.Decoder, "_layer", run_layer)
     monkeypatch.setattr(adapter.Decoder, "logits", run_head)
     monkeypatch.setattr(adapter.Decoder, "settle", gpu.settle)
-    monkeypatch.setattr(interpreter.Real, "_found", look)
+    monkeypatch.setattr(in_one_process.Real, "_found", look)
     clock = SimpleNamespace(perf_counter=gpu.perf_counter, thread_time=gpu.perf_counter)
-    for module in (decoding, interpreter, parts, running):
+    for module in (real_decoding, in_one_process, reads_and_processes, measure_runs):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(Event, "gpu", gpu, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.settle)
-    monkeypatch.setattr(timing, "clock_of", lambda *_: clocks.DeviceClock("cuda"))
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: clocks.DeviceClock("cuda"))
     monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
 
 
@@ -183,12 +190,12 @@ def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
     })  # fmt: skip
     gpu = Gpu(layer, launch)
     on(gpu, monkeypatch)
-    few_parts(monkeypatch, parts.CONTEXT)
+    few_parts(monkeypatch, reads_and_processes.CONTEXT)
     if mode != "eager":
         by_graphs(gpu, monkeypatch)
     out = tmp_path / "out" / "runs.json"
     run_command.measured(written, out, "cpu")
-    _, table, _ = compare.of_file(out)
+    _, table, _ = predict.of_file(out)
     found = {f"{row['method']} {row['settings']} {row['forced']}": row["error"] for row in table.iter_rows(named=True)}
     assert len(found) == (15 if several else 10) - (0 if mode == "eager" else 2 if several else 1)
     assert {name: error for name, error in found.items() if abs(error) > bound} == {}
@@ -200,8 +207,8 @@ def test_what_a_graph_takes_besides_its_layers_is_no_layer_s(monkeypatch: pytest
     on(gpu, monkeypatch)
     by_graphs(gpu, monkeypatch)
     config = LlamaConfig(**real_models.config("llama", 6).to_dict() | {"vocab_size": 128})
-    decoder = graphs.Graphs(adapter.decoder_of(LlamaForCausalLM(config), "tiny"), 64)
-    found = parts.reads(decoder, 16, 3)
+    decoder = cuda_graphs.Graphs(adapter.decoder_of(LlamaForCausalLM(config), "tiny"), 64)
+    found = reads_and_processes.reads(decoder, 16, 3)
     assert found["again_us"][1] == pytest.approx(40.0, abs=2.0)
     assert found["tree_us"] == found["fork_us"] == found["beams_us"] == {}
-    assert [*parts.after(decoder, 16, 2)["short_us"]] == ["6"]
+    assert [*reads_and_processes.after(decoder, 16, 2)["short_us"]] == ["6"]

@@ -16,12 +16,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate import graphs
-from calibrate.graphs import WIDEST, Graphs
-from calibrate.interpreter import Luck, Real
-from model import forced
-from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
-from model.checks import ParameterError
+from calibrate.interpreters.in_one_process import Luck, Real
+from calibrate.untested_on_gpu import cuda_graphs
+from calibrate.untested_on_gpu.cuda_graphs import WIDEST, Graphs
+from model.base.checks import ParameterError
+from model.logs import forced_outcomes
+from model.methods.adaptive import algorithm as adaptive
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.beam import algorithm as beam
+from model.methods.bild import algorithm as bild
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.hierarchical import algorithm as hierarchical
+from model.methods.ppd import algorithm as ppd
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.speculative import algorithm as speculative
 from model.steps import Forward, Read
 from tests import real_models, recording
 from tests.real_models import DEPTHS
@@ -121,11 +129,11 @@ def test_every_method_says_what_it_says_without_graphs(
         for name in choices:
             for place, prompt in enumerate(prompts[turn:], turn):
                 same(looked(by, CHOICES[name], prompt, tokens), expected[name, place])
-                assert not graphs.apart(by.values()), name
+                assert not cuda_graphs.apart(by.values()), name
         if turn == 0:
-            made, replayed = graphs.captured(by.values()), sum(each.replays for each in cuda.graphs)
+            made, replayed = cuda_graphs.captured(by.values()), sum(each.replays for each in cuda.graphs)
             assert made == len(cuda.graphs)
-    assert graphs.captured(by.values()) == made  # what comes again is there
+    assert cuda_graphs.captured(by.values()) == made  # what comes again is there
     assert sum(each.replays for each in cuda.graphs) > replayed
 
 
@@ -136,7 +144,7 @@ def test_what_cannot_be_captured_is_launched_on_the_same_rows(name: str) -> None
     for prompt in PROMPTS[:2]:
         same(looked(by, APART[name], prompt, 8), looked(plain, APART[name], prompt, 8))
         same(looked(by, CHOICES["speculative"], prompt, 8), looked(plain, CHOICES["speculative"], prompt, 8))
-    assert bool(graphs.apart(by.values())) == (name != "ppd")
+    assert bool(cuda_graphs.apart(by.values())) == (name != "ppd")
 
 
 RAGGED: dict[str, Any] = {"lengths": (9, 4, 9, 6), "sequences": 3, "batching": "static"}
@@ -159,10 +167,10 @@ def test_batches_say_what_they_say_without_graphs(kind: str, name: str) -> None:
     for _ in range(2):
         same(*[looked(each, choice, prompts[0], 9, prompts=prompts) for each in (by, plain)])
         rates = {} if name in ("skipdecode", "exit at a layer") else {"exit_rate": 0.3}
-        forcing = [forced.world(choice[1], 5, 9, rates, seed=4) for _ in range(2)]
+        forcing = [forced_outcomes.world(choice[1], 5, 9, rates, seed=4) for _ in range(2)]
         both = zip((by, plain), forcing, strict=True)
         same(*[looked(each, choice, [*range(5)], 9, answers=world) for each, world in both])
-    assert not graphs.apart(by.values())
+    assert not cuda_graphs.apart(by.values())
 
 
 def test_texts_take_turns_in_the_buffers() -> None:
@@ -228,12 +236,12 @@ def test_wide_passes_are_launched_one_by_one_on_the_same_rows() -> None:
     plain = real_models.decoders("llama")["target"]
     made = Graphs(plain, 96, cuda=Cuda())
     rows, own = made.rows(), plain.rows()
-    for at, width in ((0, graphs.WIDEST), (graphs.WIDEST, graphs.WIDEST + 1), (40, 1)):
+    for at, width in ((0, cuda_graphs.WIDEST), (cuda_graphs.WIDEST, cuda_graphs.WIDEST + 1), (40, 1)):
         before = made.captured
         tokens = tuple(each % 29 for each in range(width))
         found = made.run(tokens, at, 0, LAYERS, rows)
         assert torch.allclose(found, plain.run(tokens, at, 0, LAYERS, own), rtol=1e-9, atol=1e-9)
-        assert (made.captured == before) == (width > graphs.WIDEST)
+        assert (made.captured == before) == (width > cuda_graphs.WIDEST)
         assert all(layer.fixed and layer.length == at + width for layer in rows.layers)
     assert not made.apart
 
@@ -265,7 +273,7 @@ def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch:
     """What a library makes once is there by then: in a capture it could not be."""
     plain, cuda = real_models.decoders("llama")["target"], Cuda()
     current: list[str] = []
-    monkeypatch.setattr(graphs.machine, "make_current", current.append)
+    monkeypatch.setattr(cuda_graphs.machine, "make_current", current.append)
     made, beside, layer, waits = Graphs(plain, ROOM, cuda=cuda), list[bool](), plain._layer, list[Any]()
     assert (current, made.side.device) == (["cpu"], plain.device)  # on the model's device
 
@@ -278,10 +286,10 @@ def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch:
     rows = made.rows()
     for at in range(3):
         made.run((1,), at, 0, 1, rows)
-    assert beside == [True] * graphs.WARM_UPS + [False]
-    assert graphs.WARM_UPS > 0
+    assert beside == [True] * cuda_graphs.WARM_UPS + [False]
+    assert cuda_graphs.WARM_UPS > 0
     # It begins behind what was launched before, and what is captured behind it.
-    assert waits == [(made.side, cuda.current)] * graphs.WARM_UPS + [(cuda.current, made.side)]
+    assert waits == [(made.side, cuda.current)] * cuda_graphs.WARM_UPS + [(cuda.current, made.side)]
 
 
 def test_looks_are_captured_up_to_the_widest_pass_or_as_many_as_there_are_texts() -> None:
@@ -398,10 +406,10 @@ def test_models_that_cannot_be_captured_are_refused() -> None:
         if growing:
             said = f"^mode must be eager with long, whose positions are of kind {growing}: they look how long the text is, got"
             with pytest.raises(ParameterError, match=said):
-                graphs.check(model)
+                cuda_graphs.check(model)
         else:
-            graphs.check(model)
-    assert graphs.cuda_of("cuda:1") is graphs.cuda_of(torch.device("cuda")) is torch.cuda
+            cuda_graphs.check(model)
+    assert cuda_graphs.cuda_of("cuda:1") is cuda_graphs.cuda_of(torch.device("cuda")) is torch.cuda
 
 
 # --- the stand-in ---

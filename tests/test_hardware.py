@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import hardware
-from model.checks import ParameterError
-from model.hardware import Memory, Uniform, memory, pass_time, prompt_time, step_time
-from model.measured import PEAKS, Measured
-from model.operating_point import operating_point
-from model.profile import Profile, Source, table_of
-from model.roofline import Efficiency, Roofline
-from model.surface import NONE, Estimate
-from model.transformer import preset
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.operating_point import operating_point
+from model.hardware import cost_models
+from model.hardware.cost_models import Memory, Uniform, memory, pass_time, prompt_time, step_time
+from model.hardware.interpolation import NONE, Estimate
+from model.hardware.profile import Profile, Source, table_of
+from model.hardware.profile_costs import PEAKS, Measured
+from model.hardware.roofline import Efficiency, Roofline
 
 SHAPE = preset("llama-2-13b")
 A100 = Roofline(SHAPE, 2.039e12, 312e12)
@@ -406,20 +406,20 @@ class Twice(Uniform):
 @pytest.mark.parametrize("last", [0, 1, 5, 1023, 1024, 2000])
 def test_exactly_twice_is_still_nearly_free(last):
     found = Twice(SHAPE, 0.0, ways=last)
-    assert hardware.largest_batch(found, 512, 8) == min(last, 1024)
-    assert hardware.largest_batch(found, 512, 8, most=3) == min(last, 3)
+    assert cost_models.largest_batch(found, 512, 8) == min(last, 1024)
+    assert cost_models.largest_batch(found, 512, 8, most=3) == min(last, 3)
 
 
 def test_what_is_handed_over_is_a_state_and_the_rows_of_its_layers():
     for layers in (0, 20):
         rows = 2 * layers * SHAPE.kv_heads * SHAPE.head_dim * 2
-        assert hardware.bytes_of_state(SHAPE, layers) == rows + SHAPE.hidden * 2
+        assert cost_models.bytes_of_state(SHAPE, layers) == rows + SHAPE.hidden * 2
 
 
 def test_what_fits_exactly_is_not_refused():
-    hardware.refuse_too_large(Memory(6e9, 4e9, 10e9), "a100")
+    cost_models.refuse_too_large(Memory(6e9, 4e9, 10e9), "a100")
     with pytest.raises(ParameterError) as caught:
-        hardware.refuse_too_large(Memory(6e9, 4.1e9, 10e9), "a100")
+        cost_models.refuse_too_large(Memory(6e9, 4.1e9, 10e9), "a100")
     assert str(caught.value) == (
         "weights (6.0 GB) and cache (4.1 GB) must be at most the 10.0 GB of a100, got 10.1 GB;"
         " take a smaller batch, context or model, more ways, or another device"
@@ -430,12 +430,12 @@ def test_what_fits_exactly_is_not_refused():
 
 
 def test_the_largest_batch_is_the_last_at_which_width_is_nearly_free():
-    most = hardware.largest_batch(A100, 512, 8)
+    most = cost_models.largest_batch(A100, 512, 8)
     wide, one = (np.array([float(pass_time(A100, w, 512, b).seconds) for b in (most, most + 1)]) for w in (8, 1))
     assert wide[0] <= 2 * one[0]
     assert wide[1] > 2 * one[1]
-    assert hardware.largest_batch(Uniform(SHAPE, 1e-3), 512, 8, most=16) == 16
-    assert hardware.largest_batch(A100, 0, 4096) == 0
+    assert cost_models.largest_batch(Uniform(SHAPE, 1e-3), 512, 8, most=16) == 16
+    assert cost_models.largest_batch(A100, 0, 4096) == 0
 
 
 @given(st.sampled_from(["llama-2-7b", "llama-2-70b", "llama-3.1-8b"]), st.integers(0, 4096), st.integers(1, 32))
@@ -451,9 +451,9 @@ def test_memory_is_weights_and_cache(name, context, batch):
     assert found.share == pytest.approx(found.needed / 80e9)
     if found.share > 1:
         with pytest.raises(ParameterError, match=r"weights \(.* GB\) and cache \(.* GB\) must be at most the 80\.0 GB of a100"):
-            hardware.refuse_too_large(found, "a100")
+            cost_models.refuse_too_large(found, "a100")
     else:
-        hardware.refuse_too_large(found, "a100")
+        cost_models.refuse_too_large(found, "a100")
 
 
 # --- the operating point ---

@@ -13,19 +13,19 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from model import device, profile
-from model.checks import ParameterError
-from model.device import DEVICES
-from model.hardware import memory, pass_time, prompt_time, step_time
-from model.measured import Measured
-from model.operating_point import operating_point
-from model.profile import Profile, Source, table_of
-from model.roofline import Efficiency, Roofline
-from model.transformer import preset
-from sim import trace
-from sim.cli import app
-from sim.grid import Grid
-from sim.hardware import ROLES, HardwareCost
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.operating_point import operating_point
+from model.hardware import devices, profile
+from model.hardware.cost_models import memory, pass_time, prompt_time, step_time
+from model.hardware.devices import DEVICES
+from model.hardware.profile import Profile, Source, table_of
+from model.hardware.profile_costs import Measured
+from model.hardware.roofline import Efficiency, Roofline
+from sim.commands.sim_app import app
+from sim.runs import trace
+from sim.scenarios.grid import Grid
+from sim.scenarios.hardware_cost import ROLES, HardwareCost
 
 ROOFLINE = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b"}
 MATCH = {"match": {"kind": "iid", "match_rate": 0.5}}
@@ -254,8 +254,8 @@ def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monk
 
         return recorded
 
-    monkeypatch.setattr("sim.hardware.operating_point", recording(operating_point, asked))
-    monkeypatch.setattr("sim.hardware.hardware.memory", recording(memory, rooms))
+    monkeypatch.setattr("sim.scenarios.hardware_cost.operating_point", recording(operating_point, asked))
+    monkeypatch.setattr("sim.scenarios.hardware_cost.cost_models.memory", recording(memory, rooms))
     drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
     plain = {"prompt": 512, "tokens": 32, "batch": 1, "widest": 1, "texts": False, "together": 1, "busy": 0}
     skipping = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 40}
@@ -307,7 +307,7 @@ def test_a_model_that_just_fits_one_device_is_held_against_it(tmp_path: Path) ->
     for spare in (0, -1):
         path = tmp_path / f"device{spare}.toml"
         small = replace(DEVICES["a100"], name="small", memory_bytes=float(needed + spare))
-        path.write_text(device.written(small), encoding="utf-8")
+        path.write_text(devices.written(small), encoding="utf-8")
         cost = ROOFLINE | {"device": str(path), "shape": "llama-68m", "ways": 2, "prompt": 100}
         (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2, "sequences": 3}, cost, views=["formula"]))
         assert (row["speedup_over_one_device"] is None) == (spare < 0)

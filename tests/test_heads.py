@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from calibrate.cli import app
-from calibrate.family import align, heads, store, training
-from calibrate.family.heads import Settings
-from calibrate.family.store import Loaded
-from model.checks import ParameterError
+from calibrate.commands.calibrate_app import app
+from calibrate.family import align, exit_heads, model_directory, training
+from calibrate.family.exit_heads import Settings
+from calibrate.family.model_directory import Loaded
+from model.base.checks import ParameterError
 from tests import family
 
 FEW = Settings(epochs=1, rate=5e-3, batch=4, length=32)
@@ -35,23 +35,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> Loaded:
-    return store.load(folder)
+    return model_directory.load(folder)
 
 
 @pytest.fixture(scope="module")
 def trained(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("heads") / "heads.safetensors"
-    heads.train(loaded, family.text(), FEW, path)
+    exit_heads.train(loaded, family.text(), FEW, path)
     return path
 
 
 def test_a_head_that_learnt_nothing_is_the_models_own_on_that_layer(loaded: Loaded) -> None:
     """The same logits as a model whose layers above are taken out: that is what the common head means."""
     tokens = torch.arange(24).reshape(2, 12)
-    common = heads.started(loaded, (1, 2))
-    seen, own = heads.states(loaded, tokens, common)
+    common = exit_heads.started(loaded, (1, 2))
+    seen, own = exit_heads.states(loaded, tokens, common)
     for layer in (1, 2):
-        short = store.load(loaded.folder).model
+        short = model_directory.load(loaded.folder).model
         short.model.layers = short.model.layers[:layer]
         with torch.no_grad():
             torch.testing.assert_close(seen[layer] @ common[layer].T, short(tokens, use_cache=False).logits, rtol=1e-5, atol=1e-5)
@@ -60,9 +60,9 @@ def test_a_head_that_learnt_nothing_is_the_models_own_on_that_layer(loaded: Load
 
 
 def test_training_at_rate_zero_leaves_the_common_head(loaded: Loaded, tmp_path: Path) -> None:
-    about = heads.train(loaded, family.text(), replace(FEW, rate=0.0, epochs=0.2), tmp_path / "new" / "deeper" / "none")
+    about = exit_heads.train(loaded, family.text(), replace(FEW, rate=0.0, epochs=0.2), tmp_path / "new" / "deeper" / "none")
     own = loaded.model.get_output_embeddings().weight
-    for head in heads.of(loaded, tmp_path / "new" / "deeper" / "none").values():
+    for head in exit_heads.of(loaded, tmp_path / "new" / "deeper" / "none").values():
         assert torch.equal(head, own), "the weights of a model were in half precision, so nothing is lost"
     rows = {(row["head"], row["layer"]): row for row in about["results"]}
     for layer in (1, 2):
@@ -70,29 +70,29 @@ def test_training_at_rate_zero_leaves_the_common_head(loaded: Loaded, tmp_path: 
 
 
 def test_trained_heads_are_better_at_the_text_and_the_model_stays(loaded: Loaded, trained: Path) -> None:
-    rows = {(row["head"], row["layer"]): row for row in heads.about(trained)["results"]}
+    rows = {(row["head"], row["layer"]): row for row in exit_heads.about(trained)["results"]}
     assert set(rows) == {(kind, layer) for kind in ("common", "trained") for layer in (1, 2)}
     for layer in (1, 2):
         assert rows["trained", layer]["loss"] < rows["common", layer]["loss"] - 0.02
     for row in rows.values():
         assert 0 <= row["top_1"] <= row["top_3"] <= row["top_5"] <= 1
-    fresh = store.load(loaded.folder).model
+    fresh = model_directory.load(loaded.folder).model
     for name, value in loaded.model.named_parameters():
         assert torch.equal(value, fresh.get_parameter(name))
         assert value.grad is None
 
 
 def test_a_file_of_heads_says_what_they_are_of(loaded: Loaded, trained: Path) -> None:
-    said, read = heads.about(trained), family.text()
-    log = store.log_of(loaded.folder)
+    said, read = exit_heads.about(trained), family.text()
+    log = model_directory.log_of(loaded.folder)
     assert said == {
-        "schema": "decodesim.heads/1", "source": "measured", "model": store.checksum(loaded.folder), "name": "tiny",
+        "schema": "decodesim.heads/1", "source": "measured", "model": model_directory.checksum(loaded.folder), "name": "tiny",
         "layers": 3, "hidden": 32, "vocabulary": 300, "settings": asdict(FEW), "held_out_loss": pytest.approx(log["held_out_loss"]),
-        "corpus": log["corpus"], "versions": store.versions(), "command": "",
+        "corpus": log["corpus"], "versions": model_directory.versions(), "command": "",
         "results": said["results"], "seconds": said["seconds"],
     }  # fmt: skip
-    both = {"common": heads.started(loaded, (1, 2)), "trained": heads.of(loaded, trained)}
-    assert said["results"] == heads.judged(loaded, both, loaded.tokens(read.held_out), 32)
+    both = {"common": exit_heads.started(loaded, (1, 2)), "trained": exit_heads.of(loaded, trained)}
+    assert said["results"] == exit_heads.judged(loaded, both, loaded.tokens(read.held_out), 32)
     tensors = load_file(trained)
     assert {(name, each.dtype, tuple(each.shape)) for name, each in tensors.items()} == {
         (f"layer.{layer}", torch.float16, (300, 32)) for layer in (1, 2)
@@ -101,7 +101,7 @@ def test_a_file_of_heads_says_what_they_are_of(loaded: Loaded, trained: Path) ->
 
 def test_an_output_is_the_last_normed_state_times_the_matrix_or_refused(loaded: Loaded, folder: Path) -> None:
     """Up to a thousandth, and as much again of its size; of as many states as there are layers, and the embedding."""
-    other = store.load(folder)
+    other = model_directory.load(folder)
     forward, changes = other.model.forward, list[Any]()
 
     def changed(**given: Any) -> Any:
@@ -131,32 +131,32 @@ def test_an_output_is_the_last_normed_state_times_the_matrix_or_refused(loaded: 
         changes[:] = chosen
         if refused:
             with pytest.raises(ParameterError, match="the output of model tiny must be its output matrix times its last normed"):
-                heads.check(other)
+                exit_heads.check(other)
         else:
-            heads.check(other)
+            exit_heads.check(other)
 
 
 def test_a_head_does_not_depend_on_the_others(loaded: Loaded, trained: Path, tmp_path: Path) -> None:
-    heads.train(loaded, family.text(), FEW, tmp_path / "two", layers=[2])
-    alone = heads.of(loaded, tmp_path / "two")
+    exit_heads.train(loaded, family.text(), FEW, tmp_path / "two", layers=[2])
+    alone = exit_heads.of(loaded, tmp_path / "two")
     assert set(alone) == {2}
-    assert torch.equal(alone[2], heads.of(loaded, trained)[2])
+    assert torch.equal(alone[2], exit_heads.of(loaded, trained)[2])
 
 
 def test_gradients_are_those_of_the_whole_batch_however_it_is_cut(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = np.random.default_rng(0).integers(0, 300, (5, 9))
     found = []
     for chunk in (10**6, 16):
-        monkeypatch.setattr(heads, "CHUNK", chunk)
-        started = heads.started(loaded, (1, 2))
-        loss = heads._learn(loaded, started, windows, "text")
+        monkeypatch.setattr(exit_heads, "CHUNK", chunk)
+        started = exit_heads.started(loaded, (1, 2))
+        loss = exit_heads._learn(loaded, started, windows, "text")
         found.append([float(loss), *(head.grad for head in started.values())])
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
     # And the loss is that of the text's next tokens.
     rows = torch.from_numpy(windows)
-    seen, _ = heads.states(loaded, rows[:, :-1], (1, 2))
+    seen, _ = exit_heads.states(loaded, rows[:, :-1], (1, 2))
     own = loaded.model.get_output_embeddings().weight.detach()
     chances = [(seen[layer] @ own.T).double().log_softmax(-1).gather(-1, rows[:, 1:, None]) for layer in (1, 2)]
     assert found[0][0] == pytest.approx(-float(torch.stack(chances).mean()), rel=1e-5)
@@ -165,20 +165,20 @@ def test_gradients_are_those_of_the_whole_batch_however_it_is_cut(loaded: Loaded
 def test_agreement_is_counted_as_the_words_say(loaded: Loaded, trained: Path) -> None:
     """Candidate sets written out with topk, on two windows, against the counted ranks."""
     tokens = loaded.tokens(family.text().held_out)[:65]
-    made = heads.of(loaded, trained)
-    (row,) = heads.judged(loaded, {"trained": {2: made[2]}}, tokens, 32)
-    hits = dict.fromkeys(heads.TOP, 0)
+    made = exit_heads.of(loaded, trained)
+    (row,) = exit_heads.judged(loaded, {"trained": {2: made[2]}}, tokens, 32)
+    hits = dict.fromkeys(exit_heads.TOP, 0)
     losses = []
     for start in (0, 32):
-        seen, logits = heads.states(loaded, torch.from_numpy(tokens[start : start + 32])[None], (2,))
+        seen, logits = exit_heads.states(loaded, torch.from_numpy(tokens[start : start + 32])[None], (2,))
         guesses = (seen[2] @ made[2].T)[0]
         text = torch.from_numpy(tokens[start + 1 : start + 33])
         losses += torch.nn.functional.cross_entropy(guesses, text, reduction="none").tolist()
         for place in range(32):
-            for top in heads.TOP:
+            for top in exit_heads.TOP:
                 hits[top] += int(logits[0, place].argmax()) in guesses[place].topk(top).indices.tolist()
     assert row == {"head": "trained", "layer": 2, "loss": pytest.approx(np.mean(losses), abs=1e-4)} | {
-        f"top_{top}": pytest.approx(hits[top] / 64, abs=1e-5) for top in heads.TOP
+        f"top_{top}": pytest.approx(hits[top] / 64, abs=1e-5) for top in exit_heads.TOP
     }
 
 
@@ -193,13 +193,13 @@ def test_training_that_was_broken_off_ends_with_the_same_heads(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        heads.train(loaded, family.text(), FEW, path, report=pull)
+        exit_heads.train(loaded, family.text(), FEW, path, report=pull)
     assert not path.exists()
     with pytest.raises(ParameterError, match="--resume goes on with it"):
-        heads.train(loaded, family.text(), FEW, path)
+        exit_heads.train(loaded, family.text(), FEW, path)
     with pytest.raises(ParameterError, match="is of another training"):
-        heads.train(loaded, family.text(), replace(FEW, rate=1e-4), path, resume=True)
-    heads.train(loaded, family.text(), FEW, path, resume=True)
+        exit_heads.train(loaded, family.text(), replace(FEW, rate=1e-4), path, resume=True)
+    exit_heads.train(loaded, family.text(), FEW, path, resume=True)
     one, other = load_file(path), load_file(trained)
     assert set(one) == set(other) == {"layer.1", "layer.2"}
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -208,19 +208,19 @@ def test_training_that_was_broken_off_ends_with_the_same_heads(
 
 def test_a_head_can_learn_what_the_model_would_write(loaded: Loaded, tmp_path: Path) -> None:
     windows = np.random.default_rng(0).integers(0, 300, (2, 9))
-    started = heads.started(loaded, (1,))
-    loss = heads._learn(loaded, started, windows, "model")
-    seen, own = heads.states(loaded, torch.from_numpy(windows[:, :-1]), (1,))
+    started = exit_heads.started(loaded, (1,))
+    loss = exit_heads._learn(loaded, started, windows, "model")
+    seen, own = exit_heads.states(loaded, torch.from_numpy(windows[:, :-1]), (1,))
     guesses = seen[1] @ started[1].detach().T
     wanted = guesses.double().log_softmax(-1).gather(-1, own.argmax(-1, keepdim=True))
     assert float(loss) == pytest.approx(-float(wanted.mean()), rel=1e-5)
-    about = heads.train(loaded, family.text(), replace(FEW, labels="model"), tmp_path / "heads")
+    about = exit_heads.train(loaded, family.text(), replace(FEW, labels="model"), tmp_path / "heads")
     rows = {(row["head"], row["layer"]): row for row in about["results"]}
     assert rows["trained", 1]["top_1"] > rows["common", 1]["top_1"]
 
 
 def test_the_papers_settings_are_its_table_4() -> None:
-    paper = heads.SETTINGS["paper"]
+    paper = exit_heads.SETTINGS["paper"]
     assert (paper.epochs, paper.rate, paper.batch, paper.length, paper.warm_up, paper.weight_decay) == (3, 2e-5, 128, 2048, 0.04, 0)
     recipe, tokens = paper.recipe(200 * 128 * 2048 + 1), 200 * 128 * 2048 + 1
     steps = recipe.steps(tokens)
@@ -232,7 +232,7 @@ def test_the_papers_settings_are_its_table_4() -> None:
 
 
 def test_windows_are_no_longer_than_the_model(loaded: Loaded, tmp_path: Path) -> None:
-    about = heads.train(loaded, family.text(), replace(FEW, length=2048, epochs=0.1), tmp_path / "heads")
+    about = exit_heads.train(loaded, family.text(), replace(FEW, length=2048, epochs=0.1), tmp_path / "heads")
     assert about["settings"]["length"] == loaded.positions == 32
 
 
@@ -243,14 +243,14 @@ def test_a_held_out_text_without_a_window_is_refused_before_anything_is_made(loa
     short = replace(family.text(), held_out={"a": "b"})
     for settings, path in ((FEW, tmp_path / "heads"), (replace(FEW, labels="model"), tmp_path / "others" / "heads")):
         with pytest.raises(ParameterError, match=r"^held-out text must have at least length\+1=33 tokens, got 2; give a longer"):
-            heads.train(loaded, short, settings, path)
+            exit_heads.train(loaded, short, settings, path)
     with pytest.raises(ParameterError, match=r"^held-out text must have at least length\+1=25 tokens, got 2; give a longer one$"):
         align.align(loaded, loaded, short, align.Settings(8, 8, 16, 8, batch=4), tmp_path / "aligned")
     assert not [*tmp_path.iterdir()]
 
 
 def _rewritten(path: Path, change: Any) -> None:
-    tensors, said = load_file(path), {"about": json.dumps(heads.about(path))}
+    tensors, said = load_file(path), {"about": json.dumps(exit_heads.about(path))}
     change(tensors, said)
     save_file(tensors, path, said)
 
@@ -285,7 +285,7 @@ def test_broken_heads_are_refused_in_one_line(case: str, loaded: Loaded, trained
     how, message = BAD[case]
     how(path)
     with pytest.raises(ParameterError, match=message) as caught:
-        heads.of(loaded, path)
+        exit_heads.of(loaded, path)
     assert "\n" not in str(caught.value)
 
 
@@ -293,7 +293,7 @@ def test_heads_of_another_model_are_refused(trained: Path, folder: Path, tmp_pat
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     family.broken(other, "model.norm.weight", lambda value: value + 0.5)
     with pytest.raises(ParameterError, match=r"is of the model with checksum .* \(tiny\), and this one has"):
-        heads.of(store.load(other), trained)
+        exit_heads.of(model_directory.load(other), trained)
 
 
 GPT2 = {"n_embd": 32, "n_inner": 48, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 64}
@@ -321,23 +321,23 @@ def _other(kind: str, settings: dict[str, Any], loaded: Loaded, folder: Path) ->
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "mistral"])
 def test_heads_of_other_architectures_begin_where_they_should(kind: str, loaded: Loaded, tmp_path: Path) -> None:
     settings = GPT2 if kind == "gpt2" else PHI | ({"num_key_value_heads": 2} if kind == "mistral" else {})
-    other = store.load(_other(kind, settings, loaded, tmp_path / kind))
-    heads.check(other)
-    about = heads.train(other, family.text(), replace(FEW, epochs=0.05), tmp_path / "heads")
+    other = model_directory.load(_other(kind, settings, loaded, tmp_path / kind))
+    exit_heads.check(other)
+    about = exit_heads.train(other, family.text(), replace(FEW, epochs=0.05), tmp_path / "heads")
     assert {row["layer"] for row in about["results"]} == {1, 2}
 
 
 def test_an_output_that_is_more_than_a_matrix_is_refused(loaded: Loaded, tmp_path: Path) -> None:
-    other = store.load(_other("phi", PHI, loaded, tmp_path / "phi"))
+    other = model_directory.load(_other("phi", PHI, loaded, tmp_path / "phi"))
     with pytest.raises(ParameterError, match="the output of model phi must be its output matrix times its last normed state"):
-        heads.train(other, family.text(), FEW, tmp_path / "heads")
+        exit_heads.train(other, family.text(), FEW, tmp_path / "heads")
     assert not (tmp_path / "heads").exists()
 
 
 def test_a_model_of_one_layer_has_no_exits(loaded: Loaded, tmp_path: Path) -> None:
-    other = store.load(_other("gpt2", GPT2 | {"n_layer": 1}, loaded, tmp_path / "gpt2"))
+    other = model_directory.load(_other("gpt2", GPT2 | {"n_layer": 1}, loaded, tmp_path / "gpt2"))
     with pytest.raises(ParameterError, match="layers must be at least 2 for a head before the last"):
-        heads.train(other, family.text(), FEW, tmp_path / "heads")
+        exit_heads.train(other, family.text(), FEW, tmp_path / "heads")
 
 
 # The command
@@ -352,10 +352,10 @@ def test_heads_are_trained_by_a_command(folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "measured on" in done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines() if line[:5].strip().isdecimal()] == ["2"]
-    assert str(tmp_path) not in heads.about(path)["command"]
+    assert str(tmp_path) not in exit_heads.about(path)["command"]
     assert "is there already" in family.told(*common, "-o", str(path))
     again = CliRunner().invoke(app, [*common, "-o", str(path), "--layers", "2", "--resume", "--json"])
-    assert json.loads(again.stdout) == heads.about(path) | {"file": str(path)}
+    assert json.loads(again.stdout) == exit_heads.about(path) | {"file": str(path)}
     assert "made with heads of layers [2], now asked for [1, 2]" in family.told(*common, "-o", str(path), "--resume")
 
 
@@ -392,16 +392,16 @@ def test_a_model_that_read_a_little_of_the_library_is_no_stranger(
 ) -> None:
     from types import SimpleNamespace
 
-    from calibrate import family_commands
+    from calibrate.commands import family_commands
     from calibrate.family import corpus
 
     library = corpus.standard_library()
     little = library.cut(family_commands._QUICK_TEXT)
-    (tmp_path / store.LOG).write_text("{}")
+    (tmp_path / model_directory.LOG).write_text("{}")
     loaded: Any = SimpleNamespace(name="mine", folder=tmp_path)
 
     def noted(checksum: str, quick: bool) -> str:
-        monkeypatch.setattr(store, "log_of", lambda _: {"corpus": {"name": library.name, "checksum": checksum}})
+        monkeypatch.setattr(model_directory, "log_of", lambda _: {"corpus": {"name": library.name, "checksum": checksum}})
         assert family_commands._text(loaded, None, quick).checksum == (little if quick else library).checksum
         return capsys.readouterr().err
 
@@ -418,5 +418,5 @@ def test_help_has_examples_and_the_defaults_that_hold() -> None:
     said = " ".join(CliRunner().invoke(app, ["heads", "--help"], terminal_width=200).stdout.split())
     assert "calibrate heads --model target" in said
     for name in ("epochs", "batch", "length", "rate"):
-        own, paper = (getattr(heads.SETTINGS[each], name) for each in ("own", "paper"))
+        own, paper = (getattr(exit_heads.SETTINGS[each], name) for each in ("own", "paper"))
         assert f"Default: {own:g}; of the paper: {paper:g}." in said, name

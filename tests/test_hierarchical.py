@@ -11,20 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import hierarchical, speculative
-from model.acceptance import ByPosition, Iid, Markov, Replay
-from model.algorithms.hierarchical import READINGS, Parameters, decode
-from model.checks import ParameterError
-from model.coins import BLOCK
-from model.hierarchical_lengths import moments
-from model.latency import UnitCost
-from model.rounds import ReplayRounds, Rounds
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.interpreter import count
+from model.interpret.world import Draft, World
+from model.methods.hierarchical import theory as hierarchical
+from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
+from model.methods.hierarchical.finite_hierarchical import moments
+from model.methods.hierarchical.paths import walk
+from model.methods.rounds import ReplayRounds, Rounds
+from model.methods.speculative import theory as speculative
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
+from model.outcomes.random_streams import BLOCK
 from model.steps import Commit, Forward, Read
-from model.work import count
-from model.world import Draft, World
-from sim.cluster import Cluster
-from sim.events import simulate
-from sim.paths.hierarchical import walk
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
 
 DECK_SMALL = 0.75 / 6.39
 """The deck's times of T5-small and T5-large."""

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import sim
-from model import hierarchical, speculative
-from model.algorithms.hierarchical import READINGS, Parameters, decode
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.methods.hierarchical import theory as hierarchical
+from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
+from model.methods.speculative import theory as speculative
 from model.steps import Commit, Forward, Read
 
 DECK_SMALL = 0.75 / 6.39

@@ -17,10 +17,12 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from calibrate.cli import app as calibrate
-from model import checks, files, position_log, transformer
-from model.checks import ParameterError
-from sim.cli import app as sim
+from calibrate.commands.calibrate_app import app as calibrate
+from model.architectures import transformer
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+from model.logs import position_log
+from sim.commands.sim_app import app as sim
 from tests.fuzzing import OWN, READERS
 from tests.test_importers import TABLES
 
@@ -84,12 +86,12 @@ def test_a_table_beside_its_json_is_a_regular_file_too(tmp_path: Path) -> None:
 
 def test_a_table_that_unpacks_to_more_than_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its rows, and by one row's elements; with less memory than there is, so that the tables are made in no time."""
-    monkeypatch.setattr(files, "MOST_VALUES", 2_000_000)
+    monkeypatch.setattr(bounded_files, "MOST_VALUES", 2_000_000)
     log = position_log.bundled()
     path = position_log.save(log, tmp_path / "log.json")
     said = json.loads(path.read_text())
-    for frame in (pl.DataFrame({"text": pl.zeros(files.MOST_VALUES + 1, dtype=pl.UInt8, eager=True)}),
-                  pl.DataFrame({"text": [pl.zeros(files.MOST_VALUES + 1, dtype=pl.UInt8, eager=True)]})):  # fmt: skip
+    for frame in (pl.DataFrame({"text": pl.zeros(bounded_files.MOST_VALUES + 1, dtype=pl.UInt8, eager=True)}),
+                  pl.DataFrame({"text": [pl.zeros(bounded_files.MOST_VALUES + 1, dtype=pl.UInt8, eager=True)]})):  # fmt: skip
         content = io.BytesIO()
         frame.write_parquet(content)
         assert len(content.getvalue()) < 10**5
@@ -109,17 +111,17 @@ def test_compressed_tables_of_text_are_refused_unread(tmp_path: Path) -> None:
 def test_files_have_a_largest_size(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     with path.open("wb") as file:
-        file.truncate(files.MOST_TOML + 1)
+        file.truncate(bounded_files.MOST_TOML + 1)
     assert "s.toml must have at most 4,194,304 bytes, got 4,194,305" in refused(sim, "lint", path)
     path.write_bytes(b"1234")
     with pytest.raises(ParameterError, match="at most 3 bytes, got 4"):
-        files.read_bytes(path, 3)
+        bounded_files.read_bytes(path, 3)
 
 
 @pytest.mark.parametrize("footer", [b"", b"PAR1", b"\xff" * 40 + b"PAR1", b"\x1c" * 200 + (200).to_bytes(4, "little") + b"PAR1"])
 def test_a_damaged_footer_is_refused(footer: bytes) -> None:
     with pytest.raises(ParameterError, match="cannot be read as Parquet"):
-        files.read_parquet(b"PAR1" + footer)
+        bounded_files.read_parquet(b"PAR1" + footer)
 
 
 CONFIGS = [
@@ -144,10 +146,10 @@ CONFIGS = [
 def test_a_configuration_is_looked_at_before_a_model_is_built(number: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     change, words = CONFIGS[number]
-    from calibrate.family import store
+    from calibrate.family import model_directory
 
     folder = tmp_path / "model"
-    shutil.copytree(store.bundled("target"), folder)
+    shutil.copytree(model_directory.bundled("target"), folder)
     said = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(said | change))
     arguments = ("decode", "autoregressive", "--model", folder, "--prompt", "x", "--tokens", "2", "--device", "cpu")
@@ -227,9 +229,9 @@ def readers() -> set[str]:
     found = set()
     for package in ("model", "sim", "calibrate", "figures"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            if path == ROOT / "model" / "files.py":
+            if path == ROOT / "model" / "base" / "bounded_files.py":
                 continue
-            stem = path.parent.name if path.stem in ("__init__", "cli") else path.stem
+            stem = path.parent.name if path.stem == "__init__" else path.stem
             for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(function, ast.FunctionDef):
                     calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)]

@@ -19,11 +19,12 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from calibrate.cli import app
-from calibrate.importers import aiconfigurator, llmservingsim, tables, vidur
-from model import device, profile, transformer
-from model.checks import ParameterError
-from model.profile import TIMES, Profile
+from calibrate.commands.calibrate_app import app
+from calibrate.importers import aiconfigurator, csv_reading, llmservingsim, vidur
+from model.architectures import transformer
+from model.base.checks import ParameterError
+from model.hardware import devices, profile
+from model.hardware.profile import TIMES, Profile
 
 PRODUCT = "time_stats.attn_pre_proj.median"
 TABLES = Path(__file__).parent / "data" / "importers"
@@ -262,7 +263,7 @@ def test_a_profile_says_what_it_is_of_and_the_command_says_it_too(source: str, f
     assert said == {name: value for name, value in wanted.items() if name in said}
     assert [(each.repository, each.file, each.licence, each.parts) for each in made.sources] == wanted["sources"]
     assert {each.commit for each in made.sources} == {""}
-    gpu = device.device(wanted["device"])
+    gpu = devices.device(wanted["device"])
     assert (made.bandwidth, made.rate, made.cache_bytes) == (gpu.bandwidth, gpu.rate("bfloat16"), gpu.cache_bytes)
     assert made.shape == (asdict(transformer.preset(wanted["model"])) if wanted["model"] else {})
     more = ["--network", str(folder / "vidur/network")] if source == "vidur" else []
@@ -401,13 +402,13 @@ def test_a_spoiled_table_is_refused_by_file_row_and_column(
 def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
     """What each column of times is held against, in the order of the calls: bytes, operations, rounding and launches."""
     found: dict[str, list[dict[str, Any]]] = {}
-    check = tables.check_reached
+    check = csv_reading.check_reached
 
-    def recorded(table: tables.Table, column: str, seconds: Any, on: Any, **more: Any) -> None:
+    def recorded(table: csv_reading.Table, column: str, seconds: Any, on: Any, **more: Any) -> None:
         found.setdefault(f"{table.shown} {column}", []).append({"device": on.name, "seconds": [*seconds], **more})
         check(table, column, seconds, on, **more)
 
-    monkeypatch.setattr(tables, "check_reached", recorded)
+    monkeypatch.setattr(csv_reading, "check_reached", recorded)
     READ[source](folder)
     return found
 
@@ -474,15 +475,15 @@ def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeyp
     assert own["launches"] == 20
 
 
-GPU = device.Device("made-up", 1e9, 1e12, {"bfloat16": 1e14}, 1e10, 1e10, 10e6, "a made-up sheet")
+GPU = devices.Device("made-up", 1e9, 1e12, {"bfloat16": 1e14}, 1e10, 1e10, 10e6, "a made-up sheet")
 
 
 def judged(seconds: float, **more: Any) -> str:
     """What is said of a time, of which there are three."""
-    table = tables.Table(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
+    table = csv_reading.Table(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
     more = {key: np.array([0.0, value, value]) if key in ("moved", "operations") else value for key, value in more.items()}
     try:
-        tables.check_reached(table, "t", np.array([1e-5, seconds, seconds]), GPU, **more)
+        csv_reading.check_reached(table, "t", np.array([1e-5, seconds, seconds]), GPU, **more)
     except ParameterError as error:
         return str(error)
     return ""
@@ -523,12 +524,12 @@ def test_a_time_is_held_against_memory_arithmetic_and_a_hundredth_of_both() -> N
 
 
 def test_values_at_their_bounds_are_taken(folder: Path) -> None:
-    table = tables.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
+    table = csv_reading.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
     assert table.shown == "network/send_recv.csv"
-    assert tables.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
+    assert csv_reading.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
 
-    def of(*values: Any) -> tables.Table:
-        return tables.Table(Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1))
+    def of(*values: Any) -> csv_reading.Table:
+        return csv_reading.Table(Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1))
 
     assert [*of(0, 5).whole("x", least=0)] == [0, 5]
     assert [*of(10**12).whole("x", least=1)] == [1e12]
@@ -553,7 +554,7 @@ def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
     def of(*values: float) -> Any:
         return np.array(values, dtype=np.float64)
 
-    found = tables.rows("dense", {"tokens": of(2, 1, 2, 2)}, {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}, ways=4)
+    found = csv_reading.rows("dense", {"tokens": of(2, 1, 2, 2)}, {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}, ways=4)
     assert found == [
         {"part": "dense", "repeats": 1, "ways": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
         {"part": "dense", "repeats": 3, "ways": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},
@@ -562,9 +563,9 @@ def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
     falls = [(1, 1, 1.0), (1, 2, 0.94), (2, 1, 9.0), (2, 2, 9.5), (2, 4, 9.12)]
     rows = [{"part": "dense", "ways": ways, "tokens": tokens, "time_s": time} for ways, tokens, time in falls]
     other = [{"part": "head", "ways": 1, "tokens": tokens, "time_s": 1 / tokens} for tokens in (1, 2)]
-    [said] = tables.dips([*rows, *other], "dense", "tokens")
+    [said] = csv_reading.dips([*rows, *other], "dense", "tokens")
     assert said == "dense: at 1 of 5 points the time falls by more than 5%, by 6% at tokens 2"
-    assert tables.dips(rows[2:], "dense", "tokens") == []
+    assert csv_reading.dips(rows[2:], "dense", "tokens") == []
 
 
 def test_groups_of_commands_without_one_show_what_there_is() -> None:
@@ -646,7 +647,7 @@ def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(
 ])  # fmt: skip
 def test_a_single_product_is_one_launch(folder: Path, file: str, row: str, weights: int) -> None:
     """At a hundredth of the peaks, one after the other, and .1 ms: beyond it a time is refused, and below it is none the worse."""
-    gpu, path = device.device("rtx-4090"), folder / "llmservingsim" / "tp1" / f"{file}.csv"
+    gpu, path = devices.device("rtx-4090"), folder / "llmservingsim" / "tp1" / f"{file}.csv"
     most = 1e6 * (100 * (2 * weights / gpu.bandwidth + 2 * weights / gpu.rate("bfloat16")) + 1e-4)
     before = path.read_text()
     for share, refused in ((0.999, False), (1.001, True)):
@@ -670,7 +671,7 @@ def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: P
 def test_the_largest_fall_of_times_is_the_one_that_is_named(order: tuple[int, ...]) -> None:
     found = [10.0, 20.0, 12.0, 30.0, 27.0, 40.0] if order[1] == 1 else [10.0, 30.0, 27.0, 40.0, 24.0, 50.0]
     rows = [{"part": "dense", "tokens": 2**place, "time_s": time} for place, time in enumerate(found)]
-    (note,) = tables.dips(rows, "dense", "tokens")
+    (note,) = csv_reading.dips(rows, "dense", "tokens")
     at = 4 if order[1] == 1 else 16
     assert note == f"dense: at 2 of 6 points the time falls by more than 5%, by 40% at tokens {at}"
 
@@ -981,11 +982,11 @@ def test_help_has_an_example_of_each_command_and_loads_nothing_heavy() -> None:
         done = CliRunner().invoke(app, ["import", command, "--help"])
         assert f"calibrate import {command} " in done.stdout
     heavy = ("numpy", "polars", "scipy", "torch", "transformers")
-    probe = f"import calibrate.cli, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    probe = f"import calibrate.commands.calibrate_app, sys; print([name for name in {heavy!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
     assert found.stdout.strip() == "[]", "import these where they are used"
 
 
 def test_every_row_of_a_source_is_read_by_its_number_in_the_file(folder: Path) -> None:
-    table = tables.read(folder / "vidur/attention.csv", ["is_prefill"], root=folder)
+    table = csv_reading.read(folder / "vidur/attention.csv", ["is_prefill"], root=folder)
     assert table.where(table.words("is_prefill", ("true", "false")) == "true").numbers.tolist() == [4, 5]

@@ -14,14 +14,15 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from model import profile, runs
-from model.checks import ParameterError
-from sim.cli import app
+from model.base.checks import ParameterError
+from model.hardware import profile
+from model.logs import measured_runs
+from sim.commands.sim_app import app
 from tests.comparisons import decoded, profiles, runs_of
 
 
 @functools.lru_cache(maxsize=1)
-def honest() -> runs.Runs:
+def honest() -> measured_runs.Runs:
     """A plain decoding, one that drafts and one over two units, three repeats each."""
     made = [
         decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2),
@@ -34,8 +35,10 @@ def put(folder: Path, about: Callable[[dict[str, Any]], dict[str, Any]] | None =
     """The honest runs with something changed, and the profiles beside them; checksums are right."""
     found = honest()
     named = {role: profile.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, turn=1e-4).items()}
-    own = runs.Runs(found.log, found.table, dict(found.about) | {"profiles": {role: named[role] for role in found.log.models}})
-    path = runs.save(own, folder / "own.json")
+    own = measured_runs.Runs(
+        found.log, found.table, dict(found.about) | {"profiles": {role: named[role] for role in found.log.models}}
+    )
+    path = measured_runs.save(own, folder / "own.json")
     said = json.loads(path.read_text())
     if about is not None:
         said["about"] = about(said["about"])
@@ -130,7 +133,7 @@ def test_rows_that_are_there_twice_and_tables_of_another_kind_are_refused(tmp_pa
 OTHERWISE: tuple[Any, ...] = (None, 3, "x", [], ["x"], {"x": 3}, True, [None], {"target": None}, {"target": {}}, [{"a": 1}], 1e400)
 
 
-@pytest.mark.parametrize("key", [*runs.About.__annotations__])
+@pytest.mark.parametrize("key", [*measured_runs.About.__annotations__])
 def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_path: Path) -> None:
     """Every key with a value of every kind: numbers come out, or one line does."""
     path = put(tmp_path)
@@ -156,4 +159,4 @@ def test_a_file_imports_nothing(tmp_path: Path) -> None:
     path.write_text(json.dumps(own | {"reads_sha256": hashlib.sha256(reads.read_bytes()).hexdigest()}))
     assert "own.json: decoding 0: method 'this.module' is not one of the project's" in refused(path)
     with pytest.raises(ParameterError, match=r"add --methods this\.module"):
-        runs.load(path)
+        measured_runs.load(path)

@@ -15,12 +15,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate.interpreter import Answered, Luck, Real, Sampling, softmax
-from model import forced
-from model.algorithms import adaptive, autoregressive, beam, bild, early_exit, hierarchical, ppd, skipdecode, speculative
-from model.checks import ParameterError
+from calibrate.interpreters.in_one_process import Answered, Luck, Real, Sampling, softmax
+from model.base.checks import ParameterError
+from model.interpret.interpreter import Work
+from model.logs import forced_outcomes
+from model.methods.adaptive import algorithm as adaptive
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.beam import algorithm as beam
+from model.methods.bild import algorithm as bild
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.hierarchical import algorithm as hierarchical
+from model.methods.ppd import algorithm as ppd
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.speculative import algorithm as speculative
 from model.steps import CacheError, Commit, Forward, Read, Steps
-from model.work import Work
 from tests import real_models
 from tests.real_models import DEPTHS, KINDS
 from tests.tiers import crossed, examples
@@ -447,7 +455,7 @@ def test_draws_are_for_the_position_and_the_sequence_of_the_token_that_follows()
 def test_forced_outcomes_are_read_of_tokens_that_the_models_have(module: Any, parameters: Any, rates: Any) -> None:
     """Tokens of a world are places in a sequence, here beyond the vocabulary on either side."""
     tokens, prompt = 12, real_models.VOCABULARY - 3
-    world = forced.world(parameters, prompt, tokens, rates, seed=2)
+    world = forced_outcomes.world(parameters, prompt, tokens, rates, seed=2)
     log: list[Answered] = []
     steps = module.decode(parameters, tuple(range(prompt)), tokens)
     written = Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens
@@ -495,7 +503,7 @@ def test_models_of_different_vocabularies_are_refused() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.adapter import decoder_of
+    from calibrate.decoders.adapter import decoder_of
 
     torch.manual_seed(0)
     other = LlamaForCausalLM(
@@ -711,7 +719,7 @@ def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> No
     """A sliding window that is used is an end too; several tokens may end texts, and one of them begins one for want of another."""
     from types import SimpleNamespace
 
-    from calibrate import adapter
+    from calibrate.decoders import adapter
 
     def of(kind: str = "llama", **config: Any) -> Any:
         found = adapter.Decoder.__new__(adapter.Decoder)

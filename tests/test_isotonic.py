@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import isotonic, profile
-from model.profile import Profile, Source
+from model.hardware import isotonic, profile
+from model.hardware.profile import Profile, Source
 
 TIMES = st.floats(1e-3, 1e3)
 

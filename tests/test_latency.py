@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from model.checks import ParameterError
-from model.latency import UnitCost
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
 from model.steps import Forward
 
 UNEVEN = UnitCost(4, layer_times=(1.0, 2.0, 4.0, 8.0), early_head=0.5, final_head=0.25, dispatch=0.125)

@@ -10,10 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from model import ppd, speculative
-from model.profile import Profile
-from model.runs import Runs
-from sim import compare, limits
+from model.hardware.profile import Profile
+from model.logs.measured_runs import Runs
+from model.methods.ppd import theory as ppd
+from model.methods.speculative import theory as speculative
+from sim.comparison import formula_validity, predict
 from tests.comparisons import LAYERS, PROMPT, decoded, every, profiles, runs_of
 
 FLAT = profiles()
@@ -32,7 +33,7 @@ def rows(
     made = [decoded(name, tokens, rates, seed=3, **table) for name, table, rates in (PLAIN, *choices)]
     units = [2 if each.method == "ppd" else 1 for each in made]
     runs = runs_of(made, clock, **{"units": units, **more})
-    return limits.limits(runs, compare.compare(runs, known), known)
+    return formula_validity.limits(runs, predict.compare(runs, known), known)
 
 
 def drafting(length: int, rate: float) -> Choice:
@@ -170,14 +171,14 @@ def test_a_small_model_that_is_never_sure_costs_what_the_formula_says() -> None:
 
 def test_rates_are_counted_from_what_was_read() -> None:
     never = decoded("bild", 40, {"fallback_rate": 0.0, "rollback_rate": 0.0})
-    assert limits.rates([never]) == (0.0, 0.0)
+    assert formula_validity.rates([never]) == (0.0, 0.0)
     some = decoded("bild", 400, {"fallback_rate": 0.3, "rollback_rate": 0.1})
-    fallback, rollback = limits.rates([some])
+    fallback, rollback = formula_validity.rates([some])
     # Five standard errors of the reads (a false alarm in 1.7 million seeds), and at most .1 and .06, which this seed keeps.
     asked = Counter(each.kind for each in some.reads)
     assert fallback == pytest.approx(0.3, abs=min(0.1, 5 * (0.3 * 0.7 / asked["confidence"]) ** 0.5))
     assert rollback == pytest.approx(0.1, abs=min(0.06, 5 * (0.1 * 0.9 / asked["distance"]) ** 0.5))
-    assert limits.rates([some, some]) == (fallback, rollback)
+    assert formula_validity.rates([some, some]) == (fallback, rollback)
 
 
 # --- What they are compared with ----------------------------------------------------------------------------------------
@@ -188,18 +189,18 @@ def test_only_prompts_with_plain_decoding_count() -> None:
     made = [decoded("autoregressive", 24, {}), *drafted]
     both = runs_of(made, WIDE, ["one", "one", "two"])
     alone = runs_of(made[:2], WIDE, ["one", "one"])
-    found, fewer = (limits.limits(each, compare.compare(each, WIDE), WIDE) for each in (both, alone))
+    found, fewer = (formula_validity.limits(each, predict.compare(each, WIDE), WIDE) for each in (both, alone))
     assert found.equals(fewer)
     none = runs_of(made, WIDE, ["three", "one", "two"])
-    assert limits.limits(none, compare.compare(none, WIDE), WIDE).rows() == []
-    assert limits.limits(none, compare.compare(none, WIDE), WIDE).columns == [*limits.COLUMNS]
+    assert formula_validity.limits(none, predict.compare(none, WIDE), WIDE).rows() == []
+    assert formula_validity.limits(none, predict.compare(none, WIDE), WIDE).columns == [*formula_validity.COLUMNS]
 
 
 def test_speed_is_over_all_prompts_together() -> None:
     """Not the mean of speed-ups: time of a token of all."""
     found, known = every()
-    table = compare.compare(found, known)
-    row = limits.limits(found, table, known).filter(claim="verify", x=3).row(0, named=True)
+    table = predict.compare(found, known)
+    row = formula_validity.limits(found, table, known).filter(claim="verify", x=3).row(0, named=True)
     paces = []
     for method in ("autoregressive", "speculative"):
         own = table.filter(pl.col("method") == method, pl.col("settings").is_in(["", "draft_length=3"])).to_dicts()
@@ -214,7 +215,7 @@ def test_lines_of_forced_rates_are_told_apart_unless_they_are_the_axis() -> None
     made += [("bild", {}, {"fallback_rate": rate, "rollback_rate": 0.1}) for rate in (0.2, 0.6)]
     decodings = [decoded(name, 24, rates, **table) for name, table, rates in made]
     runs = runs_of(decodings, WIDE, rates=[rates for *_, rates in made])
-    found = limits.limits(runs, compare.compare(runs, WIDE), WIDE)
+    found = formula_validity.limits(runs, predict.compare(runs, WIDE), WIDE)
     assert found.filter(claim="verify")["series"].to_list() == ["acceptance_rate=0.3", "acceptance_rate=0.9"]
     assert found.filter(claim="bild")["series"].to_list() == ["rollback_rate=0.1"] * 2
     assert found.filter(claim="bild")["x"].n_unique() == 2
@@ -222,8 +223,8 @@ def test_lines_of_forced_rates_are_told_apart_unless_they_are_the_axis() -> None
 
 def test_several_files_keep_their_names() -> None:
     one = rows([drafting(3, 0.7), skipping(6)], WIDE)
-    assert limits.together(["a"], [one]).equals(one)
-    assert limits.together(["a", "b"], [one, one])["series"].to_list() == ["a", "a max_layers=12", "b", "b max_layers=12"]
+    assert formula_validity.together(["a"], [one]).equals(one)
+    assert formula_validity.together(["a", "b"], [one, one])["series"].to_list() == ["a", "a max_layers=12", "b", "b max_layers=12"]
 
 
 def test_another_machines_profile_is_said() -> None:
@@ -231,8 +232,8 @@ def test_another_machines_profile_is_said() -> None:
     other = {role: dataclasses.replace(each, facts=dict(each.facts) | {"name": "another"}) for role, each in WIDE.items()}
     made = [decoded("autoregressive", 24, {}), decoded("speculative", 24, {"acceptance_rate": 0.7}, draft_length=3)]
     runs = runs_of(made, WIDE)
-    table = compare.compare(runs, other, allow_mismatch=True)
-    assert "ANOTHER machine" in limits.limits(runs, table, other)["about"][0]
+    table = predict.compare(runs, other, allow_mismatch=True)
+    assert "ANOTHER machine" in formula_validity.limits(runs, table, other)["about"][0]
 
 
 # --- One memory bus -----------------------------------------------------------------------------------------------------
@@ -283,5 +284,7 @@ def test_a_pass_that_was_cancelled_tells_nothing_of_the_bus() -> None:
         for each in held
     ]  # fmt: skip
     other = Runs(runs.log, runs.table.with_columns(pl.Series("spans", stopped, dtype=runs.table["spans"].dtype)), runs.about)
-    found, again = (limits.limits(each, compare.compare(each, known), known).filter(claim="bus") for each in (runs, other))
+    found, again = (
+        formula_validity.limits(each, predict.compare(each, known), known).filter(claim="bus") for each in (runs, other)
+    )
     assert found.rows() == again.rows() != []

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from model import methods, profile
-from model.checks import ParameterError
-from model.device import DEVICES, Device
-from model.transformer import PRESETS
-from sim import cases, listing, scenario
-from sim.cli import app
-from sim.grid import Grid
-from sim.hardware import HardwareCost
+from model.architectures.transformer import PRESETS
+from model.base.checks import ParameterError
+from model.hardware import profile
+from model.hardware.devices import DEVICES, Device
+from model.methods import registry
+from sim.commands import listing
+from sim.commands.sim_app import app
+from sim.scenarios import cases, scenario_file
+from sim.scenarios.grid import Grid
+from sim.scenarios.hardware_cost import HardwareCost
 
 
 def said(*arguments: str) -> str:
@@ -47,10 +49,10 @@ def test_each_of_a_line_has_details(what: str) -> None:
             assert json.loads(said(what, name, "--json")) == {name: text}
 
 
-@pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("name", registry.names())
 def test_a_method_is_told_with_all_that_its_scenario_needs(name: str) -> None:
     text = said("methods", name)
-    kind = methods.algorithm(name).Parameters
+    kind = registry.algorithm(name).Parameters
     parameters = text.partition("[[method]]")[2].partition("[outcomes]")[0]
     table = dict(line.split(maxsplit=1) for line in parameters.splitlines() if " " in line)
     for field in fields(kind):
@@ -60,11 +62,11 @@ def test_a_method_is_told_with_all_that_its_scenario_needs(name: str) -> None:
         for law in cases.LAWS[outcome]:
             assert law in text.partition("[outcomes]")[2]
     costs = text.partition("[cost]")[2]
-    assert ("cost_ratio  required" in costs) == ("draft" in methods.roles(kind, {}))
+    assert ("cost_ratio  required" in costs) == ("draft" in registry.roles(kind, {}))
     for key in ("propagation", "state_check"):
         assert (key in costs) == (name == "early_exit")
-    for each in scenario.names():
-        used = name in {table["name"] for table in scenario.method_tables(scenario.load(each))}
+    for each in scenario_file.names():
+        used = name in {table["name"] for table in scenario_file.method_tables(scenario_file.load(each))}
         assert (each in text.rpartition("scenarios: ")[2].partition(" (")[0].split(", ")) == used
 
 
@@ -114,9 +116,9 @@ def test_devices_say_what_is_published_of_them() -> None:
 
 
 def test_the_file_of_a_scenario_is_one_to_begin_with() -> None:
-    for name in scenario.names():
+    for name in scenario_file.names():
         tables = tomllib.loads(said("scenarios", name))
-        assert tables == scenario.load(name)
+        assert tables == scenario_file.load(name)
         Grid(tables)
 
 

@@ -14,19 +14,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from calibrate import log as logging
-from calibrate import rate_tables
-from calibrate.cli import app
-from calibrate.interpreter import Luck, Real, Sampling
-from model import position_log, rates, speculative_laws
-from model.algorithms import adaptive, autoregressive, ppd, speculative
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.position_log import PositionLog
-from model.world import Draft, World
-from sim import lossy
-from sim.cluster import Cluster
-from sim.events import simulate
+from calibrate.commands.calibrate_app import app
+from calibrate.decode import log_positions as logging
+from calibrate.decode import rate_tables
+from calibrate.interpreters.in_one_process import Luck, Real, Sampling
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.world import Draft, World
+from model.logs import position_log
+from model.logs.position_log import PositionLog
+from model.methods.adaptive import algorithm as adaptive
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.ppd import algorithm as ppd
+from model.methods.speculative import algorithm as speculative
+from model.methods.speculative import dependent_acceptance, rates_from_logs
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
+from sim.scenarios import lossy_outcomes
 from tests import real_models
 from tests.real_models import DEPTHS, VOCABULARY
 from tests.tiers import examples
@@ -42,7 +46,7 @@ PROMPTS = {number: [int(token) for token in np.random.default_rng(number).intege
 
 def kin(seed: int = 0) -> dict[str, Any]:
     """A target, and a draft that is the target's own first layers: right now and then."""
-    from calibrate.adapter import decoder_of
+    from calibrate.decoders.adapter import decoder_of
 
     decoders = real_models.decoders("llama", "draft", seed=seed)
     full, small = real_models.model("llama", LAYERS, seed), real_models.model("llama", DEPTHS["draft"], seed + 1000)
@@ -419,7 +423,7 @@ def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
         expected = np.sqrt(((sums - TOKENS * mean) ** 2).mean() / (TOKENS * mean * (1 - mean))) if 0 < mean < 1 else np.nan
         assert spread == pytest.approx(expected, nan_ok=True)
     lengths = [each + 1 for each in log.column("accepted")]
-    played = rates.play(lengths, 3)
+    played = rates_from_logs.play(lengths, 3)
     rows = {row[0]: row for row in table("Acceptance (measured").rows}
     assert rows["mean_acceptance_length"][1:3] == (3, pytest.approx(played.accepted.mean() + 1))
     assert rows["mean_acceptance_length"][5] == played.accepted.size
@@ -452,7 +456,8 @@ TITLES = {
 def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cell by cell, from the columns of the log by `model.rates` alone; of a public log the same but for matches."""
+    """Cell by cell, from the columns of the log by `model.methods.speculative.rates_from_logs` alone; of a public log the same but
+    for matches."""
     monkeypatch.setattr(rate_tables, "DRAWS", 10)
     log = made()
     path = position_log.save(log, tmp_path / "log.json")
@@ -470,7 +475,7 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
     assert [public[title].rows == ours[own].rows for title, own in zip(others, [*TITLES][3:], strict=True)].count(False) <= 1
 
     def rate(hits: float, trials: float) -> tuple[Any, ...]:
-        found = rates.rates(int(hits), int(trials))
+        found = rates_from_logs.rates(int(hits), int(trials))
         return (*map(pytest.approx, (float(found.rate), float(found.low), float(found.high))), int(trials))
 
     tables = [ours[title] for title in TITLES]
@@ -479,27 +484,27 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
     assert tables[0].rows == tuple((layer, "N", 1, *rate((common[:, layer - 1] <= 1).sum(), size)) for layer in range(1, LAYERS))
     for layer, k, found, lag, p, z, p_z, _ in tables[2].rows:
         coins = log.matches(layer, k, "common")
-        runs, correlation = rates.runs_test(coins), rates.lag_correlation(coins)
+        runs, correlation = rates_from_logs.runs_test(coins), rates_from_logs.lag_correlation(coins)
         assert found == pytest.approx((common[:, layer - 1] <= k).mean())
         assert (lag, p, z, p_z) == pytest.approx((correlation.correlation, correlation.p_value, runs.z, runs.p_value), nan_ok=True)
-    played = {gamma: rates.play(lengths, gamma) for gamma in (2, 3)}
+    played = {gamma: rates_from_logs.play(lengths, gamma) for gamma in (2, 3)}
     flat = tables[3].rows[0]
-    assert flat[:6] == ("positions", "-", *map(float, rates.accepted_of_positions(lengths)))
+    assert flat[:6] == ("positions", "-", *map(float, rates_from_logs.accepted_of_positions(lengths)))
     assert np.isnan(flat[6:]).all()
     for gamma, (tested, drafted, mean) in zip((2, 3), (tables[3].rows[1:4], tables[3].rows[4:7]), strict=True):
-        hits, low_high = played[gamma].accepted, rates.ratio_interval(*played[gamma].of_requests())
+        hits, low_high = played[gamma].accepted, rates_from_logs.ratio_interval(*played[gamma].of_requests())
         assert tested[:2] == ("tested", gamma)
-        assert tested[2:6] == tuple(map(float, rates.accepted_of_tested(played[gamma])))
+        assert tested[2:6] == tuple(map(float, rates_from_logs.accepted_of_tested(played[gamma])))
         assert tested[6:] == pytest.approx(low_high)
-        assert drafted[:6] == ("drafted", gamma, *map(float, rates.accepted_of_drafted(played[gamma])))
+        assert drafted[:6] == ("drafted", gamma, *map(float, rates_from_logs.accepted_of_drafted(played[gamma])))
         assert mean[:3] == ("mean_acceptance_length", gamma, pytest.approx(hits.mean() + 1))
         assert mean[5] == hits.size
         assert np.isnan([*drafted[6:], *mean[3:5], *mean[6:]]).all()
-        means = rates.means(played[gamma])
+        means = rates_from_logs.means(played[gamma])
         [row] = [row for row in tables[4].rows if row[0] == gamma]
         assert row == (*means[:8], means.half)
     assert len(tables[4].notes) == 1
-    place, position = rates.by_place(played[3]), rates.by_output_position(played[3], [0, 3, 6, 9, 12])
+    place, position = rates_from_logs.by_place(played[3]), rates_from_logs.by_output_position(played[3], [0, 3, 6, 9, 12])
     names = ("1-3", "4-6", "7-9", "10-12")
     for table, by, first in ((tables[5], place, (1, 2, 3)), (tables[6], position, names)):
         expected = [
@@ -507,15 +512,15 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
             for name, *each, count in zip(first, by.rate, by.low, by.high, by.trials, strict=True)
         ]
         assert [*table.rows] == expected
-    coins = rates.coins(lengths)
-    correlation, runs = rates.lag_correlation(coins), rates.runs_test(coins)
-    tests = [rates.geometric_test(played[gamma]) for gamma in (2, 3)]
+    coins = rates_from_logs.coins(lengths)
+    correlation, runs = rates_from_logs.lag_correlation(coins), rates_from_logs.runs_test(coins)
+    tests = [rates_from_logs.geometric_test(played[gamma]) for gamma in (2, 3)]
     assert tables[7].rows == (
         ("correlation of neighbours", "-", correlation.correlation, correlation.p_value),
         ("runs test, z", "-", runs.z, runs.p_value),
         *(("accepted lengths, chi-square", gamma, each.statistic, each.p_value) for gamma, each in zip((2, 3), tests, strict=True)),
     )  # fmt: skip
-    again = rates.dependence(lengths, [2, 3], 0.2, 10, np.random.default_rng(0))
+    again = rates_from_logs.dependence(lengths, [2, 3], 0.2, 10, np.random.default_rng(0))
     assert [*tables[8].rows] == [tuple(each) for each in again]
 
 
@@ -587,7 +592,7 @@ def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_pat
     assert means["notes"] == [
         "gamma=1: half of the rounds come from 1 of 10 sequences: few weigh most, and the mean over rounds is theirs"
     ]
-    assert [row["error"] for row in error["rows"]] == [speculative_laws.iid_error(lengths, gamma) for gamma in (1, 3)]
+    assert [row["error"] for row in error["rows"]] == [dependent_acceptance.iid_error(lengths, gamma) for gamma in (1, 3)]
     text = CliRunner().invoke(app, arguments).stdout
     assert "q2" in text
     assert means["notes"][0] in text
@@ -604,7 +609,7 @@ def test_speed_ups_go_by_the_cost_ratio_that_is_said(tmp_path: Path) -> None:
         assert (done.exit_code, done.stderr) == (0, "")
         (error,) = (table for table in json.loads(done.stdout) if table["title"].startswith("Error of independence"))
         assert error["title"].endswith(f"at cost_ratio={ratio:g} (assumed)")
-        (expected,) = rates.dependence(lengths, [3], ratio, 400, np.random.default_rng(0))
+        (expected,) = rates_from_logs.dependence(lengths, [3], ratio, 400, np.random.default_rng(0))
         (row,) = error["rows"]
         assert [*row.values()] == pytest.approx([*expected])
 
@@ -624,7 +629,7 @@ def test_what_the_last_layer_says_is_what_was_written(tmp_path: Path) -> None:
     position_log.save(log, tmp_path / "log.json")
     drawn = log.table["rank_common"].to_numpy() == 1
     assert not drawn[:, -1].all()
-    agrees = lossy.Confidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
+    agrees = lossy_outcomes.Confidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
     assert agrees[:, -1].all()
     assert (agrees[:, :-1] == drawn[:, :-1]).all()
 
@@ -690,7 +695,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_scenario_takes_a_log_as_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sim.cli import app as sim
+    from sim.commands.sim_app import app as sim
 
     monkeypatch.chdir(tmp_path)
     position_log.save(made(), "log.json")
@@ -703,7 +708,7 @@ def test_a_scenario_takes_a_log_as_it_is(name: str, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["ppd", "flat", "speculative"])
 def test_a_log_of_a_target_of_another_depth_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sim.cli import app as sim
+    from sim.commands.sim_app import app as sim
 
     monkeypatch.chdir(tmp_path)
     position_log.save(made(), "log.json")
@@ -714,21 +719,21 @@ def test_a_log_of_a_target_of_another_depth_is_refused(name: str, tmp_path: Path
 
 
 def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sim import acceptances, outcomes
+    from sim.scenarios import acceptance_outcomes, match_outcomes
 
     monkeypatch.chdir(tmp_path)
     log = made()
     position_log.save(log, "log.json")
-    found = outcomes.Replay(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
+    found = match_outcomes.Replay(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
     assert found.rate == pytest.approx(np.stack(log.matches(3, 2))[:, :8].mean())
     assert found.source == "measured: 6 of 6 texts of log.json"
-    drafts = acceptances.Replay(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
+    drafts = acceptance_outcomes.Replay(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
 
 
 @pytest.mark.parametrize("kind", ["thresholds", "replay"])
 def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sim.cli import app as sim
+    from sim.commands.sim_app import app as sim
 
     monkeypatch.chdir(tmp_path)
     log = made()
@@ -756,7 +761,7 @@ def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypat
 def test_a_log_that_does_not_fit_is_refused(
     change: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sim.cli import app as sim
+    from sim.commands.sim_app import app as sim
 
     monkeypatch.chdir(tmp_path)
     position_log.save(made(), "log.json")
@@ -773,7 +778,7 @@ def test_the_greedy_token_ranks_first_where_others_tie_with_it() -> None:
     """A head of zeros: all logits are equal, and of equals the first counts as the largest, as argmax has it."""
     import copy
 
-    from calibrate.adapter import decoder_of
+    from calibrate.decoders.adapter import decoder_of
 
     full = copy.deepcopy(real_models.model("llama", LAYERS))
     full.lm_head.weight.data.zero_()
@@ -785,7 +790,7 @@ def test_a_drawn_token_ranks_behind_the_equals_before_it() -> None:
     """All logits are equal: a token has as many before it as its number says, at every layer and in every piece of positions."""
     import copy
 
-    from calibrate.adapter import decoder_of
+    from calibrate.decoders.adapter import decoder_of
 
     full = copy.deepcopy(real_models.model("llama", LAYERS))
     full.lm_head.weight.data.zero_()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sim.cli import app
+from sim.commands.sim_app import app
 from tests.test_bad_input import one_line, put, refused
 
 SCENARIO = '[scenario]\nname = "small"\ntokens = 8\nreplications = 16\n\n'

@@ -17,13 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from model.checks import ParameterError
-from sim import events as engine
-from sim import outcomes, scenario, sweep, trace
-from sim import report as reports
-from sim.cli import app
-from sim.grid import Grid
-from sim.sweep import resolve
+from model.base.checks import ParameterError
+from sim.commands.sim_app import app
+from sim.engine import events as engine
+from sim.runs import run_report as reports
+from sim.runs import sweep, trace
+from sim.runs.sweep import resolve
+from sim.scenarios import match_outcomes, scenario_file
+from sim.scenarios.grid import Grid
 from tests.test_cli import fits, schema_of_scenarios
 
 TOKENS = 12
@@ -556,9 +557,9 @@ def test_a_record_is_read_once_for_all_points(record: str, monkeypatch: pytest.M
 
     def json_of(file: str, *more: str) -> Any:
         read.append(file)
-        return outcomes.json_of(file, *more)
+        return match_outcomes.json_of(file, *more)
 
-    monkeypatch.setattr("sim.lossy.json_of", json_of)
+    monkeypatch.setattr("sim.scenarios.lossy_outcomes.json_of", json_of)
     given = tables("bild", method=[{**BILD, **AT}], outcomes={"kind": "thresholds", "file": record})
     sim.run(given, sweep={"method.fallback_threshold": [0.1, 0.5, 0.9]}, replications=4)
     assert read == [record]
@@ -618,7 +619,7 @@ def test_the_schema_refuses_keys_that_it_does_not_know(name: str, spoil: str, me
 
 @pytest.mark.parametrize("name", ["bild", "bild-thresholds", "skipdecode", "early-exit", "compare-lossy"])
 def test_embedded_scenarios_fit_run_and_say_what_is_not_exact(name: str, tmp_path: Path) -> None:
-    assert fits(scenario.load(name), schema_of_scenarios())
+    assert fits(scenario_file.load(name), schema_of_scenarios())
     short = {"scenario.tokens": 24} if name.startswith("bild") else {}  # of many points; elsewhere texts have lengths of their own
     report = sweep.run(name, replications=2, set=short, out=tmp_path / "run")
     assert report.failed == []

@@ -13,9 +13,9 @@ import pytest
 import torch
 import transformers
 
-from calibrate import clocks, machine
-from model.checks import ParameterError
-from model.device import DEVICES, device
+from calibrate.devices import clocks, machine
+from model.base.checks import ParameterError
+from model.hardware.devices import DEVICES, device
 from tests.clockwork import Clockwork
 
 GPU = SimpleNamespace(name="NVIDIA H100 80GB HBM3", L2_cache_size=50, total_memory=80, multi_processor_count=132, uuid="4-5")

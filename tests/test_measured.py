@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.checks import ParameterError
-from model.measured import PEAKS, Measured, shape_of
-from model.profile import AXES, Profile, Source, table_of
-from model.roofline import Efficiency, Roofline
-from model.surface import NONE
-from model.transformer import preset
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.hardware.interpolation import NONE
+from model.hardware.profile import AXES, Profile, Source, table_of
+from model.hardware.profile_costs import PEAKS, Measured, shape_of
+from model.hardware.roofline import Efficiency, Roofline
 
 SHAPE = preset("llama-68m")
 POINTS = {

@@ -19,16 +19,17 @@ from typing import Any
 
 import pytest
 
-from calibrate import grid, links, machine, timing
-from calibrate import log as logging
-from calibrate import pool as pool_of
-from calibrate.family import store
-from calibrate.grid import Grid, Point
-from calibrate.pool import Pool, Post, ProcessError, started
-from calibrate.timing import Effort
-from calibrate.units import ASLEEP, DONE, LISTENING, SLOTS, STOPPED, Board
-from model.checks import ParameterError
-from model.profile import load
+from calibrate.decode import log_positions as logging
+from calibrate.devices import machine
+from calibrate.family import model_directory
+from calibrate.timing import single_pass, timing_grid, transfers
+from calibrate.timing.single_pass import Effort
+from calibrate.timing.timing_grid import Grid, Point
+from calibrate.workers import worker_pool as pool_of
+from calibrate.workers.worker_loop import ASLEEP, DONE, LISTENING, SLOTS, STOPPED, Board
+from calibrate.workers.worker_pool import Pool, Post, ProcessError, started
+from model.base.checks import ParameterError
+from model.hardware.profile import load
 from tests import real_models, workers
 
 
@@ -54,10 +55,10 @@ class Clock:
 
 def gone_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes: Any, minutes: float = 1.0
-) -> tuple[grid.Outcome, list[float], list[Any]]:
+) -> tuple[timing_grid.Outcome, list[float], list[Any]]:
     """A grid of four points, each of which takes `takes(share)` or raises it: what came of it, the shares, what was told."""
     clock, shares, told = Clock(), list[float](), list[Any]()
-    monkeypatch.setattr(grid, "time", clock)
+    monkeypatch.setattr(timing_grid, "time", clock)
 
     def measure(model: Any, point: Point, effort: Effort, until: float) -> dict[str, Any]:
         shares.append(until - clock.now)
@@ -67,10 +68,10 @@ def gone_over(
         clock.now += took
         return {"kind": "point", **vars(point)}
 
-    monkeypatch.setattr(grid, "measure", measure)
-    rows = grid.Rows(tmp_path / "raw.jsonl", {"kind": "machine"}, resume=False)
+    monkeypatch.setattr(timing_grid, "measure", measure)
+    rows = timing_grid.Rows(tmp_path / "raw.jsonl", {"kind": "machine"}, resume=False)
     spec: Any = None
-    outcome = grid.go_over(
+    outcome = timing_grid.go_over(
         SimpleNamespace(device="cpu"), Grid((1, 2), (4, 8)), rows, spec, effort=Effort(), minutes=minutes,  # type: ignore[arg-type]
         progress=lambda *said: told.append(said), between=lambda: told.append("between"),
     )  # fmt: skip
@@ -151,10 +152,10 @@ def pointed(
         start=lambda: None, stop=lambda: next(stops), disturbed=lambda: next(unquiet), mark=None,
         span=lambda name, index: 1e-6 * spans[name, index],
     )  # fmt: skip
-    monkeypatch.setattr(timing, "clock_of", lambda *_: clock)
-    monkeypatch.setattr(timing, "prepared", lambda *_: work)
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: clock)
+    monkeypatch.setattr(single_pass, "prepared", lambda *_: work)
     model: Any = SimpleNamespace(device="cpu", decoder=SimpleNamespace(layers=layers))
-    row = timing.measure(model, Point(mode, 2, 8, 1, 0, 3), Effort(**{"target": 0.0, "warmups": 2} | effort), float("inf"))
+    row = single_pass.measure(model, Point(mode, 2, 8, 1, 0, 3), Effort(**{"target": 0.0, "warmups": 2} | effort), float("inf"))
     return row, work
 
 
@@ -257,14 +258,14 @@ def test_the_best_try_counts_and_the_first_is_none(monkeypatch: pytest.MonkeyPat
 
 def test_a_file_is_written_whole_or_not_at_all_with_all_folders_above_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deeper" / "file"
-    with store.whole(path) as part:
+    with model_directory.whole(path) as part:
         part.write_text("some")
         assert part.parent == path.parent
         assert not path.exists()
     assert path.read_text() == "some"
 
     def broken_off() -> None:
-        with store.whole(path) as part:
+        with model_directory.whole(path) as part:
             part.write_text("other")
             raise KeyboardInterrupt
 
@@ -284,11 +285,11 @@ def test_links_are_timed_from_1_kib_to_64_mib_by_fours(tmp_path: Path, monkeypat
         return [{"kind": "link", "link": link, "size": size, "repeats": repeats, "time_us": [size / 4, size / 2, size]}
                 for size in sizes]  # fmt: skip
 
-    monkeypatch.setattr(links, "_timed", timed)
-    monkeypatch.setattr(links, "there", lambda: ("shared-memory", "gloo"))
+    monkeypatch.setattr(transfers, "_timed", timed)
+    monkeypatch.setattr(transfers, "there", lambda: ("shared-memory", "gloo"))
     told: list[Any] = []
     out = tmp_path / "new" / "deeper"  # made with all above it
-    found = links.time_links(out, repeats=6, name="some", progress=lambda *said: told.append(said))
+    found = transfers.time_links(out, repeats=6, name="some", progress=lambda *said: told.append(said))
     assert asked == [(link, tuple(1024 * 4**power for power in range(9)), 6) for link in ("shared-memory", "gloo")]
     assert asked[0][1][-1] == 64 * 2**20
     assert told == [(0, 2, "shared-memory"), (1, 2, "gloo"), (2, 2, "")]
@@ -300,10 +301,10 @@ def test_links_are_timed_from_1_kib_to_64_mib_by_fours(tmp_path: Path, monkeypat
     assert [row[name] for name in ("low_s", "time_s", "high_s", "repeats")] == pytest.approx([1024e-6, 2048e-6, 4096e-6, 6])
     [source] = made.sources
     assert (source.file, source.parts) == ("some-gloo.jsonl", ("send",))
-    kinds = [row["kind"] for row in grid.read(out / "some-gloo.jsonl")[1]]
+    kinds = [row["kind"] for row in timing_grid.read(out / "some-gloo.jsonl")[1]]
     assert kinds == ["link"] * 9
     with pytest.raises(ParameterError, match=r"some-gloo.json is there already"):
-        links.time_links(out, links=("gloo",), name="some")
+        transfers.time_links(out, links=("gloo",), name="some")
 
 
 def test_a_profile_of_a_link_says_where_and_how_it_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,9 +314,9 @@ def test_a_profile_of_a_link_says_where_and_how_it_was_timed(tmp_path: Path, mon
     monkeypatch.setattr(machine, "facts", lambda device: asked.append(device) or dict(facts))
     took = {8: [0.0, 0.0, 1.0], 64: [3.0, 4.0, 5.0], 128: [9.0, 10.0, 11.0]}
     rows = [{"kind": "link", "size": size, "repeats": 7, "time_us": times} for size, times in took.items()]
-    monkeypatch.setattr(links, "_timed", lambda *_: rows)
-    monkeypatch.setattr(links, "there", lambda: links.LINKS)
-    found = links.time_links(tmp_path, sizes=(8, 64, 128))
+    monkeypatch.setattr(transfers, "_timed", lambda *_: rows)
+    monkeypatch.setattr(transfers, "there", lambda: transfers.LINKS)
+    found = transfers.time_links(tmp_path, sizes=(8, 64, 128))
     assert asked == ["cpu", "cpu", "cuda", "cuda", "cuda", "cuda"]
     for link, path in found.profiles.items():
         made = load(path)
@@ -328,7 +329,7 @@ def test_a_profile_of_a_link_says_where_and_how_it_was_timed(tmp_path: Path, mon
         raw = tmp_path / source.file
         assert (source.repository, source.licence, source.file) == ("decodesim", "MIT", f"links-{link}.jsonl")
         assert source.sha256 == hashlib.sha256(raw.read_bytes()).hexdigest()
-        header, kept = grid.read(raw)
+        header, kept = timing_grid.read(raw)
         assert (header, kept) == ({"kind": "machine", "link": link} | facts, rows)
         table = made.table.select("part", "size", "low_s", "time_s", "high_s", "repeats").rows()
         assert table == [("send", size, *(pytest.approx(each / 1e6) for each in times), 7) for size, times in took.items()]
@@ -340,40 +341,40 @@ def test_a_link_that_fails_is_named_and_the_others_are_written(tmp_path: Path, m
             raise RuntimeError("nobody answers\nat all")
         return [{"kind": "link", "link": link, "size": 8, "repeats": 1, "time_us": [1.0, 2.0, 3.0]}]
 
-    monkeypatch.setattr(links, "_timed", timed)
-    monkeypatch.setattr(links, "there", lambda: ("gloo", "shared-memory"))
-    found = links.time_links(tmp_path, sizes=(8,))
+    monkeypatch.setattr(transfers, "_timed", timed)
+    monkeypatch.setattr(transfers, "there", lambda: ("gloo", "shared-memory"))
+    found = transfers.time_links(tmp_path, sizes=(8,))
     assert found.failed == {"gloo": "RuntimeError: nobody answers"}
     assert [*found.profiles] == ["shared-memory"]
     for wrong, said in (({"sizes": ()}, "sizes must be at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
                         ({"sizes": (0,)}, "size must be"), ({"repeats": 0}, "repeats must be"), ({"name": "a b"}, "name must be"),
                         ({"links": ("nccl",)}, "link nccl is not there"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
-            links.time_links(tmp_path / "none", **wrong)
+            transfers.time_links(tmp_path / "none", **wrong)
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_message_takes_half_of_there_and_back_and_the_first_ones_do_not_count(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, done = Clock(), list[str]()
-    monkeypatch.setattr(links, "time", clock)
+    monkeypatch.setattr(transfers, "time", clock)
 
     def step(name: str, seconds: float) -> None:
         done.append(name)
         clock.now += seconds if len(done) > 6 else 50
 
-    found = links._there_and_back(rank, 4, lambda: step("give", 3.0), lambda: step("take", 5.0))
+    found = transfers._there_and_back(rank, 4, lambda: step("give", 3.0), lambda: step("take", 5.0))
     assert found == pytest.approx([4.0] * 4)
     assert done == [["give", "take"], ["take", "give"]][rank] * 7
 
 
 def test_bytes_through_shared_memory_are_those_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends, as threads of this process; times come from the first alone."""
-    monkeypatch.setattr(links, "end_with_starter", lambda: None)
+    monkeypatch.setattr(transfers, "end_with_starter", lambda: None)
     ends, (report, other) = multiprocessing.Pipe(), multiprocessing.Pipe()
     room = multiprocessing.RawArray("b", 64)
     sizes = (8, 64)
-    threads = [threading.Thread(target=links._share, args=(rank, other, sizes, 3, room, ends[rank])) for rank in (0, 1)]
+    threads = [threading.Thread(target=transfers._share, args=(rank, other, sizes, 3, room, ends[rank])) for rank in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -414,8 +415,8 @@ def test_a_copy_goes_from_end_to_end_and_the_first_ones_do_not_count(
 
     monkeypatch.setattr(torch, "empty", empty)
     clock = SimpleNamespace(start=lambda: None, stop=lambda: float(next(turns)))
-    monkeypatch.setattr(links, "clock_of", lambda at: clocks.append(at) or clock)
-    found = links._timed(link, (8, 64), 5)
+    monkeypatch.setattr(transfers, "clock_of", lambda at: clocks.append(at) or clock)
+    found = transfers._timed(link, (8, 64), 5)
     copies = [(*ends, size, size, *(end == "cpu" for end in ends), True) for size in (8, 64)]
     assert copied == [copies[0]] * 8 + [copies[1]] * 8
     assert clocks == ["cuda:0"]
@@ -431,8 +432,8 @@ def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytes
     """What each end does of torch, in order; the messages themselves are not sent."""
     import torch
 
-    monkeypatch.setattr(links, "end_with_starter", lambda: None)
-    monkeypatch.setattr(links.os.path, "exists", lambda path: path == "/sys/class/net/lo")
+    monkeypatch.setattr(transfers, "end_with_starter", lambda: None)
+    monkeypatch.setattr(transfers.os.path, "exists", lambda path: path == "/sys/class/net/lo")
     done = list[Any]()
     for rank in (0, 1):
         monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
@@ -443,7 +444,7 @@ def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytes
         monkeypatch.setattr(torch, "set_num_threads", lambda count: done.append(("threads", count)))
         monkeypatch.setattr(torch, "ones", lambda size, *, dtype, device: (dtype, Bytes(size, device))[1])
         report, other = multiprocessing.Pipe()
-        links._talk(rank, other, (8,), 2, backend, "file://there")
+        transfers._talk(rank, other, (8,), 2, backend, "file://there")
         where = f"cuda:{rank}" if backend == "nccl" else "cpu"
         begun = ("init_process_group", backend, {"init_method": "file://there", "rank": rank, "world_size": 2})
         assert done[:2] == [("threads", 1), begun]
@@ -457,7 +458,7 @@ def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytes
             else:
                 own, peer, _ = more
                 assert (own.size, own.device, peer) == (8, where, 1 - rank)
-        assert links.os.environ.get("GLOO_SOCKET_IFNAME") == ("lo" if backend == "gloo" else None)
+        assert transfers.os.environ.get("GLOO_SOCKET_IFNAME") == ("lo" if backend == "gloo" else None)
         assert report.poll() == (rank == 0)
         if rank == 0:
             assert [len(times) for times in report.recv()] == [2]
@@ -467,7 +468,7 @@ def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytes
 def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ends are started beside this process; one that ends, or that nobody hears of, ends the wait."""
     clock, ends = Clock(), list[Any]()
-    monkeypatch.setattr(links, "time", clock)
+    monkeypatch.setattr(transfers, "time", clock)
 
     class End:
         def __init__(self, target: Any, args: tuple[Any, ...], daemon: bool) -> None:
@@ -513,7 +514,7 @@ def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monk
         assert kind == "spawn"
         return SimpleNamespace(Pipe=lambda: next(pipes), RawArray=lambda code, size: (code, size), Process=End)
 
-    monkeypatch.setattr(links.multiprocessing, "get_context", context_of)
+    monkeypatch.setattr(transfers.multiprocessing, "get_context", context_of)
     cases: list[tuple[Any, list[int | None], Any]] = [
         ([[1e-6, 3e-6, 5e-6], [2e-6, 4e-6, 6e-6]], [0, None], None),
         ("OSError: no room", [0, 0], "^OSError: no room$"), (EOFError(), [0, 0], f"^one end of {link} ended early$"),
@@ -525,13 +526,13 @@ def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monk
         begun = clock.now
         pipes = iter([(Ours(), theirs), ("first", "second")])
         if error is None:
-            assert links._timed(link, (8, 64), 3) == [
+            assert transfers._timed(link, (8, 64), 3) == [
                 {"kind": "link", "link": link, "size": 8, "repeats": 3, "time_us": pytest.approx([2, 3, 4])},
                 {"kind": "link", "link": link, "size": 64, "repeats": 3, "time_us": pytest.approx([3, 4, 5])},
             ]
         else:
             with pytest.raises(RuntimeError, match=error):
-                links._timed(link, (8, 64), 3)
+                transfers._timed(link, (8, 64), 3)
         assert closed == ["theirs"]
         late = 120.0 if error and "too long" in error else 0.0
         assert late <= clock.now - begun < late + 1
@@ -540,9 +541,9 @@ def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monk
             assert end.said == ["start", "join 5", *["terminate"] * (exitcodes[rank] is None)]
             assert end.args[:4] == (rank, theirs, (8, 64), 3)
             if link == "shared-memory":
-                assert (end.target, end.args[4:]) == (links._share, (("b", 64), ("first", "second")[rank]))
+                assert (end.target, end.args[4:]) == (transfers._share, (("b", 64), ("first", "second")[rank]))
             else:
-                assert (end.target, end.args[4]) == (links._talk, link)
+                assert (end.target, end.args[4]) == (transfers._talk, link)
                 assert str(end.args[5]).startswith("file:///")
         assert len({end.args[-1] for end in ends}) == (2 if link == "shared-memory" else 1)
         assert len(ends) == 2
@@ -557,7 +558,7 @@ def test_the_links_of_a_machine_are_those_of_its_gpus_and_libraries(monkeypatch:
             monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer, raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        return links.there()
+        return transfers.there()
 
     host, copies = ("shared-memory", "gloo"), ("host-to-device", "device-to-host")
     assert has(0) == has(2, cuda=False) == host
@@ -569,11 +570,11 @@ def test_the_links_of_a_machine_are_those_of_its_gpus_and_libraries(monkeypatch:
 
 def test_an_end_that_fails_says_why() -> None:
     report, other = multiprocessing.Pipe()
-    with links._reported(other):
+    with transfers._reported(other):
         raise ValueError("no room\nin here")
     assert report.recv() == "ValueError: no room"
     report.close()
-    with links._reported(other):  # nobody listens any more
+    with transfers._reported(other):  # nobody listens any more
         raise ValueError("no room")
 
 
@@ -680,7 +681,7 @@ def test_whoever_has_an_answer_is_looked_at_before_anybody_sleeps(monkeypatch: p
 
 
 def test_a_worker_is_woken_only_where_it_sleeps() -> None:
-    from calibrate.units import LENGTH, POSTED, Command
+    from calibrate.workers.worker_loop import LENGTH, POSTED, Command
 
     worker = Worker()
     pool = pooled(worker)
@@ -760,37 +761,37 @@ def test_a_point_ends_when_it_is_known_or_when_its_time_is_over(
     now: float, least: int, most: int, target: float, spread_of: float, repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its time ends at 5 s."""
-    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(single_pass, "time", SimpleNamespace(monotonic=lambda: now))
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
     work, wholes = Stub(spans), itertools.cycle([1.0, 1.0, 1 + spread_of, 1 + spread_of])
     clock = SimpleNamespace(start=lambda: None, stop=lambda: next(wholes), disturbed=lambda: False, mark=None, span=lambda *_: 1.0)
-    monkeypatch.setattr(timing, "clock_of", lambda *_: clock)
-    monkeypatch.setattr(timing, "prepared", lambda *_: work)
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: clock)
+    monkeypatch.setattr(single_pass, "prepared", lambda *_: work)
     model: Any = SimpleNamespace(device="cpu", decoder=SimpleNamespace(layers=4))
-    row = timing.measure(model, Point("eager", 1, 0, 1, 0), Effort(target, least, most, warmups=0), 5.0)
+    row = single_pass.measure(model, Point("eager", 1, 0, 1, 0), Effort(target, least, most, warmups=0), 5.0)
     assert row["repeats"] == repeats
     assert work.done == ["watched", "back"] + ["run", "back", "watched", "back"] * repeats + ["check"]
 
 
 def test_a_point_is_prepared_as_its_mode_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the model cannot hold is refused before; the load of the machine is told where that is known."""
-    from calibrate import decode_pass, passes
+    from calibrate.timing import interpreter_pass, library_pass
 
     asked: list[Any] = []
-    for module, name in ((passes, "EagerPass"), (passes, "GraphPass"), (decode_pass, "InterpretedPass")):
+    for module, name in ((library_pass, "EagerPass"), (library_pass, "GraphPass"), (interpreter_pass, "InterpretedPass")):
         monkeypatch.setattr(module, name, lambda *given, name=name: (name, *given))
     model: Any = SimpleNamespace(architecture=SimpleNamespace(longest=lambda *given: asked.append(given)))
     modes = {"eager": "EagerPass", "cuda-graph": "GraphPass", "interpreter": "InterpretedPass"}
-    assert [*modes] == [*timing.MODES]
+    assert [*modes] == [*single_pass.MODES]
     for mode, name in modes.items():
-        assert timing.prepared(model, 3, 8, 2, mode) == (name, model, 3, 8, 2)  # type: ignore[comparison-overlap]
+        assert single_pass.prepared(model, 3, 8, 2, mode) == (name, model, 3, 8, 2)  # type: ignore[comparison-overlap]
         assert asked.pop() == (3, 8)
-    assert timing.prepared(model, 3, 8, 2)[0] == "EagerPass"  # type: ignore[index]
-    monkeypatch.setattr(timing.os, "getloadavg", lambda: (0.126, 9.0, 9.0))
-    assert timing._load() == 0.13
+    assert single_pass.prepared(model, 3, 8, 2)[0] == "EagerPass"  # type: ignore[index]
+    monkeypatch.setattr(single_pass.os, "getloadavg", lambda: (0.126, 9.0, 9.0))
+    assert single_pass._load() == 0.13
     for error in (OSError, AttributeError):
-        monkeypatch.setattr(timing.os, "getloadavg", lambda error=error: (_ for _ in ()).throw(error))
-        assert timing._load() is None
+        monkeypatch.setattr(single_pass.os, "getloadavg", lambda error=error: (_ for _ in ()).throw(error))
+        assert single_pass._load() is None
     assert [str(Point("eager", 1, 2, 3, busy)) for busy in (0, 4)] == [
         "eager width 1 context 2 batch 3", "eager width 1 context 2 batch 3 busy 4",
     ]  # fmt: skip
@@ -825,7 +826,7 @@ def test_a_grid_says_what_is_wrong_with_it(tmp_path: Path) -> None:
         for turn in range(2) for mode in ("eager", "interpreter") for busy in (0, 2) for batch in (1, 3) for width in (1, 2)
     ]  # fmt: skip
     with pytest.raises(ParameterError, match=r"gone\.jsonl cannot be read: "):
-        grid.read(tmp_path / "gone.jsonl")
+        timing_grid.read(tmp_path / "gone.jsonl")
 
 
 def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -840,7 +841,7 @@ def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatc
         torch.AcceleratorError("gone"): ("AcceleratorError: gone", True),
     }  # fmt: skip
     for error, expected in said.items():
-        assert grid.told(error) == expected
+        assert timing_grid.told(error) == expected
     emptied: list[int] = []
 
     def empty() -> None:
@@ -848,15 +849,15 @@ def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatc
         raise RuntimeError("it is gone")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", empty)
-    grid.release("cpu")
+    timing_grid.release("cpu")
     assert emptied == []
-    grid.release("cuda:1")
+    timing_grid.release("cuda:1")
     assert emptied == [1]
 
 
 def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept while points ask for as many, and ended when they do not, or when one has failed, and in the end."""
-    from calibrate import companions
+    from calibrate.timing import busy_neighbours
 
     said: list[Any] = []
     fails: list[Any] = []
@@ -881,8 +882,8 @@ def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.Mo
             raise fails.pop()
         return {"given": given}
 
-    monkeypatch.setattr(companions, "Companions", Those)
-    monkeypatch.setattr(grid, "measure", measure)
+    monkeypatch.setattr(busy_neighbours, "Companions", Those)
+    monkeypatch.setattr(timing_grid, "measure", measure)
     spec: Any = "a spec"
     model: Any = "a model"
     effort = Effort()
@@ -890,7 +891,7 @@ def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.Mo
     def timed(busy: int) -> Any:
         return crowd.measure(model, Point("eager", 1, 8, 2, busy), effort, 3.0)
 
-    with grid._Crowd(spec) as crowd:
+    with timing_grid._Crowd(spec) as crowd:
         assert timed(0) == {"given": (model, Point("eager", 1, 8, 2, 0), effort, 3.0)}
         assert said == []
         assert timed(2) == {"given": (model, Point("eager", 1, 8, 2, 2), effort, 3.0), "companion_passes": [7, 7]}
@@ -910,15 +911,15 @@ def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.Mo
 
 
 def test_weights_of_a_kind_that_is_not_timed_are_refused_before_anything_is_built() -> None:
-    from calibrate import passes
+    from calibrate.timing import library_pass
 
     model: Any = None
     with pytest.raises(ParameterError, match=r"unknown dtype 'float64'; .*known: bfloat16, float16, float32"):
-        passes.Model(model, "cpu", "float64")
+        library_pass.Model(model, "cpu", "float64")
     nine: Any = SimpleNamespace(name="some", shape=SimpleNamespace(layers=9))
     decoder = real_models.decoders("llama")["target"]
     with pytest.raises(RuntimeError, match="some has 5 layers, 9 expected"):
-        passes.Model(nine, "cpu", "float32", decoder=decoder)
+        library_pass.Model(nine, "cpu", "float32", decoder=decoder)
 
 
 # --- a pass as decoding makes it ---
@@ -928,7 +929,7 @@ def interpreted(width: int, context: int, batch: int, unequal: bool = False, kin
     """Of a tiny model whose random tokens are 3, 4, 5, ... ; and what it was asked to run, with what came before."""
     import torch
 
-    from calibrate import decode_pass
+    from calibrate.timing import interpreter_pass
 
     decoder = real_models.decoders(kind)["target"]
     asked: list[Any] = []
@@ -944,14 +945,14 @@ def interpreted(width: int, context: int, batch: int, unequal: bool = False, kin
         read_source=lambda: asked.append("source"),
         tokens=lambda batch, count: torch.arange(3, 3 + batch * count).view(batch, count),
     )  # fmt: skip
-    return decode_pass.InterpretedPass(model, width, context, batch), asked
+    return interpreter_pass.InterpretedPass(model, width, context, batch), asked
 
 
 def test_a_pass_of_the_interpreter_is_at_another_place_every_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind rows that are made some at a time; every layer, the embedding, the head and the call are marked, and nothing after."""
-    from calibrate import decode_pass
+    from calibrate.timing import interpreter_pass
 
-    monkeypatch.setattr(decode_pass, "CHUNK", 4)
+    monkeypatch.setattr(interpreter_pass, "CHUNK", 4)
     work, asked = interpreted(2, 6, 1)
     depth = real_models.DEPTHS["target"]
     filling = [((3, 4, 5, 6), 0, 0, depth, 1, ()), ((3, 4), 4, 0, depth, 1, ())]

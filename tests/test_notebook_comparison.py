@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from model import profile, runs
+from model.hardware import profile
+from model.logs import measured_runs
 from tests.comparisons import every
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "06_predicted_against_real.ipynb"
@@ -21,7 +22,7 @@ def made(folder: Path) -> Path:
     """Runs with the profiles of their sitting beside them."""
     found, profiles = every()
     files = {role: profile.save(each, folder).name for role, each in profiles.items()}
-    return runs.save(dataclasses.replace(found, about=dict(found.about) | {"profiles": files}), folder / "some.json")
+    return measured_runs.save(dataclasses.replace(found, about=dict(found.about) | {"profiles": files}), folder / "some.json")
 
 
 def cells() -> list[str]:

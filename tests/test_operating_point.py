@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checks import ParameterError
-from model.hardware import Uniform, bytes_of_state, pass_time
-from model.operating_point import operating_point
-from model.surface import Estimate
-from model.transformer import Shape, preset
+from model.architectures.transformer import Shape, preset
+from model.base.checks import ParameterError
+from model.costs.operating_point import operating_point
+from model.hardware.cost_models import Uniform, bytes_of_state, pass_time
+from model.hardware.interpolation import Estimate
 
 LLAMA, SMALL = preset("llama-2-13b"), preset("llama-68m")
 

@@ -23,14 +23,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from calibrate.cli import app as calibrate_app
+from calibrate.commands.calibrate_app import app as calibrate_app
+from calibrate.decode.log_positions import Spent
 from calibrate.family import training as family
-from calibrate.interpreter import Sampling
-from calibrate.log import Spent
-from calibrate.timing import Effort
-from model.checks import ParameterError
-from sim import sweep
-from sim.cli import app as sim_app
+from calibrate.interpreters.in_one_process import Sampling
+from calibrate.timing.single_pass import Effort
+from model.base.checks import ParameterError
+from sim.commands.sim_app import app as sim_app
+from sim.runs import sweep
 
 TESTS = Path(__file__).parent
 APPS = {"sim": sim_app, "calibrate": calibrate_app}
@@ -88,21 +88,23 @@ def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Record:
     monkeypatch.chdir(tmp_path)
     found = Record(monkeypatch)
     for module in ("log", "quality", "run", "decode"):
-        found.replace(f"calibrate.{module}_command.placed", "there")
-    found.replace("calibrate.family_commands.placed", "there")
+        found.replace(f"calibrate.commands.{module}_command.placed", "there")
+    found.replace("calibrate.commands.family_commands.placed", "there")
     for module in ("log_command", "quality_command", "run_command", "decode_command", "layers_command", "links_command",
                    "family_commands"):  # fmt: skip
-        found.replace(f"calibrate.{module}.progress", lambda quiet, what: no_bar())
-    found.replace("calibrate.loading.models", lambda named, **_: {role: SimpleNamespace(**MODELS) for role in named})
-    found.replace("calibrate.loading.use_heads", (3, 5))
-    found.replace("calibrate.loading.use_heads_of", "heads read")
-    found.replace("calibrate.loading.begun", BEGUN)
-    found.replace("calibrate.loading.heads_beside", Path("nowhere"))
-    found.replace("calibrate.decoding.check_text", None)
-    found.replace("calibrate.prompts.load", PROMPTS)
+        found.replace(f"calibrate.commands.{module}.progress", lambda quiet, what: no_bar())
+    found.replace("calibrate.loading.load_models.models", lambda named, **_: {role: SimpleNamespace(**MODELS) for role in named})
+    found.replace("calibrate.loading.load_models.use_heads", (3, 5))
+    found.replace("calibrate.loading.load_models.use_heads_of", "heads read")
+    found.replace("calibrate.loading.load_models.begun", BEGUN)
+    found.replace("calibrate.loading.load_models.heads_beside", Path("nowhere"))
+    found.replace("calibrate.decode.real_decoding.check_text", None)
+    found.replace("calibrate.loading.prompts.load", PROMPTS)
     found.replace("calibrate.family.corpus.own", CORPUS)
-    found.replace("calibrate.family.store.load", lambda **given: SimpleNamespace(name=given["model"], folder=Path(given["model"])))
-    found.replace("calibrate.family.making.tokenizer_of", "the tokenizer")
+    found.replace(
+        "calibrate.family.model_directory.load", lambda **given: SimpleNamespace(name=given["model"], folder=Path(given["model"]))
+    )
+    found.replace("calibrate.family.make_model.tokenizer_of", "the tokenizer")
     return found
 
 
@@ -112,29 +114,29 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     # Command, its words, and what they are to be where they go.
     "calibrate train": (
         f"-o out --role tiny --layers 2 --hidden 64 --ffn 172 --length 48 --vocabulary 300 {TRAIN}",
-        "calibrate.family.making.make",
+        "calibrate.family.make_model.make",
         {
-            "calibrate.family.making.make": {
+            "calibrate.family.make_model.make": {
                 "role": "tiny", "size": (2, 64, 172), "recipe": {"epochs": 2.5, "batch": 3, "length": 48, "rate": 0.01, "seed": 9},
                 "corpus": CORPUS, "folder": Path("out"), "device": "there", "resume": True, "report": "a bar",
             },
-            "calibrate.family.making.tokenizer_of": {"folder": Path("out"), "size": 300},
+            "calibrate.family.make_model.tokenizer_of": {"folder": Path("out"), "size": 300},
             "calibrate.family.corpus.own": {"path": Path("notes")},
-            "calibrate.family_commands.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.family_commands.progress": {"quiet": True},
+            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.family_commands.progress": {"quiet": True},
         },
     ),
     "calibrate heads": (
         f"--model big -o some.heads --settings paper --layers 2,4 --length 48 --labels model {TRAIN}",
-        "calibrate.family.heads.train",
+        "calibrate.family.exit_heads.train",
         {
-            "calibrate.family.heads.train": {
+            "calibrate.family.exit_heads.train": {
                 "settings": {"epochs": 2.5, "batch": 3, "length": 48, "rate": 0.01, "seed": 9, "labels": "model"},
                 "corpus": CORPUS, "path": Path("some.heads"), "layers": (2, 4), "resume": True, "report": "a bar",
             },
-            "calibrate.family.store.load": {"model": "big"},
-            "calibrate.family_commands.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.family_commands.progress": {"quiet": True},
+            "calibrate.family.model_directory.load": {"model": "big"},
+            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.family_commands.progress": {"quiet": True},
         },
     ),
     "calibrate align": (
@@ -147,21 +149,21 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 },
                 "target": {"name": "big"}, "draft": {"name": "small"}, "corpus": CORPUS, "resume": True, "report": "a bar",
             },
-            "calibrate.family_commands.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.family_commands.progress": {"quiet": True},
+            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.family_commands.progress": {"quiet": True},
         },
     ),
     "calibrate decode": (
         "hierarchical --model big --draft small --medium middle --set draft_length=3 --prompts texts --template squad --limit 4"
         f" --tokens 12 --sample --temperature 0.5 --top-k 6 --top-p 0.75 --log log.parquet --plain {REAL}",
-        "calibrate.decode_command._follow",
+        "calibrate.commands.decode_command._follow",
         {
-            "calibrate.loading.models": {
+            "calibrate.loading.load_models.models": {
                 "named": {"target": "big", "draft": "small", "medium": "middle"}, "device": "there", "dtype": "float64",
             },
-            "calibrate.prompts.load": {"where": "texts", "template": "squad", "limit": 4},
-            "calibrate.decode_command.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.decode_command._follow": {
+            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4},
+            "calibrate.commands.decode_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.decode_command._follow": {
                 "run": {
                     "method": "hierarchical", "settings": {"draft_length": 3, "sampled": True}, "tokens": 12, "seed": 9,
                     "sampling": {"temperature": 0.5, "top_k": 6, "top_p": 0.75}, "plain": True, "log": True,
@@ -173,14 +175,15 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "calibrate log": (
         "--target big --draft small --heads some.heads --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12"
         f" --sample --temperature 0.5 --top-k 6 --top-p 0.75 --resume -o log.json {REAL}",
-        "calibrate.log.make",
+        "calibrate.decode.log_positions.make",
         {
-            "calibrate.loading.models": {"named": {"target": "big", "draft": "small"}, "device": "there", "dtype": "float64"},
-            "calibrate.loading.use_heads": {"path": Path("some.heads")},
-            "calibrate.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
-            "calibrate.log_command.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.log_command.progress": {"quiet": True},
-            "calibrate.log.make": {
+            "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
+                "dtype": "float64"},
+            "calibrate.loading.load_models.use_heads": {"path": Path("some.heads")},
+            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
+            "calibrate.commands.log_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.log_command.progress": {"quiet": True},
+            "calibrate.decode.log_positions.make": {
                 "out": Path("log.json"), "prompts": [[5, 6]], "tokens": 12, "seed": 9, "resume": True, "report": "a bar",
                 "sampling": {"temperature": 0.5, "top_k": 6, "top_p": 0.75}, "draft": MODELS["decoder"],
             },
@@ -190,14 +193,15 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         "bild --model big --draft small --heads some.heads --set maximum_draft=5 --set fallback_threshold=0.5"
         " --sweep rollback_threshold=1,2 --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12 --resume"
         f" -o rows.csv {REAL}",
-        "calibrate.quality.measure",
+        "calibrate.decode.quality.measure",
         {
-            "calibrate.loading.models": {"named": {"target": "big", "draft": "small"}, "device": "there", "dtype": "float64"},
-            "calibrate.loading.use_heads_of": {"where": "big", "heads": "some.heads"},
-            "calibrate.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
-            "calibrate.quality_command.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.quality_command.progress": {"quiet": True},
-            "calibrate.quality.measure": {
+            "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
+                "dtype": "float64"},
+            "calibrate.loading.load_models.use_heads_of": {"where": "big", "heads": "some.heads"},
+            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
+            "calibrate.commands.quality_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.quality_command.progress": {"quiet": True},
+            "calibrate.decode.quality.measure": {
                 "out": Path("rows.csv"), "prompts": [[5, 6]], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
                 "settings": [{"maximum_draft": 5, "fallback_threshold": 0.5, "rollback_threshold": each} for each in (1, 2)],
             },
@@ -207,11 +211,11 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         "hierarchical --model big --draft small --medium middle --heads some.heads --set draft_length=3 --sweep reading=bonus"
         " --forced acceptance_rate=0.3,0.7 --apart processes --prompts texts --limit 4 --prompt-tokens 2 --tokens 12 --repeats 5"
         f" --mode cuda-graph --gpus cuda:1,cuda:2 --resume -o runs.json {REAL}",
-        "calibrate.run_command.measured",
+        "calibrate.commands.run_command.measured",
         {
-            "calibrate.run_command.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.run_command.progress": {"quiet": True},
-            "calibrate.run_command.measured": {
+            "calibrate.commands.run_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.run_command.progress": {"quiet": True},
+            "calibrate.commands.run_command.measured": {
                 "written": {
                     "run": {
                         "model": "big", "draft": "small", "medium": "middle", "heads": "some.heads", "tokens": 12, "repeats": 5,
@@ -232,9 +236,9 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "calibrate layers": (
         "--model llama-68m -o out --device cuda:1 --dtype float64 --mode eager,interpreter --widths 1,5 --contexts 6,7 --batches 2"
         " --busy 0,3 --rounds 4 --source 99 --minutes 1.5 --target 0.01 --threads 3 --resume --name mine -q",
-        "calibrate.layers.time_layers",
+        "calibrate.timing.profile_from_timings.time_layers",
         {
-            "calibrate.layers.time_layers": {
+            "calibrate.timing.profile_from_timings.time_layers": {
                 "model": "llama-68m", "out": Path("out"), "device": "cuda:1", "dtype": "float64", "threads": 3, "source": 99,
                 "minutes": 1.5, "quick": False, "resume": True, "name": "mine", "progress": "a bar", "effort": {"target": 0.01},
                 "grid": {
@@ -242,22 +246,22 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                     "rounds": 4,
                 },
             },
-            "calibrate.layers_command.progress": {"quiet": True},
+            "calibrate.commands.layers_command.progress": {"quiet": True},
         },
     ),
     "calibrate links": (
         "-o out --link gloo,nccl --sizes 8,16 --repeats 6 --name mine -q",
-        "calibrate.links.time_links",
+        "calibrate.timing.transfers.time_links",
         {
-            "calibrate.links.time_links": {
+            "calibrate.timing.transfers.time_links": {
                 "out": Path("out"), "links": ("gloo", "nccl"), "sizes": (8, 16), "repeats": 6, "name": "mine",
             },
-            "calibrate.links_command.progress": {"quiet": True},
+            "calibrate.commands.links_command.progress": {"quiet": True},
         },
     ),
     "calibrate bundle": (
-        "data -o out", "calibrate.importers.bundle.write",
-        {"calibrate.importers.bundle.write": {"data": Path("data"), "folder": Path("out")}},
+        "data -o out", "calibrate.importers.bundled_profiles.write",
+        {"calibrate.importers.bundled_profiles.write": {"data": Path("data"), "folder": Path("out")}},
     ),
 }  # fmt: skip
 LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
@@ -357,9 +361,9 @@ def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
         if function.endswith(".progress"):
             assert record.calls[function]["quiet"] is False
             assert record.calls[function]["what"] == BARS.get(command.split()[1], record.calls[function]["what"])
-        if function == "calibrate.loading.models":
+        if function == "calibrate.loading.load_models.models":
             assert record.calls[function].get("dtype") == "float32"
-        if function == "calibrate.prompts.load":
+        if function == "calibrate.loading.prompts.load":
             few = {"calibrate log": 200, "calibrate quality": 20}
             assert record.calls[function].get("limit") == few.get(command, record.calls[function].get("limit"))
             assert not record.calls[function].get("seed")
@@ -368,19 +372,19 @@ def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
 
 
 def test_options_of_a_run_reach_it(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    record.replace("sim.cli._progress", lambda quiet: no_bar())
-    record.replace("sim.sweep.run")
+    record.replace("sim.commands.sim_app._progress", lambda quiet: no_bar())
+    record.replace("sim.runs.sweep.run")
     ran("sim run", "s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7 --set a=1 --set b=2"
         " --sweep c=1,2")  # fmt: skip
     given = {"out": Path("out"), "jobs": 3, "resume": True, "yes": True, "progress": "a bar"}
     overrides = {"set": ["a=1", "b=2"], "sweep": ["c=1,2"], "views": ["formula", "events"], "replications": 5, "seed": 7}
-    assert record.calls["sim.sweep.run"] == {"source": "s.toml", **given, "overrides": overrides}
-    assert record.calls["sim.cli._progress"] == {"quiet": True}
+    assert record.calls["sim.runs.sweep.run"] == {"source": "s.toml", **given, "overrides": overrides}
+    assert record.calls["sim.commands.sim_app._progress"] == {"quiet": True}
     ran("sim run")
     given = dict.fromkeys(("out", "jobs"), None) | {"resume": False, "yes": False, "progress": "a bar", "source": None}
     overrides = {"set": [], "sweep": [], "views": None, "replications": None, "seed": None}
-    assert record.calls["sim.sweep.run"] == {**given, "overrides": overrides}
-    assert record.calls["sim.cli._progress"] == {"quiet": False}
+    assert record.calls["sim.runs.sweep.run"] == {**given, "overrides": overrides}
+    assert record.calls["sim.commands.sim_app._progress"] == {"quiet": False}
 
 
 class Terminal:
@@ -398,12 +402,15 @@ class Terminal:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_bar_is_shown_on_a_terminal_that_did_not_ask_for_quiet(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    import calibrate.command
-    import sim.cli
+    import calibrate.commands.common_options
+    import sim.commands.sim_app
 
     if terminal:
         monkeypatch.setattr("sys.stderr", Terminal())
-    bars: list[Callable[[bool], Any]] = [sim.cli._progress, lambda quiet: calibrate.command.progress(quiet, "points")]
+    bars: list[Callable[[bool], Any]] = [
+        sim.commands.sim_app._progress,
+        lambda quiet: calibrate.commands.common_options.progress(quiet, "points"),
+    ]
     for bar in bars:
         with bar(True) as shown:
             assert shown is None
@@ -437,7 +444,7 @@ def test_figures_are_drawn_unless_they_are_declined(tmp_path: Path, monkeypatch:
 
 def test_a_large_grid_is_run_where_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = {"scenario": {"name": "many", "tokens": 2}, "method": {"name": "autoregressive", "layers": 4}}
-    monkeypatch.setattr("sim.sweep.ASK_BEYOND", 3)
+    monkeypatch.setattr("sim.runs.sweep.ASK_BEYOND", 3)
     three = {"scenario.tokens": [2, 3, 4]}
     assert sweep.run(tables, sweep=three, views=["formula"], out=tmp_path / "three", jobs=1).rows == 3
     words = ["run", "--view", "formula", "--no-figures", "-o", str(tmp_path / "out"), "-q"]
@@ -449,7 +456,7 @@ def test_a_large_grid_is_run_where_that_is_said(tmp_path: Path, monkeypatch: pyt
 def test_a_run_has_a_million_shards_at_most_and_says_how_long_more_would_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sim.plan import Plan
+    from sim.runs.shard_plan import Plan
 
     tables = {"scenario": {"name": "many", "tokens": 2, "views": ["formula"]}, "method": {"name": "autoregressive", "layers": 4}}
     monkeypatch.setattr(Plan, "estimate", lambda self: 7200.0)
@@ -464,24 +471,24 @@ def test_a_run_has_a_million_shards_at_most_and_says_how_long_more_would_take(
 @pytest.mark.parametrize("command", ["sim run", "sim lint", "sim trace", "sim compare", "calibrate run"])
 def test_methods_from_outside_hold_while_a_command_runs(command: str, record: Record) -> None:
     """What is allowed while the work is done is what was named, and nothing is afterwards."""
-    from model import methods
+    from model.methods import registry
 
     seen: list[Any] = []
     places = {
-        "sim run": ("sim.sweep.run", "s.toml"), "sim lint": ("sim.sweep.resolve", "s.toml"),
-        "sim trace": ("sim.trace.described", "s.toml"), "sim compare": ("sim.compare.of_file", "runs.json"),
-        "calibrate run": ("calibrate.run_command.measured", "autoregressive -o runs.json"),
+        "sim run": ("sim.runs.sweep.run", "s.toml"), "sim lint": ("sim.runs.sweep.resolve", "s.toml"),
+        "sim trace": ("sim.runs.trace.described", "s.toml"), "sim compare": ("sim.comparison.predict.of_file", "runs.json"),
+        "calibrate run": ("calibrate.commands.run_command.measured", "autoregressive -o runs.json"),
     }  # fmt: skip
     place, words = places[command]
 
     def work(**_: Any) -> None:
-        seen.append([*methods.allowed()])
+        seen.append([*registry.allowed()])
         raise ReachedError
 
     record.replace(place, work)
-    ran(command, f"{words} --methods model.algorithms.autoregressive")
+    ran(command, f"{words} --methods model.methods.autoregressive.algorithm")
     ran(command, words)
-    assert seen == [["model.algorithms.autoregressive"], []]
+    assert seen == [["model.methods.autoregressive.algorithm"], []]
 
 
 def test_an_example_is_tried_again() -> None:
@@ -615,7 +622,7 @@ def test_what_was_found_is_printed_and_is_the_document(command: str, record: Rec
     more, answer, lines, document = ANSWERS[command]
     profiled = SimpleNamespace(engine="an engine", bandwidth=1.024e9)
     profiled.rows = lambda part: pl.DataFrame(SENDS, ["size", "time_s"], orient="row") if part == "send" else None
-    record.replace("model.profile.load", profiled)
+    record.replace("model.hardware.profile.load", profiled)
     record.replace(CASES[command][1], lambda **_: pl.DataFrame(answer) if answer is MEASURED else answer)
     words = [*command.split()[1:], *LEFT_OUT[command][0].split()]
     done = CliRunner().invoke(calibrate_app, [*words, *more.split()])
@@ -647,14 +654,16 @@ def test_who_interrupts_is_told_what_is_kept(command: str, record: Record) -> No
 
 
 def test_links_that_failed_are_named_behind_those_that_did_not(record: Record) -> None:
-    record.replace("calibrate.links.time_links", SimpleNamespace(profiles={}, failed={"gloo": "no host", "nccl": "no GPU"}))
+    record.replace(
+        "calibrate.timing.transfers.time_links", SimpleNamespace(profiles={}, failed={"gloo": "no host", "nccl": "no GPU"})
+    )
     for more in ([], ["--json"]):
         done = CliRunner().invoke(calibrate_app, ["links", "-o", "out", *more])
         assert (done.exit_code, done.stderr) == (1, "failed: gloo: no host\nfailed: nccl: no GPU\n")
 
 
 def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
-    record.replace("calibrate.quality.measure", pl.DataFrame(MEASURED))
+    record.replace("calibrate.decode.quality.measure", pl.DataFrame(MEASURED))
     drawn: list[Path] = []
     record.replace("figures.of_quality", lambda **_: drawn)
     words = ["quality", *LEFT_OUT["calibrate quality"][0].split(), "--figures", "pictures"]
@@ -667,25 +676,25 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
 
 def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
-    record.replace("calibrate.quality.measure")
-    record.replace("calibrate.log_command.prompted", [("one", [1, 2, 3])])
+    record.replace("calibrate.decode.quality.measure")
+    record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3])])
     for prompts, called in ((["--prompts", "a/texts.json"], "texts.json"), ([], "held-out standard library")):
         ran("calibrate quality", f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}")
         models = {f"{role}_{key}": value for role in ("target", "draft") for key, value in (("name", "made"), ("checksum", "0"))}
-        assert record.calls["calibrate.quality.measure"]["said"] == models | {
+        assert record.calls["calibrate.decode.quality.measure"]["said"] == models | {
             "heads": "heads read", "dtype": "float32", "prompts": called, "seed": 3, "source": "measured",
         }  # fmt: skip
         asked = {"limit": 20, "length": 64, "seed": 3, "template": None}
-        assert has(record.calls["calibrate.log_command.prompted"], asked)
+        assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
 
 
 def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     """Models with their shapes, heads, prompts as tokens, and how texts are drawn; prompts of the family where none are given."""
-    record.replace("calibrate.log.make")
-    record.replace("calibrate.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
+    record.replace("calibrate.decode.log_positions.make")
+    record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
     model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
     ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
-    said = record.calls["calibrate.log.make"]["said"]
+    said = record.calls["calibrate.decode.log_positions.make"]["said"]
     assert said | {"versions": 0, "date": 0} == {
         "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "asked": 64, "seed": 0,
         "heads": {"file": "some.heads", "layers": [3, 5]}, "sampling": vars(Sampling(top_k=4)),
@@ -693,29 +702,29 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     }  # fmt: skip
     assert said["date"] == datetime.now(tz=UTC).date().isoformat()
     asked = {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
-    assert has(record.calls["calibrate.log_command.prompted"], asked)
+    assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
     ran("calibrate log", "--target big -o a.json")
-    said = record.calls["calibrate.log.make"]["said"]
+    said = record.calls["calibrate.decode.log_positions.make"]["said"]
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
     Path("nowhere").touch()  # heads that lie beside the target are read too
     ran("calibrate log", "--target big -o a.json")
-    assert record.calls["calibrate.log.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
+    assert record.calls["calibrate.decode.log_positions.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
 
 
 def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> None:
-    from calibrate import log_command
+    from calibrate.commands import log_command
 
     target: Any = SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer="a tokenizer"))
-    record.replace("calibrate.prompts.held_out", PROMPTS)
+    record.replace("calibrate.loading.prompts.held_out", PROMPTS)
     for where, template, ids in ((None, None, [5, 6]), ("texts", "none", [5, 6]), ("texts", "chat", [1, 2, 3, 4, 5, 6])):
         assert log_command.prompted(where, template, 7, 2, 9, target) == [("one", ids)]
-        assert record.calls["calibrate.loading.begun"] == {
+        assert record.calls["calibrate.loading.load_models.begun"] == {
             "target": target, "text": "a text", "name": "one", "chat": template == "chat",
         }  # fmt: skip
-    assert record.calls["calibrate.prompts.held_out"] == {
+    assert record.calls["calibrate.loading.prompts.held_out"] == {
         "length": 2, "count": 7, "seed": 9, "tokenizer": "a tokenizer", "corpus": None,
     }  # fmt: skip
-    assert record.calls["calibrate.prompts.load"] == {"where": "texts", "template": "chat", "limit": 7, "seed": 9}
+    assert record.calls["calibrate.loading.prompts.load"] == {"where": "texts", "template": "chat", "limit": 7, "seed": 9}
     for wrong, said in (((None, "squad", 7, 2, 9), "--template is used with --prompts alone"),
                         (("texts", None, 0, 2, 9), "limit must be at least 1, got 0"),
                         (("texts", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
@@ -724,26 +733,26 @@ def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> No
 
 
 def test_bundled_profiles_are_named_as_they_are_written(record: Record) -> None:
-    record.replace("calibrate.importers.bundle.write", [Path("out/a.json"), Path("out/b.json")])
+    record.replace("calibrate.importers.bundled_profiles.write", [Path("out/a.json"), Path("out/b.json")])
     done = CliRunner().invoke(calibrate_app, ["bundle", "data", "-o", "out"])
     assert (done.exit_code, done.stdout) == (0, "out/a.json\nout/b.json\n")
     import model
 
     CliRunner().invoke(calibrate_app, ["bundle", "data"])
-    assert record.calls["calibrate.importers.bundle.write"]["folder"] == Path(model.__file__).parent / "profiles"
+    assert record.calls["calibrate.importers.bundled_profiles.write"]["folder"] == Path(model.__file__).parent / "profiles"
 
 
 def test_a_plan_is_changed_by_what_is_said_beside_it(record: Record) -> None:
     Path("plan.toml").write_text(
         '[run]\nmodel = "big"\ntokens = 5\nrepeats = 9\n[[method]]\nname = "speculative"\ndraft_length = 2\n', encoding="utf-8"
     )
-    record.replace("calibrate.run_command.measured")
+    record.replace("calibrate.commands.run_command.measured")
     ran("calibrate run", "--plan plan.toml --tokens 6 --seed 3 -o runs.json")
     written = {
         "run": {"model": "big", "tokens": 6, "repeats": 9, "seed": 3},
         "choices": [{"method": "speculative", "settings": {"draft_length": 2}, "rates": None, "apart": None}],
     }
-    assert has(record.calls["calibrate.run_command.measured"]["written"], written)
+    assert has(record.calls["calibrate.commands.run_command.measured"]["written"], written)
 
 
 def test_attention_of_another_engine(record: Record) -> None:

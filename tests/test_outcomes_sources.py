@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from model.checks import ParameterError
-from sim import cases
+from model.base.checks import ParameterError
+from sim.scenarios import cases
 
 LEAST: dict[str, dict[str, Any]] = {
     "match: iid": {"match_rate": 0.5}, "match: markov": {"match_rate": 0.5, "correlation": 0.1},

@@ -12,12 +12,12 @@ from joblib.externals.loky import get_reusable_executor
 from typer.testing import CliRunner
 
 import sim
-from calibrate import run_plan
-from calibrate.cli import app as calibrate_app
-from model import methods
-from model.checks import ParameterError
-from sim import sweep
-from sim.cli import app
+from calibrate.commands.calibrate_app import app as calibrate_app
+from calibrate.measured_runs import run_plan
+from model.base.checks import ParameterError
+from model.methods import registry
+from sim.commands.sim_app import app
+from sim.runs import sweep
 
 MODULE = '''
 """Redundant decoding: every pass is run on several units at once, and they are compared. Nothing is gained but trust."""
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model import checks
-from model.coins import BLOCK
-from model.prediction import Prediction
+from model.base import checks
+from model.outcomes.random_streams import BLOCK
+from model.methods.prediction import Prediction
 from model.steps import Commit, Fork, Forward, Join, Read
 
 
@@ -190,7 +190,7 @@ def test_a_plan_of_real_runs_imports_nothing_either(redundant: str, tmp_path: Pa
     done = CliRunner().invoke(calibrate_app, ["run", "--plan", str(plan), "-o", str(tmp_path / "runs.json")])
     assert done.exit_code == 2
     assert f"add --methods {redundant}" in done.stderr
-    with methods.allowing([redundant]):
+    with registry.allowing([redundant]):
         assert run_plan.read(plan).choices[0].settings == {"copies": 2}
 
 
@@ -236,8 +236,8 @@ def test_costs_of_a_method_from_outside(redundant: str, monkeypatch: pytest.Monk
     assert sim.run(scenario, methods=[redundant])["latency_layers"].to_list() == [60.0]
     with pytest.raises(ValueError, match=r"cost\.cost_ratio is used by no method that it is given for; leave it out$"):
         sim.run({**scenario, "cost": {"cost_ratio": 0.1}}, methods=[redundant])
-    with methods.allowing([redundant]):
-        monkeypatch.setattr(methods.algorithm(redundant).Parameters, "COSTS", ("early_head",), raising=False)
+    with registry.allowing([redundant]):
+        monkeypatch.setattr(registry.algorithm(redundant).Parameters, "COSTS", ("early_head",), raising=False)
     with pytest.raises(ValueError, match=r"cost\.promotion is used by no method that it is given for; leave it out$"):
         sim.run(scenario, methods=[redundant])
     assert sim.run({**scenario, "cost": {"early_head": 0.5}}, methods=[redundant])["latency_layers"].to_list() == [60.0]

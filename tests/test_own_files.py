@@ -16,13 +16,14 @@ from typer.testing import CliRunner
 
 import sim
 from calibrate.importers import aiconfigurator, llmservingsim, vidur
-from model import device as devices
-from model import files, transformer
-from model.checks import ParameterError
-from model.device import DEVICES, Device
-from model.transformer import BYTES, PRESETS, Shape
-from sim import scenario
-from sim.cli import app
+from model.architectures import transformer
+from model.architectures.transformer import BYTES, PRESETS, Shape
+from model.base import bounded_files
+from model.base.checks import ParameterError
+from model.hardware import devices
+from model.hardware.devices import DEVICES, Device
+from sim.commands.sim_app import app
+from sim.scenarios import scenario_file
 from tests.test_importers import folder  # noqa: F401  the fixture
 
 
@@ -116,7 +117,7 @@ def test_a_model_that_is_not_known_is_one_line(more: dict[str, Any], message: st
 def test_what_is_no_config_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "text.json").write_text("hello")
-    (tmp_path / "large.json").write_text(" " * (files.MOST_TOML + 1))
+    (tmp_path / "large.json").write_text(" " * (bounded_files.MOST_TOML + 1))
     for name, message in {
         "none.json": "No such file", "list.json": "must be a table of keys, got [1]", "text.json": "must be JSON",
         "large.json": "must have at most", "": "No such file",
@@ -272,14 +273,14 @@ def test_files_lie_beside_the_scenario_and_a_run_is_of_what_they_hold(tmp_path: 
     found = sim.run("there/own.toml", out=tmp_path / "run")
     assert found["latency_s"].n_unique() == 2
     assert found["cost.device"].to_list() == ["a100", "there/a100-file.toml", "there/a40-file.toml"]
-    marks = {scenario.fingerprint(scenario.load("there/own.toml"))}
+    marks = {scenario_file.fingerprint(scenario_file.load("there/own.toml"))}
     for change in (
         lambda: gpu.write_text(devices.written(replace(DEVICES["a100"], bandwidth=1e12, name="other"))),
         lambda: device_file(there, "a40", bandwidth=5e11),
         lambda: written(there, "opt-1.3b", torch_dtype="float16"),
     ):
         change()
-        marks.add(scenario.fingerprint(scenario.load("there/own.toml")))
+        marks.add(scenario_file.fingerprint(scenario_file.load("there/own.toml")))
     assert len(marks) == 4
     again = CliRunner().invoke(app, ["run", "there/own.toml", "-o", "run"])
     assert again.exit_code == 2

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-CHILD = "import os, sys, time; from model.parent import end_with; end_with(int(sys.argv[1]), 0.05); print('there', flush=True); {}"
+CHILD = (
+    "import os, sys, time; from model.base.parent_process import end_with; end_with(int(sys.argv[1]), 0.05); "
+    "print('there', flush=True); {}"
+)
 PARENT = """
 import os, subprocess, sys, time
 found = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])

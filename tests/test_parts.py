@@ -1,4 +1,5 @@
-"""What `calibrate.parts` times of decoding besides whole passes: on a clock on which every step takes what the test says."""
+"""What `calibrate.timing.reads_and_processes` times of decoding besides whole passes: on a clock on which every step takes what the
+test says."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from calibrate import parts, timing
-from calibrate.adapter import Decoder
-from calibrate.interpreter import Held, Real
-from model import forced
-from model.algorithms import ppd
-from model.profile import READS
+from calibrate.decoders.adapter import Decoder
+from calibrate.interpreters.in_one_process import Held, Real
+from calibrate.timing import reads_and_processes, single_pass
+from model.hardware.profile import READS
+from model.logs import forced_outcomes
+from model.methods.ppd import algorithm as ppd
 from model.steps import Forward, Read
 from tests import real_models
 from tests.clockwork import Clockwork
@@ -104,8 +105,8 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
         (Real, "_make_pass", of_pass), (Real, "_found", of_read), (Held, "copy", of_copy), (Decoder, "settle", settle),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, instead)
-    monkeypatch.setattr(parts, "means", lambda times: found.samples.append(len(times)) or timing.means(times))
-    monkeypatch.setattr(parts, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(reads_and_processes, "means", lambda times: found.samples.append(len(times)) or single_pass.means(times))
+    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 6)
     return found
 
 
@@ -117,8 +118,8 @@ def near(expected: dict[str, float]) -> dict[str, Any]:
 def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer i over n tokens takes 10 + i + n/2 us, a call 5, the embedding 4, a head 30 and one a position."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
-    monkeypatch.setattr(parts, "WARM_UPS", 1)
-    found = parts.reads(decoder, 12, 2)
+    monkeypatch.setattr(reads_and_processes, "WARM_UPS", 1)
+    found = reads_and_processes.reads(decoder, 12, 2)
     assert found["repeats"] == 2
     early = {"early_head": 31.0, "early_softmax": READ["confidence"], "early_state": READ["saturation"]}
     assert found["reads_us"] == near({kind: READ[kind] for kind in READS if kind != "beams"} | early)
@@ -158,7 +159,7 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
         for turn in range(2):
             parameters = ppd.Parameters(LAYERS, 3, int(count))
             costs.copies = 0
-            world = forced.world(parameters, 6, 6, {"match_rate": 0.6}, seed=turn)
+            world = forced_outcomes.world(parameters, 6, 6, {"match_rate": 0.6}, seed=turn)
             Real({"target": decoder}, answers=world).run(ppd.decode(parameters, tuple(range(6)), 6), 6)
             births.append(COPY * costs.copies / 6)
         assert found["fork_us"][count][1] == pytest.approx(mean(*births), abs=0.2) != 0
@@ -171,22 +172,22 @@ def test_hypotheses_behind_three_times_the_context_are_timed_where_the_model_kno
     """Of 96 positions: three times 26 and 18 hypotheses just fit."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
     for name, value in (("WARM_UPS", 0), ("FILLED", ()), ("FORKED", ()), ("READS", ())):
-        monkeypatch.setattr(parts, name, value)
+        monkeypatch.setattr(reads_and_processes, name, value)
     for most, contexts in ((18, ["78", "26", "8"]), (19, ["26", "8"])):
-        monkeypatch.setattr(parts, "HYPOTHESES", (most,))
-        assert [*parts.reads(decoder, 26, 1)["tree_us"]] == [f"{most} {at}" for at in contexts]
+        monkeypatch.setattr(reads_and_processes, "HYPOTHESES", (most,))
+        assert [*reads_and_processes.reads(decoder, 26, 1)["tree_us"]] == [f"{most} {at}" for at in contexts]
     one = real_models.decoders("llama", "draft")["draft"]
     one.layers = 1  # no layer above an exit: nobody could start others behind it
-    monkeypatch.setattr(parts, "FORKED", (1,))
-    assert parts._forks(one, 1) == {}
+    monkeypatch.setattr(reads_and_processes, "FORKED", (1,))
+    assert reads_and_processes._forks(one, 1) == {}
 
 
 def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes a tenth of the pause before it longer."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
-    monkeypatch.setattr(parts, "SETTLED", 2)
+    monkeypatch.setattr(reads_and_processes, "SETTLED", 2)
     costs.clock.tick, costs.idle = 1e-6, 0.1
-    found = parts.after(decoder, 12, 4)
+    found = reads_and_processes.after(decoder, 12, 4)
     assert found["repeats"] == 4
 
     def whole(tokens: int, gap: int) -> float:
@@ -207,7 +208,7 @@ def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, m
     whole_only = costs.passes[1 : 1 + 6 * 6 + 6 * 4]
     assert {(step.heads, len(step.tokens)) for step in whole_only} == {(1, 1), (1, 4), (1, 9)}
     for name, value in (("GAPS", ()), ("WIDE", ()), ("SHORT", (1, LAYERS, LAYERS + 1))):
-        monkeypatch.setattr(parts, name, value)
+        monkeypatch.setattr(reads_and_processes, name, value)
     costs.samples.clear()
-    assert [*parts.after(decoder, 12, 1)["short_us"]] == ["1", str(LAYERS)]
+    assert [*reads_and_processes.after(decoder, 12, 1)["short_us"]] == ["1", str(LAYERS)]
     assert costs.samples == [1, 1]  # all layers once

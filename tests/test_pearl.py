@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import pearl
+from model.methods.pearl import theory as pearl
 from tests.exact import RATES, close, near
 
 DRAFTS = st.integers(1, 12)

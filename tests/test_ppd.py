@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model import checks, ppd, published
-from model.acceptance import ByPosition, Iid, Law, Markov, Replay
-from model.algorithms.ppd import Parameters, decode
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.stages import sums
+from model import published
+from model.base import checks
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.world import World
+from model.methods.ppd import theory as ppd
+from model.methods.ppd.algorithm import Parameters, decode
+from model.methods.stages import sums
+from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 from model.steps import Forward, Read
-from model.world import World
-from sim.events import Cluster, simulate
+from sim.engine.events import Cluster, simulate
 
 Path = tuple[tuple[bool, ...], float]
 

@@ -22,18 +22,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate import parts, processes, prompts, running, units
-from calibrate import pool as pool_of
-from calibrate.interpreter import Luck, Real, Sampling
-from calibrate.processes import GONE, Parallel, Pool, ProcessError, started
-from calibrate.replicas import Replica
-from model import forced
-from model.algorithms import autoregressive, beam, ppd, speculative
-from model.checks import ParameterError
-from model.decoding import Answered
-from model.spans import Span, of_main
+from calibrate.interpreters.in_one_process import Luck, Real, Sampling
+from calibrate.loading import prompts
+from calibrate.loading.replicas import Replica
+from calibrate.measured_runs import measure_runs
+from calibrate.timing import reads_and_processes
+from calibrate.workers import over_processes, worker_loop
+from calibrate.workers import worker_pool as pool_of
+from calibrate.workers.over_processes import GONE, Parallel, Pool, ProcessError, started
+from model.base.checks import ParameterError
+from model.logs import forced_outcomes
+from model.logs.decoding import Answered
+from model.logs.spans import Span, of_main
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.beam import algorithm as beam
+from model.methods.ppd import algorithm as ppd
+from model.methods.speculative import algorithm as speculative
 from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
-from sim.events import Interval
+from sim.engine.events import Interval
 from tests import real_models, workers
 from tests.real_models import DEPTHS, SOURCE
 from tests.workers import PATIENCE, asking, tiny
@@ -216,30 +222,30 @@ def test_what_happened_when(pool: Pool) -> None:
 
 def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
     use(pool, tiny("llama"))
-    asked = running.Wanted("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
-    row = running.timed(asked, {"target": pool.decoder}, 12, 0, pool)
+    asked = measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
+    row = measure_runs.timed(asked, {"target": pool.decoder}, 12, 0, pool)
     spans = [Span(**each) for each in row["spans"]]
     whole = of_main(spans)
     assert {"forward", "head", "dispatch", "promotion"} <= set(whole)
     assert min(whole.values()) > 0
     assert sum(whole.values()) <= row["seconds"] * 1.001 + 1e-6  # each moment once; what is behind the last token is no part
-    alone = running.timed(dataclasses.replace(asked, units=1), {"target": pool.decoder}, 12, 0)
+    alone = measure_runs.timed(dataclasses.replace(asked, units=1), {"target": pool.decoder}, 12, 0)
     assert alone["spans"] == []
 
 
 def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PROCESS_TEXT", 8)
+    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 8)
     use(pool, tiny("llama"))
-    seeds, whole = [], forced.world
-    monkeypatch.setattr(forced, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))
-    raw = parts.apart([parts.over_processes(pool, seed) for seed in range(2)], LAYERS)
+    seeds, whole = [], forced_outcomes.world
+    monkeypatch.setattr(forced_outcomes, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))
+    raw = reads_and_processes.apart([reads_and_processes.over_processes(pool, seed) for seed in range(2)], LAYERS)
     assert seeds == [0, 0, 0, 1, 1, 1]  # each sequence has outcomes of its own
     assert raw["exit_layer"] == 3
-    for part in parts.BETWEEN:
+    for part in reads_and_processes.BETWEEN:
         assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
         assert all(middle > 0 for _, middle, _ in raw[f"{part}_us"].values())
-    rows = parts.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)
-    assert {row["part"] for row in rows} >= {*parts.BETWEEN}
+    rows = reads_and_processes.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)
+    assert {row["part"] for row in rows} >= {*reads_and_processes.BETWEEN}
 
 
 def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_besides_the_call() -> None:
@@ -248,9 +254,9 @@ def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_bes
         {"alone_us": {"1": [100 + 8 * each] * 3}, "beside_us": {"1": [50 + 4 * (each + 100)] * 3}, "exit_layer": 8, "repeats": 5}
         for each in (190, 200, 900)
     ]
-    empty = {f"{part}_us": {} for part in parts.BETWEEN}
+    empty = {f"{part}_us": {} for part in reads_and_processes.BETWEEN}
     empty |= {"called_us": {"1": [1230.0] * 3}}  # 4 layers of .3 ms, as those of the main process meanwhile, and .03 ms
-    found = parts.process_rows([each | empty for each in rounds], {"alone": 1e-4, "beside": 5e-5}, 12)
+    found = reads_and_processes.process_rows([each | empty for each in rounds], {"alone": 1e-4, "beside": 5e-5}, 12)
     assert {row["part"]: row["time_s"] for row in found} == pytest.approx({"alone": 2e-4, "beside": 3e-4, "called": 3e-5})
     assert {(row["processes"], row["repeats"]) for row in found} == {(1, 15)}
 
@@ -295,12 +301,12 @@ def test_a_run_that_it_is_not_for_is_refused(units: int, steps: Any, said: str) 
 
 def test_rows_that_are_not_those_believed_are_refused() -> None:
     decoder = tiny("llama").load()
-    memory = units.Memory.of(decoder, 2, 16)
-    one, other = units.Unit(0, decoder, memory), units.Unit(1, decoder, memory)
-    believed = units.believed_of(b"")
-    one.make(units.Command(7, (3, 4), 0, 0, 5, 0, None, (), believed))
-    believed = units.believed_of(np.full((5, 2), 7).tobytes())
-    step = units.Command(8, (9,), 2, 0, 5, 0, None, (units.Piece(0, 0, 5, 0, 2),), believed)
+    memory = worker_loop.Memory.of(decoder, 2, 16)
+    one, other = worker_loop.Unit(0, decoder, memory), worker_loop.Unit(1, decoder, memory)
+    believed = worker_loop.believed_of(b"")
+    one.make(worker_loop.Command(7, (3, 4), 0, 0, 5, 0, None, (), believed))
+    believed = worker_loop.believed_of(np.full((5, 2), 7).tobytes())
+    step = worker_loop.Command(8, (9,), 2, 0, 5, 0, None, (worker_loop.Piece(0, 0, 5, 0, 2),), believed)
     expected = one.make(step._replace(pieces=()))
     assert other.make(step).equal(expected)
     with pytest.raises(CacheError, match="unit 1: pass 9 at position 2 saw other rows than it should have"):
@@ -311,7 +317,7 @@ def test_rows_that_are_not_those_believed_are_refused() -> None:
     with pytest.raises(CacheError, match="unit 1 is to go on from pass 3, but made 8 last"):
         other.make(step._replace(serial=11, first=2, state=3))
     with pytest.raises(CacheError, match="rows up to position 17 do not fit"):
-        other.make(units.Command(12, (3,) * 17, 0, 0, 5, 0, None, (), 0))
+        other.make(worker_loop.Command(12, (3,) * 17, 0, 0, 5, 0, None, (), 0))
 
 
 def test_passes_of_processes_that_start_others_say_layer_by_layer_how_far_they_are(
@@ -319,13 +325,13 @@ def test_passes_of_processes_that_start_others_say_layer_by_layer_how_far_they_a
 ) -> None:
     """Those others may follow them; a single pass starts nobody, and is spared it."""
     use(pool, tiny("llama"))
-    made: list[units.Command] = []
+    made: list[worker_loop.Command] = []
 
-    def command(*asked: Any) -> units.Command:
-        made.append(units.Command(*asked))
+    def command(*asked: Any) -> worker_loop.Command:
+        made.append(worker_loop.Command(*asked))
         return made[-1]
 
-    monkeypatch.setattr(processes, "Command", command)
+    monkeypatch.setattr(over_processes, "Command", command)
 
     def process() -> Steps:
         yield Forward("target", (6,), 2, 0, LAYERS)
@@ -351,19 +357,19 @@ def test_there_is_room_for_all_positions_that_a_model_knows_up_to_2048(kind: str
 def test_replicas_share_weights_only_if_these_are_the_same() -> None:
     one, same, other = tiny("llama").load(), tiny("llama").load(), tiny("llama", 1).load()
     expected = one.run((3, 4), 0, 0, LAYERS, one.rows())
-    flat = units.share_weights(one)
-    units.share_weights(same, flat)
+    flat = worker_loop.share_weights(one)
+    worker_loop.share_weights(same, flat)
     assert same.run((3, 4), 0, 0, LAYERS, same.rows()).equal(expected)
     one.head.weight.data.zero_()
     assert not same.head.weight.any()  # they lie in one place
     with pytest.raises(ValueError, match="the replica has other weights"):
-        units.share_weights(other, flat)
-    assert units.fingerprint(other) != units.fingerprint(one)
+        worker_loop.share_weights(other, flat)
+    assert worker_loop.fingerprint(other) != worker_loop.fingerprint(one)
     import torch
 
     longer = torch.zeros(len(flat) + 64, dtype=flat.dtype)
     with pytest.raises(ValueError, match="the replica has weights of another size"):
-        units.share_weights(tiny("llama").load(), longer)
+        worker_loop.share_weights(tiny("llama").load(), longer)
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -371,11 +377,11 @@ def test_fingerprints_differ_by_the_first_and_the_last_number_of_a_tensor(place:
     import torch
 
     decoder = tiny("llama").load()
-    before = units.fingerprint(decoder)
-    assert before == units.fingerprint(tiny("llama").load())
+    before = worker_loop.fingerprint(decoder)
+    assert before == worker_loop.fingerprint(tiny("llama").load())
     with torch.inference_mode():
         next(iter(decoder.full.parameters())).flatten()[place] += 1
-    assert units.fingerprint(decoder) != before
+    assert worker_loop.fingerprint(decoder) != before
 
 
 # --- what becomes of processes ---
@@ -521,7 +527,7 @@ def test_what_still_runs_when_the_last_token_is_there_was_cancelled(pool: Pool) 
 PARENT = """
     import signal
 
-    from calibrate import processes
+    from calibrate.workers import over_processes
     from tests import workers
 
     def main():
@@ -540,7 +546,7 @@ PARENT = """
 def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
-    root = Path(processes.__file__).parents[1]
+    root = Path(over_processes.__file__).parents[1]
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(root)},

@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from calibrate import gpus, running, units
-from calibrate.cli import app
-from calibrate.gpus import GaveUp
-from calibrate.processes import Parallel, ProcessError, started
-from calibrate.replicas import Replica
-from calibrate.running import Plan, Wanted
-from model import runs
-from model.algorithms import ppd
-from model.checks import ParameterError
-from model.spans import of_main
+from calibrate.commands.calibrate_app import app
+from calibrate.loading.replicas import Replica
+from calibrate.measured_runs import measure_runs
+from calibrate.measured_runs.measure_runs import Plan, Wanted
+from calibrate.untested_on_gpu import gpu_ordering
+from calibrate.untested_on_gpu.gpu_ordering import GaveUp
+from calibrate.workers import worker_loop
+from calibrate.workers.over_processes import Parallel, ProcessError, started
+from model.base.checks import ParameterError
+from model.logs import measured_runs
+from model.logs.spans import of_main
+from model.methods.ppd import algorithm as ppd
 from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
 from tests import real_models
 from tests.real_models import SOURCE
@@ -85,7 +87,7 @@ def test_who_has_not_ended_is_not_taken_over(defect: Callable[[], Steps], messag
 
 
 def test_events_are_recorded_anew_again_and_again(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "RING", gpus.AHEAD + 1)
+    monkeypatch.setattr(gpu_ordering, "RING", gpu_ordering.AHEAD + 1)
     with started(on_gpus(), 3, 64, pin=False, devices=[*TWO, "cuda:1"]) as pool:
         for parameters in (CHOICES[1], NESTED[0]):
             Parallel(pool).run(ppd.decode(parameters, [3, 4, 5], 10), 10)
@@ -93,20 +95,20 @@ def test_events_are_recorded_anew_again_and_again(cuda: Cuda, monkeypatch: pytes
     assert cuda.races == []
 
 
-def pair(cuda: Cuda) -> tuple[units.Unit, units.Unit]:
+def pair(cuda: Cuda) -> tuple[worker_loop.Unit, worker_loop.Unit]:
     """Two units of one thread, each with a stream of its own."""
     decoder = on_gpus().load()
-    memory, rings = Elsewhere.of(decoder, 2, 16, TWO), gpus.made(TWO)
+    memory, rings = Elsewhere.of(decoder, 2, 16, TWO), gpu_ordering.made(TWO)
     cuda.synchronize("cuda:0")
     found = []
     for number, device in enumerate(TWO):
         cuda.own.stream = Stream(len(cuda.streams), cuda)
         cuda.streams.append(cuda.own.stream)
-        found.append(units.Unit(number, decoder, memory, gpus.Events(number, device, rings, memory.marks)))
+        found.append(worker_loop.Unit(number, decoder, memory, gpu_ordering.Events(number, device, rings, memory.marks)))
     return found[0], found[1]
 
 
-def made_on(cuda: Cuda, unit: units.Unit, command: units.Command, meanwhile: Any = None) -> None:
+def made_on(cuda: Cuda, unit: worker_loop.Unit, command: worker_loop.Command, meanwhile: Any = None) -> None:
     """A pass, launched on the stream of its unit."""
     order: Any = unit.order
     before, cuda.own.stream = cuda.own.stream, order.stream
@@ -114,15 +116,15 @@ def made_on(cuda: Cuda, unit: units.Unit, command: units.Command, meanwhile: Any
     cuda.own.stream = before
 
 
-def making(followed: bool = True) -> units.Command:
+def making(followed: bool = True) -> worker_loop.Command:
     """A pass over two tokens."""
-    return units.Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), units.believed_of(b""), followed)
+    return worker_loop.Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.believed_of(b""), followed)
 
 
-def copying(layers: int) -> units.Command:
+def copying(layers: int) -> worker_loop.Command:
     """A pass that lacks their rows."""
-    believed = units.believed_of(np.full((layers, 2), 7).tobytes())
-    return units.Command(8, (9,), 2, 0, layers, 0, None, (units.Piece(0, 0, layers, 0, 2),), believed)
+    believed = worker_loop.believed_of(np.full((layers, 2), 7).tobytes())
+    return worker_loop.Command(8, (9,), 2, 0, layers, 0, None, (worker_loop.Piece(0, 0, layers, 0, 2),), believed)
 
 
 @pytest.mark.parametrize("followed", [True, False])
@@ -163,7 +165,7 @@ def test_a_stopped_pass_is_given_up_where_its_gpu_has_come_to(cuda: Cuda) -> Non
     with pytest.raises(GaveUp):
         one.make(making(), stopped)
     order: Any = one.order
-    assert order.count == gpus.AHEAD + 1 < LAYERS  # layers whose end was noted; nothing more was launched
+    assert order.count == gpu_ordering.AHEAD + 1 < LAYERS  # layers whose end was noted; nothing more was launched
 
 
 def test_rows_go_from_one_place_to_another(cuda: Cuda) -> None:
@@ -177,14 +179,14 @@ def test_rows_go_from_one_place_to_another(cuda: Cuda) -> None:
 
 def test_who_waits_for_his_gpu_sees_to_others_where_there_are_any(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[bool, bool]] = []
-    finish = gpus.Events.finish
+    finish = gpu_ordering.Events.finish
 
-    def noted(self: gpus.Events, stopped: Any = None, meanwhile: Any = None) -> None:
+    def noted(self: gpu_ordering.Events, stopped: Any = None, meanwhile: Any = None) -> None:
         if self.number == 0:
             calls.append((stopped is not None, meanwhile is not None))
         finish(self, stopped, meanwhile)
 
-    monkeypatch.setattr(gpus.Events, "finish", noted)
+    monkeypatch.setattr(gpu_ordering.Events, "finish", noted)
     with started(on_gpus(), 4, 64, pin=False, devices=TWO + TWO) as pool:
         Parallel(pool).run(ppd.decode(NESTED[0], [3, 4, 5], 6), 6)
         assert {*calls} == {(True, True), (False, False)}
@@ -200,12 +202,12 @@ def nothing(*_: Any, **__: Any) -> Any:
     """In the place of what keeps order, or of who would stop a pass."""
 
 
-def early(self: gpus.Events, low: int, high: int) -> None:
+def early(self: gpu_ordering.Events, low: int, high: int) -> None:
     """Events are recorded before the work that they are to stand behind."""
     if low:
         return
     self.count += 1
-    self.rings[self.number][self.count % gpus.RING].record(self.stream)
+    self.rings[self.number][self.count % gpu_ordering.RING].record(self.stream)
     self.marks[self.number] = self.count
 
 
@@ -216,7 +218,7 @@ def test_what_keeps_order_is_needed(
     cuda: Cuda, name: str, instead: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda.done = lambda: random.random() < 0.1
-    monkeypatch.setattr(gpus if name == "settle" else gpus.Events, name, instead)
+    monkeypatch.setattr(gpu_ordering if name == "settle" else gpu_ordering.Events, name, instead)
     with started(on_gpus(), 4, 64, pin=False, devices=TWO + TWO) as pool:
         for parameters in (CHOICES[0], FLAT, NESTED[0]):
             Parallel(pool).run(ppd.decode(parameters, [3, 4, 5, 6, 17], 10), 10)
@@ -228,7 +230,7 @@ def test_what_keeps_order_is_needed(
 def test_a_pass_that_may_be_stopped_is_launched_a_little_ahead(cuda: Cuda) -> None:
     """What is launched cannot be taken back: of a GPU that does nothing no more than some layers are asked."""
     cuda.done = lambda: False
-    order = gpus.Events(0, "cuda:0", gpus.made(["cuda:0"]), np.zeros((1, 9), np.int64))
+    order = gpu_ordering.Events(0, "cuda:0", gpu_ordering.made(["cuda:0"]), np.zeros((1, 9), np.int64))
     asked, turns = [], []
 
     def stopped() -> bool:
@@ -242,7 +244,7 @@ def test_a_pass_that_may_be_stopped_is_launched_a_little_ahead(cuda: Cuda) -> No
         except GaveUp:
             break
         asked.append(layer)
-    assert len(asked) == gpus.AHEAD
+    assert len(asked) == gpu_ordering.AHEAD
     with pytest.raises(GaveUp):
         order.finish(stopped)
     order.keep_up(None, None)  # nobody can stop it: it is launched as fast as may be
@@ -305,11 +307,11 @@ def test_a_failing_process_is_told_of(cuda: Cuda) -> None:
 def test_a_timed_run_says_where_its_units_were(cuda: Cuda, tmp_path: Path) -> None:
     plan = Plan([Wanted("ppd", {"exit_layer": 3, "candidates": 1}, (3, 4, 5), "one", units=2)], 6, 1, 0, about={"devices": TWO})
     made = on_gpus()
-    found = running.measure(
+    found = measure_runs.measure(
         tmp_path / "runs.json", plan, {"target": made.load()}, pool=lambda: started(made, 2, 64, pin=False, devices=TWO)
     )
     assert found.about["devices"] == TWO
-    assert runs.load(tmp_path / "runs.json").about["devices"] == TWO
+    assert measured_runs.load(tmp_path / "runs.json").about["devices"] == TWO
     assert cuda.races == []
 
 
@@ -325,24 +327,24 @@ def test_a_timed_run_says_where_its_units_were(cuda: Cuda, tmp_path: Path) -> No
 )
 def test_gpus_that_cannot_be_meant_are_refused(device: str, units: int, named: list[str], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
-        gpus.of_units(device, units, named)
+        gpu_ordering.of_units(device, units, named)
 
 
 def test_each_unit_has_a_gpu_of_its_own_unless_they_are_named() -> None:
-    assert gpus.of_units("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert gpus.of_units("cuda:2", 2) == ["cuda:2", "cuda:3"]
-    assert gpus.of_units("cuda", 2, ["cuda:0", "cuda:0"]) == ["cuda:0", "cuda:0"]
+    assert gpu_ordering.of_units("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert gpu_ordering.of_units("cuda:2", 2) == ["cuda:2", "cuda:3"]
+    assert gpu_ordering.of_units("cuda", 2, ["cuda:0", "cuda:0"]) == ["cuda:0", "cuda:0"]
 
 
 def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "cuda", lambda: type("One", (), {"device_count": staticmethod(lambda: 1)}))
+    monkeypatch.setattr(gpu_ordering, "cuda", lambda: type("One", (), {"device_count": staticmethod(lambda: 1)}))
     said = "gpus must be there, one for each of 2 units, and cuda:1 is not among 1; name others, or have units share them: --gpus"
     with pytest.raises(ParameterError, match=f"{said} cuda:0,cuda:0; or take streams of one"):
-        gpus.check(TWO)
+        gpu_ordering.check(TWO)
     with pytest.raises(ParameterError, match="cuda:1 is not among 1"):  # noqa: SIM117
         with started(on_gpus(), 2):
             pass
-    gpus.check(["cuda:0", "cuda:0"])
+    gpu_ordering.check(["cuda:0", "cuda:0"])
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import profile
-from model.checks import ParameterError
-from model.profile import AXES, SCHEMA_VERSION, UNITS, Profile, Source, table_of
+from model.base.checks import ParameterError
+from model.hardware import profile
+from model.hardware.profile import AXES, SCHEMA_VERSION, UNITS, Profile, Source, table_of
 
 ROWS = [
     {"part": "layer", "width": width, "context": context, "batch": 1, "time_s": 1e-4 * (1 + width / 100 + context / 1e4)}

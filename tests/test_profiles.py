@@ -13,13 +13,14 @@ import polars as pl
 import pytest
 
 from calibrate.fits import small
-from calibrate.importers import aiconfigurator, bundle, vidur
-from model import compose, device, profile, transformer
-from model.checks import ParameterError
-from model.hardware import pass_time
-from model.measured import Measured
-from model.profile import Profile, Source
-from model.transformer import Shape
+from calibrate.importers import aiconfigurator, bundled_profiles, vidur
+from model.architectures import transformer
+from model.architectures.transformer import Shape
+from model.base.checks import ParameterError
+from model.hardware import composed_layers, devices, profile
+from model.hardware.cost_models import pass_time
+from model.hardware.profile import Profile, Source
+from model.hardware.profile_costs import Measured
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
@@ -35,7 +36,7 @@ PUBLISHERS = {
     "ai-dynamo/aiconfigurator": "Apache-2.0",
     "casys-kaist/LLMServingSim": "MIT",
 }
-FOLDER = Path(profile.__file__).parent / "profiles"
+FOLDER = Path(profile.__file__).parent.parent / "profiles"
 
 
 def shape_of(made: Profile) -> Shape:
@@ -71,7 +72,7 @@ def test_a_profile_is_whole_small_and_names_its_sources(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_profile_is_of_the_device_and_the_model_that_it_names(name: str) -> None:
     made = profile.load(name)
-    peaks = device.device(made.device)
+    peaks = devices.device(made.device)
     assert (made.bandwidth, made.rate, made.cache_bytes) == (peaks.bandwidth, peaks.rate(made.dtype), peaks.cache_bytes)
     if made.kind == "model":
         assert shape_of(made) == transformer.preset(made.model)
@@ -142,11 +143,13 @@ def test_a_token_of_llama_3_on_an_rtx_4090_takes_what_its_publisher_composes() -
     assert read / made.bandwidth < whole
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if profile.load(name).model in bundle.COMPOSED and name[:3] != "rtx"])
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if profile.load(name).model in bundled_profiles.COMPOSED and name[:3] != "rtx"]
+)
 def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) -> None:
     """Those are thinned and in half the digits; what they give is what the whole tables gave."""
     made = profile.load(name)
-    again = compose.layer(profile.load(f"{made.device}-operations"), shape_of(made), made.ways)
+    again = composed_layers.layer(profile.load(f"{made.device}-operations"), shape_of(made), made.ways)
     for ways in made.ways:
         for part, axis in (("dense", "tokens"), ("head", "positions")):
             ours, theirs = again.rows(part, ways), made.rows(part, ways)
@@ -176,7 +179,7 @@ def test_what_is_assumed_and_composed_is_said() -> None:
 
 @pytest.fixture(scope="module")
 def derived() -> dict[str, Profile]:
-    return {made.name: made for made in bundle.profiles(DATA)}
+    return {made.name: made for made in bundled_profiles.profiles(DATA)}
 
 
 @needs_data
@@ -198,20 +201,20 @@ def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
         "| gpu/d.csv | def | d.csv | fedcba9876543210 |",
     ]  # fmt: skip
     path.write_text("\n".join(rows), encoding="utf-8")
-    assert bundle.origins(tmp_path) == {
+    assert bundled_profiles.origins(tmp_path) == {
         "gpu/a.csv": Source("owner/one", "data/a.csv", "abc", "MIT", "01234567890abcde"),
         "gpu/d.csv": Source("two", "d.csv", "def", "LGPL", "fedcba9876543210"),
     }
     path.write_text("\n".join(rows).replace("two ·", "two"), encoding="utf-8")
     with pytest.raises(ParameterError, match=r"^SOURCES.md, line 9: it must be ## repository · licence, got '## two LGPL'$"):
-        bundle.origins(tmp_path)
+        bundled_profiles.origins(tmp_path)
     path.write_bytes(b"abc\xff")
     with pytest.raises(ParameterError, match=r"^SOURCES.md: it is no text in UTF-8 \(byte 4\); restore it$"):
-        bundle.origins(tmp_path)
+        bundled_profiles.origins(tmp_path)
     with pytest.raises(ParameterError, match=f"must hold gpu and SOURCES.md, got {tmp_path.name}; name it, or set DECODESIM_DATA"):
-        bundle.folder_of(tmp_path)
+        bundled_profiles.folder_of(tmp_path)
     (tmp_path / "gpu").mkdir()
-    assert bundle.folder_of(tmp_path) == tmp_path
+    assert bundled_profiles.folder_of(tmp_path) == tmp_path
 
 
 def test_what_is_said_without_a_bound_is_of_passes_of_up_to_64_tokens() -> None:
@@ -221,17 +224,17 @@ def test_what_is_said_without_a_bound_is_of_passes_of_up_to_64_tokens() -> None:
     def of(gpu: str, *times: float) -> Profile:
         points = zip((1, 64, 65), times, strict=True)
         rows = [{"part": "dense", "tokens": tokens, "time_s": time, "ways": 1} for tokens, time in points]
-        peaks = device.device(gpu)
+        peaks = devices.device(gpu)
         return replace(was, device=gpu, bandwidth=peaks.bandwidth, table=profile.table_of(rows))
 
     one, other = of("a100", 3e-4, 4e-4, 5e-4), of("a40", 8e-4, 9e-4, 1.0)
-    assert bundle.differences(table, one).at.tolist() == [1, 64]
-    assert bundle.differences(table, one, most=65).at.tolist() == [1, 64, 65]
-    launch = 4 * compose.Products(table).launch
+    assert bundled_profiles.differences(table, one).at.tolist() == [1, 64]
+    assert bundled_profiles.differences(table, one, most=65).at.tolist() == [1, 64, 65]
+    launch = 4 * composed_layers.Products(table).launch
     least = [shape_of(was).layer_weight_bytes / each.bandwidth + launch for each in (one, other)]
     off = [abs(ours / theirs * least[1] / least[0] - 1) for ours, theirs in ((3e-4, 8e-4), (4e-4, 9e-4))]
-    assert bundle.products_taken_over(table, one, other) == pytest.approx(np.median(off))
-    assert bundle.layer_errors(table, []) == []
+    assert bundled_profiles.products_taken_over(table, one, other) == pytest.approx(np.median(off))
+    assert bundled_profiles.layer_errors(table, []) == []
 
 
 def test_all_profiles_are_derived_before_the_first_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,8 +246,8 @@ def test_all_profiles_are_derived_before_the_first_is_written(tmp_path: Path, mo
             yield each
             assert not [*tmp_path.iterdir()]
 
-    monkeypatch.setattr(bundle, "profiles", derived)
-    assert bundle.write("data", tmp_path) == [tmp_path / f"{each.name}.json" for each in made]
+    monkeypatch.setattr(bundled_profiles, "profiles", derived)
+    assert bundled_profiles.write("data", tmp_path) == [tmp_path / f"{each.name}.json" for each in made]
     for each in made:
         assert profile.load(tmp_path / f"{each.name}.json").table.equals(each.table)
 
@@ -252,9 +255,9 @@ def test_all_profiles_are_derived_before_the_first_is_written(tmp_path: Path, mo
 @needs_data
 def test_a_file_that_is_not_the_one_listed_is_refused(derived: dict[str, Profile]) -> None:
     made = vidur.read(DATA / "gpu/vidur/compute/h100/meta-llama/Llama-2-7b-hf", model="llama-2-7b", gpu="h100")
-    known = {name: source for name, source in bundle.origins(DATA).items() if "mlp.csv" not in name}
+    known = {name: source for name, source in bundled_profiles.origins(DATA).items() if "mlp.csv" not in name}
     with pytest.raises(ParameterError, match=r"mlp.csv: its sha256 b1a2def08857d10e is not in SOURCES.md"):
-        bundle._sourced(made, DATA, known)
+        bundled_profiles._sourced(made, DATA, known)
 
 
 ENGINES = [
@@ -278,12 +281,12 @@ KEYS_ALONE = ("trtllm/1.0.0", "trtllm/1.2.0rc5")
 @pytest.mark.parametrize(("gpu", "folder", "engine"), ENGINES)
 def test_products_left_out_are_found_again(gpu: str, folder: str, engine: str) -> None:
     made = aiconfigurator.read(DATA / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention="none")
-    found = compose.gemm_left_out(made)
+    found = composed_layers.gemm_left_out(made)
     assert found.median() <= (0.022 if gpu == "h100" else 0.03)
     assert found.percentile(90) <= 0.17
     if engine in DENSE_GRIDS:
         assert found.median(high=32) <= 0.01
-    assert made.errors["gemm"] == round(compose.gemm_left_out(made, ()).median(), 4)  # a lookup has its own line alone
+    assert made.errors["gemm"] == round(composed_layers.gemm_left_out(made, ()).median(), 4)  # a lookup has its own line alone
 
 
 @needs_data
@@ -297,40 +300,40 @@ def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, 
             aiconfigurator.read(root, gpu=gpu, engine=engine)
         return
     made = aiconfigurator.read(root, gpu=gpu, engine=engine)
-    found = compose.attention_left_out(made)
-    assert made.errors["decode"] == round(compose.attention_left_out(made, alike=False).median(), 4)
+    found = composed_layers.attention_left_out(made)
+    assert made.errors["decode"] == round(composed_layers.attention_left_out(made, alike=False).median(), 4)
     assert found.median() <= 0.03
     assert found.percentile(90) <= 0.17
 
 
 @needs_data
-@pytest.mark.parametrize("model", bundle.VIDUR)
+@pytest.mark.parametrize("model", bundled_profiles.VIDUR)
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
 def test_composed_layers_are_what_was_measured(gpu: str, model: str, operations: dict[str, Profile]) -> None:
     """Up to 64 tokens, on the same GPU, by another engine and years apart: whole and split over up to eight devices."""
-    measured = vidur.read(DATA / "gpu/vidur/compute" / gpu / bundle.VIDUR[model], model=model, gpu=gpu)
-    for ways in bundle.WAYS:
-        assert bundle.differences(operations[gpu], measured, (ways,)).median() <= 0.06
-        found = bundle.differences(operations[gpu], measured, (ways,), most=4096)
+    measured = vidur.read(DATA / "gpu/vidur/compute" / gpu / bundled_profiles.VIDUR[model], model=model, gpu=gpu)
+    for ways in bundled_profiles.WAYS:
+        assert bundled_profiles.differences(operations[gpu], measured, (ways,)).median() <= 0.06
+        found = bundled_profiles.differences(operations[gpu], measured, (ways,), most=4096)
         assert found.median() <= 0.25
 
 
 @needs_data
 def test_composed_attention_is_about_what_another_engine_takes() -> None:
     """vLLM's against FlashInfer's on the A800, behind 256 and more tokens: engines differ by more than tables do."""
-    table = bundle.operations(DATA, "a100")
+    table = bundled_profiles.operations(DATA, "a100")
     source = DATA / "gpu/frontier/compute/a800/meta-llama/Llama-2-7b-hf/attention.csv"
     folder = DATA / "gpu/vidur/compute/a100/meta-llama/Llama-2-7b-hf"
     rows = vidur.read(folder, model="llama-2-7b", gpu="a100", attention=source).rows("attention")
     rows = rows.filter((rows["width"] == 1) & (rows["context"] >= 256))
-    ours = compose.Attention(table, 32, 32, 128)(rows["context"].to_numpy(), rows["batch"].to_numpy())
+    ours = composed_layers.Attention(table, 32, 32, 128)(rows["context"].to_numpy(), rows["batch"].to_numpy())
     assert np.median(np.abs(ours / rows["time_s"].to_numpy() - 1)) <= 0.12
 
 
 @needs_data
 def test_heads_that_were_not_measured_are_stood_in_for() -> None:
     """Llama-2-7B's and 13B's on the H100, from all others than their own."""
-    table = bundle.operations(DATA, "h100")
+    table = bundled_profiles.operations(DATA, "h100")
     for heads, bound in ((32, 0.02), (40, 0.10)):
         rows = table.rows("decode")
         own = (rows["heads"] == heads) & (rows["kv_heads"] == heads) & (rows["head_dim"] == 128)
@@ -338,7 +341,7 @@ def test_heads_that_were_not_measured_are_stood_in_for() -> None:
         rows = rows.filter(kept)
         frame = table.table
         drop = ((frame["heads"] == heads) & (frame["kv_heads"] == heads)).fill_null(False)
-        without = compose.Attention(replace(table, table=frame.filter(~drop)), heads, heads, 128)
+        without = composed_layers.Attention(replace(table, table=frame.filter(~drop)), heads, heads, 128)
         assert not without.measured
         errors = without(rows["context"].to_numpy(), rows["batch"].to_numpy()) / rows["time_s"].to_numpy() - 1
         assert np.median(np.abs(errors)) <= bound
@@ -346,27 +349,27 @@ def test_heads_that_were_not_measured_are_stood_in_for() -> None:
 
 @pytest.fixture(scope="module")
 def operations() -> dict[str, Profile]:
-    return {gpu: bundle.operations(DATA, gpu) for gpu in ("h100", "a100")}
+    return {gpu: bundled_profiles.operations(DATA, gpu) for gpu in ("h100", "a100")}
 
 
 def of_vidur(gpu: str, model: str) -> Profile:
-    return vidur.read(DATA / "gpu/vidur/compute" / gpu / bundle.VIDUR[model], model=model, gpu=gpu)
+    return vidur.read(DATA / "gpu/vidur/compute" / gpu / bundled_profiles.VIDUR[model], model=model, gpu=gpu)
 
 
 @needs_data
 def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile], operations: dict[str, Profile]) -> None:
     """What composed layers of other models were off by, at as many tokens and split as many ways; more where a time was moved."""
     for gpu, table in operations.items():
-        off = bundle.layer_errors(table, [of_vidur(gpu, model) for model in bundle.VIDUR])
-        assert [row[:2] for row in off] == [[ways, most] for ways in bundle.WAYS for most in bundle.RANGES]
+        off = bundled_profiles.layer_errors(table, [of_vidur(gpu, model) for model in bundled_profiles.VIDUR])
+        assert [row[:2] for row in off] == [[ways, most] for ways in bundled_profiles.WAYS for most in bundled_profiles.RANGES]
         made = derived[f"{gpu}-llama-2-13b"]
         for ways, most, error in off:
             rows = made.rows("dense", int(ways)).filter(pl.col("tokens") <= most)
-            rows = rows.filter(pl.col("tokens") > ([0, *bundle.RANGES][bundle.RANGES.index(int(most))]))
+            rows = rows.filter(pl.col("tokens") > ([0, *bundled_profiles.RANGES][bundled_profiles.RANGES.index(int(most))]))
             half = ((rows["high_s"] - rows["low_s"]) / 2 / rows["time_s"]).to_numpy()
             assert (half >= max(error, made.errors["head"]) - 1e-4).all()
             assert half.min() == pytest.approx(max(error, made.errors["head"]), rel=0.2)
-        said = {tuple(row[:2]): row[2] for row in derived["l40s-operations"].facts[compose.LAYER_ERRORS]}
+        said = {tuple(row[:2]): row[2] for row in derived["l40s-operations"].facts[composed_layers.LAYER_ERRORS]}
         assert all(said[ways, most] >= error for ways, most, error in off)
 
 
@@ -384,15 +387,15 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
         weight, ratio = (np.concatenate(each) for each in zip(*within, strict=True))
         return [float(np.average(ratio <= times, weights=weight)) for times in (1, 2)]
 
-    models, every = {model: of_vidur(gpu, model) for model in bundle.VIDUR}, []
+    models, every = {model: of_vidur(gpu, model) for model in bundled_profiles.VIDUR}, []
     for model, one in models.items():
-        off = bundle.layer_errors(operations[gpu], [other for name, other in models.items() if name != model])
-        stated = replace(operations[gpu], facts={compose.LAYER_ERRORS: off})
+        off = bundled_profiles.layer_errors(operations[gpu], [other for name, other in models.items() if name != model])
+        stated = replace(operations[gpu], facts={composed_layers.LAYER_ERRORS: off})
         within = []
-        for ways in bundle.WAYS:
-            found = bundle.differences(operations[gpu], one, (ways,), most=4096)
+        for ways in bundled_profiles.WAYS:
+            found = bundled_profiles.differences(operations[gpu], one, (ways,), most=4096)
             weight = np.gradient(np.log(found.at))  # passes of many tokens were measured more densely
-            within.append((weight, np.abs(found.error) / compose.layer_error(stated, found.at, ways)))
+            within.append((weight, np.abs(found.error) / composed_layers.layer_error(stated, found.at, ways)))
         once, twice = shares(within)
         assert once >= 1 / 3, (model, once)
         assert twice >= 0.6, (model, twice)
@@ -406,7 +409,7 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
 def test_what_lies_between_products_was_fitted_to_two_models_and_holds_for_two_others() -> None:
     """The bundled numbers are those of the fit; of models and GPUs with tables of products the other two are within a fifth."""
     share, lane = small.fit(small.measured(DATA, small.FITTED))
-    assert (round(share, 2), round(lane / 1e9, 1)) == (compose.SMALL_SHARE, compose.SMALL_LANE / 1e9)
+    assert (round(share, 2), round(lane / 1e9, 1)) == (composed_layers.SMALL_SHARE, composed_layers.SMALL_LANE / 1e9)
     for one in small.measured(DATA, small.HELD):
         if one.of.device != "a40":  # of all its bandwidth GDDR memory gives more than HBM
             assert np.median(np.abs(one.predicted() / one.seconds - 1)) < 0.25

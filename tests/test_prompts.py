@@ -14,11 +14,11 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate import prompts
-from calibrate.command import guarded
+from calibrate.commands.common_options import guarded
 from calibrate.family import corpus, vocabulary
-from calibrate.prompts import Prompt, held_out, load
-from model.checks import ParameterError
+from calibrate.loading import prompts
+from calibrate.loading.prompts import Prompt, held_out, load
+from model.base.checks import ParameterError
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data")) / "text"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the folder of public texts is absent: DECODESIM_DATA names it")

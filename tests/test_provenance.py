@@ -12,9 +12,9 @@ from scipy import stats
 
 import sim
 from model import published
-from sim import sweep
-from sim.grid import Grid
-from sim.scenario import cost_source
+from sim.runs import sweep
+from sim.scenarios.grid import Grid
+from sim.scenarios.scenario_file import cost_source
 
 MEASURED = {"kind": "iid", "match_rate": 0.55, "trials": 5000, "source": "measured"}
 

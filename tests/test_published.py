@@ -8,8 +8,8 @@ import pytest
 
 import sim
 from model import published
-from model.checks import ParameterError
-from model.published import ppd, ppd_figure_3
+from model.base.checks import ParameterError
+from model.published import ppd_figure_3, ppd_tables
 
 DATA_SETS = {"squad": "ppd-table-6", "wmt": "ppd-table-7", "cnn_dm": "ppd-table-8"}
 LAYERS = (10, 20, 30, 35, 37)
@@ -37,7 +37,7 @@ def test_every_cell_is_there_once(name: str, count: int) -> None:
 
 def test_names_lists_what_table_accepts() -> None:
     assert [published.table(name).name for name in published.names()] == list(published.names())
-    for name in ppd.TABLES:
+    for name in ppd_tables.TABLES:
         table = published.table(name)
         assert "arXiv:2307.05908" in table.source
         assert f"Table {name[-1]}:" in table.source
@@ -45,7 +45,7 @@ def test_names_lists_what_table_accepts() -> None:
 
 @pytest.mark.parametrize("data_set", DATA_SETS)
 def test_the_bins_tile_the_positions(data_set: str) -> None:
-    tokens = ppd.TOKENS[data_set]
+    tokens = ppd_tables.TOKENS[data_set]
     width = tokens // 8
     spans = {(first, last) for *_, first, last in cells(DATA_SETS[data_set])}
     assert spans == {(first, first + width - 1) for first in range(1, tokens, width)} | {(1, tokens)}
@@ -56,7 +56,7 @@ def test_the_total_is_the_mean_of_its_bins_and_the_cell_of_table_2(
     data_set: str, layer: int, candidates: int, head: str
 ) -> None:
     """Bins of equal width weigh the same; the mean of eight rounded bins and the rounded total hide 0.005 each."""
-    last = ppd.TOKENS[data_set]
+    last = ppd_tables.TOKENS[data_set]
     keys = (data_set, layer, candidates, head)
     row = {key[4:]: value for key, value in cells(DATA_SETS[data_set]).items() if key[:4] == keys}
     total = row.pop((1, last))
@@ -126,7 +126,7 @@ def test_tables_3_and_5_state_no_trials() -> None:
 def test_rates_by_position_repeat_each_bin_over_its_positions(
     data_set: str, layer: int, candidates: int, head: str
 ) -> None:
-    tokens = ppd.TOKENS[data_set]
+    tokens = ppd_tables.TOKENS[data_set]
     keys: dict[str, Any] = {"data_set": data_set, "layer": layer, "candidates": candidates, "head": head}
     rates, source = published.match_rates_by_position(
         data_set=data_set, layer=layer, candidates=candidates, head=head, tokens=tokens
@@ -208,7 +208,7 @@ def test_the_first_bin_of_layer_10_is_the_outlier_the_notes_say() -> None:
         for (_, layer, candidates, head, first, last), value in percent.items():
             if candidates == 1:
                 bin_ratio = value / percent[data_set, layer, 3, head, first, last]
-                span = (1, ppd.TOKENS[data_set])
+                span = (1, ppd_tables.TOKENS[data_set])
                 total_ratio = percent[data_set, layer, 1, head, *span] / percent[data_set, layer, 3, head, *span]
                 if bin_ratio < 0.86 * total_ratio:
                     extremes[data_set, layer, head, first, last] = round(bin_ratio / total_ratio, 2)

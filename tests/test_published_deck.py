@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import published
-from model.checks import ParameterError
-from model.published import deck, deck_report
+from model.base.checks import ParameterError
+from model.published import deck_analysis, deck_tables
 
 GAMMA = 3  # what the notes assume where the deck states none
 
@@ -38,7 +38,7 @@ def root(function: Callable[[Any], Any], target: float) -> float:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    return deck_report.rows()
+    return deck_analysis.rows()
 
 
 RATIO = {"ende": 0.75 / 6.39, "cnndm": 12.02 / 216.62}
@@ -77,11 +77,11 @@ def test_no_digit_strayed_from_the_deck(name: str, sums: dict[str, str]) -> None
     assert {key: sum(Decimal(str(row[key])) for row in table.rows) for key in sums} == {k: Decimal(v) for k, v in sums.items()}
 
 
-@pytest.mark.parametrize("name", deck.TABLES)
+@pytest.mark.parametrize("name", deck_tables.TABLES)
 def test_keys_tell_the_rows_apart_and_each_is_cited(name: str) -> None:
     table = published.table(name)
     assert name in published.names()
-    assert table.source.startswith(f"{deck.PAPER}, {deck.TABLES[name].label}: ")
+    assert table.source.startswith(f"{deck_tables.PAPER}, {deck_tables.TABLES[name].label}: ")
     for row in table.rows:
         assert table.lookup(**{key: row[key] for key in table.keys}) == dict(row)
     assert len({table.cite(row) for row in table.rows}) == len(table.rows)
@@ -117,7 +117,7 @@ def test_a_bad_lookup_in_the_deck_names_the_nearest_known() -> None:
         published.table("deck-table-3")
 
 
-@pytest.mark.parametrize("name", deck.TABLES)
+@pytest.mark.parametrize("name", deck_tables.TABLES)
 def test_the_deck_has_no_match_rates(name: str) -> None:
     with pytest.raises(ParameterError, match=f"table must have match rates, as do ppd-table-2.*got '{name}'"):
         published.match_rate(name, task="ende")
@@ -129,7 +129,7 @@ def test_the_deck_has_no_match_rates(name: str) -> None:
 def test_the_cost_ratio_is_what_the_times_give() -> None:
     assert f"give {RATIO['ende']:.3f} for EnDe and {RATIO['cnndm']:.4f} for CNNDM" in notes("deck-table-1")
     for task, ratio in RATIO.items():
-        assert deck_report.cost_ratio(task) == pytest.approx(ratio, rel=1e-12)
+        assert deck_analysis.cost_ratio(task) == pytest.approx(ratio, rel=1e-12)
 
 
 def test_table_2_is_too_fast_by_what_the_note_says() -> None:
@@ -231,7 +231,7 @@ def test_beam_rows_are_slow_downs_and_fit_beams_one_after_another() -> None:
     rates = [root(lambda x: accepted_over_drafted(x, GAMMA), row["acceptance_rate"]) for row in BEAMS]
     again = [speedup(rate, GAMMA, RATIO["ende"]) / row["beams"] for rate, row in zip(rates, BEAMS, strict=True)]
     assert f"{listed(literal, '{:.3f}')} at the stated alpha, and {listed(again, '{:.3f}')} if" in said
-    found = deck_report.beam_rows()
+    found = deck_analysis.beam_rows()
     assert [row["theorem"] for row in found] == pytest.approx(literal)
     assert [row["reread_speedup"] for row in found] == pytest.approx(again, rel=1e-6)
 
@@ -324,20 +324,20 @@ def three_models(small_rate: float, large_rate: float, medium_cost: float, readi
     return tokens / (1 + GAMMA * RATIO["ende"] + medium_cost * passes)
 
 
-@pytest.mark.parametrize("reading", deck_report.READINGS)
+@pytest.mark.parametrize("reading", deck_analysis.READINGS)
 def test_the_rates_of_three_models_give_both_printed_speed_ups(reading: str) -> None:
-    low, top = deck_report.medium_cost_window(reading)
+    low, top = deck_analysis.medium_cost_window(reading)
     for share in (0.02, 0.3, 0.7, 0.98):
         cost = low + share * (top - low)
-        large, small = deck_report.hierarchy_rates(cost, reading)
+        large, small = deck_analysis.hierarchy_rates(cost, reading)
         assert speedup(large, GAMMA, cost) == pytest.approx(1.13)
         assert three_models(small, large, cost, reading) == pytest.approx(1.46)
 
 
-@pytest.mark.parametrize("reading", deck_report.READINGS)
+@pytest.mark.parametrize("reading", deck_analysis.READINGS)
 def test_beyond_the_window_no_rates_do(reading: str) -> None:
     """At its upper end every draft of T5-Base is accepted, at its lower end every draft of T5-Small."""
-    low, top = deck_report.medium_cost_window(reading)
+    low, top = deck_analysis.medium_cost_window(reading)
     assert speedup(1.0, GAMMA, 1.001 * top) < 1.13 < speedup(1.0, GAMMA, 0.999 * top)
     for cost, possible in ((0.999 * low, False), (1.001 * low, True)):
         large = root(lambda x, cost=cost: speedup(x, GAMMA, cost), 1.13)  # type: ignore[misc]
@@ -345,17 +345,17 @@ def test_beyond_the_window_no_rates_do(reading: str) -> None:
         assert (best > 1.46) == possible
         if not possible:
             with pytest.raises(ParameterError, match=rf"medium_cost must be between {low:g} and {top:g}, got"):
-                deck_report.hierarchy_rates(cost, reading)
+                deck_analysis.hierarchy_rates(cost, reading)
 
 
 def test_the_window_is_that_of_the_note() -> None:
-    low, top = deck_report.medium_cost_window("literal")
-    assert deck_report.medium_cost_window("reuse") == pytest.approx((low, top))
+    low, top = deck_analysis.medium_cost_window("literal")
+    assert deck_analysis.medium_cost_window("reuse") == pytest.approx((low, top))
     said = notes("deck-hierarchy")
     assert f"between {low:.3f} and {top:.3f} of T5-Large's time" in said
-    assert f"(from {deck_report.medium_cost_window('bonus')[0]:.3f} if" in said
+    assert f"(from {deck_analysis.medium_cost_window('bonus')[0]:.3f} if" in said
     with pytest.raises(ParameterError, match="unknown reading 'B'"):
-        deck_report.medium_cost_window("B")
+        deck_analysis.medium_cost_window("B")
     speeds = {row["combination"]: row["speedup"] for row in published.table("deck-hierarchy").rows}
     assert f"{speeds['hierarchy']} against {speeds['large+base']}" in said
     assert speeds["large+base"] < speeds["hierarchy"] < speeds["large+small"]
@@ -365,21 +365,21 @@ def test_the_window_is_that_of_the_note() -> None:
 
 
 def test_the_report_in_words_counts_what_is_in_the_rows(rows: list[dict[str, Any]]) -> None:
-    text = " ".join(deck_report.sentences(rows))
+    text = " ".join(deck_analysis.sentences(rows))
     assert "3 of 4 rows of Table 2 are impossible at their stated acceptance rate even if drafting were free" in text
     assert "all 4 rows agree with Theorem 3.8 within 9 %" in text
     assert "2 of 2 adaptive rows lie above" in text
     assert "2.61 against 2.50 and 2.33 against 1.80" in text
     assert "3.61 and 2.71, and none of the rows" in text
-    fewer = " ".join(deck_report.sentences(rows[:2]))
+    fewer = " ".join(deck_analysis.sentences(rows[:2]))
     assert "1 of 2 rows of Table 2" in fewer
     assert "agree with Theorem 3.8 within 8 %" in fewer
     assert "adaptive" not in fewer
 
 
 def test_the_report_in_words_ends_with_beams_and_three_models(rows: list[dict[str, Any]]) -> None:
-    beams, three = deck_report.sentences(rows)[-2:]
+    beams, three = deck_analysis.sentences(rows)[-2:]
     assert "0.79 with 3 beams and 0.45 with 5 beams" in beams
     assert "0.717 and 0.404, and 0.831 and 0.481" in beams
-    low, top = deck_report.medium_cost_window()
+    low, top = deck_analysis.medium_cost_window()
     assert f"between {low:.3f} and {top:.3f}" in three

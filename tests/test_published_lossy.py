@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from model import bild, published, skipdecode
-from model.published import skipdecode as paper
+from model import published
+from model.methods.bild import theory as bild
+from model.methods.skipdecode import theory as skipdecode
+from model.published import skipdecode_tables as paper
 
 SIZES = published.table("bild-table-2")
 SCHEDULES = published.table("skipdecode-table-2")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from model import published
-from model.checks import ParameterError
-from model.published import skipdecode_report
-from model.published.skipdecode import LENGTHS, MEDIAN_PROMPTS
+from model.base.checks import ParameterError
+from model.published import skipdecode_analysis
+from model.published.skipdecode_tables import LENGTHS, MEDIAN_PROMPTS
 
 SCHEDULES = published.table("skipdecode-table-2")
 RESULTS = published.table("skipdecode-table-4")
@@ -20,7 +20,7 @@ FAMILIES = list(itertools.product(LENGTHS, ("opt-1.3b", "opt-6.7b")))
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    return skipdecode_report.rows()
+    return skipdecode_analysis.rows()
 
 
 def fitting(row: dict[str, Any], rounding: str, prompt: int) -> list[int]:
@@ -39,10 +39,10 @@ def fitting(row: dict[str, Any], rounding: str, prompt: int) -> list[int]:
 def test_every_row_is_there_once_and_in_order(rows: list[dict[str, Any]]) -> None:
     keys = [(row["data_set"], row["model"], row["target_speedup"]) for row in rows]
     assert keys == [(*family, label) for family in FAMILIES for label in (2, 3, 4, 5)]
-    assert [row["source"] for row in skipdecode_report.schedule_rows()] == [SCHEDULES.cite(row) for row in SCHEDULES.rows]
+    assert [row["source"] for row in skipdecode_analysis.schedule_rows()] == [SCHEDULES.cite(row) for row in SCHEDULES.rows]
 
 
-@pytest.mark.parametrize("rounding", skipdecode_report.COMPARED)
+@pytest.mark.parametrize("rounding", skipdecode_analysis.COMPARED)
 def test_lengths_are_those_of_the_schedule_in_fractions(rows: list[dict[str, Any]], rounding: str) -> None:
     for row in rows:
         data_set = row["data_set"]
@@ -57,10 +57,10 @@ def test_lengths_are_those_of_the_schedule_in_fractions(rows: list[dict[str, Any
 @pytest.mark.parametrize(("data_set", "model"), FAMILIES)
 def test_common_lengths_are_in_every_row(rows: list[dict[str, Any]], data_set: str, model: str) -> None:
     own = [row for row in rows if (row["data_set"], row["model"]) == (data_set, model)]
-    for rounding, prompt in itertools.product(skipdecode_report.COMPARED, (LENGTHS[data_set][0], MEDIAN_PROMPTS[data_set])):
+    for rounding, prompt in itertools.product(skipdecode_analysis.COMPARED, (LENGTHS[data_set][0], MEDIAN_PROMPTS[data_set])):
         expected = set.intersection(*(set(fitting(row, rounding, prompt)) for row in own))
-        assert set(skipdecode_report.common_lengths(data_set, model, rounding, prompt)) == expected
-    assert skipdecode_report.common_lengths(data_set, model) == skipdecode_report.common_lengths(
+        assert set(skipdecode_analysis.common_lengths(data_set, model, rounding, prompt)) == expected
+    assert skipdecode_analysis.common_lengths(data_set, model) == skipdecode_analysis.common_lengths(
         data_set, model, "half-up", LENGTHS[data_set][0]
     )
 
@@ -68,12 +68,12 @@ def test_common_lengths_are_in_every_row(rows: list[dict[str, Any]], data_set: s
 def test_rounding_is_only_told_apart_behind_the_longest_prompt() -> None:
     """Section 1.12 of what is known of the tables, S5: 34 tokens; behind the median prompt 40 or 41, rounded either way."""
     found = {
-        (rounding, prompt): skipdecode_report.common_lengths("e2e", "opt-1.3b", rounding, prompt)
+        (rounding, prompt): skipdecode_analysis.common_lengths("e2e", "opt-1.3b", rounding, prompt)
         for rounding, prompt in itertools.product(("half-up", "half-even"), (60, 38))
     }
     assert found == {("half-up", 60): (34,), ("half-even", 60): (), ("half-up", 38): (40, 41), ("half-even", 38): (40, 41)}
     for rounding, prompt in itertools.product(("floor", "ceil"), (60, 38)):
-        assert not skipdecode_report.common_lengths("e2e", "opt-1.3b", rounding, prompt)
+        assert not skipdecode_analysis.common_lengths("e2e", "opt-1.3b", rounding, prompt)
 
 
 def test_what_a_label_stands_for(rows: list[dict[str, Any]]) -> None:
@@ -86,16 +86,16 @@ def test_what_a_label_stands_for(rows: list[dict[str, Any]]) -> None:
         assert row["lost"] == pytest.approx(base["rouge_l"] - row["rouge_l"])
         assert (f"counts from {row['base_layers']:g}" in row["remark"]) is (row["model"] == "opt-6.7b")
         assert ("ran to the longest" in row["remark"]) is row["at_limit"]
-    for row in skipdecode_report.schedule_rows():
+    for row in skipdecode_analysis.schedule_rows():
         assert row["middle"] == (row["min_layers"] + row["max_layers"]) / 2
         assert row["labelled"] is (row["ratio"] == row["target_speedup"])
         clean = row["centred"] and row["labelled"] and row["counted"] == row["layers"]
         assert (row["remark"] == "") is clean
-    assert any(row["remark"] == "" for row in skipdecode_report.schedule_rows())
+    assert any(row["remark"] == "" for row in skipdecode_analysis.schedule_rows())
 
 
 def test_the_words_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
-    text = " ".join(skipdecode_report.sentences(rows))
+    text = " ".join(skipdecode_analysis.sentences(rows))
     for label in (2, 3, 4, 5):
         values = [row["realised"] for row in rows if row["target_speedup"] == label]
         assert f"{min(values):.2f} to {max(values):.2f} at {label}x" in text
@@ -113,31 +113,31 @@ def test_the_words_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def test_fewer_rows_say_less(rows: list[dict[str, Any]]) -> None:
-    text = " ".join(skipdecode_report.sentences([row for row in rows if row["data_set"] == "e2e"]))
+    text = " ".join(skipdecode_analysis.sentences([row for row in rows if row["data_set"] == "e2e"]))
     assert "Reddit needs" not in text
     assert "ran to the longest" not in text
     assert "ROUGE-L on E2E" in text
     assert "ROUGE-L on Reddit" not in text
     # Of 4x and 5x on CNN/DailyMail some lengths are in both; of 2x none that is in another.
     late = [row for row in rows if (row["data_set"], row["model"]) == ("cnn_dm", "opt-6.7b")]
-    assert "no length is in all" not in " ".join(skipdecode_report.sentences(late[1:]))
-    assert "no length is in all" in " ".join(skipdecode_report.sentences(late))
+    assert "no length is in all" not in " ".join(skipdecode_analysis.sentences(late[1:]))
+    assert "no length is in all" in " ".join(skipdecode_analysis.sentences(late))
 
 
 def test_settings_are_replayed_where_all_of_a_model_are_there() -> None:
-    table = [row for row in skipdecode_report.schedule_rows() if row["model"] == "opt-6.7b"]
+    table = [row for row in skipdecode_analysis.schedule_rows() if row["model"] == "opt-6.7b"]
     settings = [row | {"prompt": prompt, "sequence": sequence, "power": 1.0} for row in table
                 for prompt, sequence in (LENGTHS["reddit"], LENGTHS["cnn_dm"])]  # fmt: skip
     other = settings[0] | {"min_layers": 3}
-    assert skipdecode_report.replayed([*settings, other]) == [("reddit", "opt-6.7b"), ("cnn_dm", "opt-6.7b")]
-    assert skipdecode_report.replayed(settings[1:]) == [("cnn_dm", "opt-6.7b")]
+    assert skipdecode_analysis.replayed([*settings, other]) == [("reddit", "opt-6.7b"), ("cnn_dm", "opt-6.7b")]
+    assert skipdecode_analysis.replayed(settings[1:]) == [("cnn_dm", "opt-6.7b")]
     for key, value in (("power", 2.0), ("warm_up", 2), ("prompt", 61), ("sequence", 161), ("layers", 33), ("max_layers", 23)):
-        assert skipdecode_report.replayed([row | {key: value} for row in settings]) == []
-    assert skipdecode_report.replayed([]) == []
+        assert skipdecode_analysis.replayed([row | {key: value} for row in settings]) == []
+    assert skipdecode_analysis.replayed([]) == []
 
 
 def test_what_is_said_of_a_model_on_a_data_set_is_of_its_rows(rows: list[dict[str, Any]]) -> None:
-    text = " ".join(skipdecode_report.sentences_on("e2e", "opt-1.3b"))
+    text = " ".join(skipdecode_analysis.sentences_on("e2e", "opt-1.3b"))
     for row in rows:
         if (row["data_set"], row["model"]) == ("e2e", "opt-1.3b"):
             assert f"{row['realised']:.2f} at {row['target_speedup']}x" in text
@@ -145,11 +145,11 @@ def test_what_is_said_of_a_model_on_a_data_set_is_of_its_rows(rows: list[dict[st
     assert "5x of OPT-1.3B is 4.80." in text
     assert "34 with halves up" in text
     assert not any(name in text for name in ("OPT-6.7B", "Reddit", "CNN"))
-    limit = " ".join(skipdecode_report.sentences_on("reddit", "opt-6.7b"))
+    limit = " ".join(skipdecode_analysis.sentences_on("reddit", "opt-6.7b"))
     assert "Texts ran to the longest length, or close to it, at 5x of OPT-6.7B on Reddit" in limit
     assert "counts OPT-6.7B from 30 layers" in limit
     with pytest.raises(ParameterError, match="unknown model 'opt-13b'"):
-        skipdecode_report.sentences_on("e2e", "opt-13b")
+        skipdecode_analysis.sentences_on("e2e", "opt-13b")
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_what_is_said_of_a_model_on_a_data_set_is_of_its_rows(rows: list[dict[st
 )
 def test_bad_input_names_the_value_and_its_bound(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ParameterError, match=f"^{message}"):
-        skipdecode_report.common_lengths(*arguments)
+        skipdecode_analysis.common_lengths(*arguments)

@@ -14,10 +14,10 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from calibrate import decoding, quality
-from calibrate.cli import app
-from model.algorithms import skipdecode
-from model.checks import ParameterError
+from calibrate.commands.calibrate_app import app
+from calibrate.decode import quality, real_decoding
+from model.base.checks import ParameterError
+from model.methods.skipdecode import algorithm as skipdecode
 from tests import real_models
 from tests.real_models import DEPTHS, VOCABULARY
 
@@ -83,7 +83,7 @@ def test_rows_are_what_counting_by_hand_finds(
     models = real_models.decoders("llama", *roles, seed=2)
     full = models["target"].full
     table = dict(table)
-    found = [decoding.decode(method, models, prompt, TOKENS, table, log=True) for prompt in PROMPTS]
+    found = [real_decoding.decode(method, models, prompt, TOKENS, table, log=True) for prompt in PROMPTS]
     agrees, likely, prefixes = [], [], []
     for prompt, each in zip(PROMPTS, found, strict=True):
         for place, token in enumerate(each.tokens):
@@ -114,7 +114,7 @@ def test_rows_are_what_counting_by_hand_finds(
         left = [read.layer for each in found for read in each.reads if read.kind == "next"]
         assert row["mean_layers"] == pytest.approx(np.mean(left))
     else:
-        known = [skipdecode.Parameters(LAYERS, **decoding.scheduled(method, table, len(prompt), TOKENS)) for prompt in PROMPTS]
+        known = [skipdecode.Parameters(LAYERS, **real_decoding.scheduled(method, table, len(prompt), TOKENS)) for prompt in PROMPTS]
         assert row["mean_layers"] == pytest.approx(np.mean([skipdecode.schedule(each, TOKENS) for each in known]))
         assert row["prompt"] is None  # each text had its own
 
@@ -271,8 +271,8 @@ def test_rows_say_what_they_were_made_with_and_seconds_are_those_of_all_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each text takes a second more than the one before, plain ones first: 1 + 2 + 3 s, and 4 + 5 + 6 s."""
-    count, decode, told = iter(range(1, 99)), decoding.decode, list[Any]()
-    monkeypatch.setattr(decoding, "decode", lambda *args, **more: replace(decode(*args, **more), seconds=float(next(count))))
+    count, decode, told = iter(range(1, 99)), real_decoding.decode, list[Any]()
+    monkeypatch.setattr(real_decoding, "decode", lambda *args, **more: replace(decode(*args, **more), seconds=float(next(count))))
     rows = measured(tmp_path, "early_exit", [{"exit_layer": 3}, {"threshold": 1.0}], report=lambda *said: told.append(said))
     assert told == [(0, 2, "exit_layer=3"), (1, 2, "threshold=1.0")]
     assert [(row["plain_seconds"], row["seconds"]) for row in rows] == [(6, 15), (6, 24)]

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from model import rates
-from model import speculative as sd
-from model import speculative_laws as laws
-from model.checks import ParameterError
-from model.intervals import wilson
+from model.base.checks import ParameterError
+from model.methods.speculative import dependent_acceptance as laws
+from model.methods.speculative import rates_from_logs
+from model.methods.speculative import theory as sd
+from model.outcomes.intervals import wilson
 from tests.exact import close, mean, near, recursion
 
 LOGS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=25), min_size=1, max_size=4)
@@ -81,7 +81,7 @@ def walked(logs: list[list[int]], gamma: int) -> list[tuple[int, int, int, int]]
 
 @given(LOGS, LENGTHS)
 def test_rounds_token_by_token(logs: list[list[int]], gamma: int) -> None:
-    played = rates.play(logs, gamma)
+    played = rates_from_logs.play(logs, gamma)
     expected = walked(logs, gamma)
     assert [*zip(*(each.tolist() for each in played[1:]), strict=True)] == expected
     for request, log in enumerate(logs):
@@ -98,25 +98,25 @@ def test_rounds_token_by_token(logs: list[list[int]], gamma: int) -> None:
 
 @given(LOGS, LENGTHS, st.lists(st.integers(0, 30), min_size=2, max_size=5, unique=True).map(sorted))
 def test_places_and_positions_share_out_what_was_tested(logs: list[list[int]], gamma: int, edges: list[int]) -> None:
-    played = rates.play(logs, gamma)
+    played = rates_from_logs.play(logs, gamma)
     trials = [
         (place, start + place, place < accepted)
         for _, start, drafted, accepted in walked(logs, gamma)
         for place in range(min(accepted + 1, drafted))
     ]
-    by_place = rates.by_place(played)
-    by_position = rates.by_output_position(played, edges)
+    by_place = rates_from_logs.by_place(played)
+    by_position = rates_from_logs.by_output_position(played, edges)
     bins = [[kept for _, position, kept in trials if low <= position < high] for low, high in itertools.pairwise(edges)]
     places = [[kept for place, _, kept in trials if place == each] for each in range(gamma)]
     for found, expected in ((by_place, places), (by_position, bins)):
         assert found.trials.tolist() == [*map(len, expected)]
         shares = [sum(each) / len(each) if each else math.nan for each in expected]
         assert found.rate.tolist() == pytest.approx(shares, nan_ok=True)
-    pooled = rates.accepted_of_tested(played)
+    pooled = rates_from_logs.accepted_of_tested(played)
     assert int(pooled.trials) == len(trials)
     if trials:
         assert near(pooled.rate, sum(kept for *_, kept in trials) / len(trials))
-    assert near(rates.accepted_of_positions(logs).trials, sum(len(log) - 1 for log in logs))
+    assert near(rates_from_logs.accepted_of_positions(logs).trials, sum(len(log) - 1 for log in logs))
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 5])
@@ -128,11 +128,11 @@ def test_estimates_by_every_outcome_of_the_coins(alpha: Fraction, gamma: int) ->
     for coins in itertools.product((False, True), repeat=positions):
         chance = alpha ** sum(coins) * (1 - alpha) ** (positions - sum(coins))
         log = log_of(coins)
-        played = rates.play([log], gamma)
+        played = rates_from_logs.play([log], gamma)
         accepted += chance * int(played.accepted.sum())
         tested += chance * int(played.tested.sum())
         drafted += chance * int(played.drafted.sum())
-        first += chance * Fraction(int(sum(each.sum() for each in rates.coins([log]))), positions - 1)
+        first += chance * Fraction(int(sum(each.sum() for each in rates_from_logs.coins([log]))), positions - 1)
     assert accepted == alpha * tested
     assert first == alpha
     assert (accepted == alpha * drafted) if gamma == 1 else (accepted < alpha * drafted)
@@ -148,19 +148,19 @@ def test_of_whole_drafts_the_printed_rate_is_that_of_equation_1(gamma: int) -> N
     alpha = Fraction(1, 2)
     chances = [alpha**n * (1 - alpha) for n in range(gamma)] + [alpha**gamma]
     log = [length for n, chance in enumerate(chances) for _ in range(int(chance * 2**gamma)) for length in range(n + 1, 0, -1)]
-    played = rates.play([[*log, *[1] * gamma]], gamma)
+    played = rates_from_logs.play([[*log, *[1] * gamma]], gamma)
     whole = played._replace(**{name: getattr(played, name)[: 2**gamma] for name in ("request", "start", "drafted", "accepted")})
     assert (whole.drafted == gamma).all()
-    assert close(rates.accepted_of_drafted(whole).rate, (mean(alpha, gamma) - 1) / gamma)
-    assert close(rates.accepted_of_tested(whole).rate, alpha)
+    assert close(rates_from_logs.accepted_of_drafted(whole).rate, (mean(alpha, gamma) - 1) / gamma)
+    assert close(rates_from_logs.accepted_of_tested(whole).rate, alpha)
     # So alpha is found again from what engines print.
-    assert near(sd.acceptance_from_drafted(float(rates.accepted_of_drafted(whole).rate), gamma), 0.5, rtol=1e-9)
+    assert near(sd.acceptance_from_drafted(float(rates_from_logs.accepted_of_drafted(whole).rate), gamma), 0.5, rtol=1e-9)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=5))
 def test_intervals_are_wilsons(counts: list[tuple[int, int]]) -> None:
     successes, trials = zip(*((min(pair), max(pair)) for pair in counts), strict=True)
-    found = rates.rates(successes, trials)
+    found = rates_from_logs.rates(successes, trials)
     for index, (kept, tried) in enumerate(zip(successes, trials, strict=True)):
         if not tried:
             assert all(math.isnan(each[index]) for each in found[:3])
@@ -172,14 +172,16 @@ def test_intervals_are_wilsons(counts: list[tuple[int, int]]) -> None:
 def test_the_interval_of_requests_knows_that_trials_of_one_text_go_together() -> None:
     """Rates of 0 or 1 by request: 40 requests are 40 trials, not 4,000. Of equal requests there is nothing to be unsure of."""
     successes, trials = [100] * 20 + [0] * 20, [100] * 40
-    low, high = rates.ratio_interval(successes, trials)
+    low, high = rates_from_logs.ratio_interval(successes, trials)
     # The mean of 40 values of 0 and 1, by Student's law.
     half = float(stats.t.ppf(0.975, 39)) * math.sqrt(40 * 0.25 / 39 / 40)
     assert near([low, high], [0.5 - half, 0.5 + half])
-    found = rates.rates(sum(successes), sum(trials))
+    found = rates_from_logs.rates(sum(successes), sum(trials))
     assert high - low > 8 * float(found.high - found.low)
-    assert rates.ratio_interval([5, 10], [10, 20]) == (0.5, 0.5)
-    assert all(math.isnan(end) for end in (*rates.ratio_interval([5], [10]), *rates.ratio_interval([0, 0], [0, 0])))
+    assert rates_from_logs.ratio_interval([5, 10], [10, 20]) == (0.5, 0.5)
+    assert all(
+        math.isnan(end) for end in (*rates_from_logs.ratio_interval([5], [10]), *rates_from_logs.ratio_interval([0, 0], [0, 0]))
+    )
 
 
 def covered(intervals: Iterator[tuple[float, float]], truth: float) -> int:
@@ -193,7 +195,7 @@ def test_the_interval_of_requests_covers() -> None:
     def intervals() -> Iterator[tuple[float, float]]:
         for _ in range(400):
             trials = rng.integers(20, 60, 40)
-            yield rates.ratio_interval(rng.binomial(trials, rng.beta(7, 3, 40)), trials)
+            yield rates_from_logs.ratio_interval(rng.binomial(trials, rng.beta(7, 3, 40)), trials)
 
     assert 360 <= covered(intervals(), 0.7) <= 398
 
@@ -203,7 +205,7 @@ def test_the_interval_of_requests_covers() -> None:
 
 @given(st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=4).filter(any), st.integers(1, 4))
 def test_correlation_pair_by_pair(sequences: list[list[bool]], lag: int) -> None:
-    found = rates.lag_correlation(sequences, lag)
+    found = rates_from_logs.lag_correlation(sequences, lag)
     every = [coin for each in sequences for coin in each]
     share = Fraction(sum(every), len(every))
     products = [(each[i] - share) * (each[i + lag] - share) for each in sequences for i in range(len(each) - lag)]
@@ -228,7 +230,7 @@ def test_the_standard_error_of_the_correlation_is_exact_where_the_rate_is_known(
         second += chance * total**2
     assert first == 0
     spread = alpha * (1 - alpha)
-    assert near(math.sqrt(second) / (positions - 1) / spread, rates.lag_correlation([[0, 1] * 3]).standard_error)
+    assert near(math.sqrt(second) / (positions - 1) / spread, rates_from_logs.lag_correlation([[0, 1] * 3]).standard_error)
 
 
 @pytest.mark.parametrize(("ones", "zeros"), [(1, 1), (3, 2), (4, 4), (1, 5)])
@@ -238,29 +240,29 @@ def test_runs_by_every_order(ones: int, zeros: int) -> None:
     middle = Fraction(sum(counts), len(counts))
     variance = Fraction(sum(count**2 for count in counts), len(counts)) - middle**2
     for order, count in zip(orders, counts, strict=True):
-        found = rates.runs_test([order])
+        found = rates_from_logs.runs_test([order])
         assert found.runs == count
         assert near(found.expected, float(middle))
         assert near(found.deviation, math.sqrt(variance), atol=1e-9)
     # Requests are independent: means and variances add up, requests of one kind add nothing but their run.
-    both = rates.runs_test([orders[0], orders[-1], [1, 1, 1], []])
+    both = rates_from_logs.runs_test([orders[0], orders[-1], [1, 1, 1], []])
     assert near(both.expected, 2 * float(middle) + 1)
     assert near(both.deviation, math.sqrt(2 * variance), atol=1e-9)
 
 
 def test_equal_coins_say_nothing_about_their_order() -> None:
-    found = rates.runs_test([[1] * 10, [0] * 3])
+    found = rates_from_logs.runs_test([[1] * 10, [0] * 3])
     assert (found.runs, found.expected, found.deviation) == (2, 2.0, 0.0)
     assert math.isnan(found.z)
     assert math.isnan(found.p_value)
 
 
 TESTS: dict[str, Callable[[list[list[int]]], float]] = {
-    "correlation": lambda logs: rates.lag_correlation(rates.coins(logs)).p_value,
-    "lag 2": lambda logs: rates.lag_correlation(rates.coins(logs), 2).p_value,
-    "runs": lambda logs: rates.runs_test(rates.coins(logs)).p_value,
-    "geometric": lambda logs: rates.geometric_test(rates.play(logs, 4)).p_value,
-    "geometric, long drafts": lambda logs: rates.geometric_test(rates.play(logs, 12)).p_value,
+    "correlation": lambda logs: rates_from_logs.lag_correlation(rates_from_logs.coins(logs)).p_value,
+    "lag 2": lambda logs: rates_from_logs.lag_correlation(rates_from_logs.coins(logs), 2).p_value,
+    "runs": lambda logs: rates_from_logs.runs_test(rates_from_logs.coins(logs)).p_value,
+    "geometric": lambda logs: rates_from_logs.geometric_test(rates_from_logs.play(logs, 4)).p_value,
+    "geometric, long drafts": lambda logs: rates_from_logs.geometric_test(rates_from_logs.play(logs, 12)).p_value,
 }
 
 
@@ -288,10 +290,10 @@ def test_signs() -> None:
     rng = np.random.default_rng(19)
     for correlation in (0.3, -0.3):
         coins = [chain(rng, 0.6, correlation, 400) for _ in range(10)]
-        found = rates.lag_correlation(coins)
+        found = rates_from_logs.lag_correlation(coins)
         assert abs(found.correlation - correlation) < 5 * found.standard_error
-        assert abs(rates.lag_correlation(coins, 2).correlation - correlation**2) < 5 * found.standard_error
-        assert rates.runs_test(coins).z * correlation < -3
+        assert abs(rates_from_logs.lag_correlation(coins, 2).correlation - correlation**2) < 5 * found.standard_error
+        assert rates_from_logs.runs_test(coins).z * correlation < -3
 
 
 def test_easy_and_hard_requests_are_a_correlation_but_no_runs() -> None:
@@ -313,9 +315,9 @@ def test_easy_and_hard_requests_are_a_correlation_but_no_runs() -> None:
 def test_chi_square_cell_by_cell(survivors: list[int], gamma: int) -> None:
     """The cells that are taken are as many as all expect five rounds; the rest is Pearson's sum over them."""
     log = [length for n in survivors for length in range(min(n, gamma) + 1, 0, -1)] + [1] * gamma
-    played = rates.play([log], gamma)
+    played = rates_from_logs.play([log], gamma)
     whole = [accepted for *_, drafted, accepted in walked([log], gamma) if drafted == gamma]
-    found = rates.geometric_test(played)
+    found = rates_from_logs.geometric_test(played)
 
     def cells(longest: int) -> tuple[list[int], list[Fraction]]:
         cut = [min(n, longest) for n in whole]
@@ -341,7 +343,7 @@ def test_chi_square_cell_by_cell(survivors: list[int], gamma: int) -> None:
 def test_rounds_in_the_very_proportions_of_the_law_fit_it() -> None:
     chances = [16, 8, 4, 2, 1, 1]
     log = [length for n, count in enumerate(chances) for _ in range(5 * count) for length in range(n + 1, 0, -1)]
-    found = rates.geometric_test(rates.play([[*log, *[1] * 5]], 5))
+    found = rates_from_logs.geometric_test(rates_from_logs.play([[*log, *[1] * 5]], 5))
     assert found.degrees == 4
     # The five ones at the end add one whole round.
     assert found.statistic < 0.05
@@ -353,7 +355,7 @@ def test_rounds_in_the_very_proportions_of_the_law_fit_it() -> None:
 
 @given(LOGS.filter(lambda logs: max(map(len, logs)) > 1), LENGTHS, st.sampled_from([0.0, 0.1, 0.5]))
 def test_predicted_and_observed(logs: list[list[int]], gamma: int, cost_ratio: float) -> None:
-    (row,) = rates.dependence(logs, [gamma], cost_ratio, 3, np.random.default_rng(0))
+    (row,) = rates_from_logs.dependence(logs, [gamma], cost_ratio, 3, np.random.default_rng(0))
     coins = [length > 1 for log in logs for length in log[:-1]]
     alpha = Fraction(sum(coins), len(coins))
     prices: tuple[Callable[[int], Fraction], ...] = (lambda _: Fraction(1), Fraction)
@@ -373,7 +375,7 @@ def test_independent_coins_are_predicted() -> None:
     """Of 150 logs of 40 requests the interval holds 0 in 128 to 149: Binomial(150, 0.95) is beyond with a chance of 6e-4, and
     percentiles of 40 requests are known to be a little narrow."""
     rng = np.random.default_rng(21)
-    rows = [rates.dependence(drawn(rng, 0.7, 40, 50), [4], 0.1, 200, rng)[0] for _ in range(150)]
+    rows = [rates_from_logs.dependence(drawn(rng, 0.7, 40, 50), [4], 0.1, 200, rng)[0] for _ in range(150)]
     assert 128 <= covered(((row.low, row.high) for row in rows), 0.0) <= 149
     errors = np.array([row.error for row in rows])
     assert abs(errors.mean()) < 4 * errors.std() / math.sqrt(150) + 1e-3
@@ -384,7 +386,7 @@ def test_what_a_chain_of_coins_does_is_what_its_theory_says(correlation: float) 
     """Observed are the tokens of `expected_tokens_markov`, predicted those of Eq. 1: too many if the correlation is positive."""
     rng = np.random.default_rng(22)
     logs = [log_of(chain(rng, 0.7, correlation, 1000)) for _ in range(30)]
-    for row in rates.dependence(logs, [1, 4], 0.1, 200, rng):
+    for row in rates_from_logs.dependence(logs, [1, 4], 0.1, 200, rng):
         chained = laws.expected_tokens_markov(0.7, correlation, row.draft_length)
         truth = float(sd.expected_tokens(0.7, row.draft_length) / chained) - 1
         assert row.error * correlation > 0
@@ -395,7 +397,7 @@ def test_what_a_chain_of_coins_does_is_what_its_theory_says(correlation: float) 
 
 def test_one_seed_one_interval() -> None:
     logs = drawn(np.random.default_rng(23), 0.7, 10, 30)
-    once, again, other = (rates.dependence(logs, [2, 3], 0.1, 50, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    once, again, other = (rates_from_logs.dependence(logs, [2, 3], 0.1, 50, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert once == again
     assert [row.low for row in once] != [row.low for row in other]
     assert [row.error for row in once] == [row.error for row in other]  # only the interval is drawn
@@ -404,11 +406,11 @@ def test_one_seed_one_interval() -> None:
 def test_the_interval_is_of_requests_drawn_again() -> None:
     """Each draw by itself: a log of the drawn requests has an error of its own, and the interval is of 95 % of these."""
     logs = drawn(np.random.default_rng(24), 0.7, 4, 20) + drawn(np.random.default_rng(25), 0.4, 3, 12)
-    (row,) = rates.dependence(logs, [3], 0.1, 40, np.random.default_rng(2))
+    (row,) = rates_from_logs.dependence(logs, [3], 0.1, 40, np.random.default_rng(2))
     errors = []
     for often in np.random.default_rng(2).multinomial(7, [1 / 7] * 7, size=40):
         again = [log for log, count in zip(logs, often, strict=True) for _ in range(count)]
-        errors.append(rates.dependence(again, [3], 0.1, 1, np.random.default_rng(0))[0].error)
+        errors.append(rates_from_logs.dependence(again, [3], 0.1, 1, np.random.default_rng(0))[0].error)
     assert near([row.low, row.high], np.quantile(errors, [0.025, 0.975]), rtol=1e-9)
 
 
@@ -417,7 +419,7 @@ def test_the_interval_is_of_requests_drawn_again() -> None:
 
 @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=12), min_size=1, max_size=8), st.integers(1, 4))
 def test_means_over_rounds_and_over_sequences_are_plain_sums(logs: list[list[int]], gamma: int) -> None:
-    found = rates.means(rates.play(logs, gamma))
+    found = rates_from_logs.means(rates_from_logs.play(logs, gamma))
     rounds = [laws.tokens_of_rounds(log, gamma)[0] for log in logs]
     assert found.rounds == sum(rounds)
     assert near(found.over_rounds, sum(map(len, logs)) / sum(rounds), rtol=1e-12)
@@ -432,14 +434,14 @@ def test_means_over_rounds_and_over_sequences_are_plain_sums(logs: list[list[int
 def test_the_intervals_of_both_means_are_those_between_sequences() -> None:
     """Sequences of three rates, drawn again: each interval of 95 % covers its mean in 360 to 397 of 400."""
     rng, covered = np.random.default_rng(11), np.zeros(2)
-    pool = [rates.play([log], 3) for rate in (0.4, 0.6, 0.8) for log in drawn(rng, rate, 20, 30)]
+    pool = [rates_from_logs.play([log], 3) for rate in (0.4, 0.6, 0.8) for log in drawn(rng, rate, 20, 30)]
     rounds = np.array([each.accepted.size for each in pool])
     tokens = np.array([int((each.accepted + 1).sum()) for each in pool])
     truth = tokens.sum() / rounds.sum(), float((tokens / rounds).mean())
     for _ in range(400):
         parts = [pool[index] for index in rng.integers(0, len(pool), 60)]
         request = np.repeat(np.arange(60), [part.accepted.size for part in parts])
-        found = rates.means(rates.Played(3, request, *(
+        found = rates_from_logs.means(rates_from_logs.Played(3, request, *(
             np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "drafted", "accepted")
         )))  # fmt: skip
         ends = (found.rounds_low, found.rounds_high), (found.sequences_low, found.sequences_high)
@@ -451,7 +453,7 @@ def test_one_error_of_independence() -> None:
     """The row of the command's table and `iid_error` are one number."""
     logs = drawn(np.random.default_rng(5), 0.7, 4, 60)
     for gamma in (1, 3):
-        (row,) = rates.dependence(logs, [gamma], 0.1, 5, np.random.default_rng(2))
+        (row,) = rates_from_logs.dependence(logs, [gamma], 0.1, 5, np.random.default_rng(2))
         assert laws.iid_error(logs, gamma) == row.error
 
 
@@ -467,20 +469,20 @@ def test_real_acceptances_are_not_independent() -> None:
     rows = [json.loads(line) for file in FILES for line in file.read_text().splitlines()]
     for drafter in ("eagle", "ngram"):
         logs: list[list[int]] = [row[f"acc_{drafter}"]["acc_len"] for row in rows]
-        coins: list[NDArray[np.bool_]] = rates.coins(logs)
-        assert rates.lag_correlation(coins).correlation > 0.05
-        assert rates.runs_test(coins).z < -10
-        assert rates.geometric_test(rates.play(logs, 3)).p_value < 1e-6
-        found = rates.dependence(logs, [1, 2, 3, 5, 7], 0.1, 200, np.random.default_rng(1))
+        coins: list[NDArray[np.bool_]] = rates_from_logs.coins(logs)
+        assert rates_from_logs.lag_correlation(coins).correlation > 0.05
+        assert rates_from_logs.runs_test(coins).z < -10
+        assert rates_from_logs.geometric_test(rates_from_logs.play(logs, 3)).p_value < 1e-6
+        found = rates_from_logs.dependence(logs, [1, 2, 3, 5, 7], 0.1, 200, np.random.default_rng(1))
         assert all(row.low > 0 for row in found)
         if drafter == "eagle":  # the longer the draft the worse, as it reads the target's features
             assert all(after.error > before.error for before, after in itertools.pairwise(found))
             # Rounds of seven are right less often than a fresh draft is: the mean over positions does not see it.
-            late = rates.accepted_of_tested(rates.play(logs, 7))
-            assert float(late.high) < float(rates.accepted_of_positions(logs).low)
-        played = rates.play(logs, 7)
-        low, high = rates.ratio_interval(*played.of_requests())
-        pooled = rates.accepted_of_tested(played)
+            late = rates_from_logs.accepted_of_tested(rates_from_logs.play(logs, 7))
+            assert float(late.high) < float(rates_from_logs.accepted_of_positions(logs).low)
+        played = rates_from_logs.play(logs, 7)
+        low, high = rates_from_logs.ratio_interval(*played.of_requests())
+        pooled = rates_from_logs.accepted_of_tested(played)
         assert high - low > float(pooled.high - pooled.low)  # requests differ
 
 
@@ -501,28 +503,34 @@ def test_the_readme_has_the_errors_of_the_log_that_it_names() -> None:
 
 RNG = np.random.default_rng(0)
 BAD: list[tuple[Callable[[], object], str]] = [
-    (lambda: rates.rates([3], [2]), r"^successes must be at most the trials, got \[3\] of \[2\]"),
-    (lambda: rates.rates([-1], [2]), r"^successes\[0\] must be at least 0, got -1"),
-    (lambda: rates.rates([0.5], [2]), r"^successes\[0\] must be a whole number, got 0\.5"),
-    (lambda: rates.ratio_interval([1, 2], [3]), "^successes and trials must be lists of one length"),
-    (lambda: rates.ratio_interval(1, 3), "^successes and trials must be lists of one length"),
-    (lambda: rates.ratio_interval([4, 2], [3, 3]), "^successes and trials must be lists .* the former fewer"),
-    (lambda: rates.play([], 3), r"^logs must be lists of whole numbers of at least 1, .*, got \[\]"),
-    (lambda: rates.play([[1], []], 3), r"^logs must be lists .*; logs\[1\] is \[\]"),
-    (lambda: rates.play([3, 2], 3), r"^logs must be lists .*; logs\[0\] is 3"),
-    (lambda: rates.play([[2, 0]], 3), r"^logs\[0\]\[1\] must be at least 1, got 0"),
-    (lambda: rates.play([[2, 1.5]], 3), r"^logs\[0\]\[1\] must be a whole number, got 1\.5"),
-    (lambda: rates.play([[2]], 0), "^draft_length must be at least 1, got 0"),
-    (lambda: rates.by_output_position(rates.play([[2]], 1), [3]), r"^edges must be at least two whole numbers that rise, got"),
-    (lambda: rates.by_output_position(rates.play([[2]], 1), [3, 3]), r"^edges must be at least two whole numbers that rise"),
-    (lambda: rates.lag_correlation([[1, 0]], 0), "^lag must be at least 1, got 0"),
-    (lambda: rates.lag_correlation([[1, 0.5]]), r"^sequences\[0\] must be a list of coins, each 0 or 1, got \[1, 0\.5\]"),
-    (lambda: rates.runs_test([[1, 2]]), r"^sequences\[0\]\[1\] must be between 0 and 1, got 2"),
-    (lambda: rates.runs_test([[]]), "^sequences must have at least one coin, got none"),
-    (lambda: rates.dependence([[2, 1]], [], 0.1, 10, RNG), "^draft_lengths must have at least one length"),
-    (lambda: rates.dependence([[2, 1]], [0], 0.1, 10, RNG), "^draft_length must be at least 1, got 0"),
-    (lambda: rates.dependence([[2, 1]], [1], -0.1, 10, RNG), r"^cost_ratio must be at least 0, got -0\.1"),
-    (lambda: rates.dependence([[2, 1]], [1], 0.1, 0, RNG), "^replications must be at least 1, got 0"),
+    (lambda: rates_from_logs.rates([3], [2]), r"^successes must be at most the trials, got \[3\] of \[2\]"),
+    (lambda: rates_from_logs.rates([-1], [2]), r"^successes\[0\] must be at least 0, got -1"),
+    (lambda: rates_from_logs.rates([0.5], [2]), r"^successes\[0\] must be a whole number, got 0\.5"),
+    (lambda: rates_from_logs.ratio_interval([1, 2], [3]), "^successes and trials must be lists of one length"),
+    (lambda: rates_from_logs.ratio_interval(1, 3), "^successes and trials must be lists of one length"),
+    (lambda: rates_from_logs.ratio_interval([4, 2], [3, 3]), "^successes and trials must be lists .* the former fewer"),
+    (lambda: rates_from_logs.play([], 3), r"^logs must be lists of whole numbers of at least 1, .*, got \[\]"),
+    (lambda: rates_from_logs.play([[1], []], 3), r"^logs must be lists .*; logs\[1\] is \[\]"),
+    (lambda: rates_from_logs.play([3, 2], 3), r"^logs must be lists .*; logs\[0\] is 3"),
+    (lambda: rates_from_logs.play([[2, 0]], 3), r"^logs\[0\]\[1\] must be at least 1, got 0"),
+    (lambda: rates_from_logs.play([[2, 1.5]], 3), r"^logs\[0\]\[1\] must be a whole number, got 1\.5"),
+    (lambda: rates_from_logs.play([[2]], 0), "^draft_length must be at least 1, got 0"),
+    (
+        lambda: rates_from_logs.by_output_position(rates_from_logs.play([[2]], 1), [3]),
+        r"^edges must be at least two whole numbers that rise, got",
+    ),
+    (
+        lambda: rates_from_logs.by_output_position(rates_from_logs.play([[2]], 1), [3, 3]),
+        r"^edges must be at least two whole numbers that rise",
+    ),
+    (lambda: rates_from_logs.lag_correlation([[1, 0]], 0), "^lag must be at least 1, got 0"),
+    (lambda: rates_from_logs.lag_correlation([[1, 0.5]]), r"^sequences\[0\] must be a list of coins, each 0 or 1, got \[1, 0\.5\]"),
+    (lambda: rates_from_logs.runs_test([[1, 2]]), r"^sequences\[0\]\[1\] must be between 0 and 1, got 2"),
+    (lambda: rates_from_logs.runs_test([[]]), "^sequences must have at least one coin, got none"),
+    (lambda: rates_from_logs.dependence([[2, 1]], [], 0.1, 10, RNG), "^draft_lengths must have at least one length"),
+    (lambda: rates_from_logs.dependence([[2, 1]], [0], 0.1, 10, RNG), "^draft_length must be at least 1, got 0"),
+    (lambda: rates_from_logs.dependence([[2, 1]], [1], -0.1, 10, RNG), r"^cost_ratio must be at least 0, got -0\.1"),
+    (lambda: rates_from_logs.dependence([[2, 1]], [1], 0.1, 0, RNG), "^replications must be at least 1, got 0"),
 ]
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate import grid, layers, parts
-from calibrate.cli import app
+from calibrate.commands.calibrate_app import app
 from calibrate.fits import cpu_step
-from model import physical
-from model.checks import ParameterError
-from model.profile import AXES, PROCESS_TEXT, save
-from model.spans import Span
-from model.transformer import preset
+from calibrate.timing import profile_from_timings, reads_and_processes, timing_grid
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.hardware import physical_limits
+from model.hardware.profile import AXES, PROCESS_TEXT, save
+from model.logs.spans import Span
 
 
 def by_place(table: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, ...]]:
@@ -50,7 +50,7 @@ def reading(middle: float, *, busy: int = 0, repeats: int = 4, **more: Any) -> d
 
 def test_reads_are_medians_over_rounds_at_their_places() -> None:
     rounds = [reading(20.0), reading(50.0, repeats=6), reading(10.0)]
-    found = by_place(parts.part_rows([*rounds, reading(7.0, busy=2)], {0: 12e-6, 2: 4e-6}, 5))
+    found = by_place(reads_and_processes.part_rows([*rounds, reading(7.0, busy=2)], {0: 12e-6, 2: 4e-6}, 5))
     # Three rounds of busy 0 with 4 + 6 + 4 repeats, one of busy 2; keys and values without their share of the call, a fourth.
     assert found == {
         ("next", 0, 1): (19, 20, 22, 14), ("top", 0, 1): (38, 40, 44, 14), ("again", 0, 1): (19, 20, 22, 14),
@@ -63,15 +63,20 @@ def test_reads_are_medians_over_rounds_at_their_places() -> None:
 
 def test_what_noise_makes_negative_is_nothing_and_a_mean_beyond_its_quartiles_is_their_end() -> None:
     row = reading(3.0, again_us=[-9, -1, 1], tree_us={"2 64": [-9, 2, 1]}, rows_us={"8": [1, 2, 5]}, beams_us={"4": [5, 4, 3]})
-    found = by_place(parts.part_rows([row], {0: 12e-6}, 4))
+    found = by_place(reads_and_processes.part_rows([row], {0: 12e-6}, 4))
     assert found["again", 0, 1] == (0, 0, 1, 4)
     assert found["tree", 0, 2, 64] == (0, 2, 2, 4)
     assert found["beams", 0, 4] == (4, 4, 4, 4)
     assert found["rows", 0, 8] == (0.001, 0.001, 1, 4)  # a third of 12 us off, and a time is above nothing
     without = {name: value for name, value in reading(3.0).items() if name != "fork_us"}
-    assert ("fork", 0, 3) not in by_place(parts.part_rows([without], {}, 1))
-    assert by_place(parts.part_rows([without], {}, 1))["rows", 0, 8] == (2, 3, 5, 4)  # no call known: nothing taken off
-    assert by_place(parts.part_rows([without], {0: 1e-6}, 1))["rows", 0, 8] == (1, 2, 4, 4)  # of one layer, all of it
+    assert ("fork", 0, 3) not in by_place(reads_and_processes.part_rows([without], {}, 1))
+    assert by_place(reads_and_processes.part_rows([without], {}, 1))["rows", 0, 8] == (
+        2,
+        3,
+        5,
+        4,
+    )  # no call known: nothing taken off
+    assert by_place(reads_and_processes.part_rows([without], {0: 1e-6}, 1))["rows", 0, 8] == (1, 2, 4, 4)  # of one layer, all of it
 
 
 # --- behind pauses ---
@@ -85,16 +90,19 @@ def pausing(middle: float, **more: Any) -> dict[str, Any]:
 
 def test_passes_behind_pauses_and_behind_so_much_less_of_others_layers() -> None:
     """5 layers of 10 us in a whole pass; of passes over 2, a layer takes 8 us and is run again 3 layers, 30 us, sooner."""
-    found = by_place(parts.after_rows([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
+    found = by_place(reads_and_processes.after_rows([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
     assert found == {
         ("after", 0, 0): (59, 60, 61, 24), ("after", 0, 500): (120, 120, 120, 24), ("after", 0, -30): (45, 50, 60, 24),
         ("wide_after", 0, 4, 1000): (65, 66, 67, 24),
     }  # fmt: skip
-    assert parts.after_rows([], 5) == []
+    assert reads_and_processes.after_rows([], 5) == []
     older = {name: value for name, value in pausing(60.0).items() if name not in ("short_us", "wide_us")}
-    assert {*by_place(parts.after_rows([older], 5))} == {("after", 0, 0), ("after", 0, 500)}
+    assert {*by_place(reads_and_processes.after_rows([older], 5))} == {("after", 0, 0), ("after", 0, 500)}
     # Whatever noise says, no pass takes less than nothing.
-    assert by_place(parts.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after", 0, -30][1] == 0.001
+    assert (
+        by_place(reads_and_processes.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after", 0, -30][1]
+        == 0.001
+    )
 
 
 # --- processes ---
@@ -102,7 +110,9 @@ def test_passes_behind_pauses_and_behind_so_much_less_of_others_layers() -> None
 
 def apart(**more: Any) -> dict[str, Any]:
     """Texts over one and two sub-processes; 3 of 5 layers lead."""
-    empty: dict[str, Any] = {f"{part}_us": {} for part in (*parts.BETWEEN, *parts.LEADING, parts.CALLED)}
+    empty: dict[str, Any] = {
+        f"{part}_us": {} for part in (*reads_and_processes.BETWEEN, *reads_and_processes.LEADING, reads_and_processes.CALLED)
+    }
     return empty | {"repeats": 16, "exit_layer": 3} | more
 
 
@@ -113,13 +123,13 @@ def test_parts_of_runs_over_processes_follow_from_their_rows() -> None:
         apart(wake_us={"1": [6, 7, 11]}, alone_us={"1": [64, 70, 100]}, beside_us={"1": [41, 45, 51]},
               called_us={"1": [50, 60, 70]}),
     ]  # fmt: skip
-    found = by_place(parts.process_rows(rounds, {"alone": 10e-6, "beside": 5e-6}, 5))
+    found = by_place(reads_and_processes.process_rows(rounds, {"alone": 10e-6, "beside": 5e-6}, 5))
     assert found == {
         ("wake", 0, 1): (5, 6, 10, 32), ("wake", 0, 2): (1, 2, 3, 16),  # what a round lacks is the median of the others
         ("alone", 0, 1): (18, 20, 30, 32), ("beside", 0, 1): (18, 20, 23, 32),  # 3 layers without 10 us, 2 without 5 us
         ("called", 0, 1): (10, 20, 30, 32), ("called", 0, 2): (8, 9, 10, 16),  # without the two layers beside it, where known
     }  # fmt: skip
-    assert parts.process_rows([], {"alone": 0.0, "beside": 0.0}, 5) == []
+    assert reads_and_processes.process_rows([], {"alone": 0.0, "beside": 0.0}, 5) == []
 
 
 def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,13 +156,13 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
         def run(self, steps: Any, tokens: int) -> None:
             made.append(tokens)
 
-    from calibrate import processes
+    from calibrate.workers import over_processes
 
-    monkeypatch.setattr(processes, "Parallel", Ran)
+    monkeypatch.setattr(over_processes, "Parallel", Ran)
     decoder = SimpleNamespace(layers=5, settle=lambda: settled.append(1))
     pool: Any = SimpleNamespace(decoder=decoder, units=2)
     seconds = 92.0
-    found = parts.over_processes(pool, 3)
+    found = reads_and_processes.over_processes(pool, 3)
     assert made == [(pool, True), 2 * PROCESS_TEXT]
     assert settled == [1]
     # Of 92 s the main process worked or waited for 77: what is left, by its two looks.
@@ -161,21 +171,21 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     }}  # fmt: skip
     for whole, turn in ((78.0, 0.5), (77.0, 0.0), (60.0, 0.0)):  # whatever clocks say, it is not less than nothing
         seconds = whole
-        assert parts.over_processes(pool, 3)[1]["turn"] == [turn]
+        assert reads_and_processes.over_processes(pool, 3)[1]["turn"] == [turn]
 
 
 def test_texts_over_processes_are_means_between_quartiles_by_how_many_there_are() -> None:
-    names = (*parts.BETWEEN, *parts.LEADING, parts.CALLED)
+    names = (*reads_and_processes.BETWEEN, *reads_and_processes.LEADING, reads_and_processes.CALLED)
 
-    def text(*seconds: float) -> parts.Apart:
+    def text(*seconds: float) -> reads_and_processes.Apart:
         return {1: {name: [*seconds] for name in names}, 2: {name: [1e-6] if name == "wake" else [] for name in names}}
 
-    found = parts.apart([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
+    found = reads_and_processes.apart([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
     assert {name: found[f"{name}_us"]["1"] for name in names} == {name: [1.75, 4.0, 4.75] for name in names}
     assert [name for name in names if "2" in found[f"{name}_us"]] == ["wake"]
     assert found["wake_us"]["2"] == [1.0] * 3
     assert found["exit_layer"] == 3  # the middle of five layers, rounded up
-    assert parts.apart([text(1e-6)], 6)["exit_layer"] == 3
+    assert reads_and_processes.apart([text(1e-6)], 6)["exit_layer"] == 3
 
 
 # --- whole passes ---
@@ -190,20 +200,20 @@ def passed(mode: str = "interpreter", width: int = 1, batch: int = 1, **more: An
 
 def test_parts_of_a_pass_of_the_interpreter() -> None:
     """The look is what the parts leave of the whole pass, 4 us, and the layers keep their 15 us."""
-    table, notes = layers.part_rows([passed()], "interpreter", 4)
+    table, notes = profile_from_timings.part_rows([passed()], "interpreter", 4)
     assert by_place(table) == {
         ("layer", 0, 1, 8, 1): (14, 15, 18, 3), ("head", 0, 1): (19, 20, 23, 3), ("embedding", 0, 1): (5, 6, 8, 3),
         ("step", 0, 1): (10, 10, 10, 3), ("look", 0, 1): (4, 4, 4, 3),
     }  # fmt: skip
     assert notes == ["of the repeats of a round the mean counts, as runs add them up; of rounds the median, as of repeats of runs"]
     # With 3 us at most of the look, the layers take what is left: .25 us more each.
-    found = by_place(layers.part_rows([passed(look_us=[2, 3, 4])], "interpreter", 4)[0])
+    found = by_place(profile_from_timings.part_rows([passed(look_us=[2, 3, 4])], "interpreter", 4)[0])
     assert found["look", 0, 1] == (3, 3, 3, 3)
     assert found["layer", 0, 1, 8, 1] == (14.25, 15.25, 18.25, 3)
     # A look cannot take less than nothing, nor can a call.
-    found = by_place(layers.part_rows([passed(rest_us=[20, 30, 40])], "interpreter", 4)[0])
+    found = by_place(profile_from_timings.part_rows([passed(rest_us=[20, 30, 40])], "interpreter", 4)[0])
     assert (found["look", 0, 1][1], found["step", 0, 1][1], found["layer", 0, 1, 8, 1][1]) == (0, 30, 11)
-    table, notes = layers.part_rows([passed(rest_us=[-4, -2, 0])], "interpreter", 4)
+    table, notes = profile_from_timings.part_rows([passed(rest_us=[-4, -2, 0])], "interpreter", 4)
     assert by_place(table)["step", 0, 1] == (0, 0, 0, 3)
     assert notes[-1] == "the whole pass took less than the sum of its parts at 1 of 1 points: counted as no overhead"
 
@@ -214,7 +224,7 @@ def test_parts_are_told_by_tokens_positions_and_texts() -> None:
         passed("eager", 4, 1, sum_us=[52, 60, 80], head_us=[9, 10, 11]), passed("eager", 2, 2, head_us=[29, 30, 31], repeats=5),
         passed("eager", 1, 4, whole_us=[90, 99, 100]),
     ]  # fmt: skip
-    found = by_place(layers.part_rows(rows, "eager", 4)[0])
+    found = by_place(profile_from_timings.part_rows(rows, "eager", 4)[0])
     assert found["head", 0, 4] == (19, 20, 23, 11)
     assert found["embedding", 0, 4] == (5, 6, 8, 11)
     # The interpreter's marks say what the call takes, also here: 10 us.
@@ -225,7 +235,7 @@ def test_parts_are_told_by_tokens_positions_and_texts() -> None:
 
 def test_steps_are_the_median_between_quartiles_over_places() -> None:
     rows = [passed("eager", width, rest_us=[0, rest, 99]) for width, rest in ((1, 1), (2, 5), (4, 2), (8, 3), (16, 9))]
-    assert by_place(layers.part_rows(rows, "eager", 4)[0])["step", 0, 1] == (2, 3, 5, 15)
+    assert by_place(profile_from_timings.part_rows(rows, "eager", 4)[0])["step", 0, 1] == (2, 3, 5, 15)
 
 
 def test_what_decoding_does_besides_whole_passes_joins_the_table() -> None:
@@ -235,14 +245,14 @@ def test_what_decoding_does_besides_whole_passes_joins_the_table() -> None:
         passed(), reading(20.0, rows_us={"8": [20, 22, 24]}), {"kind": "after", **pausing(60.0, short_us={"4": [14, 15, 16]})},
         {"kind": "processes", **apart(alone_us={"1": [60, 61, 70]}, beside_us={"1": [40, 60, 80]})},
     ]  # fmt: skip
-    found = by_place(layers.part_rows(rows, "interpreter", 4)[0])
+    found = by_place(profile_from_timings.part_rows(rows, "interpreter", 4)[0])
     assert found["rows", 0, 8] == (pytest.approx(20 - 10 / 3), pytest.approx(22 - 10 / 3), pytest.approx(24 - 10 / 3), 4)
     assert found["alone", 0, 1] == (pytest.approx(44 / 3), 15, 18, 16)  # 16 us of call and embedding off, over three layers
     assert found["beside", 0, 1] == (20, 40, 60, 16)  # 20 us of a call that goes on off, over the one layer behind them
     assert found["again", 0, 1] == (19, 20, 22, 4)
     assert {place[0] for place in found} >= {"after", "wide_after", "tree", "fork", "beams", "next", "top", "look"}
     rows[0] = passed(width=2)  # no pass of one token: nothing is known of its embedding
-    found = by_place(layers.part_rows(rows, "interpreter", 4)[0])
+    found = by_place(profile_from_timings.part_rows(rows, "interpreter", 4)[0])
     assert found["alone", 0, 1][1] == pytest.approx(51 / 3)
 
 
@@ -306,7 +316,7 @@ def test_a_profile_says_what_it_is_of(tmp_path: Path) -> None:
     raw.write_text("raw rows\n")
     better = {"kind": "ceilings", "copy_bytes_per_s": 2e10, "read_bytes_per_s": 1e10, "flop_per_s": 9e10}
     rows = [better, *(passed("eager", width, sum_us=[50, 60 + width, 90]) for width in (1, 2, 4))]
-    made = layers.profile_of({**HEADER}, rows, "eager", "some", raw, folder="kept/")
+    made = profile_from_timings.profile_of({**HEADER}, rows, "eager", "some", raw, folder="kept/")
     assert (made.bandwidth, made.rate, made.facts["peaks"]) == (3e10, 9e10, "measured")  # the best of all tries
     assert (made.mode, made.engine, made.device, made.model) == ("eager", "transformers 5.15", "cpu", "llama-68m")
     assert (made.dtype, made.date, made.cache_bytes, made.provenance) == ("float32", "2026-01-02", 2**25, "measured")
@@ -316,14 +326,16 @@ def test_a_profile_says_what_it_is_of(tmp_path: Path) -> None:
     assert source.sha256 == hashlib.sha256(raw.read_bytes()).hexdigest()
     assert {*made.errors} == {"layer", "head"}  # three places each
     assert not {"kind", "shape", "model", "dtype"} & {*made.facts}
-    few = layers.profile_of({**HEADER}, rows[:3], "eager", "some", raw)
+    few = profile_from_timings.profile_of({**HEADER}, rows[:3], "eager", "some", raw)
     assert few.errors == {}
-    told = layers.profile_of({**HEADER, "passes": "cuda-graph", "weights": "its own"}, [passed()], "interpreter", "some", raw)
+    told = profile_from_timings.profile_of(
+        {**HEADER, "passes": "cuda-graph", "weights": "its own"}, [passed()], "interpreter", "some", raw
+    )
     assert (told.mode, told.engine) == ("cuda-graph", "decodesim on transformers 5.15")
     assert told.notes[0].startswith("weights are its own; of the repeats")
     # A known GPU has published peaks, which hold whatever was reached.
     known = {**HEADER, "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 * 2**30, "dtype": "bfloat16", "device": "cuda:0"}
-    made = layers.profile_of(known, rows, "eager", "some", raw)
+    made = profile_from_timings.profile_of(known, rows, "eager", "some", raw)
     assert made.facts["peaks"] == "published"
     assert made.bandwidth > 1e12
     assert made.device.startswith("h100")
@@ -335,12 +347,12 @@ def test_what_the_command_prints_of_a_profile_is_what_it_holds(tmp_path: Path, m
     rows = [passed("eager", width, whole_us=[1, 8000, 9000], sum_us=[2000, 2400 * width, 9900], head_us=[4000, 4100, 4200],
                    rest_us=[70, 80, 90]) for width in (1, 2)]  # fmt: skip
     header = {**HEADER, "torch": "2.6"}
-    made = layers.profile_of(header, rows, "eager", "some", raw)
+    made = profile_from_timings.profile_of(header, rows, "eager", "some", raw)
     path = save(made, tmp_path)
     ceilings = {"read_bytes_per_s": 3e10, "copy_bytes_per_s": 1e10, "flop_per_s": 5e10}
-    outcome = grid.Outcome(header, [*rows, {"kind": "failed"}], [(grid.Point("eager", 9, 8, 1, 0), "too wide")], raw)
-    timed = layers.Timed({"eager": path}, outcome, {"interpreter": "beats its peaks"}, ceilings)
-    monkeypatch.setattr(layers, "time_layers", lambda *_, **__: timed)
+    outcome = timing_grid.Outcome(header, [*rows, {"kind": "failed"}], [(timing_grid.Point("eager", 9, 8, 1, 0), "too wide")], raw)
+    timed = profile_from_timings.Timed({"eager": path}, outcome, {"interpreter": "beats its peaks"}, ceilings)
+    monkeypatch.setattr(profile_from_timings, "time_layers", lambda *_, **__: timed)
     words = ["layers", "--model", "llama-68m", "-o", str(tmp_path)]
     done = CliRunner().invoke(app, words)
     lines = done.stdout.splitlines()
@@ -348,13 +360,13 @@ def test_what_the_command_prints_of_a_profile_is_what_it_holds(tmp_path: Path, m
         "llama-68m in float32 on Some CPU, torch 2.6, transformers 5.15",
         "measured ceilings: 30.0 GB/s read, 10.0 GB/s copied, 0.050 TFLOP/s", "",
     ]  # fmt: skip
-    said = physical.limit(made, layers.shape_of(made))
+    said = physical_limits.limit(made, profile_from_timings.shape_of(made))
     assert lines[3] == f"eager, peaks (measured): 30 GB/s, 0.05 TFLOP/s; limits: {said}"
     found = [line for line in lines if line.startswith("layer ")]
     assert [line.split(" us")[0].split()[-1] for line in found] == ["1200.0", "2400.0"]
     for line, each in zip(found, [1.2e-3, 2.4e-3], strict=True):
         speed, share, rate, of_peak = line.split(" us")[1].split()
-        reached = next(one for one in physical.reached(made, layers.shape_of(made)) if one.part == "layer")
+        reached = next(one for one in physical_limits.reached(made, profile_from_timings.shape_of(made)) if one.part == "layer")
         row = [*reached.seconds].index(pytest.approx(each))
         assert (speed, share) == (f"{reached.bandwidth()[row] / 1e9:.1f}", f"{reached.bandwidth()[row] / 3e10:.0%}")
         assert (rate, of_peak) == (f"{reached.rate()[row] / 1e12:.3f}", f"{reached.rate()[row] / 5e10:.0%}")
@@ -376,30 +388,30 @@ def test_what_the_command_prints_of_a_profile_is_what_it_holds(tmp_path: Path, m
 
 def test_a_raw_file_is_gone_on_from_only_by_what_it_is_of(tmp_path: Path) -> None:
     path, header = tmp_path / "raw.jsonl", {**HEADER, "threads": 2, "torch": "2"}
-    rows = grid.Rows(path, header, resume=False)
+    rows = timing_grid.Rows(path, header, resume=False)
     rows.add(passed("eager", 2, round=1))
     rows.add({"kind": "failed", "mode": "eager", "width": 4, "context": 8, "batch": 1, "busy": 0, "round": 1})
     with path.open("a") as file:
         file.write('{"kind": "poi')  # cut off in the middle
     with pytest.raises(ParameterError, match=r"is there already; --resume goes on with it"):
-        grid.Rows(path, header, resume=False)
+        timing_grid.Rows(path, header, resume=False)
     for key, value in {"model": "other", "dtype": "bfloat16", "threads": 4, "torch": "3", "source": 9, "name": "Other"}.items():
         with pytest.raises(ParameterError, match=rf"timed with {key} .*, and this is {value}; begin anew"):
-            grid.Rows(path, header | {key: value}, resume=True)
-    again = grid.Rows(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
+            timing_grid.Rows(path, header | {key: value}, resume=True)
+    again = timing_grid.Rows(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
     assert again.header["date"] == HEADER["date"]  # of the first sitting
-    assert again.done() == {grid.Point("eager", 2, 8, 1, 0, 1)}  # what failed is tried again
+    assert again.done() == {timing_grid.Point("eager", 2, 8, 1, 0, 1)}  # what failed is tried again
     assert [row["kind"] for row in again.rows] == ["point", "failed"]
     again.add({"kind": "ceilings"})
-    assert grid.read(path) == (again.header, again.rows)
+    assert timing_grid.read(path) == (again.header, again.rows)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], '{"kind": "poi', *lines[1:]]))
     with pytest.raises(ParameterError, match="line 2: it must be a raw row"):
-        grid.read(path)
+        timing_grid.read(path)
 
 
 def test_a_grid_goes_over_all_points_in_each_round() -> None:
-    each = grid.Grid(widths=(1, 2), contexts=(4, 8), batches=(1, 3), busy=(0, 1), modes=("eager", "interpreter"), rounds=2)
+    each = timing_grid.Grid(widths=(1, 2), contexts=(4, 8), batches=(1, 3), busy=(0, 1), modes=("eager", "interpreter"), rounds=2)
     assert len(each.points()) == len({*each.points()}) == 64
     assert [each.points()[index].width for index in range(4)] == [1, 2, 1, 2]
     assert [each.points()[index].context for index in range(4)] == [4, 4, 8, 8]

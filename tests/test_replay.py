@@ -12,18 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate import decoding
-from calibrate.interpreter import Luck, Sampling
-from model import decision_log, methods, replay
-from model.checks import ParameterError
-from model.decision_log import DecisionLog
-from model.decoding import Answered, Decoding, Question, drafting, question
-from model.latency import UnitCost
-from model.replay import Replayed, UnloggedError
+from calibrate.decode import real_decoding
+from calibrate.interpreters.in_one_process import Luck, Sampling
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.interpreter import count
+from model.logs import read_log, replay
+from model.logs.decoding import Answered, Decoding, Question, drafting, question
+from model.logs.read_log import DecisionLog
+from model.logs.replay import Replayed, UnloggedError
+from model.methods import registry
 from model.steps import Commit, Forward, Read
-from model.work import count
-from sim.cluster import Cluster
-from sim.events import Run, simulate
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
 from tests import real_models
 from tests.real_models import DEPTHS, KINDS, VOCABULARY
 from tests.tiers import crossed, examples
@@ -37,8 +38,8 @@ def record(
 ) -> Decoding:
     """A decoding on tiny models, with its log. Drafts of the target's own first weights are often right, others seldom."""
     same = more.pop("same", seed % 2 == 0)
-    models = real_models.decoders(kind, *decoding.roles(method, table)[1:], seed=seed, same=same)
-    return decoding.decode(method, models, prompt, tokens, table, log=True, **more)
+    models = real_models.decoders(kind, *real_decoding.roles(method, table)[1:], seed=seed, same=same)
+    return real_decoding.decode(method, models, prompt, tokens, table, log=True, **more)
 
 
 def played(found: Decoding, world: Replayed | None = None, cost: UnitCost = COST) -> Run:
@@ -139,7 +140,7 @@ ALL = {
 
 
 def test_every_method_is_among_them() -> None:
-    assert {*ALL} == {*methods.names()}
+    assert {*ALL} == {*registry.names()}
 
 
 @pytest.mark.parametrize(("method", "kind"), crossed(ALL, KINDS, ("ppd", "early_exit")))
@@ -249,7 +250,7 @@ def test_questions_differ_by_all_that_is_asked() -> None:
 def saved(found: Decoding, folder: Path) -> DecisionLog:
     """What a log says once it has been written and read."""
     log = DecisionLog((found,), ("one",), {"target": {"name": "tiny", "checksum": "0", "layers": LAYERS}}, {"temperature": 0.5}, 3)
-    return decision_log.load(decision_log.save(log, folder / "own.parquet"))
+    return read_log.load(read_log.save(log, folder / "own.parquet"))
 
 
 @given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds, stop=stops)
@@ -271,7 +272,7 @@ def test_a_log_says_all_that_a_run_did(
 def test_a_log_of_several_texts_keeps_them_apart(tmp_path: Path) -> None:
     decodings = tuple(record("llama", "speculative", {"draft_length": 3}, [prompt], 6) for prompt in (3, 4, 5))
     log = DecisionLog(decodings, ("a", "b", "c"), {}, None, 0, "2026-01-01", {"torch": "2"})
-    again = decision_log.load(decision_log.save(log, tmp_path / "own.json"))
+    again = read_log.load(read_log.save(log, tmp_path / "own.json"))
     assert [each.reads for each in again.decodings] == [each.reads for each in decodings]
     assert (again.names, again.date, again.versions) == (log.names, log.date, log.versions)
     assert again.table().equals(log.table())
@@ -296,13 +297,13 @@ def test_damaged_logs_are_refused(change: dict[str, Any], said: str, tmp_path: P
     path = tmp_path / "own.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ParameterError) as caught:
-        decision_log.load(path)
+        read_log.load(path)
     assert str(caught.value).startswith(said)
 
 
 def test_a_log_lies_as_it_was_named() -> None:
     with pytest.raises(ParameterError, match=r"a log must be named FILE.parquet, got 'own.csv'"):
-        decision_log.json_of("own.csv")
+        read_log.json_of("own.csv")
 
 
 # --- the record itself ---

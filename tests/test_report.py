@@ -16,9 +16,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import sim
-from model.published import deck_report, ppd_figure_3
-from sim import report, sweep, verdict
-from sim.cli import app
+from model.published import deck_analysis, ppd_figure_3
+from sim.commands.sim_app import app
+from sim.runs import run_report, sweep, verdict
 
 PPD = {"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}
 SKIP = {"name": "skipdecode", "layers": 8, "min_layers": 4, "max_layers": 8, "prompt": 0, "sequence": 8, "warm_up": 1,
@@ -33,7 +33,7 @@ def tables(*methods: dict[str, Any], views: tuple[str, ...] = ("formula",), outc
 
 def printed(given: dict[str, Any], out: Path, capsys: pytest.CaptureFixture[str]) -> str:
     made = sweep.run(given, out=out, jobs=1)
-    report.show(made, made.frame(report.MOST_LISTED), [])
+    run_report.show(made, made.frame(run_report.MOST_LISTED), [])
     return capsys.readouterr().out
 
 
@@ -51,7 +51,7 @@ def test_rows_that_are_not_shown_are_counted(tmp_path: Path, capsys: pytest.Capt
 def test_occupancy_is_shown_where_something_waits() -> None:
     def columns(*lengths: list[int]) -> list[str]:
         methods = [SKIP | {"lengths": each} for each in lengths]
-        return report.describing(sim.run(tables(PPD | {"layers": 8, "exit_layer": 4}, *methods)))
+        return run_report.describing(sim.run(tables(PPD | {"layers": 8, "exit_layer": 4}, *methods)))
 
     assert "occupancy" not in columns([8, 8])
     assert "occupancy" in columns([8, 8], [8, 2])
@@ -60,8 +60,8 @@ def test_occupancy_is_shown_where_something_waits() -> None:
 def test_columns_without_a_value_are_not_shown() -> None:
     frame = sim.run(tables(SKIP | {"lengths": [8, 2]}, outcomes={}))
     assert frame["agreement"].null_count() == frame.height
-    assert "agreement" not in report.describing(frame)
-    assert "agreement" in report.describing(frame.with_columns(agreement=pl.lit(0.9)))
+    assert "agreement" not in run_report.describing(frame)
+    assert "agreement" in run_report.describing(frame.with_columns(agreement=pl.lit(0.9)))
 
 
 def test_what_is_not_known_of_rates_moves_a_speed_up_by_half_of_its_interval(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_what_is_not_known_of_rates_moves_a_speed_up_by_half_of_its_interval(tmp
     made = sweep.run(given, out=tmp_path, jobs=1)
     frame = made.frame()
     half = max((row["speedup_input_high"] - row["speedup_input_low"]) / 2 for row in frame.to_dicts())
-    (note,) = (each for each in report.notes(made.table(), made.tables) if "what is not known" in each)
+    (note,) = (each for each in run_report.notes(made.table(), made.tables) if "what is not known" in each)
     assert note == f"what is not known of the rates moves a speed-up by at most ±{half:.4f} (columns *_input_low, _high)"
 
 
@@ -84,10 +84,10 @@ def test_an_interval_is_printed_as_plus_or_minus_half_of_it(tmp_path: Path, caps
 
 def test_notes_on_single_points_are_cut_and_counted() -> None:
     rows = [{"view": "formula", "point": at, "outcomes_note": f"note {at % 7}", "speedup": 1.0} for at in range(14)]
-    lines = report.notes(pl.LazyFrame(rows), {"cost": {}})
-    assert [line for line in lines if line.startswith("note ")] == [f"note {at}" for at in range(report.MOST_NOTES)]
+    lines = run_report.notes(pl.LazyFrame(rows), {"cost": {}})
+    assert [line for line in lines if line.startswith("note ")] == [f"note {at}" for at in range(run_report.MOST_NOTES)]
     assert "... and 2 more such notes (column outcomes_note)" in lines
-    assert not any("more such notes" in line for line in report.notes(pl.LazyFrame(rows[:5]), {"cost": {}}))
+    assert not any("more such notes" in line for line in run_report.notes(pl.LazyFrame(rows[:5]), {"cost": {}}))
 
 
 @pytest.mark.parametrize(("drifts", "said"), [
@@ -97,7 +97,7 @@ def test_notes_on_single_points_are_cut_and_counted() -> None:
 def test_a_drift_has_its_sign(drifts: list[float], said: str) -> None:
     rows = [{"view": "formula", "speedup": 1.0, "context_drift": each, "seconds_error": error, "cost_missing": None,
              "memory_share": 0.5} for each, error in zip(drifts, (0.07, 0.125), strict=True)]  # fmt: skip
-    lines = report.notes(pl.DataFrame(rows, schema_overrides={"cost_missing": pl.String}).lazy(), {"cost": {}})
+    lines = run_report.notes(pl.DataFrame(rows, schema_overrides={"cost_missing": pl.String}).lazy(), {"cost": {}})
     (line,) = (each for each in lines if each.startswith("a step's seconds"))
     assert line == (
         f"a step's seconds are off by up to about ±12.5%, and {said} from the first token to the last:"
@@ -111,22 +111,22 @@ def test_what_nobody_timed_and_memory_that_nobody_knows_are_said_once() -> None:
         {"view": "formula", "context_drift": 0.0, "seconds_error": 0.1, "cost_missing": missing, "memory_share": share}
         for missing, share in (("step, draft_step", 0.5), ("step", None), (None, 0.25))
     ]
-    lines = report.notes(pl.LazyFrame(rows), {"cost": {}})
+    lines = run_report.notes(pl.LazyFrame(rows), {"cost": {}})
     (line,) = (each for each in lines if each.startswith("not measured"))
     assert re.fullmatch(r"not measured, .*\(column cost_missing\): draft_step, step; \[cost\] takes step_s .*", line)
     assert sum("memory of some devices is not known" in each for each in lines) == 1
-    sends = report.notes(pl.LazyFrame([{**rows[2], "cost_missing": "send"}]), {"cost": {}})
+    sends = run_report.notes(pl.LazyFrame([{**rows[2], "cost_missing": "send"}]), {"cost": {}})
     assert "not measured, assumed 0 (column cost_missing): send" in sends
 
 
 def test_the_slides_are_judged_only_where_all_of_their_table_is_replayed() -> None:
-    rows = deck_report.rows()
+    rows = deck_analysis.rows()
     printed = sorted({row["speedup"] for row in rows if row["draft_length"] is not None})
-    sentences = deck_report.sentences(rows)
+    sentences = deck_analysis.sentences(rows)
 
     def said(speedups: list[float | None]) -> list[str]:
         frame = pl.DataFrame({"view": "formula", "published_speedup": speedups}, schema_overrides={"published_speedup": pl.Float64})
-        return [line for line in report.notes(frame.lazy(), {"cost": {}}) if line in sentences]
+        return [line for line in run_report.notes(frame.lazy(), {"cost": {}}) if line in sentences]
 
     assert said([*printed, None, 1.0]) == sentences
     assert said([None]) == said(printed[1:]) == []
@@ -140,7 +140,7 @@ def test_how_far_paths_and_events_are_apart_is_said(differences: list[float], sa
     rows = [{"view": "events", "replications": count, "paths_difference": each}
             for count, each in zip((10, 20), differences, strict=True)]  # fmt: skip
     rows.append({"view": "paths", "replications": 500, "paths_difference": None})
-    lines = report.notes(pl.DataFrame(rows, infer_schema_length=None).lazy(), {"cost": {}})
+    lines = run_report.notes(pl.DataFrame(rows, infer_schema_length=None).lazy(), {"cost": {}})
     assert said in lines
 
 
@@ -149,7 +149,7 @@ def test_failed_points_and_disagreements_beyond_ten_are_counted(tmp_path: Path, 
     failed = [{"point": at, "view": "events", "error": f"no [{at}]"} for at in range(11)]
     apart = [{"point": at, "quantity": "latency_layers", "views": ["paths", "events"], "values": [1.0, 2.0 + at],
               "difference": 1.0 + at, "bound": 1e-9} for at in range(11)]  # fmt: skip
-    report.show(replace(made, failed=failed, disagreements=apart), made.frame(), [])
+    run_report.show(replace(made, failed=failed, disagreements=apart), made.frame(), [])
     shown = capsys.readouterr().out
     assert "failed: point 9, events: no [9]" in shown
     assert "no [10]" not in shown
@@ -157,7 +157,7 @@ def test_failed_points_and_disagreements_beyond_ten_are_counted(tmp_path: Path, 
     assert "point 9: latency_layers is 1 by paths and 11 by events; they differ by 10, more than 1e-09" in shown
     assert "point 10: latency_layers" not in shown
     assert "; 1 more are in disagreements.json" in shown
-    report.show(replace(made, failed=failed[:10], disagreements=apart[:10]), made.frame(), [])
+    run_report.show(replace(made, failed=failed[:10], disagreements=apart[:10]), made.frame(), [])
     shown = capsys.readouterr().out
     assert "failed.json" not in shown
     assert "everything else is kept\n" in shown
@@ -166,15 +166,15 @@ def test_failed_points_and_disagreements_beyond_ten_are_counted(tmp_path: Path, 
 def test_the_document_is_what_is_printed(tmp_path: Path) -> None:
     given = tables(PPD, views=("formula", "paths", "events"))
     made = sweep.run(given, out=tmp_path, jobs=1)
-    found = report.document(made, made.frame(), [Path("a.png")])
+    found = run_report.document(made, made.frame(), [Path("a.png")])
     assert (found["rows"], len(found["results"]), found["truncated"]) == (3, 3, False)
     assert found["figures"] == ["a.png"]
     assert found["shards"] == {"computed": made.computed, "resumed": 0}
-    assert found["notes"] == report.notes(made.table(), made.tables)
-    assert report.document(made, made.frame().head(2), [])["truncated"]
+    assert found["notes"] == run_report.notes(made.table(), made.tables)
+    assert run_report.document(made, made.frame().head(2), [])["truncated"]
     assert made.frame(2).equals(made.frame().head(2))
     assert made.frame(2).height == 2 < made.frame().height
-    report.summarise(made, made.frame(), [])
+    run_report.summarise(made, made.frame(), [])
     assert json.loads((tmp_path / "summary.json").read_text()) == found | {"figures": []}
     assert "speed-up" in (tmp_path / "summary.txt").read_text()
 
@@ -190,11 +190,11 @@ def test_quiet_or_not_a_run_prints_the_same(tmp_path: Path, monkeypatch: pytest.
 def test_reasons_for_no_value_are_told_up_to_four(count: int) -> None:
     rows = [{"view": view, "no_value_because": f"reason {at}"} for at in range(count) for view in ("formula", "paths")]
     rows.append({"view": "events", "no_value_because": "only the events have one"})
-    (line,) = (each for each in report.notes(pl.LazyFrame(rows), {"cost": {}}) if each.startswith("no value"))
+    (line,) = (each for each in run_report.notes(pl.LazyFrame(rows), {"cost": {}}) if each.startswith("no value"))
     told = "; ".join(f"reason {at}" for at in range(min(count, 4))) + "; ..." * (count > 4)
     assert line.startswith(f"no value in formula and paths where something may wait (column no_value_because; {told}); only the")
     formula = [row for row in rows if row["view"] == "formula"]
-    assert any("no value in formula where" in each for each in report.notes(pl.LazyFrame(formula), {"cost": {}}))
+    assert any("no value in formula where" in each for each in run_report.notes(pl.LazyFrame(formula), {"cost": {}}))
 
 
 def test_long_words_go_over_several_lines_and_numbers_are_whole(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_long_words_go_over_several_lines_and_numbers_are_whole(tmp_path: Path) 
     made = sweep.run(given, out=tmp_path, jobs=1)
     frame = made.frame()
     words = frame.with_columns(pl.Series("form", [f"a very long form of words number {at}" for at in range(3)]))
-    report.show(made, words, [], Console(file=text, width=70, highlight=False))
+    run_report.show(made, words, [], Console(file=text, width=70, highlight=False))
     lines = text.getvalue().splitlines()
     table = [line for line in lines if "a very long" in line]
     assert len(table) >= 3
@@ -220,11 +220,11 @@ def test_a_run_is_printed_with_its_name_its_files_and_its_figures(tmp_path: Path
     def lines(about: str = "") -> list[str]:
         text = io.StringIO()
         named = replace(made, tables=made.tables | {"scenario": made.tables["scenario"] | {"description": about}})
-        report.show(named, made.frame(), [out / "a.png", out / "a.svg"], Console(file=text, width=70, highlight=False))
+        run_report.show(named, made.frame(), [out / "a.png", out / "a.svg"], Console(file=text, width=70, highlight=False))
         return text.getvalue().splitlines()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "notes", lambda *_: ["a note [red]on[/red] a [b]"])
+        patch.setattr(run_report, "notes", lambda *_: ["a note [red]on[/red] a [b]"])
         assert "a note [red]on[/red] a [b]" in lines()
     shown = lines()
     assert shown[0] == verdict.of(made.table(), made.tables).text
@@ -237,13 +237,13 @@ def test_a_run_is_printed_with_its_name_its_files_and_its_figures(tmp_path: Path
 
 def test_estimates_are_printed_once_and_two_in_a_table_where_there_is_room(tmp_path: Path) -> None:
     made = sweep.run(tables(PPD, views=("formula", "paths", "events")), out=tmp_path, jobs=1)
-    titles = [title for name, title in report.TITLES.items() if name in made.frame().columns and made.frame()[name].count()]
+    titles = [title for name, title in run_report.TITLES.items() if name in made.frame().columns and made.frame()[name].count()]
     for dropped in ([], ["compute_per_token"]):
-        for width, each in ((report.WIDE, 2), (80, 1)):
+        for width, each in ((run_report.WIDE, 2), (80, 1)):
             text = io.StringIO()
             frame = made.frame().drop(dropped)
-            report.show(made, frame, [], Console(file=text, width=width, highlight=False))
-            own = [title for title in titles if title not in (report.TITLES[name] for name in dropped)]
+            run_report.show(made, frame, [], Console(file=text, width=width, highlight=False))
+            own = [title for title in titles if title not in (run_report.TITLES[name] for name in dropped)]
             assert len(own) == 5 - len(dropped)
             assert [text.getvalue().count(title) for title in own] == [1] * len(own)
             rules = [line for line in text.getvalue().splitlines() if {*line.strip()} == {"─"}]
@@ -258,12 +258,12 @@ def test_estimates_are_printed_once_and_two_in_a_table_where_there_is_room(tmp_p
 
 def test_that_no_view_has_a_value_is_said_unless_a_reason_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = sweep.run(tables(PPD, sweep={"outcomes.match_rate": [0.4, 0.5]}), out=tmp_path, jobs=1)
-    silent = made.frame().with_columns(pl.lit(None, pl.Float64).alias(name) for name in report.TITLES)
+    silent = made.frame().with_columns(pl.lit(None, pl.Float64).alias(name) for name in run_report.TITLES)
     reasons = [["waits", "waits"], ["waits", None]]
     said = []
     for frame in (made.frame(), silent, *(silent.with_columns(pl.Series("no_value_because", each)) for each in reasons)):
-        report.show(made, frame, [])
-        said.append(report.NOTHING in capsys.readouterr().out)
+        run_report.show(made, frame, [])
+        said.append(run_report.NOTHING in capsys.readouterr().out)
     assert said == [False, True, False, True]
 
 
@@ -272,7 +272,7 @@ def test_units_and_exactness_are_shown_where_they_tell_points_apart() -> None:
 
     def shown(**columns: Any) -> set[str]:
         changed = frame.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
-        return {"units", "exact"} & {*report.describing(changed)}
+        return {"units", "exact"} & {*run_report.describing(changed)}
 
     assert shown() == shown(units=[2, 3], held_units=[2, 3]) == shown(contended=[True, True]) == set()
     assert shown(units=[2, 3], held_units=[2, 2]) == shown(units=[2, 3], held_units=[2, 3], contended=[False, True]) == {"units"}
@@ -287,25 +287,25 @@ def test_whose_rates_these_are_is_said_by_kind(names: list[str], of: str) -> Non
     frame = pl.DataFrame({"outcomes_source": ["published: a: b", "assumed", "published: c", None]}).with_columns(
         pl.lit(0.5).alias(name) for name in names
     )
-    lines = report.notes(frame.lazy(), {"cost": {}})
+    lines = run_report.notes(frame.lazy(), {"cost": {}})
     assert lines[0] == f"{of} rates: assumed, published"
 
 
 def test_notes_are_in_the_order_of_the_points() -> None:
     """Those on outcomes, the first few; and methods with another text, by what is known of it: many, so that chance orders none."""
-    count, most = 20_000, report.MOST_NOTES
+    count, most = 20_000, run_report.MOST_NOTES
     many = [f"note {at * 37 % count}" for at in range(count)]
     rows = pl.LazyFrame({"outcomes_note": [None, *many, *reversed(many)]})
     rows = rows.with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
-    assert report.notes(rows, {"cost": {}})[: most + 3] == [
+    assert run_report.notes(rows, {"cost": {}})[: most + 3] == [
         "match rates: assumed", *many[:most], f"... and {count - most} more such notes (column outcomes_note)",
         "times: assumed: every layer one time unit, nothing else takes time",
     ]  # fmt: skip
-    assert "more such notes" not in "".join(report.notes(rows.slice(1, most), {"cost": {}}))
+    assert "more such notes" not in "".join(run_report.notes(rows.slice(1, most), {"cost": {}}))
     lossy = [(f"method {at * 37 % count}", f"measured: {at * 7 % 12}") for at in range(count)]
     told = pl.LazyFrame(lossy, schema=["method", "agreement_source"], orient="row").with_columns(exact=pl.lit(False))
     sources = [*dict.fromkeys(source for _, source in lossy)]
-    assert [line for line in report.notes(told, {"cost": {}}) if line.startswith("not exact")] == [
+    assert [line for line in run_report.notes(told, {"cost": {}}) if line.startswith("not exact")] == [
         f"not exact, another text than the target's: {', '.join(method for method, own in lossy if own == source)};"
         f" agreement is {source}" for source in sources
     ]  # fmt: skip
@@ -319,7 +319,7 @@ def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
     made = sweep.run(given, out=tmp_path, jobs=1)
     frame = made.frame()
     named = {"ppd": "ppd, exit_layer 2, candidates 1", "speculative": "speculative, draft_length 2"}
-    names = [name for name in report.TITLES if name in frame.columns and frame[name].count()]
+    names = [name for name in run_report.TITLES if name in frame.columns and frame[name].count()]
     wanted = []
     for pair in (names[at : at + 2] for at in range(0, len(names), 2)):
         for part in frame.partition_by("point", maintain_order=True):
@@ -334,7 +334,7 @@ def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
                     cells.append("-" if value is None else f"{value:.4f}{half}")
             wanted.append([*cells, *([f"{first['held_units']:.0f}"] if "mean_units" in pair else [])])
     text = io.StringIO()
-    report.show(made, frame, [], Console(file=text, width=400, highlight=False))
+    run_report.show(made, frame, [], Console(file=text, width=400, highlight=False))
     held = [line.rstrip() for line in text.getvalue().splitlines() if line.rstrip().endswith((" units", " held", " 1", " 2"))]
     assert len({len(line) for line in held}) == 1, "numbers are to the right"
     lines = [re.split(r" {2,}", line.strip()) for line in text.getvalue().splitlines()]
@@ -347,7 +347,7 @@ def test_lossy_methods_are_named_with_what_is_known_of_their_agreement() -> None
     known = [("bild", "measured: a"), ("exit", "unknown"), ("skip", "measured: a"), ("bild", "measured: a"), ("plain", None)]
     rows = [{"method": method, "exact": False, "agreement_source": source} for method, source in [*known, ("z", "assumed: b")]]
     rows.append({"method": "exact", "exact": True, "agreement_source": "measured: a"})
-    lines = report.notes(pl.LazyFrame(rows), {"cost": {}})
+    lines = run_report.notes(pl.LazyFrame(rows), {"cost": {}})
     unlike = "not exact, another text than the target's"
     assert [line for line in lines if line.startswith("not exact")] == [
         f"{unlike}: bild, skip; agreement is measured: a",
@@ -357,10 +357,10 @@ def test_lossy_methods_are_named_with_what_is_known_of_their_agreement() -> None
 
 
 def test_a_static_batch_s_loss_is_the_largest_of_all_points() -> None:
-    lines = report.notes(pl.LazyFrame([{"straggler_loss": loss} for loss in (0.05, 0.125, None)]), {"cost": {}})
+    lines = run_report.notes(pl.LazyFrame([{"straggler_loss": loss} for loss in (0.05, 0.125, None)]), {"cost": {}})
     (line,) = (each for each in lines if each.startswith("a static batch"))
     assert "which takes up to 12.5% of its time (column straggler_loss)" in line
-    without = report.notes(pl.LazyFrame({"straggler_loss": [None]}, schema={"straggler_loss": pl.Float64}), {"cost": {}})
+    without = run_report.notes(pl.LazyFrame({"straggler_loss": [None]}, schema={"straggler_loss": pl.Float64}), {"cost": {}})
     assert not any(each.startswith("a static batch") for each in without)
 
 
@@ -368,7 +368,7 @@ def test_a_static_batch_s_loss_is_the_largest_of_all_points() -> None:
 def test_what_events_assume_of_candidates_that_wait_is_said(view: str, rate: float | None, said: bool) -> None:
     rows = [{"view": view, "no_value_because": "waits", "match_rate": rate}, {"view": "events", "no_value_because": None,
              "match_rate": 0.5}]  # fmt: skip
-    lines = report.notes(pl.LazyFrame(rows, schema_overrides={"match_rate": pl.Float64}), {"cost": {}})
+    lines = run_report.notes(pl.LazyFrame(rows, schema_overrides={"match_rate": pl.Float64}), {"cost": {}})
     assert any("assumed to be any with equal chances" in line for line in lines) is said
 
 
@@ -377,5 +377,5 @@ def test_the_papers_own_limits_are_found_among_other_methods() -> None:
     other = pl.concat([own.with_columns(method=pl.lit("other"), tokens=pl.lit(at, pl.Int64)) for at in range(8)])
     (said,) = ppd_figure_3.sentences(ppd_figure_3.replayed(own.to_dicts()))
     for frame in (own, pl.concat([other, own])):
-        assert said in report.notes(frame.lazy(), {"cost": {}})
-    assert said not in report.notes(other.lazy(), {"cost": {}})
+        assert said in run_report.notes(frame.lazy(), {"cost": {}})
+    assert said not in run_report.notes(other.lazy(), {"cost": {}})

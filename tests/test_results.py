@@ -10,12 +10,14 @@ import pytest
 from polars.testing import assert_frame_equal
 from scipy import stats
 
-from model.account import Bill
-from model.intervals import half_width, wilson
-from sim import metrics, outcomes, results, sweep, views
-from sim.grid import Grid
-from sim.metrics import Sums
-from sim.plan import Shard
+from model.interpret.account import Bill
+from model.outcomes.intervals import half_width, wilson
+from sim.runs import results_table, sweep
+from sim.runs.shard_plan import Shard
+from sim.scenarios import match_outcomes
+from sim.scenarios.grid import Grid
+from sim.views import evaluation, metrics
+from sim.views.metrics import Sums
 
 COVERED = ("latency_layers", "busy_layers", "mean_units", "mean_units_per_run", "speedup")
 
@@ -31,11 +33,11 @@ def tables(**outcomes: Any) -> dict[str, Any]:
 def test_sampling_intervals_cover_the_formula() -> None:
     # 800 samples of 200: 95 % are covered. Five binomial tests at 1e-6 each: a false alarm in 5e-6 of all seeds; the seed is fixed.
     case, samples, size = Grid(tables()).case(0), 800, 200
-    formula, covered = views.formula_row(case), dict.fromkeys(COVERED, 0)
+    formula, covered = evaluation.formula_row(case), dict.fromkeys(COVERED, 0)
     # Theorem 4.1 of matches drawn here: time 40 l - 20 B, unit-time that and k (d - d') l more.
     latency = 40.0 * 32 - 20.0 * np.random.default_rng(7).binomial(31, 0.6, (samples, size))
     for sample in latency:
-        row = results.sampled_row(Sums.of(sample, sample + 3 * 20 * 32), case, None, "paths")
+        row = results_table.sampled_row(Sums.of(sample, sample + 3 * 20 * 32), case, None, "paths")
         for name in COVERED:
             covered[name] += row[f"{name}_low"] <= formula[name] <= row[f"{name}_high"]
     for name, count in covered.items():
@@ -120,7 +122,7 @@ def test_sequences_share_each_reading_of_the_weights_and_nothing_else() -> None:
 def test_two_records_have_an_interval_and_one_has_none() -> None:
     """That of Student between records, about the rate at each position and within [0, 1]."""
     records = ((True, False, True, False), (True, True, True, False))
-    found = outcomes.Replay(records=records).outcome(None, 4)
+    found = match_outcomes.Replay(records=records).outcome(None, 4)
     shares = [0.5, 0.75]
     assert found.rate == pytest.approx(0.625)
     half = stats.t.ppf(0.975, 1) * stats.sem(shares)
@@ -129,15 +131,15 @@ def test_two_records_have_an_interval_and_one_has_none() -> None:
     assert float(found.low.mean(4)) / 4 == pytest.approx(low)
     assert float(found.high.mean(4)) / 4 == pytest.approx(high)
     for single in (records[:1], 2 * records[:1]):
-        alike = outcomes.Replay(records=single).outcome(None, 4)
+        alike = match_outcomes.Replay(records=single).outcome(None, 4)
         assert (alike.rate, alike.low, alike.rate_low, alike.trials) == (0.5, None, None, None)
 
 
 def test_input_intervals_hold_the_formula_at_the_wilson_bounds() -> None:
     low, high = wilson(0.6, 500)
-    row = views.formula_row(Grid(tables(trials=500)).case(0))
+    row = evaluation.formula_row(Grid(tables(trials=500)).case(0))
     for rate in np.linspace(float(low), float(high), 7):
-        inside = views.formula_row(Grid(tables(match_rate=float(rate))).case(0))
+        inside = evaluation.formula_row(Grid(tables(match_rate=float(rate))).case(0))
         for name in metrics.ESTIMATES:
             assert row[f"{name}_input_low"] * (1 - 1e-12) <= inside[name] <= row[f"{name}_input_high"] * (1 + 1e-12), name
 
@@ -180,13 +182,13 @@ def test_arrays_are_the_rows_of_their_points(outcome: dict[str, Any], cluster: d
         "method.exit_layer": [20, 40],
     }  # fmt: skip
     grid = Grid(scenario)
-    assert views.takes_arrays(grid)
+    assert evaluation.takes_arrays(grid)
     arrays = sweep._arrays(grid, Shard("formula", 5, grid.points))
-    rows, failures = views.evaluate(grid, "formula", [(point, 0, 1) for point in range(5, grid.points)])
+    rows, failures = evaluation.evaluate(grid, "formula", [(point, 0, 1) for point in range(5, grid.points)])
     assert arrays is not None
     assert not failures
-    one_by_one = results.table(pl.DataFrame(rows, infer_schema_length=None))
-    same_within(results.table(arrays), one_by_one, 1e-13)
+    one_by_one = results_table.table(pl.DataFrame(rows, infer_schema_length=None))
+    same_within(results_table.table(arrays), one_by_one, 1e-13)
     if "units" in cluster:  # k = 3 wants four while other layers follow the exit
         waiting = (pl.col("candidates") == 3) & ((pl.col("exit_layer") < 40) | (pl.lit(form) == "eager"))
         assert one_by_one.filter(pl.col("contended"))["speedup"].null_count() == one_by_one.filter(pl.col("contended")).height > 0
@@ -195,10 +197,10 @@ def test_arrays_are_the_rows_of_their_points(outcome: dict[str, Any], cluster: d
 
 def test_shards_of_a_point_are_put_together_exactly() -> None:
     grid = Grid(tables())
-    pieces = [views.paths_row(grid.case(0), 0, stop) | {"point": 0, "view": "paths"} for stop in (100, 200, 4096)]
+    pieces = [evaluation.paths_row(grid.case(0), 0, stop) | {"point": 0, "view": "paths"} for stop in (100, 200, 4096)]
     for piece in pieces:
         piece["latency"] += 0.1  # so that the order of a plain sum would show
-    forward, backward = (results.finish(grid, pl.DataFrame(part)) for part in (pieces, pieces[::-1]))
+    forward, backward = (results_table.finish(grid, pl.DataFrame(part)) for part in (pieces, pieces[::-1]))
     assert_frame_equal(forward[0], backward[0], check_exact=True)
     for name, rows in forward[1].items():
         assert_frame_equal(rows, backward[1][name], check_exact=True)
@@ -206,15 +208,15 @@ def test_shards_of_a_point_are_put_together_exactly() -> None:
 
 def test_operations_are_those_of_unit_time_where_units_are_busy_with_layers_alone() -> None:
     """With overheads the unit-time holds more than operations: nothing is said of these."""
-    plain = views.formula_row(Grid(tables()).case(0))
+    plain = evaluation.formula_row(Grid(tables()).case(0))
     assert plain["operations_per_token"] == plain["compute_per_token"] > 1
-    found = views.formula_row(Grid(tables() | {"cost": {"early_head": 0.5}}).case(0))
+    found = evaluation.formula_row(Grid(tables() | {"cost": {"early_head": 0.5}}).case(0))
     assert "operations_per_token" not in found
 
 
 @pytest.mark.parametrize("few", [1, 2, 3])
 def test_distributions_are_kept_up_to_so_many_points(few: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "FEW_POINTS", few)
+    monkeypatch.setattr(results_table, "FEW_POINTS", few)
     given = tables() | {"sweep": {"outcomes.match_rate": [0.2, 0.8]}}
     for views_ in (["paths"], ["formula", "paths"]):
         folder = tmp_path / "-".join(views_)

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.acceptance import ByPosition, Iid, Law, Markov, Replay
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.rounds import ReplayRounds, RoundPrices, Rounds, Tally, fixed, moments, operations_of, round_prices
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.methods.rounds import ReplayRounds, RoundPrices, Rounds, Tally, fixed, moments, operations_of, round_prices
+from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 
 FLAT = RoundPrices(*np.ones((3, 9)))
 Floats = NDArray[np.float64]

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate import gpus, graphs, run_command, run_plan, running, sitting
-from calibrate import pool as pool_of
-from calibrate import streams as streams_of
-from calibrate.cli import app
-from calibrate.replicas import Replica
-from calibrate.sitting import Passes
-from model.account import Account
-from model.checks import ParameterError
-from model.decoding import Decoding
+from calibrate.commands import run_command
+from calibrate.commands.calibrate_app import app
+from calibrate.loading.replicas import Replica
+from calibrate.measured_runs import interleaved_profiles, measure_runs, run_plan
+from calibrate.measured_runs.interleaved_profiles import Passes
+from calibrate.untested_on_gpu import cuda_graphs, gpu_ordering
+from calibrate.untested_on_gpu import over_streams as streams_of
+from calibrate.workers import worker_pool as pool_of
+from model.base.checks import ParameterError
+from model.interpret.account import Account
+from model.logs.decoding import Decoding
 from model.steps import Commit
 from tests import real_models
 
@@ -149,7 +151,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((out, plan, models, more))
         return "runs"
 
-    monkeypatch.setattr(running, "measure", measure)
+    monkeypatch.setattr(measure_runs, "measure", measure)
     return found
 
 
@@ -178,7 +180,7 @@ def test_a_plan_is_handed_on_with_its_models(handed: list[Any], tiny: Any, tmp_p
         assert at == out
         [each] = made.wanted
         rates = forced or {"match_rate": 1.0}
-        assert each == running.Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (0, 1, 2, 3), name, rates)
+        assert each == measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (0, 1, 2, 3), name, rates)
         assert (made.tokens, made.repeats, made.warm_ups, made.seed) == (6, 5, 2, 3)
         assert made.about == {"prompts": "none: outcomes were forced behind 4 positions", "profiles": {}}
         assert models == {"target": tiny}
@@ -191,7 +193,7 @@ def test_processes_are_started_with_replicas_of_the_target(
     """Random weights by the seed of the plan, or what they were read from with the heads that lie beside; on GPUs one each."""
     out, begun = tmp_path / "some.json", list[Any]()
     monkeypatch.setattr(pool_of, "started", lambda *given, **more: begun.append((given, more)))
-    monkeypatch.setattr(gpus, "check", begun.append)
+    monkeypatch.setattr(gpu_ordering, "check", begun.append)
     over = FORCED | {"apart": "processes"}
     run_command.measured(plan(over), out, "cpu")
     _, made, _, more = handed.pop()
@@ -205,7 +207,9 @@ def test_processes_are_started_with_replicas_of_the_target(
     for said, heads in ((None, "beside/heads.safetensors"), ("own.safetensors", "own.safetensors")):
         written = plan(over, model="somewhere", heads=said, dtype="float64")
         with monkeypatch.context() as patch:
-            patch.setattr("calibrate.loading.heads_beside", lambda name: Path({"somewhere": "beside/heads.safetensors"}[name]))
+            patch.setattr(
+                "calibrate.loading.load_models.heads_beside", lambda name: Path({"somewhere": "beside/heads.safetensors"}[name])
+            )
             run_command.measured(written, out, "cuda", gpus=["cuda:0", "cuda:1", "cuda:0"])
             *_, more = handed.pop()
             more["pool"]()
@@ -223,14 +227,14 @@ def test_streams_graphs_and_profiles_are_handed_on(
 ) -> None:
     out, sittings = tmp_path / "some.json", list[Any]()
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a chip")
-    monkeypatch.setattr("calibrate.machine.memory", lambda _: 8)
+    monkeypatch.setattr("calibrate.devices.machine.memory", lambda _: 8)
     monkeypatch.setattr(streams_of, "Lanes", lambda *given: ("lanes", *given))
 
     def sitting_(*given: Any, **more: Any) -> Any:
         sittings.append((given, more))
         return SimpleNamespace(warnings={"target": ["too fast", "far too fast"], "draft": []}, refused={})
 
-    monkeypatch.setattr(sitting, "Sitting", sitting_)
+    monkeypatch.setattr(interleaved_profiles, "Sitting", sitting_)
     profile = {"widths": [1, 3], "contexts": [0, 200], "batches": [1, 2]}
     written = run_plan.of({
         "run": {"model": "llama-68m", "tokens": 6, "prompt_tokens": 4, "dtype": "bfloat16", "seed": 2},
@@ -249,13 +253,15 @@ def test_streams_graphs_and_profiles_are_handed_on(
     assert heard == ["profile of the target: too fast", "profile of the target: far too fast"]
     run_command.measured(written, out, "cuda:1")  # nobody hears
     assert handed.pop()[3]["beside"].refused == {}
-    monkeypatch.setattr(sitting, "Sitting", lambda *_, **__: SimpleNamespace(warnings={}, refused={"target": "too fast"}))
+    monkeypatch.setattr(
+        interleaved_profiles, "Sitting", lambda *_, **__: SimpleNamespace(warnings={}, refused={"target": "too fast"})
+    )
     with pytest.raises(ParameterError, match=r"some\.json is written, but the profile of the target could not be made: too fast"):
         run_command.measured(written, out, "cuda:1")
     # Graphs have room for all that is timed between the runs too.
     built: list[Any] = []
-    monkeypatch.setattr(graphs, "cuda_of", lambda _: "cuda")
-    monkeypatch.setattr(running, "by_graphs", lambda *given: built.append(given) or {"target": tiny})
+    monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: "cuda")
+    monkeypatch.setattr(measure_runs, "by_graphs", lambda *given: built.append(given) or {"target": tiny})
     for profiled, room in ((None, (0, 1)), (Passes((1, 3), (0, 200), (1, 2)), (204, 2))):
         now = run_plan.Written(plan(FORCED, mode="cuda-graph").run, plan(FORCED).choices, profiled)
         with contextlib.suppress(ParameterError):  # the profile is refused
@@ -266,16 +272,16 @@ def test_streams_graphs_and_profiles_are_handed_on(
 
 def test_graphs_have_room_for_the_longest_text_and_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(graphs, "Graphs", lambda *given: made.append(given))
+    monkeypatch.setattr(cuda_graphs, "Graphs", lambda *given: made.append(given))
     models: Any = real_models.decoders("llama", "draft")
 
-    def wanted(length: int, **settings: Any) -> running.Wanted:
-        return running.Wanted("speculative", settings | {"draft_length": 1}, tuple(range(length)), "one", {})
+    def wanted(length: int, **settings: Any) -> measure_runs.Wanted:
+        return measure_runs.Wanted("speculative", settings | {"draft_length": 1}, tuple(range(length)), "one", {})
 
     both = [wanted(40), wanted(70, sequences=3, batching="static")]
     for more, room, texts in (((), 128, 3), ((129, 1), 192, 3), ((128, 5), 128, 5)):
-        assert [*running.by_graphs(both, models, 20, *more)] == ["target", "draft"]
+        assert [*measure_runs.by_graphs(both, models, 20, *more)] == ["target", "draft"]
         assert made == [(each, room, texts) for each in models.values()]
         made.clear()
-    running.by_graphs(both[:1], models, 24)
+    measure_runs.by_graphs(both[:1], models, 24)
     assert made[0] == (models["target"], 64, 1)

@@ -19,18 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from calibrate import decoding, machine, run_plan, running
-from calibrate.cli import app
-from calibrate.interpreter import Times
-from calibrate.running import Plan, Wanted
-from calibrate.sitting import Passes
-from model import forced, methods, runs
-from model.account import Account
-from model.checks import ParameterError
-from model.decoding import Decoding
-from model.replay import told
-from model.runs import Runs
-from model.work import count
+from calibrate.commands.calibrate_app import app
+from calibrate.decode import real_decoding
+from calibrate.devices import machine
+from calibrate.interpreters.in_one_process import Times
+from calibrate.measured_runs import measure_runs, run_plan
+from calibrate.measured_runs.interleaved_profiles import Passes
+from calibrate.measured_runs.measure_runs import Plan, Wanted
+from model.base.checks import ParameterError
+from model.interpret.account import Account
+from model.interpret.interpreter import count
+from model.logs import forced_outcomes, measured_runs
+from model.logs.decoding import Decoding
+from model.logs.measured_runs import Runs
+from model.logs.replay import told
+from model.methods import registry
 from tests import real_models
 from tests.clockwork import wound
 from tests.real_models import DEPTHS
@@ -58,7 +61,7 @@ def wanted(name: str, table: dict[str, Any], rates: dict[str, float], **more: An
 
 
 def models_of(name: str, table: dict[str, Any], kind: str = "llama") -> dict[str, Any]:
-    return real_models.decoders(kind, *decoding.roles(name, table)[1:])
+    return real_models.decoders(kind, *real_decoding.roles(name, table)[1:])
 
 
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
@@ -74,10 +77,10 @@ def test_forced_decodings_make_the_passes_of_their_world(
 ) -> None:
     """The counter in the same world, which has no tensor, makes the same commits and the same passes."""
     models, each = models_of(name, table, kind), wanted(name, table, rates, replication=3)
-    found = running.decode(each, models, 9, 1, log=True)
-    parameters = decoding.parameters_of(name, models, decoding.scheduled(name, table, 4, 9))
-    world = forced.world(parameters, 4, 9, rates, seed=1, replication=3)
-    work = count(methods.algorithm(name).decode(parameters, tuple(range(4)), 9), world, 9)
+    found = measure_runs.decode(each, models, 9, 1, log=True)
+    parameters = real_decoding.parameters_of(name, models, real_decoding.scheduled(name, table, 4, 9))
+    world = forced_outcomes.world(parameters, 4, 9, rates, seed=1, replication=3)
+    work = count(registry.algorithm(name).decode(parameters, tuple(range(4)), 9), world, 9)
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
 
@@ -89,7 +92,7 @@ def test_forced_decodings_make_the_passes_of_their_world(
 def test_rates_of_one_and_nothing_leave_nothing_to_luck(name: str, table: dict[str, Any], rate: str, kind: str) -> None:
     models = models_of(name, table)
     for value in (0.0, 1.0):
-        found = running.decode(wanted(name, table, {rate: value}), models, 8, 0)
+        found = measure_runs.decode(wanted(name, table, {rate: value}), models, 8, 0)
         if name == "ppd":
             assert {each.kind for each in found.commits} == {"match" if value else "miss"}
         else:
@@ -100,9 +103,9 @@ def test_rates_of_one_and_nothing_leave_nothing_to_luck(name: str, table: dict[s
 @settings(max_examples=30, deadline=None)
 def test_a_higher_rate_never_costs_a_match(rate: float, seed: int, replication: int) -> None:
     """All rates meet the same coins."""
-    parameters = methods.algorithm("ppd").Parameters(layers=4, exit_layer=2, candidates=1)
+    parameters = registry.algorithm("ppd").Parameters(layers=4, exit_layer=2, candidates=1)
     low, high = (
-        forced.world(parameters, 1, 40, {"match_rate": each}, seed=seed, replication=replication).matches
+        forced_outcomes.world(parameters, 1, 40, {"match_rate": each}, seed=seed, replication=replication).matches
         for each in (rate, min(1.0, rate + 0.1))
     )
     assert all(not one or other for one, other in zip(low, high, strict=True))
@@ -120,7 +123,7 @@ def test_outcomes_that_a_method_cannot_have_are_refused(
     name: str, table: dict[str, Any], rates: dict[str, float], said: str
 ) -> None:
     with pytest.raises(ParameterError, match=said):
-        running.check(Plan([wanted(name, table, rates)], 8), models_of(name, table))
+        measure_runs.check(Plan([wanted(name, table, rates)], 8), models_of(name, table))
 
 
 @pytest.mark.parametrize(("name", "table", "rates"), [
@@ -133,11 +136,11 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
     name: str, table: dict[str, Any], rates: dict[str, float], batch: int
 ) -> None:
     models, said = models_of(name, table), table | {"sequences": batch, "batching": "static"}
-    running.check(Plan([wanted(name, said, rates)], 9), models)
-    found = running.decode(wanted(name, said, rates), models, 9, 1, log=True)
-    parameters = methods.algorithm(name).Parameters(**found.settings)
-    world = forced.world(parameters, 4, 9, rates, seed=1)
-    work = count(methods.algorithm(name).decode(parameters, tuple(range(4)), 9), world, 9 * batch)
+    measure_runs.check(Plan([wanted(name, said, rates)], 9), models)
+    found = measure_runs.decode(wanted(name, said, rates), models, 9, 1, log=True)
+    parameters = registry.algorithm(name).Parameters(**found.settings)
+    world = forced_outcomes.world(parameters, 4, 9, rates, seed=1)
+    work = count(registry.algorithm(name).decode(parameters, tuple(range(4)), 9), world, 9 * batch)
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
     # All texts write the world's own, each position `batch` times.
@@ -148,9 +151,9 @@ def test_models_are_asked_about_one_text_at_a_time() -> None:
     table = {"min_layers": 2, "max_layers": 4, "sequences": 2, "batching": "static"}
     models = models_of("skipdecode", table)
     with pytest.raises(ParameterError, match="sequences must be 1"):
-        running.check(Plan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)
+        measure_runs.check(Plan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)
     with pytest.raises(ParameterError, match="sequences must be 1"):
-        decoding.decode("skipdecode", models, (1, 2), 8, table)
+        real_decoding.decode("skipdecode", models, (1, 2), 8, table)
 
 
 # --- times ---
@@ -158,7 +161,7 @@ def test_models_are_asked_about_one_text_at_a_time() -> None:
 
 def test_times_add_up() -> None:
     times, models = Times(), models_of("speculative", {"draft_length": 2})
-    found = decoding.decode("speculative", models, [1, 2, 3], 8, {"draft_length": 2}, times=times)
+    found = real_decoding.decode("speculative", models, [1, 2, 3], 8, {"draft_length": 2}, times=times)
     assert found.seconds is not None
     assert len(times.commits) == len(found.commits)
     assert times.commits == sorted(times.commits)
@@ -173,27 +176,27 @@ def test_times_add_up() -> None:
 
 def test_garbage_is_not_collected_while_a_decoding_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, (made, models) = [], plan(1)
-    decode = running.decode
-    monkeypatch.setattr(running, "decode", lambda *given, **more: (seen.append(gc.isenabled()), decode(*given, **more))[1])
-    running.timed(made.wanted[0], models, made.tokens, made.seed)
+    decode = measure_runs.decode
+    monkeypatch.setattr(measure_runs, "decode", lambda *given, **more: (seen.append(gc.isenabled()), decode(*given, **more))[1])
+    measure_runs.timed(made.wanted[0], models, made.tokens, made.seed)
     assert (seen, gc.isenabled()) == ([False], True)
 
 
 def test_runs_of_another_seed_are_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, models = plan(2)
-    keep, timed = iter([True, True]), running.timed
+    keep, timed = iter([True, True]), measure_runs.timed
 
     def once(*given: Any, **more: Any) -> Any:
         if next(keep, None) is None:
             raise KeyboardInterrupt
         return timed(*given, **more)
 
-    monkeypatch.setattr(running, "timed", once)
+    monkeypatch.setattr(measure_runs, "timed", once)
     with pytest.raises(KeyboardInterrupt):
-        running.measure(tmp_path / "runs.json", made, models)
-    monkeypatch.setattr(running, "timed", timed)
+        measure_runs.measure(tmp_path / "runs.json", made, models)
+    monkeypatch.setattr(measure_runs, "timed", timed)
     with pytest.raises(ParameterError, match="seed"):
-        running.measure(tmp_path / "runs.json", dataclasses.replace(made, seed=made.seed + 1), models, resume=True)
+        measure_runs.measure(tmp_path / "runs.json", dataclasses.replace(made, seed=made.seed + 1), models, resume=True)
 
 
 def plan(repeats: int = 3, **more: Any) -> tuple[Plan, dict[str, Any]]:
@@ -205,7 +208,7 @@ def plan(repeats: int = 3, **more: Any) -> tuple[Plan, dict[str, Any]]:
 def measured(folder: Path, **more: Any) -> Runs:
     """The plan, timed into a folder."""
     wanted_, models = plan(**more)
-    return running.measure(folder / "runs.json", wanted_, models)
+    return measure_runs.measure(folder / "runs.json", wanted_, models)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +224,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with seven rows of the plan, which was interrupted then."""
     folder, (wanted_, models) = tmp_path_factory.mktemp("interrupted"), plan()
-    timed, left = running.timed, iter(range(7))
+    timed, left = measure_runs.timed, iter(range(7))
 
     def broken(*given_: Any) -> dict[str, Any]:
         if next(left, None) is None:
@@ -230,9 +233,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         wound(patch)
-        patch.setattr(running, "timed", broken)
+        patch.setattr(measure_runs, "timed", broken)
         with pytest.raises(KeyboardInterrupt):
-            running.measure(folder / "runs.json", wanted_, models)
+            measure_runs.measure(folder / "runs.json", wanted_, models)
     return folder
 
 
@@ -254,8 +257,8 @@ def test_repeats_are_interleaved_and_none_is_left_out(finished: tuple[Path, Runs
 
 def test_what_is_written_is_what_was_measured(finished: tuple[Path, Runs]) -> None:
     folder, found = finished
-    again = runs.load(folder / "runs.json")
-    assert again.table.equals(found.table.select(*runs.UNITS))
+    again = measured_runs.load(folder / "runs.json")
+    assert again.table.equals(found.table.select(*measured_runs.UNITS))
     assert [each.tokens for each in again.log.decodings] == [each.tokens for each in found.log.decodings]
     assert [told(each) for each in again.log.decodings] == ["draft_length=1"] * 2 + ["draft_length=3"] * 2
     assert json.loads(json.dumps(dict(again.about))) == json.loads(json.dumps(dict(found.about)))
@@ -269,26 +272,26 @@ def test_fewer_repeats_than_were_done_end_a_run_and_more_go_on(
 ) -> None:
     """Seven rows of three repeats of four decodings are there: they are kept whatever is asked for, and what is missing is made."""
     asked, models = plan()
-    timed, calls = running.timed, [0]
+    timed, calls = measure_runs.timed, [0]
 
     def counted(*given_: Any) -> dict[str, Any]:
         calls[0] += 1
         return timed(*given_)
 
-    monkeypatch.setattr(running, "timed", counted)
+    monkeypatch.setattr(measure_runs, "timed", counted)
     before = [json.loads(line)["seconds"] for line in (there / "runs.jsonl").read_text().splitlines()[1:]]
     assert len(before) == 7
-    found = running.measure(there / "runs.json", dataclasses.replace(asked, repeats=repeats), models, resume=True)
+    found = measure_runs.measure(there / "runs.json", dataclasses.replace(asked, repeats=repeats), models, resume=True)
     assert calls[0] == made
     assert found.table.height == rows
     assert {*before} <= {*found.table["seconds"]}
-    assert runs.load(there / "runs.json").table.height == rows
+    assert measured_runs.load(there / "runs.json").table.height == rows
     assert min(each.repeats for each in found.timed.values()) == repeats
 
 
 def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path, (asked, models) = there, plan()
-    timed, left = running.timed, [0]
+    timed, left = measure_runs.timed, [0]
 
     def broken(*given_: Any) -> dict[str, Any]:
         left[0] -= 1
@@ -296,18 +299,18 @@ def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return timed(*given_)
 
-    monkeypatch.setattr(running, "timed", broken)
+    monkeypatch.setattr(measure_runs, "timed", broken)
     kept = (tmp_path / "runs.jsonl").read_text().splitlines()
     assert len(kept) == 8
     (tmp_path / "runs.jsonl").write_text("\n".join(kept)[:-5])  # cut off within a row, which is then timed again
     with pytest.raises(ParameterError, match="go on with --resume"):
-        running.measure(tmp_path / "runs.json", asked, models)
+        measure_runs.measure(tmp_path / "runs.json", asked, models)
     other, _ = plan(seed=4)
     with pytest.raises(ParameterError, match="of another plan: seed differs"):
-        running.measure(tmp_path / "runs.json", other, models, resume=True)
+        measure_runs.measure(tmp_path / "runs.json", other, models, resume=True)
     left[0] = 6
     told: list[tuple[int, int]] = []
-    found = running.measure(
+    found = measure_runs.measure(
         tmp_path / "runs.json", asked, models, resume=True, report=lambda place, total, _: told.append((place, total))
     )
     assert found.table.height == 12
@@ -330,22 +333,25 @@ def test_files_are_refused_where_they_are_damaged(finished: tuple[Path, Runs], t
     for name, said in (("runs.parquet", "sha256"), ("runs.reads.json", "log of decisions"), ("runs.json", "JSON")):
         (tmp_path / name).write_bytes(whole[tmp_path / name][:-40])
         with pytest.raises(ParameterError, match=said):
-            runs.load(path)
+            measured_runs.load(path)
         restored()
     missing = "is not beside it"
     for name, said in (("runs.reads.json", missing), ("runs.reads.parquet", missing), ("runs.json", "no such")):
         (tmp_path / name).unlink()
         with pytest.raises(ParameterError, match=said):
-            runs.load(path)
+            measured_runs.load(path)
         restored()
     held = json.loads(path.read_text())
-    for change, said in (({"schema_version": 9}, f"schema_version must be {runs.VERSION}"), ({"more": 1}, "unknown key more")):
+    for change, said in (
+        ({"schema_version": 9}, f"schema_version must be {measured_runs.VERSION}"),
+        ({"more": 1}, "unknown key more"),
+    ):
         path.write_text(json.dumps(held | change))
         with pytest.raises(ParameterError, match=said):
-            runs.load(path)
+            measured_runs.load(path)
     path.write_text(json.dumps(held | {"about": {key: value for key, value in held["about"].items() if key != "dtype"}}))
     with pytest.raises(ParameterError, match=r"about\.dtype is missing"):
-        runs.load(path)
+        measured_runs.load(path)
 
 
 @pytest.mark.parametrize(("column", "values", "said"), [
@@ -390,7 +396,7 @@ def test_a_plan_is_all_combinations(tmp_path: Path) -> None:
     assert [each.settings for each in found[4:]] == [{"draft_length": 1}, {"draft_length": 2}]
 
 
-@pytest.mark.parametrize("apart", [None, *runs.APART])
+@pytest.mark.parametrize("apart", [None, *measured_runs.APART])
 def test_a_plan_says_by_name_what_sub_processes_are(apart: str | None) -> None:
     table: dict[str, Any] = {"name": "ppd", "exit_layer": 6, "candidates": 1} | ({} if apart is None else {"apart": apart})
     [found] = run_plan.of({"method": [table]}).choices
@@ -432,7 +438,7 @@ def test_the_command_line_times_a_method(tmp_path: Path) -> None:
     said = json.loads(result.stdout)
     assert [each["settings"]["draft_length"] for each in said["runs"]] == [1, 2]
     assert all(each["source"] == "measured" for each in said["runs"])
-    assert runs.load(out).table.height == 4
+    assert measured_runs.load(out).table.height == 4
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -466,7 +472,7 @@ def test_a_shape_without_weights_is_decoded_where_nothing_is_left_to_chance(more
     given_ = ["autoregressive", "--model", "llama-68m", "--tokens", 2, "--repeats", 1, "--threads", 1, "--device", "cpu"]
     result = invoke(*given_, "--forced", "none", *more, "-o", tmp_path / "runs.json", "-q")
     assert result.exit_code == 0, result.output
-    assert runs.load(tmp_path / "runs.json").about["forced"] == [{}]
+    assert measured_runs.load(tmp_path / "runs.json").about["forced"] == [{}]
 
 
 def test_a_file_must_be_named_as_one(tmp_path: Path) -> None:
@@ -493,16 +499,16 @@ def test_a_row_is_what_a_run_took(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def asked(device: str, **more: Any) -> dict[str, Any]:
         models: Any = {"target": SimpleNamespace(device=torch.device(device)), "draft": SimpleNamespace(device=torch.device("cpu"))}
-        row = running.timed(dataclasses.replace(of, **more), models, 5, 3, "pool", "lanes")  # type: ignore[arg-type]
+        row = measure_runs.timed(dataclasses.replace(of, **more), models, 5, 3, "pool", "lanes")  # type: ignore[arg-type]
         assert told_.pop() == (dataclasses.replace(of, **more), models, 5, 3, "pool", "lanes")
         return row
 
     clock = SimpleNamespace(now=0.0, thread_time=lambda: clock.now)
     made = Decoding("ppd", {}, (1,), 5, (), Account())
     of, seconds = Wanted("ppd", {}, (1,), "one"), 1.25
-    monkeypatch.setattr(running, "time", clock)
-    monkeypatch.setattr(running, "decode", decode)
-    monkeypatch.setattr(running.os, "getloadavg", lambda: (1.234, 9.0, 9.0))
+    monkeypatch.setattr(measure_runs, "time", clock)
+    monkeypatch.setattr(measure_runs, "decode", decode)
+    monkeypatch.setattr(measure_runs.os, "getloadavg", lambda: (1.234, 9.0, 9.0))
     row = {"units": 1, "seconds": 1.25, "commit_s": [0.5, 1.5], "pass_s": [0.75, 0.25, 0.0], "read_s": 0.125,
            "waited": pytest.approx(0.2), "load": 1.23, "spans": [{"unit": 1}]}  # fmt: skip
     assert asked("cpu") == row
@@ -511,7 +517,7 @@ def test_a_row_is_what_a_run_took(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 0.5
     assert asked("cpu")["waited"] == 0.0  # clocks are not that exact
     for error in (OSError, AttributeError):
-        monkeypatch.setattr(running.os, "getloadavg", lambda error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(measure_runs.os, "getloadavg", lambda error=error: (_ for _ in ()).throw(error))
         assert asked("cpu")["load"] is None
     gc.disable()
     try:
@@ -534,14 +540,14 @@ def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Pat
     """Each decoding once with a log; in each repeat the sitting first, then warm ones of each number of units, then each once."""
     said: list[Any] = []
     monkeypatch.setattr(machine, "facts", lambda device: FACTS | {"of": device})
-    whole, models = decoding.decode, real_models.decoders("llama", "draft", dtype="float32")
+    whole, models = real_decoding.decode, real_models.decoders("llama", "draft", dtype="float32")
 
     def decode(method: str, own: Any, prompt: Any, tokens: int, settings_: Any, **more: Any) -> Any:
         said.append((prompt, "log" in more, "times" in more, more["luck"].key, "answers" in more))
         assert more.get("pool") is None
         return whole(method, own, prompt, tokens, settings_, **more)
 
-    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr(real_decoding, "decode", decode)
     rates = {"acceptance_rate": 0.7}
     three = [
         Wanted("speculative", {"draft_length": 1}, (1, 2, 3), "one"),
@@ -550,7 +556,7 @@ def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Pat
     ]
     about = {"prompts": "some", "profiles": {"target": "a.json"}, "devices": ["cpu"]}
     made = Plan(three, 3, 2, 1, 5, about)
-    found = running.measure(
+    found = measure_runs.measure(
         tmp_path / "runs.json", made, models, beside=Noted(said), report=lambda *what: said.append(what),  # type: ignore[arg-type]
         pool=lambda: contextlib.nullcontext(),
     )  # fmt: skip
@@ -588,9 +594,9 @@ def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Pat
     assert log.models == {role: {"name": f"llama {role}", "checksum": "", "layers": size} for role, size in sizes.items()}
     assert log.source == "assumed: outcomes were forced"
     assert all(each.reads for each in log.decodings)
-    own = running._about(dataclasses.replace(made, wanted=three[:1]), models)
+    own = measure_runs._about(dataclasses.replace(made, wanted=three[:1]), models)
     assert (own["forced"], own["apart"]) == (None, ["processes"])
-    assert running._log(dataclasses.replace(made, wanted=three[:1]), models, log.decodings[:1]).source.startswith("measured: ")
+    assert measure_runs._log(dataclasses.replace(made, wanted=three[:1]), models, log.decodings[:1]).source.startswith("measured: ")
 
 
 def test_decodings_are_called_by_what_they_are() -> None:
@@ -615,7 +621,7 @@ def test_decodings_are_called_by_what_they_are() -> None:
     assert (Plan(one).tokens, Plan(one).repeats, Plan(one).warm_ups, Plan(one).seed) == (48, 7, 1, 0)
     units = [Wanted("ppd", {}, (1,), "one", units=count, apart=apart) for count, apart in
              ((2, "processes"), (1, "processes"), (2, "processes"), (2, "streams"), (1, "processes"))]  # fmt: skip
-    assert sorted(running._first_of_each(Plan(units), [4, 2, 0, 3, 1])) == [2, 3, 4]
+    assert sorted(measure_runs._first_of_each(Plan(units), [4, 2, 0, 3, 1])) == [2, 3, 4]
 
 
 def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
@@ -625,15 +631,15 @@ def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
         ("ppd", {"exit_layer": 3, "candidates": 2}, 2, "units must be 3, which ppd reserves with these parameters, got 2 streams"),
     ):
         with pytest.raises(ParameterError, match=said):
-            running.check(Plan([Wanted(name, table, (1, 2), "one", units=units, apart="streams")]), models)
-    running.check(Plan([Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)]), models)
+            measure_runs.check(Plan([Wanted(name, table, (1, 2), "one", units=units, apart="streams")]), models)
+    measure_runs.check(Plan([Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)]), models)
     for tokens, fits in ((93, True), (94, False)):  # of 96 positions, the last of which is written and not read
         made = Plan([Wanted("autoregressive", {}, (1,) * 4, "one")], tokens)
         if fits:
-            running.check(made, models)
+            measure_runs.check(made, models)
         else:
             with pytest.raises(ParameterError, match="must fit the 96 positions"):
-                running.check(made, models)
+                measure_runs.check(made, models)
 
 
 @pytest.mark.parametrize(("lines", "said"), [
@@ -649,20 +655,20 @@ def test_kept_rows_that_are_none_are_refused(lines: Any, said: str, there: Path)
     kept = path.read_text().splitlines()
     path.write_text("".join(f"{line}\n" for line in lines(kept)))
     with pytest.raises(ParameterError, match=re.escape(said)):
-        running.measure(there / "runs.json", asked, models, resume=True)
+        measure_runs.measure(there / "runs.json", asked, models, resume=True)
     (there / "runs.json").write_text("{}")
     with pytest.raises(ParameterError, match=r"out must be a new file, and runs\.json is there; give another, or remove it"):
-        running.measure(there / "runs.json", asked, models, resume=True)
+        measure_runs.measure(there / "runs.json", asked, models, resume=True)
 
 
 def test_kept_rows_become_a_table_where_they_can() -> None:
     row = {"decoding": 1, "repeat": 0, "turn": 2, "units": 1, "seconds": 2.0, "read_s": 0.5, "waited": 0.0, "load": None,
            "commit_s": [1.0], "pass_s": [0.0] * 3, "spans": []}  # fmt: skip
-    found = running._table([row | {"decoding": 2}, row | {"repeat": 1}, row | {"load": 0.5}])
+    found = measure_runs._table([row | {"decoding": 2}, row | {"repeat": 1}, row | {"load": 0.5}])
     assert found.select("decoding", "repeat").rows() == [(1, 0), (1, 1), (2, 0)]
     assert [str(each) for each in found["load"].to_list()] == ["0.5", "nan", "nan"]
     with pytest.raises(ParameterError, match=r"kept rows cannot be put into one table: .*; remove what is kept, and begin anew"):
-        running._table([row | {"turn": "two"}])
+        measure_runs._table([row | {"turn": "two"}])
 
 
 def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ import polars as pl
 import pytest
 
 import sim
-from model import position_log
-from model.checks import ParameterError
-from model.tables import parse_value
-from sim import scenario
-from sim.grid import Grid, parse_axis
-from sim.plan import Plan
-from sim.sweep import resolve
+from model.base.checks import ParameterError
+from model.base.table_records import parse_value
+from model.logs import position_log
+from sim.runs.shard_plan import Plan
+from sim.runs.sweep import resolve
+from sim.scenarios import scenario_file
+from sim.scenarios.grid import Grid, parse_axis
 
 
-def tables(**sections: Any) -> scenario.Tables:
+def tables(**sections: Any) -> scenario_file.Tables:
     """A small scenario, with sections put in place of its own."""
     base = {
         "scenario": {"name": "small", "tokens": 8, "replications": 16},
@@ -34,14 +34,14 @@ def tables(**sections: Any) -> scenario.Tables:
 
 
 def test_no_scenario_is_the_default_one() -> None:
-    assert scenario.load() == scenario.load(scenario.DEFAULT)
+    assert scenario_file.load() == scenario_file.load(scenario_file.DEFAULT)
 
 
 def test_a_file_hides_an_embedded_scenario_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / scenario.DEFAULT).write_text('[scenario]\nname = "mine"\n')
-    assert scenario.load(scenario.DEFAULT)["scenario"]["name"] == "mine"
-    assert scenario.load()["scenario"]["name"] == scenario.DEFAULT
+    (tmp_path / scenario_file.DEFAULT).write_text('[scenario]\nname = "mine"\n')
+    assert scenario_file.load(scenario_file.DEFAULT)["scenario"]["name"] == "mine"
+    assert scenario_file.load()["scenario"]["name"] == scenario_file.DEFAULT
 
 
 def test_tables_given_are_not_changed() -> None:
@@ -55,10 +55,10 @@ def test_tables_given_are_not_changed() -> None:
     assert changed["cost"] == {"link": 1}
 
 
-@pytest.mark.parametrize("name", scenario.names())
+@pytest.mark.parametrize("name", scenario_file.names())
 def test_embedded_scenarios_load_at_every_point(name: str) -> None:
-    grid = Grid(scenario.load(name))
-    own = scenario.load(name)["scenario"]
+    grid = Grid(scenario_file.load(name))
+    own = scenario_file.load(name)["scenario"]
     assert own["name"] == name
     for point in range(grid.points):
         assert grid.case(point).settings.tokens == own["tokens"]
@@ -110,10 +110,10 @@ def test_axes_of_the_command_line(text: str, axis: Any) -> None:
 
 
 def test_the_fingerprint_is_of_what_decides_the_results() -> None:
-    same = scenario.fingerprint(resolve(tables(), set={"outcomes.match_rate": 0.5}))
-    assert same == scenario.fingerprint(resolve(tables()))
+    same = scenario_file.fingerprint(resolve(tables(), set={"outcomes.match_rate": 0.5}))
+    assert same == scenario_file.fingerprint(resolve(tables()))
     for change in ({"outcomes.match_rate": 0.4}, {"scenario.seed": 1}, {"cost.link": 1}, {"cluster.units": 1}):
-        assert scenario.fingerprint(resolve(tables(), set=change)) != same
+        assert scenario_file.fingerprint(resolve(tables(), set=change)) != same
 
 
 REPLAYED = """

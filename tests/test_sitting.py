@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from calibrate import layers, loading, parts, run_command, run_plan, sitting
-from calibrate.grid import Grid
-from calibrate.sitting import Passes, Sitting
-from calibrate.timing import Effort, Point
-from model import profile, runs
-from model.checks import ParameterError
+from calibrate.commands import run_command
+from calibrate.loading import load_models
+from calibrate.measured_runs import interleaved_profiles, run_plan
+from calibrate.measured_runs.interleaved_profiles import Passes, Sitting
+from calibrate.timing import profile_from_timings, reads_and_processes
+from calibrate.timing.single_pass import Effort, Point
+from calibrate.timing.timing_grid import Grid
+from model.base.checks import ParameterError
+from model.hardware import profile
+from model.logs import measured_runs
 from tests.clockwork import few_parts
 
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
@@ -24,7 +28,7 @@ NAMES = {"target": "family:medium", "draft": "family:draft"}
 
 @pytest.fixture(scope="module")
 def decoders() -> dict[str, Any]:
-    return {role: each.decoder for role, each in loading.models(NAMES, "cpu", "float32").items()}
+    return {role: each.decoder for role, each in load_models.models(NAMES, "cpu", "float32").items()}
 
 
 @pytest.fixture
@@ -40,8 +44,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def rest(begun: Any, number: int, kinds: tuple[str, ...]) -> None:
         found.append((begun.built.architecture.name, number, *kinds))
 
-    monkeypatch.setattr(sitting, "measure", point)
-    monkeypatch.setattr(layers, "time_rest", rest)
+    monkeypatch.setattr(interleaved_profiles, "measure", point)
+    monkeypatch.setattr(profile_from_timings, "time_rest", rest)
     return found
 
 
@@ -141,14 +145,19 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
 
     def text(given: Any, seed: int) -> Any:
         asked.append((given, seed))
-        return {1: {name: [1e-6 * (1 + seed)] for name in (*parts.BETWEEN, *parts.LEADING, parts.CALLED)}}
+        return {
+            1: {
+                name: [1e-6 * (1 + seed)]
+                for name in (*reads_and_processes.BETWEEN, *reads_and_processes.LEADING, reads_and_processes.CALLED)
+            }
+        }
 
-    monkeypatch.setattr(parts, f"over_{kind}", text)
+    monkeypatch.setattr(reads_and_processes, f"over_{kind}", text)
     given: Any = {"lanes": units} if kind == "streams" else {"processes": True}
     at: list[int] = []
     for turns in ((0, 1), (1, 2)):  # the second sitting goes on with the first
         beside: Any = Sitting(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", **given)
-        monkeypatch.setattr(layers, "write", lambda *_: ({}, {}))
+        monkeypatch.setattr(profile_from_timings, "write", lambda *_: ({}, {}))
         for turn in turns:
             beside.begin(turn)
             for share in (0.0, 0.25, 0.5, 0.75, 1.0):
@@ -156,12 +165,12 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
                 at.append(len(asked))
             beside.end()
     assert [seed for _, seed in asked] != sorted(seed for _, seed in asked)  # in an order that is left to chance
-    assert sorted(seed for _, seed in asked) == [*range(3 * parts.TEXTS)]
+    assert sorted(seed for _, seed in asked) == [*range(3 * reads_and_processes.TEXTS)]
     assert {given for given, _ in asked} == {units}
-    assert at[0] == 0 < at[1] < at[2] < at[3] < at[4] == parts.TEXTS  # spread over the runs
+    assert at[0] == 0 < at[1] < at[2] < at[3] < at[4] == reads_and_processes.TEXTS  # spread over the runs
     kept = {row["round"]: row for row in beside.of["target"].rows.rows if row["kind"] == "processes"}
     assert [*kept] == [0, 1, 2]
-    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + parts.TEXTS) / 2)  # the mean of its texts
+    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + reads_and_processes.TEXTS) / 2)  # the mean of its texts
 
 
 def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
@@ -171,12 +180,12 @@ def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
         "busy": 0, "repeats": 2, "reads_us": times, "again_us": [-5.0, -1.0, 2.0], "beams_us": {}, "rows_us": {"1": times["next"]},
         "tree_us": {"1 8": [-3.0, -2.0, 1.0]}, "fork_us": {"1": [0.0, 1.0, 2.0]},
     }  # fmt: skip
-    table = parts.part_rows([row], {0: 1e-3}, 5)
+    table = reads_and_processes.part_rows([row], {0: 1e-3}, 5)
     assert {each["part"] for each in table} == {"next", "again", "rows", "tree", "fork"}
     assert all(0 <= each["low_s"] <= each["time_s"] <= each["high_s"] for each in table)
-    leading = {"kind": "processes", "repeats": 2, "exit_layer": 3, **{f"{part}_us": {} for part in parts.BETWEEN}}
-    leading |= {f"{part}_us": {"1": [0.5, 1.0, 2.0]} for part in parts.LEADING}
-    found = parts.process_rows([leading], {"alone": 1e-3, "beside": 1e-3}, 5)
+    leading = {"kind": "processes", "repeats": 2, "exit_layer": 3, **{f"{part}_us": {} for part in reads_and_processes.BETWEEN}}
+    leading |= {f"{part}_us": {"1": [0.5, 1.0, 2.0]} for part in reads_and_processes.LEADING}
+    found = reads_and_processes.process_rows([leading], {"alone": 1e-3, "beside": 1e-3}, 5)
     assert all(0 < each["low_s"] <= each["time_s"] <= each["high_s"] for each in found)
 
 
@@ -185,7 +194,7 @@ def test_times_of_rounds_are_their_medians_and_repeats_add_up() -> None:
         {"width": 1, "whole_us": [1.0, whole, 9.0], "layers_us": [[1, each, 3]], "repeats": 4, "taken_anyway": taken}
         for whole, each, taken in ((5.0, 2, 0), (7.0, 1, 1), (6.0, 9, 0))
     ]
-    found = layers.median_of(rounds)
+    found = profile_from_timings.median_of(rounds)
     assert (found["whole_us"], found["layers_us"]) == ([1.0, 6.0, 9.0], [[1, 2, 3]])
     assert (found["repeats"], found["taken_anyway"], found["width"]) == (12, 1, 1)
 
@@ -193,7 +202,7 @@ def test_times_of_rounds_are_their_medians_and_repeats_add_up() -> None:
 def test_what_does_not_fit_the_memory_is_left_out_and_the_rest_goes_on(
     decoders: dict[str, Any], timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = sitting.measure
+    whole = interleaved_profiles.measure
 
     def failing(said: str) -> Any:
         def point(model: Any, what: Any, *given: Any) -> dict[str, Any]:
@@ -203,7 +212,7 @@ def test_what_does_not_fit_the_memory_is_left_out_and_the_rest_goes_on(
 
         return point
 
-    monkeypatch.setattr(sitting, "measure", failing("DefaultCPUAllocator: can't allocate memory"))
+    monkeypatch.setattr(interleaved_profiles, "measure", failing("DefaultCPUAllocator: can't allocate memory"))
     beside = opened(decoders, tmp_path)
     beside.begin(0)
     beside.between(1.0)
@@ -211,7 +220,7 @@ def test_what_does_not_fit_the_memory_is_left_out_and_the_rest_goes_on(
     assert [(row["width"], row["context"], row["round"]) for row in failed] == [(3, 8, row["round"]) for row in failed]
     assert {row["round"] for row in failed} == {0, 1}
     assert len(beside.of["target"].rows.done()) == 2 * 3
-    monkeypatch.setattr(sitting, "measure", failing("a defect of ours"))
+    monkeypatch.setattr(interleaved_profiles, "measure", failing("a defect of ours"))
     other = opened(decoders, tmp_path / "other")
     other.begin(0)
     with pytest.raises(RuntimeError, match="a defect of ours"):
@@ -235,15 +244,19 @@ def test_batches_are_of_a_token_each() -> None:
 
 def test_a_profile_that_is_refused_leaves_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may have been made on a machine that is not there any more."""
-    monkeypatch.setattr(layers, "time_rest", lambda *_: None)
-    monkeypatch.setattr(layers, "write", lambda begun, *_: ({}, {sitting.MODE: f"{begun.built.architecture.name} is too fast"}))
+    monkeypatch.setattr(profile_from_timings, "time_rest", lambda *_: None)
+    monkeypatch.setattr(
+        profile_from_timings,
+        "write",
+        lambda begun, *_: ({}, {interleaved_profiles.MODE: f"{begun.built.architecture.name} is too fast"}),
+    )
     written = run_plan.of({
         "run": {"model": "family", "tokens": 2, "repeats": 1, "prompts": 1}, "method": [{"name": "autoregressive"}],
         "profile": {"widths": [1], "contexts": [0], "rounds": 1, "repeats": 1},
     })  # fmt: skip
     with pytest.raises(ParameterError, match=r"runs\.json is written, but .* target could not be made: family-target is too fast"):
         run_command.measured(written, tmp_path / "runs.json", "cpu")
-    assert runs.load(tmp_path / "runs.json").table.height == 1
+    assert measured_runs.load(tmp_path / "runs.json").table.height == 1
     assert (tmp_path / "cpu-family-target.jsonl").is_file()
 
 
@@ -274,7 +287,7 @@ def open_(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((given, more))
         return Begun(given[0])
 
-    monkeypatch.setattr(layers, "open_model", model)
+    monkeypatch.setattr(profile_from_timings, "open_model", model)
     return asked
 
 
@@ -290,7 +303,7 @@ def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path,
         return SimpleNamespace(failed=failed)
 
     failed: list[Any] = []
-    monkeypatch.setattr(sitting, "go_over", go_over)
+    monkeypatch.setattr(interleaved_profiles, "go_over", go_over)
     one: Any = {"target": "a decoder", "draft": "another"}
     beside = Sitting(one, {"target": "big", "draft": "small"}, BUSY, tmp_path, device="dev", dtype="kind", seed=3)
     alone, others = BUSY.grids
@@ -327,15 +340,15 @@ def test_a_point_is_timed_at_once_and_kept(open_: list[Any], tmp_path: Path, mon
             raise happens[0]
         return given[1]
 
-    monkeypatch.setattr(sitting, "measure", measure)
-    monkeypatch.setattr(sitting, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    monkeypatch.setattr(sitting, "release", happens.append)
+    monkeypatch.setattr(interleaved_profiles, "measure", measure)
+    monkeypatch.setattr(interleaved_profiles, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(interleaved_profiles, "release", happens.append)
     one: Any = {"target": None}
     beside = Sitting(one, {"target": "big"}, PASSES, tmp_path, device="cpu", dtype="float32")
     target: Any = beside.of["target"]
     point = Point("interpreter", 3, 8, 1, 0, 1)
     for _ in range(2):  # once
-        beside._time(sitting.Piece("target", 1, point), None)
+        beside._time(interleaved_profiles.Piece("target", 1, point), None)
         assert asked == [(target.built, point, beside.effort, 160.0)]
         assert (target.added, target.between) == ([point], 1)
     happens.append(MemoryError("9 GB"))
@@ -357,9 +370,9 @@ def test_profiles_are_written_in_the_end_and_what_is_odd_of_them_is_told(
         return ({"a": "one", "b": "two"}, {}) if begun.role == "big" else ({}, {"a": "too fast", "b": "too slow"})
 
     facts: dict[str, dict[str, Any]] = {"one": {"warnings": ["odd", "odder"]}, "two": {}}
-    monkeypatch.setattr(layers, "write", write)
-    monkeypatch.setattr(sitting, "load", lambda path: SimpleNamespace(facts=facts[path]))
-    monkeypatch.setattr(parts, "apart", lambda texts, depth: {"texts": texts, "layers": depth})
+    monkeypatch.setattr(profile_from_timings, "write", write)
+    monkeypatch.setattr(interleaved_profiles, "load", lambda path: SimpleNamespace(facts=facts[path]))
+    monkeypatch.setattr(reads_and_processes, "apart", lambda texts, depth: {"texts": texts, "layers": depth})
     both: Any = {"target": None, "draft": None}
     beside = Sitting(both, {"target": "big", "draft": "small"}, PASSES, tmp_path, device="cpu", dtype="float32")
     assert (beside.refused, beside.warnings) == ({}, {})
@@ -378,7 +391,7 @@ def test_profiles_are_written_in_the_end_and_what_is_odd_of_them_is_told(
 def test_passes_have_room_for_the_longest_and_for_all_that_is_timed_besides() -> None:
     assert Passes((1, 3), (0, 200)).room == 204
     assert Passes((1, 33), (200,)).room == 202  # wider ones are not replayed
-    assert Passes((1,), (0,)).room == parts.ROOM == 80
+    assert Passes((1,), (0,)).room == reads_and_processes.ROOM == 80
     assert Passes((1, 32), (200,)).room == 233
     assert Passes((1,), (0,), busy=(0,)).grids == (Grid((1,), (0,), modes=("interpreter",)),)
     for given, said in (

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from calibrate import interpreter, machine, parts, running
-from calibrate.adapter import Decoder
-from calibrate.replicas import Replica
+from calibrate.decoders.adapter import Decoder
+from calibrate.devices import machine
+from calibrate.interpreters import in_one_process
+from calibrate.loading.replicas import Replica
+from calibrate.measured_runs import measure_runs
+from calibrate.timing import reads_and_processes
 from tests import real_models
 
 LAYER, TREE, HEAD, TICK = 1000.0, 100.0, 300.0, 0.5
@@ -38,7 +41,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Layers and heads take their time there; whoever wants to see a value waits."""
     found = Device()
-    layer, logits, read = Decoder._layer, Decoder.logits, interpreter.Real._found
+    layer, logits, read = Decoder._layer, Decoder.logits, in_one_process.Real._found
 
     def launched(self: Decoder, *given: Any) -> Any:
         found.owed += LAYER + (TREE if given[-1].at is not None else 0.0)
@@ -48,7 +51,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         found.owed += HEAD
         return logits(self, *given)
 
-    def seen(self: interpreter.Real, step: Any) -> Any:
+    def seen(self: in_one_process.Real, step: Any) -> Any:
         answer = read(self, step)
         found.settle()
         return answer
@@ -56,8 +59,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(Decoder, "_layer", launched)
     monkeypatch.setattr(Decoder, "logits", projected)
     monkeypatch.setattr(Decoder, "settle", lambda _: found.settle())
-    monkeypatch.setattr(interpreter.Real, "_found", seen)
-    for module in (parts, interpreter):
+    monkeypatch.setattr(in_one_process.Real, "_found", seen)
+    for module in (reads_and_processes, in_one_process):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=found.perf_counter))
     return found
 
@@ -65,7 +68,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def tiny(layers: int = 4) -> Decoder:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.adapter import decoder_of
+    from calibrate.decoders.adapter import decoder_of
 
     said = real_models.config("llama", layers).to_dict() | {"vocab_size": 64}
     return decoder_of(LlamaForCausalLM(LlamaConfig(**said)), "tiny")
@@ -75,7 +78,7 @@ def tiny(layers: int = 4) -> Decoder:
 def test_parts_take_what_the_device_takes_and_nothing_of_what_came_before(device: Device) -> None:
     decoder = tiny()
     assert device.owed == 0
-    found = parts.reads(decoder, 12, 3)
+    found = reads_and_processes.reads(decoder, 12, 3)
     few = 40 * TICK  # looks at the clock, and nothing else
     for kind, times in found["reads_us"].items():
         assert times[1] == pytest.approx(HEAD if kind == "early_head" else 0, abs=few), kind
@@ -89,8 +92,8 @@ def test_parts_take_what_the_device_takes_and_nothing_of_what_came_before(device
 
 @pytest.mark.usefixtures("one_thread")
 def test_passes_behind_pauses_take_what_the_device_takes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "GAPS", (0, 500))
-    found = parts.after(tiny(), 12, 4)
+    monkeypatch.setattr(reads_and_processes, "GAPS", (0, 500))
+    found = reads_and_processes.after(tiny(), 12, 4)
     assert device.owed == 0
     for name in ("after_us", "wide_us"):
         for times in found[name].values():
@@ -125,7 +128,7 @@ def test_clocks_that_move_do_not_make_it_another_machine(monkeypatch: pytest.Mon
     whole, clock = machine.facts, iter((345, 1980))
     monkeypatch.setattr(machine, "facts", lambda name: whole(name) | {"sm_mhz": next(clock), "driver": "580"})
     models = real_models.decoders("llama")
-    first, second = (running._facts(models) for _ in range(2))
+    first, second = (measure_runs._facts(models) for _ in range(2))
     assert first == second
     assert first["driver"] == "580"
 

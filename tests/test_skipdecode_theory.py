@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model import skipdecode
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.methods.skipdecode import theory as skipdecode
 
 ROWS = {  # [DelCorro2023] Table 2 (min, max, target average), and Table 4's mean layers of E2E
     "1.3B": [(8, 16, 12, 14.7), (6, 10, 8, 9.4), (5, 7, 6, 6.8), (4, 6, 5, 5.8)],

@@ -10,20 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import early_exit as leaving
-from model import skipdecode as skipping
-from model.account import Totals
-from model.algorithms import _batches, early_exit, skipdecode
-from model.checks import ParameterError
-from model.early_exit_lengths import Depths, column_times, decodings, moments, work
-from model.latency import UnitCost
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Totals
+from model.interpret.interpreter import count
+from model.interpret.world import Lossy
+from model.methods import batching
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.early_exit import paths as exit_paths
+from model.methods.early_exit import theory as leaving
+from model.methods.early_exit.finite_early_exit import Depths, column_times, decodings, moments, work
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.skipdecode import paths as skip_paths
+from model.methods.skipdecode import theory as skipping
 from model.steps import Commit, Forward, Read, Steps
-from model.work import count
-from model.world import Lossy
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.paths import early_exit as exit_paths
-from sim.paths import skipdecode as skip_paths
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
 from tests.exact import near
 
 COST = UnitCost(4, early_head=0.5, final_head=1.0, propagation=0.25, state_check=0.125)
@@ -72,17 +74,17 @@ def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
 # --- Batches ---
 
 
-def static(sequences: int, lengths: Any = None) -> _batches.StaticBatching:
-    return _batches.StaticBatching(sequences=sequences, batching="static", lengths=lengths)
+def static(sequences: int, lengths: Any = None) -> batching.StaticBatching:
+    return batching.StaticBatching(sequences=sequences, batching="static", lengths=lengths)
 
 
 def test_batches_are_filled_in_order() -> None:
-    assert _batches.texts(static(2), 3) == [{0: 3, 1: 3}]
+    assert batching.texts(static(2), 3) == [{0: 3, 1: 3}]
     queue = static(2, (3, 1, 2, 2, 1))
-    assert _batches.texts(queue, 3) == [{0: 3, 1: 1}, {2: 2, 3: 2}, {4: 1}]
-    assert [*_batches.columns(queue, 3)] == [(0, 2), (1, 1), (2, 1), (0, 2), (1, 2), (0, 1)]
+    assert batching.texts(queue, 3) == [{0: 3, 1: 1}, {2: 2, 3: 2}, {4: 1}]
+    assert [*batching.columns(queue, 3)] == [(0, 2), (1, 1), (2, 1), (0, 2), (1, 2), (0, 1)]
     assert (queue.steps_of(3), queue.outputs_of(3)) == (6, 9)
-    assert _batches.plain_time(queue, 3, WIDE) == 5 * (3 + 3 * 1.25)
+    assert batching.plain_time(queue, 3, WIDE) == 5 * (3 + 3 * 1.25)
 
 
 @pytest.mark.parametrize(

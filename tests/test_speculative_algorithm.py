@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import work
-from model.algorithms import speculative
-from model.algorithms.speculative import MAX_DRAFT, Guess, Model, Parameters
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.interpret import interpreter
+from model.interpret.world import Draft, World
+from model.methods.speculative import algorithm as speculative
+from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, Parameters
 from model.steps import Commit, Forward, Read
-from model.world import Draft, World
 
 LAYERS = 5
 
@@ -152,7 +152,7 @@ def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gam
         at += kept + 1
     parameters = Parameters(LAYERS, gamma, sampled)
     steps = speculative.decode(parameters, range(prompt), n)
-    found = work.count(steps, World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)}), n)
+    found = interpreter.count(steps, World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)}), n)
     assert sorted(found.rounds.elements()) == sorted(want)
     assert found.tokens == list(range(prompt, prompt + n))
     assert found.passes_of["target"] == len(want) + (prompt > 1)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from model import speculative
-from model.checks import ParameterError
-from sim.cli import app
+from model.base.checks import ParameterError
+from model.methods.speculative import theory as speculative
+from sim.commands.sim_app import app
 from tests.test_bad_input import one_line, refused
 
 SCENARIO = '[scenario]\nname = "small"\ntokens = 8\nreplications = 16\n\n'

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import work
-from model.account import Account
-from model.algorithms import speculative
-from model.algorithms.speculative import Model, Parameters
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.interpret import interpreter
+from model.interpret.account import Account
+from model.interpret.world import Draft, World, together
+from model.methods.speculative import algorithm as speculative
+from model.methods.speculative.algorithm import Model, Parameters
 from model.steps import CacheError, Commit, Forward, Read, Steps
-from model.world import Draft, World, together
 
 LAYERS = 5
 
@@ -26,7 +26,7 @@ def world(survivors: Sequence[int], prompt: int = 1) -> World:
 def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
     """All that a process asks for; passes answer for themselves."""
     found: list[Any] = []
-    out = work.Work()
+    out = interpreter.Work()
     answers.written, answers.put_out = out.tokens, out.texts
     answer: Any = None
     while len(out.tokens) < wanted:
@@ -84,11 +84,11 @@ def test_a_text_is_what_it_is_alone_whatever_its_batch(
     answers = together([world(survivors, length) for survivors, length in zip(luck, lengths, strict=True)])
     parameters = choice(luck, batch, **more)
     steps = speculative.decode(parameters, [0], max(map(len, luck)), prompts=own)
-    found = work.count(steps, answers, parameters.outputs_of(max(map(len, luck))))
+    found = interpreter.count(steps, answers, parameters.outputs_of(max(map(len, luck))))
     assert len(found.tokens) == sum(map(len, luck))
     for number, (survivors, length) in enumerate(zip(luck, lengths, strict=True)):
         steps = speculative.decode(Parameters(LAYERS, **more), range(length), len(survivors))
-        alone = work.count(steps, world(survivors, length), len(survivors))
+        alone = interpreter.count(steps, world(survivors, length), len(survivors))
         mine = [each for each in found.committed if each.text in (number, None)]
         assert [each._replace(text=None) for each in mine] == alone.committed
         if len(luck) > 1:
@@ -174,7 +174,7 @@ def test_texts_leave_at_a_token_that_ends_them() -> None:
 
 
 def test_what_a_pass_over_a_batch_may_not_be() -> None:
-    cache = work.Cache()
+    cache = interpreter.Cache()
     step = Forward("target", (0, 1, 0, 1), 3, 0, 2, texts=(0, 1), places=(3, 4))
     for wrong in ({"places": (3,)}, {"places": (4, 4)}, {"places": (2, 4)}, {"tokens": (1,)}):
         with pytest.raises(CacheError, match="batch"):
@@ -190,7 +190,7 @@ def test_what_a_pass_over_a_batch_may_not_be() -> None:
 
 def test_a_text_goes_on_from_what_all_models_have_read() -> None:
     """Whichever model makes its first pass."""
-    cache = work.Cache()
+    cache = interpreter.Cache()
     for role in ("target", "draft"):
         cache.write(Forward(role, (0, 1), 0, 0, 2))
     cache.write(Forward("draft", (3,), 2, 0, 2, texts=(1,)))

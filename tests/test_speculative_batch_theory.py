@@ -12,27 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sim
-from model import coins, forced, speculative_texts, work
-from model.acceptance import Iid, Markov, Replay
-from model.algorithms import speculative as algorithm
-from model.algorithms.speculative import Parameters
-from model.checks import ParameterError
-from model.hardware import Uniform, pass_time
-from model.latency import UnitCost
-from model.operating_point import operating_point
-from model.rounds import Rounds, moments, round_prices
-from model.speculative import operations, predict
-from model.speculative import work as closed_work
-from model.speculative_batches import batched_speedup
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.costs.operating_point import operating_point
+from model.costs.width_curve import PassTimes
+from model.hardware.cost_models import Uniform, pass_time
+from model.interpret import interpreter
+from model.interpret.world import Draft, World, together
+from model.logs import forced_outcomes
+from model.methods.rounds import Rounds, moments, round_prices
+from model.methods.speculative import algorithm, paths, static_batches
+from model.methods.speculative.algorithm import Parameters
+from model.methods.speculative.batch_break_even import batched_speedup
+from model.methods.speculative.theory import operations, predict
+from model.methods.speculative.theory import work as closed_work
+from model.outcomes import random_streams
+from model.outcomes.outcome_laws import Iid, Markov, Replay
 from model.steps import Commit, Forward
-from model.transformer import preset
-from model.width import PassTimes
-from model.world import Draft, World, together
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.grid import Grid
-from sim.paths import speculative as paths
-from sim.sweep import resolve
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.runs.sweep import resolve
+from sim.scenarios.grid import Grid
 from tests.exact import near
 
 LAYERS = 4
@@ -55,7 +56,7 @@ def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: UnitCost
 
 
 def survivors(right: Sequence[bool]) -> list[int]:
-    return forced._survivors(np.array(right, dtype=np.bool_))
+    return forced_outcomes._survivors(np.array(right, dtype=np.bool_))
 
 
 LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=5)
@@ -134,7 +135,7 @@ LAWS = st.floats(0, 1).map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 20))
 def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
-    found, want = speculative_texts.going(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
+    found, want = static_batches.going(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
     assert near(found.sum(), want.rounds, 1e-12)
     assert near((found @ np.arange(gamma + 1)).sum(), want.drafted, 1e-12, 1e-300)
     assert near(found[0].sum(), 1.0)
@@ -145,9 +146,9 @@ def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, token
 @given(LAWS, st.integers(0, 5), st.integers(1, 12), st.sampled_from(COSTS), st.booleans())
 def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tokens: int, cost: UnitCost, apart: bool) -> None:
     parameters = Parameters(LAYERS, gamma, placement="apart" if apart else "together")
-    [rounds] = speculative_texts.rounds_of(parameters, tokens, law)
+    [rounds] = static_batches.rounds_of(parameters, tokens, law)
     want = moments(gamma, tokens, law, round_prices(cost, gamma, apart=apart))
-    prices = speculative_texts.prices(cost, gamma, 1, apart=apart)
+    prices = static_batches.prices(cost, gamma, 1, apart=apart)
     for of, value in zip(prices, (want.time, want.busy, want.operations), strict=True):
         assert near((rounds * of).sum(), value, 1e-12)
     alone = predict(parameters, tokens, law, cost)
@@ -279,15 +280,15 @@ def test_plain_decoding_of_one_text_is_what_it_was() -> None:
 
 def test_a_text_has_the_luck_that_it_has_alone() -> None:
     """The first of a batch that of a single text, whatever the batch; a longer batch extends a shorter one."""
-    from sim import views
+    from sim.views import evaluation
 
     def rounds(**method: Any) -> list[Any]:
         table = BASE["method"][0] | method
         case = Grid(resolve(BASE | {"method": [{key: value for key, value in table.items() if value is not None}]})).case(0)
         found = []
-        for answers in views.worlds(case, 5, 9):
+        for answers in evaluation.worlds(case, 5, 9):
             steps = algorithm.decode(case.parameters, [0], case.settings.tokens)
-            found.append(work.count(steps, answers, case.outputs).committed)
+            found.append(interpreter.count(steps, answers, case.outputs).committed)
         return found
 
     alone = rounds(sequences=None, batching=None, lengths=None)
@@ -296,16 +297,16 @@ def test_a_text_has_the_luck_that_it_has_alone() -> None:
         assert [each._replace(text=0) for each in one] == [each for each in pair if each.text == 0]
         assert [each for each in pair if each.text == 1] == [each for each in many if each.text == 1]
         assert [each._replace(text=1) for each in one] != [each for each in pair if each.text == 1]
-    assert coins.of_text("accept", 0) == "accept"
+    assert random_streams.of_text("accept", 0) == "accept"
 
 
 def test_forced_outcomes_are_the_simulator_s() -> None:
-    from sim import views
+    from sim.views import evaluation
 
     case = Grid(resolve(BASE)).case(0)
-    [answers] = views.worlds(case, 3, 4)
-    same = forced.world(case.parameters, 1, 12, {"acceptance_rate": 0.7}, replication=3)
-    made = [work.count(algorithm.decode(case.parameters, [0], 12), each, case.outputs).committed for each in (answers, same)]
+    [answers] = evaluation.worlds(case, 3, 4)
+    same = forced_outcomes.world(case.parameters, 1, 12, {"acceptance_rate": 0.7}, replication=3)
+    made = [interpreter.count(algorithm.decode(case.parameters, [0], 12), each, case.outputs).committed for each in (answers, same)]
     assert made[0] == made[1]
 
 

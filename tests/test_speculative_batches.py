@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import speculative as sd
-from model.checks import ParameterError
-from model.speculative_batches import batched_speedup, largest_batch
-from model.width import PassTimes
+from model.base.checks import ParameterError
+from model.costs.width_curve import PassTimes
+from model.methods.speculative import theory as sd
+from model.methods.speculative.batch_break_even import batched_speedup, largest_batch
 from tests.exact import near
 
 BATCHES, WIDTHS, CONTEXTS = np.array([1, 8, 64]), np.array([1, 2, 4, 9]), np.array([0, 4096])

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import speculative as sd
-from model import speculative_laws as laws
-from model.acceptance import Markov
-from model.checks import ParameterError
+from model.base.checks import ParameterError
+from model.methods.speculative import dependent_acceptance as laws
+from model.methods.speculative import theory as sd
+from model.outcomes.outcome_laws import Markov
 from tests.exact import LENGTHS, RATES, close, mean, near, recursion
 
 

@@ -15,16 +15,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import sim
-from model import speculative, speculative_laws
-from model.acceptance import Iid
-from model.checks import ParameterError
-from model.published import deck_report
-from model.rounds import Rounds
-from sim import report as reports
-from sim import sweep
-from sim.cli import app
-from sim.grid import Grid
-from sim.sweep import resolve
+from model.base.checks import ParameterError
+from model.methods.rounds import Rounds
+from model.methods.speculative import dependent_acceptance
+from model.methods.speculative import theory as speculative
+from model.outcomes.outcome_laws import Iid
+from model.published import deck_analysis
+from sim.commands.sim_app import app
+from sim.runs import run_report as reports
+from sim.runs import sweep
+from sim.runs.sweep import resolve
+from sim.scenarios.grid import Grid
 
 TOKENS = 24
 METHOD = {"name": "speculative", "layers": 8, "draft_length": 3}
@@ -265,7 +266,7 @@ def test_a_log_is_played_as_it_is(draft_length: int, placement: str) -> None:
     table = sim.run(tables(
         outcomes={"kind": "rounds", "lengths": UNEQUAL, "play": "log"}, method=[method], scenario=settings
     ))  # fmt: skip
-    rounds = sum(speculative_laws.tokens_of_rounds(each, draft_length)[0] for each in UNEQUAL)
+    rounds = sum(dependent_acceptance.tokens_of_rounds(each, draft_length)[0] for each in UNEQUAL)
     assert table["tokens_per_round"].to_list() == pytest.approx([total / rounds] * 3, rel=1e-12)
     note = table["outcomes_note"][0]
     assert f"the log's own mean over rounds is {total / rounds:.4f} tokens a round in drafts of {draft_length}" in note
@@ -282,7 +283,7 @@ def test_rounds_say_which_mean_they_play() -> None:
     row = view(sim.run(tables(outcomes=law, scenario=settings), views=["formula"]), "formula")
 
     def mean(records: list[list[int]]) -> float:
-        return sum(map(len, records)) / sum(speculative_laws.tokens_of_rounds(each, 3)[0] for each in records)
+        return sum(map(len, records)) / sum(dependent_acceptance.tokens_of_rounds(each, 3)[0] for each in records)
 
     long = [each for each in UNEQUAL if len(each) >= 10]
     begun = mean([each[:10] for each in long])
@@ -302,7 +303,7 @@ def test_rounds_say_which_mean_they_play() -> None:
 
 def test_the_published_deck_is_replayed_with_its_own_cost_ratio() -> None:
     table = sim.run("speculative-deck", views=["formula"])
-    rows = [row for row in deck_report.rows() if row["draft_length"] is not None]
+    rows = [row for row in deck_analysis.rows() if row["draft_length"] is not None]
     assert len(rows) == 4
     for row in rows:
         same = row["draft_length"], row["speedup"]

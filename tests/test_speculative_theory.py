@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import speculative as sd
-from model import speculative_laws as laws
-from model.acceptance import Iid
-from model.algorithms.speculative import Parameters
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.width import as_curve
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.costs.width_curve import as_curve
+from model.methods.speculative import dependent_acceptance as laws
+from model.methods.speculative import theory as sd
+from model.methods.speculative.algorithm import Parameters
+from model.outcomes.outcome_laws import Iid
 from tests.exact import LENGTHS, RATES, close, mean, near, pmf, recursion
 
 RATIOS = st.floats(0, 2)

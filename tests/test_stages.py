@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from model.acceptance import ByPosition, Iid, Law, Markov, Replay
-from model.checks import ParameterError
-from model.stages import Stage, moments, sums
+from model.base.checks import ParameterError
+from model.methods.stages import Stage, moments, sums
+from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 
 TWO = (Stage(7.0, 11.0, 1), Stage(3.0, 20.0, 1))
 THREE = (Stage(7.0, 11.0, 1), Stage(3.0, 20.0, 2), Stage(5.5, 2.0, 1))

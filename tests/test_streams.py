@@ -18,18 +18,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate import parts, running, streams
-from calibrate import rows as rows_of
-from calibrate.interpreter import Luck, Real, Sampling, Times
-from calibrate.running import Plan, Wanted
-from calibrate.streams import Lanes, Streams
-from model import runs
-from model.algorithms import beam, ppd, speculative
-from model.checks import ParameterError
-from model.decoding import Answered
-from model.spans import beside, of_main
+from calibrate.decoders import kv_rows as rows_of
+from calibrate.interpreters.in_one_process import Luck, Real, Sampling, Times
+from calibrate.measured_runs import measure_runs
+from calibrate.measured_runs.measure_runs import Plan, Wanted
+from calibrate.timing import reads_and_processes
+from calibrate.untested_on_gpu import over_streams
+from calibrate.untested_on_gpu.over_streams import Lanes, Streams
+from model.base.checks import ParameterError
+from model.logs import measured_runs
+from model.logs.decoding import Answered
+from model.logs.spans import beside, of_main
+from model.methods.beam import algorithm as beam
+from model.methods.ppd import algorithm as ppd
+from model.methods.speculative import algorithm as speculative
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
-from sim import compare
+from sim.comparison import predict
 from tests import real_models
 from tests.ordering import Device, Event, Stream
 from tests.real_models import DEPTHS
@@ -281,7 +285,7 @@ def test_what_happened_when() -> None:
 def test_the_device_must_be_a_gpu() -> None:
     with pytest.raises(ParameterError, match="device must be cuda for a run over streams, got 'cpu'; take --device cuda, or proc"):
         Lanes(decoder_of("llama"), 2)
-    with pytest.raises(ParameterError, match=f"units must be between 1 and {streams.MOST + 1}, got 34"):
+    with pytest.raises(ParameterError, match=f"units must be between 1 and {over_streams.MOST + 1}, got 34"):
         Lanes(decoder_of("llama"), 34)
 
 
@@ -323,8 +327,8 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
     wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, apart="streams") for units in (1, 3)]
     models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
     with device:
-        found = running.measure(tmp_path / "runs.json", Plan(wanted, 6, 1, 0), models, lanes=lanes)
-    alone, apart = runs.load(tmp_path / "runs.json").timed.values()
+        found = measure_runs.measure(tmp_path / "runs.json", Plan(wanted, 6, 1, 0), models, lanes=lanes)
+    alone, apart = measured_runs.load(tmp_path / "runs.json").timed.values()
     assert [each.units for each in (alone, apart)] == [1, 3]
     assert alone.decoding.tokens == apart.decoding.tokens
     assert apart.apart == "streams"
@@ -334,22 +338,22 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
     assert found.about["apart"] == ["streams", "streams"]
     few = Wanted("ppd", settings_, (3, 4, 5), "one", units=2, apart="streams")
     with pytest.raises(ParameterError, match="units must be 3, which ppd reserves with these parameters, got 2 streams"):
-        running.check(Plan([few]), models)
+        measure_runs.check(Plan([few]), models)
     with pytest.raises(ParameterError, match="units must be at least 3, which the method reserves, got 2 streams"):
-        running.decode(wanted[1], models, 8, 0, lanes=Lanes(decoder, 2, Device()))
+        measure_runs.decode(wanted[1], models, 8, 0, lanes=Lanes(decoder, 2, Device()))
 
 
 def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 6)
     device = Device()
     with device:
-        raw = parts.apart([parts.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
+        raw = reads_and_processes.apart([reads_and_processes.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
     assert raw["exit_layer"] == 3
     for part in ("promotion", "turn"):
         assert [*raw[f"{part}_us"]] == ["1", "2"]
     assert raw["dispatch_us"] == raw["wake_us"] == {}
-    found = {row["part"] for row in parts.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
-    assert {"promotion", "turn", "alone"} <= found <= {*compare.OVER_STREAMS}
+    found = {row["part"] for row in reads_and_processes.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
+    assert {"promotion", "turn", "alone"} <= found <= {*predict.OVER_STREAMS}
 
 
 # --- the stand-in itself ---

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from model import strict_json
-from model.decision_log import plain
-from sim import cli
+from model.base import strict_json
+from model.logs.read_log import plain
+from sim.commands import sim_app
 
 
 def strict(text: str) -> Any:
@@ -64,7 +64,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("arguments", RUNS.values(), ids=RUNS)
 def test_a_run_writes_json_that_any_reader_takes(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    out = CliRunner().invoke(cli.app, ["run", *arguments, "--no-figures", "--json", "-o", str(tmp_path / "run")])
+    out = CliRunner().invoke(sim_app.app, ["run", *arguments, "--no-figures", "--json", "-o", str(tmp_path / "run")])
     assert out.exit_code == 0, out.output
     document = strict(out.stdout)
     for name in ("metadata.json", "summary.json", "failed.json"):
@@ -85,7 +85,7 @@ def test_a_run_writes_json_that_any_reader_takes(arguments: tuple[str, ...], tmp
 
 def test_an_interval_that_reaches_zero_has_no_upper_end_for_its_inverse(tmp_path: Path) -> None:
     arguments = ["run", *RUNS["wide intervals"], "--no-figures", "--json", "--view", "paths", "-o", str(tmp_path / "run")]
-    rows = strict(CliRunner().invoke(cli.app, arguments).stdout)["results"]
+    rows = strict(CliRunner().invoke(sim_app.app, arguments).stdout)["results"]
     open_ended = [row["latency_layers_low"] <= 0 for row in rows]
     assert any(open_ended)
     assert not all(open_ended)
@@ -105,6 +105,6 @@ def test_an_interval_that_reaches_zero_has_no_upper_end_for_its_inverse(tmp_path
     ids=" ".join,
 )  # fmt: skip
 def test_other_commands_write_json_too(arguments: list[str]) -> None:
-    out = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    out = CliRunner().invoke(sim_app.app, [*arguments, "--json"])
     assert out.exit_code == 0, out.output
     strict(out.stdout)

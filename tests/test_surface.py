@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import checks
-from model.surface import NONE, Estimate, Surface, parallelograms, residuals
+from model.base import checks
+from model.hardware.interpolation import NONE, Estimate, Surface, parallelograms, residuals
 
 AXES = st.lists(st.integers(1, 5000), min_size=1, max_size=5, unique=True)
 TIMES = st.floats(1e-5, 10.0)  # well above the nanosecond that stands for nothing

@@ -17,12 +17,13 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from model.checks import ParameterError
-from sim import plan, sweep, views
-from sim.cases import Case
-from sim.cli import app
-from sim.files import alone, intact, write_hashed
-from sim.plan import Shard
+from model.base.checks import ParameterError
+from sim.commands.sim_app import app
+from sim.runs import shard_plan, sweep
+from sim.runs.atomic_files import alone, intact, write_hashed
+from sim.runs.shard_plan import Shard
+from sim.scenarios.cases import Case
+from sim.views import evaluation
 
 SHARD_SECONDS = 1 / 15
 """Little work is then cut into five shards."""
@@ -49,7 +50,7 @@ def shards(folder: Path) -> list[Path]:
 @pytest.fixture(scope="module", autouse=True)
 def small_shards() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "SHARD_SECONDS", SHARD_SECONDS)
+        patch.setattr(shard_plan, "SHARD_SECONDS", SHARD_SECONDS)
         yield
 
 
@@ -62,14 +63,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SCRIPT = """
 import sys
-from sim import plan, sweep
+from sim.runs import shard_plan, sweep
 from tests import test_sweep
 
 def said(done, _):
     if done == 3:
         print("three are done", flush=True)
 
-plan.SHARD_SECONDS = test_sweep.SHARD_SECONDS
+shard_plan.SHARD_SECONDS = test_sweep.SHARD_SECONDS
 sweep.compute = test_sweep.waiting
 sweep.run(test_sweep.scenario(), out=sys.argv[1], jobs=int(sys.argv[2]), progress=said)
 """
@@ -272,14 +273,14 @@ def test_point_that_fails_is_kept_apart(tmp_path: Path) -> None:
 
 def test_a_view_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one point the events alone cannot be had: the others of that point, and all of the next one, are in the table."""
-    whole = views.events_row
+    whole = evaluation.events_row
 
     def events_row(case: Case, start: int, stop: int) -> dict[str, Any]:
         if (case.outcomes["match"].rate, case.parameters.candidates) == (1 / 3, 1):
             raise ParameterError("no events here")
         return whole(case, start, stop)
 
-    monkeypatch.setattr(views, "events_row", events_row)
+    monkeypatch.setattr(evaluation, "events_row", events_row)
     report = sweep.run(scenario(rates=2), out=tmp_path / "run", jobs=1)
     assert {(row["point"], row["view"], row["error"]) for row in report.failed} == {(0, "events", "no events here")}
     rows = report.frame().filter(pl.col("point") < 2).select("point", "view").rows()

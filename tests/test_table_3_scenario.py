@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 import sim
 from model import published
-from model.checks import ParameterError
-from model.published import ppd_table_3
-from sim import sweep
-from sim.cli import app
-from sim.grid import Grid
-from sim.report import notes
-from sim.scenario import cost_source, load
+from model.base.checks import ParameterError
+from model.published import ppd_table_3_fit
+from sim.commands.sim_app import app
+from sim.runs import sweep
+from sim.runs.run_report import notes
+from sim.scenarios.grid import Grid
+from sim.scenarios.scenario_file import cost_source, load
 from tests.test_bad_input import SCENARIO, one_line, refused
 
 QUICK = {"scenario.replications": 4096, "scenario.event_replications": 64}
@@ -30,10 +30,12 @@ def table() -> pl.DataFrame:
 
 def test_there_is_a_row_of_each_measured_one(table: pl.DataFrame) -> None:
     formula = table.filter(view="formula")
-    assert sorted(formula.select("data_set", "candidates").rows()) == [(run.data_set, run.candidates) for run in ppd_table_3.runs()]
+    assert sorted(formula.select("data_set", "candidates").rows()) == [
+        (run.data_set, run.candidates) for run in ppd_table_3_fit.runs()
+    ]
     for row in formula.to_dicts():
         # Fitted on the other one, never on its own.
-        assert {row["data_set"], row["fitted_on"]} == {*ppd_table_3.data_sets()}
+        assert {row["data_set"], row["fitted_on"]} == {*ppd_table_3_fit.data_sets()}
         found = published.table("ppd-table-3")
         measured = found.lookup(data_set=row["data_set"], method="ppd", candidates=row["candidates"])["latency_s"]
         plain = found.lookup(data_set=row["data_set"], method="greedy")["latency_s"]
@@ -43,7 +45,7 @@ def test_there_is_a_row_of_each_measured_one(table: pl.DataFrame) -> None:
 
 
 def test_the_views_agree_and_say_what_the_fit_says(table: pl.DataFrame) -> None:
-    said = {(row["data_set"], row["candidates"]): row["predicted_s"] for row in ppd_table_3.rows()}
+    said = {(row["data_set"], row["candidates"]): row["predicted_s"] for row in ppd_table_3_fit.rows()}
     for row in table.to_dicts():
         expected = said[row["data_set"], row["candidates"]]
         if row["view"] == "formula":
@@ -67,7 +69,7 @@ def scenario(**cost: Any) -> dict[str, Any]:
 
 def test_without_a_fit_it_is_the_theorem_in_seconds() -> None:
     row = sim.run(scenario()).row(0, named=True)
-    run = ppd_table_3.runs("squad")[1]
+    run = ppd_table_3_fit.runs("squad")[1]
     assert row["latency_s"] == pytest.approx(run.plain_s * (1 - run.match_rate / 2 * 127 / 128))
     assert "fitted_on" not in row
     headed = sim.run(scenario(early_head=0.5, final_head=0.5)).row(0, named=True)
@@ -83,8 +85,8 @@ def test_the_overhead_of_a_scenario_is_the_fitted_one(on: str) -> None:
         case = Grid(tables).case(0)
         assert case.seconds_per_layer is not None
         found = case.cost.dispatching(k) * case.seconds_per_layer
-        assert found == pytest.approx(ppd_table_3.per_token_s(k, law, on))
-        assert found == pytest.approx(ppd_table_3.fitted(on, law) * ((k + 1) if law == "linear" else {3: 2, 7: 3}[k]))
+        assert found == pytest.approx(ppd_table_3_fit.per_token_s(k, law, on))
+        assert found == pytest.approx(ppd_table_3_fit.fitted(on, law) * ((k + 1) if law == "linear" else {3: 2, 7: 3}[k]))
     assert case.fitted_on == on
 
 
@@ -97,12 +99,12 @@ def test_seven_candidates_separate_a_line_from_a_tree_in_the_engine() -> None:
         apart = [found.filter(candidates=k)["tpot_ms"].to_list() for k in (1, 3, 7)]
         gaps = [line - tree for line, tree in apart]
         assert gaps[:2] == pytest.approx([0, 0], abs=1e-9)
-        assert gaps[2] == pytest.approx(1e3 * (ppd_table_3.per_token_s(7) - ppd_table_3.per_token_s(7, "tree")))
+        assert gaps[2] == pytest.approx(1e3 * (ppd_table_3_fit.per_token_s(7) - ppd_table_3_fit.per_token_s(7, "tree")))
 
 
 def test_a_run_says_measured_against_predicted_row_by_row(table: pl.DataFrame) -> None:
     text = "\n".join(notes(table.lazy(), load("ppd-table-3")))
-    for row in ppd_table_3.rows():
+    for row in ppd_table_3_fit.rows():
         [line] = [line for line in text.splitlines() if line.startswith(f"{row['source']}: ")]
         assert f"measured {row['latency_s']:.3f} s" in line
         assert f"fitted on {row['fitted_on']}: formula {row['predicted_s']:.3f} s ({100 * row['error']:+.1f} %)" in line

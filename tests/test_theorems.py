@@ -17,18 +17,18 @@ import pytest
 from hypothesis.database import InMemoryExampleDatabase
 from typer.testing import CliRunner
 
-from model import acceptance, coins
-from model import ppd as formulas
-from model.algorithms import ppd
-from model.checks import ParameterError
-from model.latency import UnitCost
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.world import World
+from model.methods.ppd import algorithm as ppd
+from model.methods.ppd import paths as sampler
+from model.methods.ppd import theory as formulas
+from model.outcomes import outcome_laws, random_streams
 from model.steps import Join, Steps, Stop
-from model.world import World
-from sim import events
-from sim.cli import app
-from sim.paths import ppd as sampler
+from sim.commands.sim_app import app
+from sim.engine import events
 from sim.theorems import THEOREMS, check, replay, select
-from sim.theorems.statement import Theorem
+from sim.theorems.theorem import Theorem
 from tests.trying import (
     MANY,
     Fault,
@@ -222,8 +222,8 @@ FAULTS: dict[str, Fault] = {
     "23d": MATCHES_SWAPPED,
     "24a": after(one_more, formulas, "latency_variance"),
     "24b": after(second_twice, formulas, "position_latency"),
-    "24c": after(lambda right, law, n: n * law.match_rate * (1 - law.match_rate), acceptance.Markov, "variance"),
-    "24d": after(lambda right, law, n: right(law, n)[::-1], acceptance.Chain, "pmf"),
+    "24c": after(lambda right, law, n: n * law.match_rate * (1 - law.match_rate), outcome_laws.Markov, "variance"),
+    "24d": after(lambda right, law, n: right(law, n)[::-1], outcome_laws.Chain, "pmf"),
     "24e": after(second_twice, formulas, "moments"),
     "25a": after(quotient, formulas, "expected_units_ratio"),
     "25b": after(quotient, formulas, "expected_units_ratio"),
@@ -251,7 +251,7 @@ FAULTS: dict[str, Fault] = {
     "28l": SLOWER_WITH_UNITS,
     "28m": after(last_come_first_served, events._Engine, "flush"),
     "29a": after(slower_with_more_tokens, events._Engine, "__init__"),
-    "29b": after(coins_of_their_number, coins, "tiles"),
+    "29b": after(coins_of_their_number, random_streams, "tiles"),
     "29c": after(a_match_costs_more, sampler, "stages"),
     "29d": MATCHES_SWAPPED,
 }

@@ -7,20 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model import bild as bild_formulas
-from model import early_exit as leaving
-from model import early_exit_lengths, pearl, speculative
-from model import skipdecode as skipping
-from model.algorithms import _batches, bild, early_exit, skipdecode
-from model.decisions import Decisions
+from model.interpret.interpreter import Cache
+from model.interpret.world import Lossy
+from model.methods import batching
+from model.methods.bild import algorithm as bild
+from model.methods.bild import paths as bild_paths
+from model.methods.bild import theory as bild_formulas
+from model.methods.bild.threshold_decisions import Decisions
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.early_exit import finite_early_exit
+from model.methods.early_exit import paths as exit_paths
+from model.methods.early_exit import theory as leaving
+from model.methods.pearl import theory as pearl
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.skipdecode import paths as skip_paths
+from model.methods.skipdecode import theory as skipping
+from model.methods.speculative import theory as speculative
 from model.steps import Forward, Steps
-from model.work import Cache
-from model.world import Lossy
-from sim.paths import bild as bild_paths
-from sim.paths import early_exit as exit_paths
-from sim.paths import skipdecode as skip_paths
 from sim.theorems import select
-from sim.theorems.statement import Theorem
+from sim.theorems.theorem import Theorem
 from tests.trying import (
     MANY,
     Fault,
@@ -223,9 +228,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("skipdecode 30e", "one layer less", after(one_layer_less, skipdecode, "skipped")),
     ("skipdecode 28a", "no head in the formula", after(head_forgotten, skipping, "predict")),
     ("skipdecode 28a", "paths without warm-up", after(without_warm_up, skip_paths, "_run")),
-    ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, _batches, "columns")),
-    ("skipdecode 28b", "last column forgotten", after(last_column_forgotten, _batches, "columns")),
-    ("skipdecode 28c", "each text alone", after(each_text_alone, _batches, "texts")),
+    ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, batching, "columns")),
+    ("skipdecode 28b", "last column forgotten", after(last_column_forgotten, batching, "columns")),
+    ("skipdecode 28c", "each text alone", after(each_text_alone, batching, "texts")),
     ("early_exit 30h", "rising", after(lambda right, *args, **how: 1 - right(*args, **how), leaving, "decayed_threshold")),
     ("early_exit 30i", "one form lower", after(code_a_little_lower, leaving, "decayed_threshold")),
     ("early_exit 30k", "upside down", after(lambda right, seen, level: right(seen, 1 - level), leaving, "exits")),
@@ -233,9 +238,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("early_exit 30m", "never when sure", after(never_when_sure, early_exit, "_sure")),
     ("early_exit 30n", "last text alone", after(last_text_alone, early_exit, "_sure")),
     ("early_exit 30o", "filled for nothing", after(filled_for_nothing, early_exit, "_backfill")),
-    ("early_exit 30p", "one more", after(one_more, early_exit_lengths, "column_times")),
+    ("early_exit 30p", "one more", after(one_more, finite_early_exit, "column_times")),
     ("early_exit 28a", "upside down", after(depths_upside_down, exit_paths, "decodings")),
-    ("early_exit 28b", "last column forgotten", after(last_column_forgotten, _batches, "columns")),
+    ("early_exit 28b", "last column forgotten", after(last_column_forgotten, batching, "columns")),
 ]  # fmt: skip
 
 

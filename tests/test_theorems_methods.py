@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from model import adaptive, beam, hierarchical
-from model.algorithms import adaptive as adaptive_algorithm
-from model.algorithms import hierarchical as hierarchical_algorithm
-from model.latency import UnitCost
+from model.costs.layer_times import UnitCost
+from model.methods.adaptive import algorithm as adaptive_algorithm
+from model.methods.adaptive import theory as adaptive
+from model.methods.beam import theory as beam
+from model.methods.hierarchical import algorithm as hierarchical_algorithm
+from model.methods.hierarchical import theory as hierarchical
 from sim.theorems import replay, select
-from sim.theorems.statement import Theorem
+from sim.theorems.theorem import Theorem
 from tests import spoiled
 from tests.test_theorems import PASSES_IN_HALF_THE_TIME
 from tests.trying import MANY, Fault, after, checked, comes_out, few, one_more, plain_decoding_on_one_device, shows, verdict_on

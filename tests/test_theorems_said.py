@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sim.theorems import THEOREMS
-from sim.theorems.statement import Theorem
+from sim.theorems.theorem import Theorem
 from tests.trying import compared
 
 KEPT = Path(__file__).parent / "data" / "theorems.json"

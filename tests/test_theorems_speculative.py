@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model import acceptance, rounds, speculative_texts
-from model import speculative as formulas
-from model import speculative_laws as laws
-from model.algorithms import speculative
-from model.latency import UnitCost
-from model.world import Draft, Texts, World
-from sim import events
-from sim.paths import speculative as sampler
-from sim.theorems import drafts, replay, select
-from sim.theorems.statement import Theorem
+from model.costs.layer_times import UnitCost
+from model.interpret.world import Draft, Texts, World
+from model.methods import rounds
+from model.methods.speculative import algorithm as speculative
+from model.methods.speculative import dependent_acceptance as laws
+from model.methods.speculative import paths as sampler
+from model.methods.speculative import static_batches
+from model.methods.speculative import theory as formulas
+from model.outcomes import outcome_laws
+from sim.engine import events
+from sim.theorems import drafting_examples, replay, select
+from sim.theorems.theorem import Theorem
 from tests import spoiled
 from tests.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
 from tests.trying import (
@@ -267,15 +269,15 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("29b", "outcomes swapped", after(outcomes_swapped, sampler, "fixed")),
     ("29c", "long drafts thrown away", spoil(spoiled.long_drafts_thrown_away)),
     ("29e", "shorter in long texts", spoil(shorter_in_long_texts, "decode")),
-    ("29f", "one survives less", after(one_survives_less, acceptance.Law, "survivors")),
+    ("29f", "one survives less", after(one_survives_less, outcome_laws.Law, "survivors")),
     ("29f", "one survives less of a round", after(one_survives_less, rounds.Rounds, "survivors")),
     ("29f", "one survives less of a record", after(one_survives_less, rounds.ReplayRounds, "survivors")),
-    ("32a", "links forgotten", after(links_forgotten, speculative_texts, "round_prices")),
-    ("32a", "drafts of its own alone", after(each_for_itself, speculative_texts, "_enter")),
+    ("32a", "links forgotten", after(links_forgotten, static_batches, "round_prices")),
+    ("32a", "drafts of its own alone", after(each_for_itself, static_batches, "_enter")),
     ("32b", "the first text's luck", after(luck_of_the_first, Texts, "read")),
     ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
     ("32d", "text by text", after(lambda right, *args: right(*args) * _texts_of(*args) ** 2, UnitCost, "forward")),
-    ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), speculative_texts, "left")),
+    ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "left")),
     ("32g", "drafts cut all the same", after(drafts_cut, sampler, "fixed")),
     ("32h", "drafts cut all the same", after(drafts_cut, formulas, "moments")),
     ("32h", "as narrow at the end", after(work_of_one_alone, formulas, "work")),
@@ -308,7 +310,7 @@ def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch
 
 def test_each_word_of_a_text_leads_to_another_state() -> None:
     """Else a model that has read another text than it should might say the same."""
-    model = drafts.model([[1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    model = drafting_examples.model([[1, 0, 0], [0, 1, 0], [0, 0, 1]])
     for before in ((), (0,), (1, 2)):
         assert len({model((*before, token)) for token in range(3)}) == 3
         assert len({model((token, *before)) for token in range(3)}) == 3
@@ -316,6 +318,6 @@ def test_each_word_of_a_text_leads_to_another_state() -> None:
 
 def test_all_runs_have_chances_that_add_up_to_one() -> None:
     for law in ({"match_rate": 0.3}, {"survival": [0.8, 0.5, 0.5]}, {"match_rate": 0.5, "correlation": 0.4}):
-        runs = list(drafts.all_runs({"draft_length": 2, "law": law}, 3))
+        runs = list(drafting_examples.all_runs({"draft_length": 2, "law": law}, 3))
         assert sum(chance for chance, _ in runs) == pytest.approx(1, abs=1e-12)
         assert len(runs) == (9 if "survival" in law else 4)

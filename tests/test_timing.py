@@ -23,17 +23,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from calibrate import clocks, grid, layers, links, machine, passes, timing
-from calibrate.architectures import architecture
-from calibrate.cli import app
-from calibrate.companions import Spec
+from calibrate.commands.calibrate_app import app
+from calibrate.devices import clocks, machine
 from calibrate.fits import cpu_step
-from calibrate.grid import Grid
-from calibrate.passes import Model
-from calibrate.timing import Effort, Point, prepared
-from model import physical, profile, transformer
-from model.checks import ParameterError
-from sim.hardware import HardwareCost
+from calibrate.loading.architectures import architecture
+from calibrate.timing import library_pass, profile_from_timings, single_pass, timing_grid, transfers
+from calibrate.timing.busy_neighbours import Spec
+from calibrate.timing.library_pass import Model
+from calibrate.timing.single_pass import Effort, Point, prepared
+from calibrate.timing.timing_grid import Grid
+from model.architectures import transformer
+from model.base.checks import ParameterError
+from model.hardware import physical_limits, profile
+from sim.scenarios.hardware_cost import HardwareCost
 from tests import real_models
 from tests.clockwork import Clockwork, Machine
 from tests.tiers import examples
@@ -102,7 +104,7 @@ def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
         with pytest.raises(ParameterError, match=r"goes up to the sliding window of 6 positions, got 4 \+ 3; take mode eager"):
             prepared(model, 3, 4, 1, mode)
         return
-    monkeypatch.setattr(passes, "CHUNK", 4)
+    monkeypatch.setattr(library_pass, "CHUNK", 4)
     context, width = 10, 3
     text = torch.randint(0, 101, (2, context + width))
     given = 0
@@ -292,8 +294,8 @@ class Ticking:
 
 
 def test_a_row_holds_what_the_clock_said(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "clock_of", lambda *_: Ticking())
-    row = timing.measure(built(config()), Point("eager", 2, 4, 1, 0), Effort(least=4), 0.0)
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: Ticking())
+    row = single_pass.measure(built(config()), Point("eager", 2, 4, 1, 0), Effort(least=4), 0.0)
     assert row["layers_us"] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
     assert row["head_us"] == [3.5] * 3
     assert row["embedding_us"] == [0.25] * 3
@@ -309,17 +311,17 @@ def test_a_point_is_repeated_until_it_is_known_well_enough(config: Callable[...,
             self.turn += 1
             return (1.0, 1.0, 1.1, 1.1)[(self.turn // 2) % 4] * 1e-3
 
-    monkeypatch.setattr(timing, "clock_of", lambda *_: Swinging())
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: Swinging())
     model, point = built(config()), Point("eager", 1, 0, 1, 0)
     forever = float("inf")
     for target in (0.02, 0.01):
-        found = timing.measure(model, point, Effort(target, least=4), forever)
+        found = single_pass.measure(model, point, Effort(target, least=4), forever)
         n = found["repeats"]
         # 0.1 / 1.05 / sqrt(n) is below the target for the first time.
         assert found["spread"] < target
         assert n == pytest.approx((0.1 / 1.05 / target) ** 2, abs=4)
-    assert timing.measure(model, point, Effort(0.0, least=4, most=9), forever)["repeats"] == 9
-    assert timing.measure(model, point, Effort(0.0, least=4), 0.0)["repeats"] == 4
+    assert single_pass.measure(model, point, Effort(0.0, least=4, most=9), forever)["repeats"] == 9
+    assert single_pass.measure(model, point, Effort(0.0, least=4), 0.0)["repeats"] == 4
 
 
 def test_interrupted_repeats_are_left_out_where_others_come(
@@ -336,15 +338,15 @@ def test_interrupted_repeats_are_left_out_where_others_come(
         def disturbed(self) -> bool:
             return self.turn % self.every == 0
 
-    monkeypatch.setattr(timing, "clock_of", lambda *_: Interrupted())
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: Interrupted())
     model, point = built(config()), Point("eager", 1, 0, 1, 0)
-    row = timing.measure(model, point, Effort(0.5, least=4, most=100), float("inf"))
+    row = single_pass.measure(model, point, Effort(0.5, least=4, most=100), float("inf"))
     assert row["whole_us"] == [1000.0] * 3
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 6, 0)
     monkeypatch.setattr(Interrupted, "every", 1)
-    row = timing.measure(model, point, Effort(0.5, least=4, most=9), float("inf"))
+    row = single_pass.measure(model, point, Effort(0.5, least=4, most=9), float("inf"))
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 5, 4)
-    _, notes = layers.part_rows([row], "eager", layers=3)
+    _, notes = profile_from_timings.part_rows([row], "eager", layers=3)
     assert any("at 1 of 1 points too few repeats went uninterrupted" in note for note in notes)
 
 
@@ -368,12 +370,12 @@ def raw(width: int = 1, context: int = 8, batch: int = 1, busy: int = 0, turn: i
 
 def test_what_is_added_up_again_is_a_mean_between_quartiles() -> None:
     seconds = [1e-6, 2e-6, 3e-6, 10e-6]
-    assert timing.quartiles(seconds) == [1.75, 2.5, 4.75]
-    assert timing.means(seconds) == [1.75, 4.0, 4.75]
+    assert single_pass.quartiles(seconds) == [1.75, 2.5, 4.75]
+    assert single_pass.means(seconds) == [1.75, 4.0, 4.75]
 
 
 def test_the_rows_of_a_profile_follow_from_raw_rows() -> None:
-    table, notes = layers.part_rows([raw(), raw(width=2, context=4, head_us=[39, 40, 41])], "eager", layers=3)
+    table, notes = profile_from_timings.part_rows([raw(), raw(width=2, context=4, head_us=[39, 40, 41])], "eager", layers=3)
     by = {(row["part"], row.get("width", row.get("positions", row.get("tokens", row.get("batch"))))): row for row in table}
     assert by["layer", 1] == {
         "part": "layer", "busy": 0, "width": 1, "context": 8, "batch": 1, "time_s": pytest.approx(20e-6),
@@ -400,7 +402,7 @@ def test_parts_of_the_interpreters_passes_add_up_to_them(times: list[tuple[float
         named = {"whole_us": whole, "sum_us": layers_of * layer * 1.02, "rest_us": rest * 1.3, "look_us": look * 2, "head_us": head}
         given_ = {name: [each * 0.9, each, each * 1.1] for name, each in (named | {"embedding_us": embedding}).items()}
         rows.append(raw(width, context, mode="interpreter", **given_))
-    table, _ = layers.part_rows(rows, "interpreter", layers_of)
+    table, _ = profile_from_timings.part_rows(rows, "interpreter", layers_of)
 
     def of(part: str, **axes: int) -> float:
         [found] = [row["time_s"] for row in table if row["part"] == part and {**row, **axes} == row]
@@ -415,13 +417,13 @@ def test_parts_of_the_interpreters_passes_add_up_to_them(times: list[tuple[float
 
 def test_a_disturbed_round_does_not_move_a_point() -> None:
     rows = [raw(turn=0), raw(turn=1, whole_us=[1000, 2000, 3000], layers_us=[[900, 900, 900]] * 3), raw(turn=2)]
-    table, _ = layers.part_rows(rows, "eager", layers=3)
-    clean, _ = layers.part_rows([raw()], "eager", layers=3)
+    table, _ = profile_from_timings.part_rows(rows, "eager", layers=3)
+    clean, _ = profile_from_timings.part_rows([raw()], "eager", layers=3)
     assert table == clean
 
 
 def test_busy_rows_stand_apart() -> None:
-    table, _ = layers.part_rows([raw(), raw(busy=1, whole_us=[190, 200, 210])], "eager", layers=3)
+    table, _ = profile_from_timings.part_rows([raw(), raw(busy=1, whole_us=[190, 200, 210])], "eager", layers=3)
     assert [(row["part"], row["busy"]) for row in table if row["part"] == "step"] == [("step", 0), ("step", 1)]
     assert {row["busy"]: row["time_s"] for row in table if row["part"] == "step"} == pytest.approx({0: 15e-6, 1: 115e-6})
 
@@ -467,7 +469,7 @@ def test_the_document_says_the_same(config: Callable[..., str], tmp_path: Path) 
 def test_an_interrupted_run_goes_on_where_it_was(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = timing.measure
+    whole = single_pass.measure
     timed: list[Point] = []
 
     def measure(model: Model, point: Point, *more: Any) -> dict[str, Any]:
@@ -476,7 +478,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
         timed.append(point)
         return whole(model, point, *more)
 
-    monkeypatch.setattr(grid, "measure", measure)
+    monkeypatch.setattr(timing_grid, "measure", measure)
     arguments = ("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"))
     assert "with --resume goes on" in call(*arguments, code=130).stderr
     rows = tmp_path / "out" / "cpu-tiny-llama.jsonl"
@@ -501,14 +503,14 @@ def test_rows_of_another_machine_are_not_gone_on_with(config: Callable[..., str]
 
 def failing(monkeypatch: pytest.MonkeyPatch, width: int, error: Exception) -> None:
     """Let passes of a width fail as they begin."""
-    begin = timing.prepared
+    begin = single_pass.prepared
 
     def fails(model: Model, asked: int, *more: Any) -> Any:
         if asked == width:
             raise error
         return begin(model, asked, *more)
 
-    monkeypatch.setattr(timing, "prepared", fails)
+    monkeypatch.setattr(single_pass, "prepared", fails)
 
 
 def test_a_point_that_does_not_fit_fails_alone(
@@ -545,7 +547,7 @@ def test_spent_minutes_leave_points_out_and_say_so(config: Callable[..., str], t
 def test_a_clock_that_runs_backwards_writes_no_profile(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "clock_of", lambda *_: Ticking(layer=1e-3))
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: Ticking(layer=1e-3))
     called_h100(monkeypatch)
     model, out = config(intermediate_size=4096), str(tmp_path / "out")
     done = call("layers", "--model", model, *QUICK, "--dtype", "bfloat16", "--widths", "1,16", "-o", out, code=1)
@@ -576,7 +578,7 @@ def test_a_slow_layout_of_operands_is_no_ceiling(
     assert found.rate == pytest.approx(2.2e10, rel=0.05)  # but for looking at the clock
     assert found.facts["peaks"] == "measured"
     assert "warnings" not in found.facts
-    layer = next(each for each in physical.reached(found, layers.shape_of(found)) if each.part == "layer")
+    layer = next(each for each in physical_limits.reached(found, profile_from_timings.shape_of(found)) if each.part == "layer")
     assert (layer.rate() > 2 * 1.1e9).all()  # faster than the slow layout: that is no ceiling
 
 
@@ -595,29 +597,29 @@ def test_a_gpu_is_warmed_up_for_longer(device: str, warmups: int, tmp_path: Path
         spec=SimpleNamespace(device=device), built=None, rows=SimpleNamespace(header={}, rows=[]),
         ceilings=SimpleNamespace(between=None),
     )  # fmt: skip
-    monkeypatch.setattr(layers, "open_model", lambda *_, **__: begun)
-    monkeypatch.setattr(layers, "go_over", lambda *_, effort, **__: seen.append(effort))
-    monkeypatch.setattr(layers, "write", lambda *_: ({}, {}))
-    monkeypatch.setattr(layers, "ceilings_of", lambda *_: {})
+    monkeypatch.setattr(profile_from_timings, "open_model", lambda *_, **__: begun)
+    monkeypatch.setattr(profile_from_timings, "go_over", lambda *_, effort, **__: seen.append(effort))
+    monkeypatch.setattr(profile_from_timings, "write", lambda *_: ({}, {}))
+    monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {})
     for asked in (None, Effort(warmups=3)):
-        layers.time_layers("any", Grid((1,), (4,)), tmp_path, effort=asked)
+        profile_from_timings.time_layers("any", Grid((1,), (4,)), tmp_path, effort=asked)
     assert [each.warmups for each in seen] == [warmups, 3]
 
 
 def test_profiles_are_called_after_device_model_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: {"cuda:1": "NVIDIA H100 80GB HBM3"}.get(device, "a card"))
     monkeypatch.setattr(machine, "memory", lambda device: 85e9)
-    assert layers.stem_of("llama-68m", "cpu") == "cpu-llama-68m"
-    assert layers.stem_of("llama-68m", "cuda:1") == "h100-llama-68m"
-    assert layers.stem_of("llama-68m", "cuda:1", "cuda-graph") == "h100-llama-68m-graph"
-    assert layers.stem_of("llama-68m", "cuda:0") == "cuda-llama-68m"
+    assert profile_from_timings.stem_of("llama-68m", "cpu") == "cpu-llama-68m"
+    assert profile_from_timings.stem_of("llama-68m", "cuda:1") == "h100-llama-68m"
+    assert profile_from_timings.stem_of("llama-68m", "cuda:1", "cuda-graph") == "h100-llama-68m-graph"
+    assert profile_from_timings.stem_of("llama-68m", "cuda:0") == "cuda-llama-68m"
     modes = {"eager": "mine", "cuda-graph": "mine-graph", "interpreter": "mine-interpreter"}
-    assert {mode: layers.called_name("mine", mode) for mode in modes} == modes
+    assert {mode: profile_from_timings.called_name("mine", mode) for mode in modes} == modes
 
 
 def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as the grid is gone over, once for all its modes, unless that round was timed before; other modes ask for none."""
-    from calibrate import parts
+    from calibrate.timing import reads_and_processes
 
     added, read = list[Any](), list[Any]()
     rows = SimpleNamespace(header={}, rows=[{"kind": "reads", "round": 1}, {"kind": "point", "round": 0}], add=added.append)
@@ -626,14 +628,14 @@ def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_pat
         spec=SimpleNamespace(device="cpu"), built=built, rows=rows, ceilings=SimpleNamespace(between="between"),
     )  # fmt: skip
     asked = list[Any]()
-    monkeypatch.setattr(layers, "open_model", lambda *args, **more: asked.append((args, more)) or begun)
-    monkeypatch.setattr(layers, "go_over", lambda *args, **more: asked.append((args, more)) or "outcome")
-    monkeypatch.setattr(layers, "write", lambda *args: ({"eager": Path("a.json")}, {"interpreter": "why"}))
-    monkeypatch.setattr(layers, "ceilings_of", lambda *_: {"flop_per_s": 1.0})
-    monkeypatch.setattr(parts, "reads", lambda decoder: {"reads_of": decoder})
-    monkeypatch.setattr(parts, "after", lambda decoder: {"after_of": decoder})
+    monkeypatch.setattr(profile_from_timings, "open_model", lambda *args, **more: asked.append((args, more)) or begun)
+    monkeypatch.setattr(profile_from_timings, "go_over", lambda *args, **more: asked.append((args, more)) or "outcome")
+    monkeypatch.setattr(profile_from_timings, "write", lambda *args: ({"eager": Path("a.json")}, {"interpreter": "why"}))
+    monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {"flop_per_s": 1.0})
+    monkeypatch.setattr(reads_and_processes, "reads", lambda decoder: {"reads_of": decoder})
+    monkeypatch.setattr(reads_and_processes, "after", lambda decoder: {"after_of": decoder})
     wanted = Grid((1,), (4,), modes=("eager", "interpreter"), rounds=2)
-    found = layers.time_layers("any", wanted, tmp_path)
+    found = profile_from_timings.time_layers("any", wanted, tmp_path)
     assert added == [
         {"kind": "reads", "round": 0, "busy": 0, "reads_of": "a decoder"}, {"kind": "after", "round": 0, "after_of": "a decoder"},
         {"kind": "after", "round": 1, "after_of": "a decoder"},
@@ -646,19 +648,19 @@ def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_pat
         (built, wanted, rows, begun.spec), {"effort": Effort(warmups=5), "minutes": 8.0, "progress": None, "between": "between"},
     )  # fmt: skip
     added.clear()
-    layers.time_layers("any", Grid((1,), (4,), rounds=2), tmp_path)
+    profile_from_timings.time_layers("any", Grid((1,), (4,), rounds=2), tmp_path)
     assert added == []
     for wrong, said in (({"minutes": -1.0}, "minutes must be"), ({"threads": 0}, "threads must be between 1 and 4096, got 0"),
                         ({"threads": 4097}, "threads must be between 1 and 4096, got 4097")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
-            layers.time_layers("any", wanted, tmp_path, **wrong)
+            profile_from_timings.time_layers("any", wanted, tmp_path, **wrong)
 
 
 def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two modes one lacks a time: the other is written; one that was not timed is neither written nor refused."""
-    of = layers.profile_of
+    of = profile_from_timings.profile_of
 
     def made(header: Any, rows: Any, mode: str, *more: Any) -> Any:
         if mode == "cuda-graph":
@@ -667,14 +669,16 @@ def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "write", lambda begun, modes, out: asked.append(begun) or ({}, {}))
+        patch.setattr(profile_from_timings, "write", lambda begun, modes, out: asked.append(begun) or ({}, {}))
         asked = list[Any]()
-        layers.time_layers(config(), Grid((1,), (4,)), out, device="cpu", quick=True, effort=Effort(least=3, most=3, warmups=2))
+        profile_from_timings.time_layers(
+            config(), Grid((1,), (4,)), out, device="cpu", quick=True, effort=Effort(least=3, most=3, warmups=2)
+        )
     [begun] = asked
     [point] = [row for row in begun.rows.rows if row["kind"] == "point"]
     begun.rows.rows.append(point | {"mode": "cuda-graph"})
-    monkeypatch.setattr(layers, "profile_of", made)
-    written, refused = layers.write(begun, ("eager", "cuda-graph", "interpreter"), out)
+    monkeypatch.setattr(profile_from_timings, "profile_of", made)
+    written, refused = profile_from_timings.write(begun, ("eager", "cuda-graph", "interpreter"), out)
     assert written == {"eager": out / "cpu-tiny-llama.json"}
     assert refused == {
         "cuda-graph": "its raw rows, in cpu-tiny-llama.jsonl, cannot be put together (KeyError('whole_us')); begin anew with "
@@ -694,7 +698,7 @@ def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
 
 def test_what_layers_reached_is_printed_beside_the_peaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All lines of a made-up result: a profile that comes along, its rates from times and bytes, and where all lies."""
-    from calibrate import layers_command
+    from calibrate.commands import layers_command
 
     found = profile.load("cpu-llama-68m")
     path = profile.save(found, tmp_path)
@@ -706,11 +710,11 @@ def test_what_layers_reached_is_printed_beside_the_peaks(monkeypatch: pytest.Mon
     assert first == "llama-68m in float32 on a machine, torch 9.9, transformers 8.8"
     assert second == "measured ceilings: 12.3 GB/s read, 5.7 GB/s copied, 0.123 TFLOP/s"
     assert blank == ""
-    shape = layers.shape_of(found)
+    shape = profile_from_timings.shape_of(found)
     peaks = f"peaks (measured): {found.bandwidth / 1e9:.0f} GB/s, {found.rate / 1e12:.2f} TFLOP/s"
-    assert third == f"eager, {peaks}; limits: {physical.limit(found, shape)}"
+    assert third == f"eager, {peaks}; limits: {physical_limits.limit(found, shape)}"
     assert names.split() == ["measured", "time", "GB/s", "of", "peak", "TFLOP/s", "of", "peak"]
-    reached = [(each, row) for each in physical.reached(found, shape) for row in range(each.seconds.size)]
+    reached = [(each, row) for each in physical_limits.reached(found, shape) for row in range(each.seconds.size)]
     for line, (each, row) in zip(lines, reached, strict=False):
         place, seconds = each.place(row), each.seconds[row]
         assert line.startswith(f"{place:44}{seconds * 1e6:9.1f} us")
@@ -726,7 +730,7 @@ def test_what_layers_reached_is_printed_beside_the_peaks(monkeypatch: pytest.Mon
                 expected.append(f"{name:44}{row['time_s'] * 1e6:9.1f} us")
     assert others == expected
     assert lines[-len(found.notes) - 2 :] == [*(f"note: {each}" for each in found.notes), str(path), str(tmp_path / "raw.jsonl")]
-    monkeypatch.setattr(layers, "time_layers", lambda *_, **__: result)
+    monkeypatch.setattr(profile_from_timings, "time_layers", lambda *_, **__: result)
     asked = ("layers", "--model", "llama-68m", "-o", str(tmp_path))
     document = json.loads(call(*asked, "--json").stdout)
     assert document == {
@@ -742,7 +746,7 @@ def test_what_layers_reached_is_printed_beside_the_peaks(monkeypatch: pytest.Mon
 
 
 def test_what_the_library_does_not_take_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from calibrate import architectures
+    from calibrate.loading import architectures
 
     path = tmp_path / "mine" / "config.json"
     path.parent.mkdir()
@@ -771,7 +775,7 @@ def test_a_grid_beyond_learned_positions_is_refused_before_anything_is_built(tmp
 def test_a_command_whose_reader_has_gone_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
-    from calibrate.command import guarded
+    from calibrate.commands.common_options import guarded
 
     def ends(error: Exception) -> tuple[int, str]:
         said = io.StringIO()
@@ -837,7 +841,7 @@ def test_a_ceiling_is_the_best_of_all_tries_between_the_rows(
         device.rate = 1e10 if done == 2 else 1e9
 
     with device:
-        found = layers.time_layers(
+        found = profile_from_timings.time_layers(
             config(), Grid((1, 2), (4, 8)), tmp_path / "out", device="cpu", quick=True, minutes=1e6, effort=Effort(least=3, most=3),
             progress=quicker,
         )  # fmt: skip
@@ -850,7 +854,7 @@ def test_a_ceiling_is_the_best_of_all_tries_between_the_rows(
 @pytest.mark.slow  # companions in this process are in the quick tier: tests.test_at_once
 def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: Path) -> None:
     call("layers", "--model", config(), *QUICK, "--contexts", "4", "--busy", "0,1", "-o", str(tmp_path / "out"))
-    _, rows = grid.read(tmp_path / "out" / "cpu-tiny-llama.jsonl")
+    _, rows = timing_grid.read(tmp_path / "out" / "cpu-tiny-llama.jsonl")
     points = [row for row in rows if row["kind"] == "point"]
     assert [(row["busy"], row["width"]) for row in points] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     for row in points[2:]:
@@ -861,8 +865,8 @@ def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: 
 
 
 def test_a_companion_that_cannot_build_its_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from calibrate import companions
-    from calibrate.companions import Companions
+    from calibrate.timing import busy_neighbours
+    from calibrate.timing.busy_neighbours import Companions
 
     class Here:
         """In the place of a process: it does at once what that would do."""
@@ -871,8 +875,8 @@ def test_a_companion_that_cannot_build_its_model_says_so(tmp_path: Path, monkeyp
             self.start = lambda: target(*args)
 
     context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Here)
-    monkeypatch.setattr(companions.multiprocessing, "get_context", lambda kind: context)
-    monkeypatch.setattr(companions.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(busy_neighbours.multiprocessing, "get_context", lambda kind: context)
+    monkeypatch.setattr(busy_neighbours.signal, "signal", lambda *_: None)
     with pytest.raises(RuntimeError, match="a companion process failed: ParameterError: model must be a preset"):
         Companions(1, Spec(str(tmp_path / "gone.json"), "cpu", "float32", 7, 1))
 
@@ -967,10 +971,17 @@ def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [("nobody/nothing", "config.json")]
 
 
-@pytest.mark.parametrize("probe", ["import calibrate", "import calibrate.cli", "CliRunner().invoke(calibrate.cli.app, ['--help'])"])
+@pytest.mark.parametrize(
+    "probe",
+    [
+        "import calibrate",
+        "import calibrate.commands.calibrate_app",
+        "CliRunner().invoke(calibrate.commands.calibrate_app.app, ['--help'])",
+    ],
+)
 def test_help_loads_nothing_heavy(probe: str) -> None:
     heavy = ("torch", "transformers", "polars", "numpy", "scipy", "matplotlib")
-    code = f"import sys; from typer.testing import CliRunner; import calibrate.cli; {probe}"
+    code = f"import sys; from typer.testing import CliRunner; import calibrate.commands.calibrate_app; {probe}"
     code += f"; print(*{set(heavy)!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
@@ -993,7 +1004,7 @@ def test_damaged_raw_rows_are_refused(written: str, said: str, tmp_path: Path) -
     path = tmp_path / "rows.jsonl"
     path.write_text(written)
     with pytest.raises(ParameterError, match=said):
-        grid.read(path)
+        timing_grid.read(path)
 
 
 def test_every_point_comes_once_in_every_round() -> None:
@@ -1008,7 +1019,7 @@ def test_every_point_comes_once_in_every_round() -> None:
 
 @pytest.mark.slow  # both ends in this process are in the quick tier: tests.test_measuring
 def test_links_between_processes_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_PATIENCE", 3600.0)  # on a busy machine processes take long to start
+    monkeypatch.setattr(transfers, "_PATIENCE", 3600.0)  # on a busy machine processes take long to start
     said = call("links", "--quick", "-o", str(tmp_path), "--link", "shared-memory,gloo").stdout
     for link in ("shared-memory", "gloo"):
         found = profile.load(tmp_path / f"links-{link}.json")
@@ -1029,7 +1040,7 @@ def test_a_link_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
         times = [1.0, 2.0, 3.0]
         return [{"kind": "link", "link": link, "size": size, "repeats": repeats, "time_us": times} for size in sizes]
 
-    monkeypatch.setattr(links, "_timed", timed)
+    monkeypatch.setattr(transfers, "_timed", timed)
     done = call("links", "--quick", "-o", str(tmp_path), "--link", "gloo,shared-memory", code=1)
     assert "failed: gloo: RuntimeError: no such interface" in done.stderr
     assert (tmp_path / "links-shared-memory.json").exists()
@@ -1076,46 +1087,46 @@ SEVEN = transformer.preset("llama-2-7b")
 
 def test_no_weight_comes_faster_than_memory_gives_it() -> None:
     least = float(SEVEN.layer_weight_bytes + SEVEN.layer_kv_bytes(1, 0)) / 1e12
-    physical.check(of_layer(least * 1.001), SEVEN)
+    physical_limits.check(of_layer(least * 1.001), SEVEN)
     with pytest.raises(ParameterError, match=r"layer at width 1, context 0, batch 1: .*\(memory\)"):
-        physical.check(of_layer(least * 0.999), SEVEN)
-    physical.check(of_layer(least * 0.999), SEVEN, tolerance=0.01)
-    physical.check(of_layer(least / 4, row={"ways": 4}), replace(SEVEN))  # four devices read it together
+        physical_limits.check(of_layer(least * 0.999), SEVEN)
+    physical_limits.check(of_layer(least * 0.999), SEVEN, tolerance=0.01)
+    physical_limits.check(of_layer(least / 4, row={"ways": 4}), replace(SEVEN))  # four devices read it together
     with pytest.raises(ParameterError, match="memory"):
-        physical.check(of_layer(least / 4.1, row={"ways": 4}), SEVEN)
+        physical_limits.check(of_layer(least / 4.1, row={"ways": 4}), SEVEN)
 
 
 def test_a_cache_spares_what_it_holds_and_no_more() -> None:
     moved = float(SEVEN.layer_weight_bytes + SEVEN.layer_kv_bytes(1, 0))
     half = of_layer(moved / 2 / 1e12 * 1.001, cache_bytes=moved / 2)
-    physical.check(half, SEVEN, in_sequence=False)
+    physical_limits.check(half, SEVEN, in_sequence=False)
     # In sequence 32 layers share it: the median layer has at most a sixteenth of it.
     with pytest.raises(ParameterError, match="can hold left out"):
-        physical.check(half, SEVEN)
-    physical.check(of_layer((moved - moved / 32) / 1e12 * 1.001, cache_bytes=moved / 2), SEVEN)
+        physical_limits.check(half, SEVEN)
+    physical_limits.check(of_layer((moved - moved / 32) / 1e12 * 1.001, cache_bytes=moved / 2), SEVEN)
     whole = of_layer(1e-5, cache_bytes=16 * moved)
-    physical.check(whole, SEVEN)
-    assert physical.limit(whole, SEVEN).startswith("arithmetic alone")
-    assert physical.limit(half, SEVEN).startswith("memory and arithmetic")
+    physical_limits.check(whole, SEVEN)
+    assert physical_limits.limit(whole, SEVEN).startswith("arithmetic alone")
+    assert physical_limits.limit(half, SEVEN).startswith("memory and arithmetic")
 
 
 def test_no_arithmetic_is_faster_than_the_peak() -> None:
     width = {"width": 4096}
     least = float(SEVEN.layer_flops(4096, 0)) / 1e14
-    physical.check(of_layer(least * 1.001, row=width), SEVEN)
+    physical_limits.check(of_layer(least * 1.001, row=width), SEVEN)
     with pytest.raises(ParameterError, match=r"\(arithmetic\)"):
-        physical.check(of_layer(least * 0.999, row=width), SEVEN)
+        physical_limits.check(of_layer(least * 0.999, row=width), SEVEN)
 
 
 def test_dense_parts_and_heads_are_held_too() -> None:
     dense = {"part": "dense", "tokens": 1}
-    physical.check(of_layer(405e-6, row=dense), SEVEN)
+    physical_limits.check(of_layer(405e-6, row=dense), SEVEN)
     with pytest.raises(ParameterError, match=r"dense at tokens 1: .*memory"):
-        physical.check(of_layer(404e-6, row=dense), SEVEN)
+        physical_limits.check(of_layer(404e-6, row=dense), SEVEN)
     rows = [{"part": "layer", "width": 1, "context": 0, "batch": 1, "time_s": 1.0}]
     head = {"part": "head", "positions": 1, "time_s": float(SEVEN.head_bytes(1)) / 1e12 * 0.99}
     with pytest.raises(ParameterError, match=r"head at positions 1: .*memory"):
-        physical.check(of_layer(1.0, table=profile.table_of([*rows, head])), SEVEN)
+        physical_limits.check(of_layer(1.0, table=profile.table_of([*rows, head])), SEVEN)
 
 
 # --- what was measured here ---
@@ -1129,8 +1140,8 @@ def test_bundled_profiles_follow_from_their_rows(name: str) -> None:
     assert again.table.equals(bundled.table)
     assert again.sources == bundled.sources
     assert again.errors == bundled.errors
-    assert layers.made_shape(header["shape"]) == transformer.preset(header["model"])
-    layers.check(bundled)
+    assert profile_from_timings.made_shape(header["shape"]) == transformer.preset(header["model"])
+    profile_from_timings.check(bundled)
 
 
 @pytest.mark.parametrize("name", cpu_step.names())
@@ -1153,7 +1164,7 @@ def test_an_overhead_fitted_at_some_widths_and_contexts_is_that_of_others(busy: 
     fitted = np.median([abs(each.error) for each in own])
     assert fitted <= 0.05
     # The check can fail: without an overhead passes are foretold too short, and with that of other widths' parts they are not.
-    parts, _ = layers.part_rows([row for row in rows if row["kind"] == "point" and row["busy"] == busy], "eager", 2)
+    parts, _ = profile_from_timings.part_rows([row for row in rows if row["kind"] == "point" and row["busy"] == busy], "eager", 2)
     [step] = [row["time_s"] for row in parts if row["part"] == "step"]
     assert np.median([abs(each.error - step / each.measured) for each in own]) > fitted
 

@@ -11,13 +11,14 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from calibrate.cli import app as calibrate
-from model import profile, runs
-from model.checks import ParameterError
-from model.physical import LAUNCHES, longest
-from model.profile import TIMES
-from sim import compare
-from sim.cli import app
+from calibrate.commands.calibrate_app import app as calibrate
+from model.base.checks import ParameterError
+from model.hardware import profile
+from model.hardware.physical_limits import LAUNCHES, longest
+from model.hardware.profile import TIMES
+from model.logs import measured_runs
+from sim.commands.sim_app import app
+from sim.comparison import predict
 from tests.comparisons import decoded, profiles, runs_of
 from tests.test_importers import TABLES
 
@@ -120,7 +121,7 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
     for factor, row in ((1.0, 0), (1000.0, 4)):
         slow = pl.when(pl.int_range(pl.len()) >= row - 1).then(factor).otherwise(1.0)
         table = found.table.with_columns(pl.col(name) * slow for name in ("seconds", "commit_s", "pass_s", "read_s"))
-        path = runs.save(runs.Runs(found.log, table, about), tmp_path / "own.json")
+        path = measured_runs.save(measured_runs.Runs(found.log, table, about), tmp_path / "own.json")
         if factor == 1:
             assert CliRunner().invoke(app, ["compare", str(path), "--json"]).exit_code == 0
         else:
@@ -130,12 +131,12 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
     late = next(at for at, each in enumerate(taken, 1) if each == slowest[1])
     for most, said in ((slowest[1], None), (np.nextafter(slowest[1], 0), slowest[1])):
         bounds = {id(timed.decoding): {0: slowest[0], 1: most}[number] for number, timed in found.timed.items()}
-        monkeypatch.setattr("model.physical.longest_run", lambda decoding, *_, bounds=bounds: bounds[id(decoding)])
+        monkeypatch.setattr("model.hardware.physical_limits.longest_run", lambda decoding, *_, bounds=bounds: bounds[id(decoding)])
         if said is None:
-            assert compare.compare(found, clock).height == 2
+            assert predict.compare(found, clock).height == 2
         else:
             with pytest.raises(ParameterError) as error:
-                compare.compare(found, clock)
+                predict.compare(found, clock)
             assert str(error.value) == (
                 f"row {late}, column seconds: must be at most {most:.3g}, a hundredth of the device's peaks and 0.0001 s"
                 f" an operation, got {said:.4g}; look at their unit"

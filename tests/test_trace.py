@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from model.account import Account
-from model.algorithms import ppd
-from model.checks import ParameterError
-from model.latency import UnitCost
-from model.world import World
-from sim.cli import app
-from sim.events import Cluster, Interval, Run, simulate
-from sim.trace import chrome_trace, described, record, write
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Account
+from model.interpret.world import World
+from model.methods.ppd import algorithm as ppd
+from sim.commands.sim_app import app
+from sim.engine.events import Cluster, Interval, Run, simulate
+from sim.runs.trace import chrome_trace, described, record, write
 
 MATCHES = [True, False, True, True, False, True]
 PLAIN, OVERHEADS = UnitCost(40), UnitCost(40, early_head=0.3, final_head=0.7, dispatch=0.1, link=1 / 3, promotion=0.9)

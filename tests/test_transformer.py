@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import published
-from model.checks import ParameterError
-from model.transformer import BIASED, PRESETS, Shape, from_config, preset
+from model.architectures.transformer import BIASED, PRESETS, Shape, from_config, preset
+from model.base.checks import ParameterError
 
 TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)
 

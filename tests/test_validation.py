@@ -17,19 +17,19 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner, Result
 
-from calibrate import report as page
-from calibrate import validation
-from calibrate.cli import app
+from calibrate.commands.calibrate_app import app
 from calibrate.fits import cpu_step, engine_run
-from calibrate.fits import roofline as fits
-from calibrate.importers import bundle
-from model import compose, profile
-from model.checks import ParameterError
-from model.hardware import step_time
-from model.measured import PEAKS, Measured
-from model.profile import Profile
-from model.roofline import Efficiency
-from model.transformer import preset
+from calibrate.fits import roofline_fit as fits
+from calibrate.importers import bundled_profiles
+from calibrate.validation import validated_claims
+from calibrate.validation import validation_page as page
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.hardware import composed_layers, profile
+from model.hardware.cost_models import step_time
+from model.hardware.profile import Profile
+from model.hardware.profile_costs import PEAKS, Measured
+from model.hardware.roofline import Efficiency
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("read_once")
 KEPT = Path(__file__).parent / "data" / "validation"
 OPERATIONS = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
 """What the median product left out may miss, by GPU."""
-WHOLE = [f"{gpu}-{model}" for gpu in ("h100", "a100") for model in bundle.VIDUR]
+WHOLE = [f"{gpu}-{model}" for gpu in ("h100", "a100") for model in bundled_profiles.VIDUR]
 LAW = Efficiency(memory=0.7, compute=0.6, elementwise=0.5, cache=0.9, launch=7e-6, attention_launch=13e-6, error=0.12)
 
 
@@ -55,7 +55,7 @@ def operations() -> dict[str, Profile]:
 def layers() -> tuple[fits.Layers, ...]:
     """Vidur's layers: three models from the profiles that come along, phi-2 from the table that is kept."""
     small = pl.read_csv(KEPT / "phi_2.csv")
-    found = [fits.layers_of(profile.load(f"{gpu}-{model}")) for gpu in fits.GPUS for model in bundle.VIDUR]
+    found = [fits.layers_of(profile.load(f"{gpu}-{model}")) for gpu in fits.GPUS for model in bundled_profiles.VIDUR]
     for gpu in fits.GPUS:
         rows = small.filter(pl.col("gpu") == gpu)
         found.append(fits.Layers(gpu, "phi-2", rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()))
@@ -69,24 +69,24 @@ def kept_run() -> engine_run.Run:
 
 @pytest.mark.parametrize(("gpu", "bound"), OPERATIONS.items())
 def test_a_product_left_out_is_found_again(operations: dict[str, Profile], gpu: str, bound: float) -> None:
-    found = compose.gemm_left_out(operations[gpu])
+    found = composed_layers.gemm_left_out(operations[gpu])
     assert found.median() <= bound
     assert found.percentile(90) <= 0.17
-    if validation.is_dense(operations[gpu]):
+    if validated_claims.is_dense(operations[gpu]):
         assert found.median(high=32) <= 0.01
-    assert validation.is_dense(operations[gpu]) == (gpu == "h100")
+    assert validated_claims.is_dense(operations[gpu]) == (gpu == "h100")
 
 
 @pytest.mark.parametrize("gpu", ["a100", "l40s"])
 def test_without_the_shapes_beside_it_a_product_is_not_found_as_well(operations: dict[str, Profile], gpu: str) -> None:
     """The check can fail: interpolation between coarse m alone misses the bound."""
-    assert compose.gemm_left_out(operations[gpu], ()).median() > OPERATIONS[gpu]
+    assert composed_layers.gemm_left_out(operations[gpu], ()).median() > OPERATIONS[gpu]
 
 
 @pytest.mark.parametrize("gpu", OPERATIONS)
 def test_attention_left_out_is_found_again(operations: dict[str, Profile], gpu: str) -> None:
-    found = compose.attention_left_out(operations[gpu])
-    alone = compose.attention_left_out(operations[gpu], alike=False)
+    found = composed_layers.attention_left_out(operations[gpu])
+    alone = composed_layers.attention_left_out(operations[gpu], alike=False)
     assert found.median() <= 0.03
     assert found.percentile(90) <= 0.17
     assert alone.median() > 1.5 * found.median()
@@ -94,8 +94,8 @@ def test_attention_left_out_is_found_again(operations: dict[str, Profile], gpu: 
         assert alone.median() > 0.03
 
 
-def composed(operations: dict[str, Profile]) -> validation.Claim:
-    return validation.composed(operations, [profile.load(name) for name in WHOLE])
+def composed(operations: dict[str, Profile]) -> validated_claims.Claim:
+    return validated_claims.composed(operations, [profile.load(name) for name in WHOLE])
 
 
 def test_a_composed_layer_is_what_was_measured(operations: dict[str, Profile]) -> None:
@@ -116,12 +116,12 @@ def test_a_composed_layer_is_what_was_measured(operations: dict[str, Profile]) -
 def test_a_composed_layer_without_what_lies_between_its_products_is_not(
     operations: dict[str, Profile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compose, "between", lambda _, __, tokens, ___: np.zeros(np.shape(tokens)))
+    monkeypatch.setattr(composed_layers, "between", lambda _, __, tokens, ___: np.zeros(np.shape(tokens)))
     assert sum(case.median > 0.10 for case in composed(operations).cases) > 8
 
 
 def test_a_step_of_an_engine_is_what_the_profile_says() -> None:
-    claim = validation.step(kept_run(), profile.load("rtx-4090-llama-3.1-8b"))
+    claim = validated_claims.step(kept_run(), profile.load("rtx-4090-llama-3.1-8b"))
     every, none_back = claim.case("all seconds without prompts"), claim.case("of these: none came back")
     assert every.errors.size > 100
     assert every.median <= 0.05
@@ -135,7 +135,7 @@ def test_a_profile_that_lacks_a_part_of_a_step_misses_the_bound(part: str) -> No
     made = profile.load("rtx-4090-llama-3.1-8b")
     scaled = pl.when(pl.col("part") == part).then(0.5).otherwise(1.0)
     less = replace(made, table=made.table.with_columns(pl.col(name) * scaled for name in profile.TIMES))
-    assert validation.step(kept_run(), less).case("of these: none came back").median > 0.05
+    assert validated_claims.step(kept_run(), less).case("of these: none came back").median > 0.05
 
 
 def test_seconds_in_which_nothing_is_read_again_tell_apart_what_the_log_does_not() -> None:
@@ -161,7 +161,7 @@ def test_a_model_that_the_fit_has_not_seen_is_within_12_percent(layers: tuple[fi
     # Each of them, though phi-2 has one norm and no gate, and the models that its prediction is fitted to two and one.
     assert max(float(np.median(np.abs(one.error))) for one in found) <= 0.12
     assert (preset("phi-2").norms, preset("phi-2").gated) == (1, False)
-    assert all((preset(model).norms, preset(model).gated) == (2, True) for model in bundle.VIDUR)
+    assert all((preset(model).norms, preset(model).gated) == (2, True) for model in bundled_profiles.VIDUR)
 
 
 def test_a_gpu_that_the_fit_has_not_seen_is_within_what_a_roofline_states(layers: tuple[fits.Layers, ...]) -> None:
@@ -271,7 +271,7 @@ def test_the_efficiencies_that_come_along_are_this_fit(layers: tuple[fits.Layers
 
 
 def test_parts_of_a_pass_on_a_processor_add_up_to_it() -> None:
-    claim = validation.processor({name: cpu_step.rows_of(name) for name in cpu_step.names()})
+    claim = validated_claims.processor({name: cpu_step.rows_of(name) for name in cpu_step.names()})
     unbounded = [case for case in claim.cases if "widths" in case.name and "the overhead fitted" not in case.name]
     bounded = [case for case in claim.cases if case not in unbounded]
     assert len(bounded) == 5
@@ -290,7 +290,7 @@ def test_the_fit_of_a_processor_prints_what_the_page_says_of_it(capsys: pytest.C
     header, rows = cpu_step.rows_of(name)
     assert heading == f"{name}: {header['name']}, {header['threads']} thread, {header['dtype']}, {header['date']}"
     expected = []
-    for case in validation.processor({name: (header, rows)}).cases:
+    for case in validated_claims.processor({name: (header, rows)}).cases:
         found = re.fullmatch(rf"{name}: other ([^,]*(?:, the overhead fitted)?)(, another process)?(.*)", case.name)
         assert found is not None
         what, beside, _ = found.groups()
@@ -317,7 +317,7 @@ def test_the_fit_of_a_processor_prints_what_the_page_says_of_it(capsys: pytest.C
 
 
 def test_one_cost_explains_the_measured_times_of_the_theorem() -> None:
-    claim = validation.theorem()
+    claim = validated_claims.theorem()
     assert claim.case("one cost, fitted on the other data set").largest <= 0.012
     assert claim.case("the theorem alone").median > 0.05
 
@@ -486,10 +486,10 @@ def test_the_command_prints_how_far_off_it_is_on_what_it_has_not_seen(
     for kind, left in kinds.items():
         for where, inside in (("to 64 tokens", lambda tokens: tokens <= 64), ("beyond 256 tokens", lambda tokens: tokens > 256)):
             errors = {gpu: [abs(one.error[inside(one.tokens)]) for one in left if one.gpu == gpu] for gpu in ("a100", "a40")}
-            medians = {gpu: validation.percent(float(np.median(np.concatenate(each)))) for gpu, each in errors.items()}
+            medians = {gpu: validated_claims.percent(float(np.median(np.concatenate(each)))) for gpu, each in errors.items()}
             expected[f"{kind}, {where}"] = ", ".join(f"{gpu} {error}" for gpu, error in medians.items())
     assert found == expected
-    assert found["GPU, to 64 tokens"].endswith(f"a40 {validation.percent(0.5)}")
+    assert found["GPU, to 64 tokens"].endswith(f"a40 {validated_claims.percent(0.5)}")
     law = fits.fit(measured, fits.attention(tmp_path))
     for name in fits.OF_LAYERS:
         scale = 1e6 if name.endswith("launch") else 1
@@ -621,9 +621,9 @@ def test_the_clock_of_the_log_is_found_within_three_seconds_of_the_first_request
 def test_time_stamps_say_what_the_cache_says(tmp_path: Path) -> None:
     """Of the public run: the cache counts whole blocks, and texts that were thrown out; time stamps do not."""
     for name in ("timeseries.csv", "requests.jsonl"):
-        shutil.copyfile(DATA / validation.RUN / name, tmp_path / name)
+        shutil.copyfile(DATA / validated_claims.RUN / name, tmp_path / name)
     (tmp_path / "meta.json").write_text("{}", encoding="utf-8")
-    known, stamped = engine_run.read(DATA / validation.RUN), engine_run.read(tmp_path)
+    known, stamped = engine_run.read(DATA / validated_claims.RUN), engine_run.read(tmp_path)
     seconds = known.decoding & ~known.reading_again
     assert np.median(np.abs(stamped.context[seconds] / known.context[seconds] - 1)) < 0.03
     hardware = Measured(profile.load("rtx-4090-llama-3.1-8b"))
@@ -645,9 +645,9 @@ def test_a_run_that_is_not_whole_is_refused(tmp_path: Path, name: str) -> None:
         (lambda: fits.fit_layers([]), "layers must be of at least one model"),
         (lambda: fits.fit_attention([]), "attention must be of at least one table"),
         (lambda: fits.Layers("a100", "phi-2", np.ones(2), np.ones(2)), "at least 3 with a time each, got 2 tokens"),
-        (lambda: validation.Case("none", np.empty(0)), "at least one finite number, got 0"),
-        (lambda: validation.Case("odd", np.array([np.nan])), "at least one finite number"),
-        (lambda: validation.theorem().case("other"), "has no case 'other'"),
+        (lambda: validated_claims.Case("none", np.empty(0)), "at least one finite number, got 0"),
+        (lambda: validated_claims.Case("odd", np.array([np.nan])), "at least one finite number"),
+        (lambda: validated_claims.theorem().case("other"), "has no case 'other'"),
         (lambda: engine_run.Run(*[np.ones(2)] * 5, np.ones(3)), "one value for each second"),
     ],
 )
@@ -659,23 +659,23 @@ def test_what_cannot_be_fitted_or_judged_says_why(wrong: Callable[[], Any], word
 # --- the page ---
 
 
-def claim(*cases: validation.Case) -> validation.Claim:
-    return validation.Claim("Something", "What was done.", "Where it fails.", cases, "measured: by hand")
+def claim(*cases: validated_claims.Case) -> validated_claims.Claim:
+    return validated_claims.Claim("Something", "What was done.", "Where it fails.", cases, "measured: by hand")
 
 
-GOOD = validation.Case("good", np.array([0.01, -0.02, 0.03]), "m 3", 0.025)
+GOOD = validated_claims.Case("good", np.array([0.01, -0.02, 0.03]), "m 3", 0.025)
 def test_a_table_is_dense_with_every_m_from_1_to_17() -> None:
     made = profile.load("h100-operations")
-    assert validation.is_dense(made)
+    assert validated_claims.is_dense(made)
     for m in range(1, 19):
         less = replace(made, table=made.table.filter((pl.col("part") != "gemm") | (pl.col("m") != m)))
-        assert validation.is_dense(less) == (m == 18), m
+        assert validated_claims.is_dense(less) == (m == 18), m
 
 
 def test_a_case_is_kept_up_to_what_was_asked() -> None:
     """Of ten errors: the median is between the fifth and the sixth, and nine of ten are no larger than the ninth and a tenth."""
     errors = np.array([-0.1, 0.2, -0.3, 0.4, -0.5, 0.6, -0.7, 0.8, -0.9, 1.0])
-    case = validation.Case("ten", errors, "m 3", 0.55, 0.91)
+    case = validated_claims.Case("ten", errors, "m 3", 0.55, 0.91)
     assert (case.median, case.ninety, case.largest) == pytest.approx((0.55, 0.91, 1.0))
     at = {"asked": case.median, "asked_90": case.ninety}
     assert replace(case, **at).kept
@@ -688,11 +688,11 @@ def test_a_case_is_kept_up_to_what_was_asked() -> None:
     assert both.case("good") is GOOD
     with pytest.raises(ParameterError, match="claim 'Something' has no case 'bad'; there are good, ten"):
         both.case("bad")
-    assert validation._missed([case, GOOD]) == "Missed: ten (55.0 %); good (2.0 %)."
-    assert validation._missed([]) == "All that was asked for holds."
+    assert validated_claims._missed([case, GOOD]) == "Missed: ten (55.0 %); good (2.0 %)."
+    assert validated_claims._missed([]) == "All that was asked for holds."
 
 
-POOR = validation.Case("poor", np.array([-0.2, 0.4, 0.3]), "m 7", 0.25, 0.17)
+POOR = validated_claims.Case("poor", np.array([-0.2, 0.4, 0.3]), "m 7", 0.25, 0.17)
 
 
 def test_the_page_says_first_what_is_bad() -> None:
@@ -713,7 +713,7 @@ def call(*arguments: str) -> Result:
 
 
 def test_a_page_out_of_date_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "claims", lambda _: (claim(GOOD, POOR),))
+    monkeypatch.setattr(validated_claims, "claims", lambda _: (claim(GOOD, POOR),))
     path = tmp_path / "PAGE.md"
     arguments = ("data", "-o", str(path))
     missing = call(*arguments, "--check")
@@ -763,17 +763,17 @@ def test_the_page_is_there_and_names_no_day_and_no_path() -> None:
 
 
 @pytest.fixture(scope="module")
-def claims() -> tuple[validation.Claim, ...]:
-    return validation.claims(DATA)
+def claims() -> tuple[validated_claims.Claim, ...]:
+    return validated_claims.claims(DATA)
 
 
 @needs_data
-def test_the_page_is_what_the_data_says(claims: tuple[validation.Claim, ...]) -> None:
+def test_the_page_is_what_the_data_says(claims: tuple[validated_claims.Claim, ...]) -> None:
     assert page.stale(claims, page.usual()) == ""
 
 
 @needs_data
-def test_products_of_every_table_are_found_again(claims: tuple[validation.Claim, ...]) -> None:
+def test_products_of_every_table_are_found_again(claims: tuple[validated_claims.Claim, ...]) -> None:
     cases = {case.name: case for case in claims[0].cases}
     assert len(cases) == 18
     for name, case in cases.items():
@@ -792,7 +792,7 @@ def test_products_of_every_table_are_found_again(claims: tuple[validation.Claim,
 
 
 @needs_data
-def test_attention_of_every_possible_table_is_found_again(claims: tuple[validation.Claim, ...]) -> None:
+def test_attention_of_every_possible_table_is_found_again(claims: tuple[validated_claims.Claim, ...]) -> None:
     beside = [case for case in claims[2].cases if case.name.endswith("beside others")]
     assert len(beside) == 6
     for case in beside:
@@ -803,7 +803,7 @@ def test_attention_of_every_possible_table_is_found_again(claims: tuple[validati
 
 
 @needs_data
-def test_layers_steps_and_rooflines_are_within_their_bounds(claims: tuple[validation.Claim, ...]) -> None:
+def test_layers_steps_and_rooflines_are_within_their_bounds(claims: tuple[validated_claims.Claim, ...]) -> None:
     by_title = {each.title.split(",")[0]: each for each in claims}
     for case in by_title["A layer composed of its operations"].cases:
         assert case.kept, case.name
@@ -832,15 +832,15 @@ def test_what_is_kept_is_what_the_data_gives() -> None:
             rows = small.filter(pl.col("gpu") == one.gpu)
             assert rows["tokens"].to_list() == one.tokens.tolist()
             assert rows["time_s"].to_numpy() == pytest.approx(one.seconds, rel=1e-6)
-    run, kept = engine_run.read(DATA / validation.RUN), kept_run()
+    run, kept = engine_run.read(DATA / validated_claims.RUN), kept_run()
     for name in ("prompts", "tokens", "running", "waiting", "context", "returned"):
         assert getattr(kept, name) == pytest.approx(getattr(run, name), abs=0.06), name
 
 
 @needs_data
 def test_the_engine_counts_a_prompt_once_however_often_it_reads_it() -> None:
-    lines = (DATA / validation.RUN / "requests.jsonl").read_text(encoding="utf-8").splitlines()
-    run = engine_run.read(DATA / validation.RUN)
+    lines = (DATA / validated_claims.RUN / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+    run = engine_run.read(DATA / validated_claims.RUN)
     assert run.prompts.sum() == sum(json.loads(line)["input_toks"] for line in lines)
     assert run.tokens.sum() == sum(json.loads(line)["output_toks"] for line in lines)
     assert run.returned[run.returned > 0].sum() > 90

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import sim
-from sim import sweep, verdict
-from sim.cli import app
+from sim.commands.sim_app import app
+from sim.runs import sweep, verdict
 
 SPEC = {"name": "speculative", "layers": 40, "draft_length": 3}
 PLAIN = {"name": "autoregressive", "layers": 40}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checks import ParameterError
-from model.width import PassTimes, WidthCurve, as_curve
+from model.base.checks import ParameterError
+from model.costs.width_curve import PassTimes, WidthCurve, as_curve
 from tests.exact import near
 
 CURVE = WidthCurve([(1, 10.0), (2, 10.3), (5, 11.2), (9, 17.0)])

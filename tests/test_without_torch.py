@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate.cli import app as calibrate
-from calibrate.command import LIBRARIES
-from sim.cli import app as sim
+from calibrate.commands.calibrate_app import app as calibrate
+from calibrate.commands.common_options import LIBRARIES
+from sim.commands.sim_app import app as sim
 
 TEXT = ["--prompt", "x", "--device", "cpu"]
 COMMANDS = {
@@ -65,7 +65,7 @@ def test_a_library_that_cannot_be_used_is_said_so_too(monkeypatch: pytest.Monkey
         if each.partition(".")[0] == "tokenizers":
             monkeypatch.delitem(sys.modules, each)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "calibrate.family.making", raising=False)
+    monkeypatch.delitem(sys.modules, "calibrate.family.make_model", raising=False)
     done = CliRunner().invoke(calibrate, ["train", "-o", str(tmp_path / "model"), "--quick"])
     assert done.exit_code == 2
     assert "needs tokenizers, which cannot be used: libmagic.so is not there" in done.stderr

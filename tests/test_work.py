@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from model.algorithms import autoregressive, ppd
-from model.algorithms.ppd import Parameters
-from model.latency import UnitCost
+from model.costs.layer_times import UnitCost
+from model.interpret.interpreter import Cache, Interpreter, count
+from model.interpret.world import World
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.ppd import algorithm as ppd
+from model.methods.ppd.algorithm import Parameters
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
-from model.work import Cache, Interpreter, count
-from model.world import World
-from sim.events import Cluster, simulate
+from sim.engine.events import Cluster, simulate
 from tests.unended import HEIRS, UNENDED
 
 MATCHES = [True, True, False, True, False]

@@ -2,8 +2,8 @@
 
 import itertools
 
+from model.interpret.world import Draft, World
 from model.steps import Forward, Read
-from model.world import Draft, World
 
 PROMPT, LAYERS = 3, 8
 WORLD = World(PROMPT, LAYERS, [True, False, True])

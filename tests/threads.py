@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from calibrate import gpus, pool, units
-from calibrate.replicas import Replica
+from calibrate.loading.replicas import Replica
+from calibrate.untested_on_gpu import gpu_ordering
+from calibrate.workers import worker_loop, worker_pool
 from tests import ordering
 
 HANDED: dict[int, Any] = {}
@@ -112,9 +113,9 @@ class Cuda(ordering.Device):
         for name, stream in self.of.items():
             if name.startswith("unit "):
                 unit = int(name[5:])
-                done = self.board.words[unit][units.DONE]
-                going = self.board.words[unit][units.POSTED] > done
-                if going and self.board.slots[unit][done % units.SLOTS][units.STOPPED]:
+                done = self.board.words[unit][worker_loop.DONE]
+                going = self.board.words[unit][worker_loop.POSTED] > done
+                if going and self.board.slots[unit][done % worker_loop.SLOTS][worker_loop.STOPPED]:
                     found.add(stream.number)
         return found
 
@@ -226,7 +227,7 @@ def handed(key: int) -> Any:
     return HANDED[key]
 
 
-class Worker(units._Worker):
+class Worker(worker_loop._Worker):
     """What torch looks up when it first meets an operation is not for several threads at once: what comes is taken in turn."""
 
     def __init__(self, connection: Any, orders: Any, cuda: Cuda) -> None:
@@ -289,7 +290,7 @@ def kept_open(end: End) -> End:
     return end
 
 
-class Elsewhere(units.Memory):
+class Elsewhere(worker_loop.Memory):
     """Rows that the processor does not reach."""
 
     def __init__(self, *given: Any) -> None:
@@ -308,28 +309,28 @@ def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
         while time.monotonic() < until and not any(end.poll() for end in ends):
             time.sleep(1e-4)
 
-    patch.setattr(gpus, "cuda", lambda: cuda)
-    patch.setattr(pool, "context_of_workers", lambda: Context(cuda))
-    patch.setattr(pool, "connection", type("Waits", (), {"wait": staticmethod(wait), "Connection": End}))
+    patch.setattr(gpu_ordering, "cuda", lambda: cuda)
+    patch.setattr(worker_pool, "context_of_workers", lambda: Context(cuda))
+    patch.setattr(worker_pool, "connection", type("Waits", (), {"wait": staticmethod(wait), "Connection": End}))
 
     def shared(shape: Any, dtype: Any, device: Any = "cpu") -> torch.Tensor:
         made = torch.zeros(shape, dtype=dtype)
         return cuda.lie_on_host(made) if isinstance(device, str) and device == "cpu" else made
 
-    patch.setattr(units, "_shared", shared)
-    patch.setattr(units, "Memory", Elsewhere)
-    patch.setattr(pool, "Memory", Elsewhere)
+    patch.setattr(worker_loop, "_shared", shared)
+    patch.setattr(worker_loop, "Memory", Elsewhere)
+    patch.setattr(worker_pool, "Memory", Elsewhere)
 
     def loaded(self: Replica) -> Any:
         with cuda.lock:  # random weights come of one generator for all threads
             return load(replace(self, device="cpu"))
 
-    class Board(units.Board):
+    class Board(worker_loop.Board):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             cuda.board = self
 
-    patch.setattr(pool, "Board", Board)
+    patch.setattr(worker_pool, "Board", Board)
     patch.setattr(Replica, "load", loaded)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)  # threads that watch a counter let others on

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import Phase, Verbosity, find, settings
 from hypothesis.errors import NoSuchExample
 
-from sim.cases import Case
+from sim.scenarios.cases import Case
 from sim.theorems import Verdict, check, replay, select
-from sim.theorems.statement import Theorem
+from sim.theorems.theorem import Theorem
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 FEW, MORE, MANY = 30, 60, 1000
@@ -54,7 +54,7 @@ def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, dict[str, list[float]]] = {}
     examples: list[Any] = []
     errors: list[str | None] = []
-    statement = importlib.import_module("sim.theorems.statement")
+    statement = importlib.import_module("sim.theorems.theorem")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("equal", "at_most"):
             own = getattr(statement, name)

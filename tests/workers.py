@@ -6,9 +6,9 @@ import time
 from multiprocessing import forkserver
 from typing import Any
 
-from calibrate import pool as pool_of
-from calibrate.processes import Parallel, started
-from calibrate.replicas import Replica
+from calibrate.loading.replicas import Replica
+from calibrate.workers import worker_pool as pool_of
+from calibrate.workers.over_processes import Parallel, started
 from model.steps import Commit, Fork, Forward, Join, Read, Steps
 from tests import real_models
 from tests.real_models import DEPTHS
@@ -49,7 +49,7 @@ def parent(end: Any, busy: bool) -> None:
 
 def parent_with_a_server(end: Any) -> None:
     """Start workers of a server of this process, which have nothing to do, and say which."""
-    pool_of.LIBRARIES = "torch", "calibrate.units"  # no model is made: loading others would take the most time
+    pool_of.LIBRARIES = "torch", "calibrate.workers.worker_loop"  # no model is made: loading others would take the most time
     pool = pool_of.Pool(["cpu"] * 3, [], pool_of.SPIN, PATIENCE, True)
     for post in pool.posts.values():
         pool._answer(post, "up")

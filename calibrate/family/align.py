@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.family import making, store, training
+from calibrate.family import make_model, model_directory, training
 from calibrate.family.corpus import Corpus
-from calibrate.family.store import Loaded
+from calibrate.family.model_directory import Loaded
 from calibrate.family.training import Recipe, Report
-from model import checks, strict_json
-from model.checks import ParameterError
-from model.files import check_regular
+from model.base import checks, strict_json
+from model.base.bounded_files import check_regular
+from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
     import torch
@@ -84,16 +84,16 @@ def align(
     written, kept = (folder.with_name(f"{folder.name}.{each}") for each in ("written", "kept"))
     sums = {"target": target.checksum, "draft": draft.checksum, "text": corpus.checksum}
     said = strict_json.dumps(sums | asdict(settings), sort_keys=True)
-    if resume and (folder / store.LOG).exists():
-        log = store.log_of(folder)
+    if resume and (folder / model_directory.LOG).exists():
+        log = model_directory.log_of(folder)
         was = {"target": log["target"]["checksum"], "draft": log["draft"]["checksum"], "text": log["corpus"]["checksum"]}
-        store.refuse_other(folder, was | log["settings"], sums | asdict(settings))
+        model_directory.refuse_other(folder, was | log["settings"], sums | asdict(settings))
         return log
-    store.refuse_existing(folder)
+    model_directory.refuse_existing(folder)
     if not resume and (written.exists() or kept.exists()):
         there = written if written.exists() else kept
         raise ParameterError(f"{there} is of an alignment that was broken off; --resume goes on with it, or remove it")
-    store.same_tokens(target, draft)
+    model_directory.same_tokens(target, draft)
     for each in (target, draft):
         if settings.length > each.positions:
             bound = f"prompt + tokens must be at most the {each.positions} positions of model {each.name}"
@@ -103,23 +103,23 @@ def align(
     inputs = prompts(tokens, settings.prompts, settings.prompt, settings.seed)
     checked = prompts(held_out, min(settings.held_out, held_out.size // settings.prompt), settings.prompt, settings.seed)
     theirs = outputs(target, checked, settings.tokens)
-    before = agreement(draft, theirs, settings.prompt) | making.worth(draft.model, held_out, settings.length)
+    before = agreement(draft, theirs, settings.prompt) | make_model.worth(draft.model, held_out, settings.length)
     folder.parent.mkdir(parents=True, exist_ok=True)
     texts = _written(target, inputs, settings.tokens, written, said, report)
     log = _train(draft, texts, held_out, settings, kept, said, resume, report)
-    store.halved(draft.model)
+    model_directory.halved(draft.model)
     after = agreement(draft, theirs, settings.prompt)
-    whole = making.about(draft.model, "aligned", command) | {
+    whole = make_model.about(draft.model, "aligned", command) | {
         "target": {"name": target.name, "checksum": target.checksum}, "draft": {"name": draft.name, "checksum": draft.checksum},
         "settings": asdict(settings), "agreement": _compared(before, after),
         "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
-        **making.worth(draft.model, held_out, settings.length), "held_out_loss_before": before["held_out_loss"],
+        **make_model.worth(draft.model, held_out, settings.length), "held_out_loss_before": before["held_out_loss"],
         "written_tokens": int((_labels(texts, settings.prompt, draft) != IGNORED).sum()),
         "while_training": {"losses": log["losses"], "held_out": log["held_out"]}, "seconds": log["seconds"],
     }  # fmt: skip
-    store.save(draft.model, draft.tokenizer, whole, folder)
+    model_directory.save(draft.model, draft.tokenizer, whole, folder)
     written.unlink()
-    return store.log_of(folder)
+    return model_directory.log_of(folder)
 
 
 def prompts(tokens: Tokens, count: int, length: int, seed: int) -> Tokens:
@@ -194,7 +194,7 @@ def _written(target: Loaded, inputs: Tokens, tokens: int, kept: Path, settings: 
         if report is not None:
             report(len(texts), len(inputs), f"{target.name} writes")
         if len(texts) == len(inputs) or time.perf_counter() - last > training.KEEP_EVERY:
-            with store.whole(kept) as part:
+            with model_directory.whole(kept) as part:
                 save_file({"texts": texts}, part, {"settings": settings})
             last = time.perf_counter()
     return texts
@@ -213,7 +213,7 @@ def kept_texts(kept: Path, settings: str, *, count: int, length: int, vocabulary
             fits = len(shape) == 2 and shape[0] <= count and shape[1] == length and kind == "I64"
             texts = file.get_tensor("texts") if fits else np.empty((0, length), np.int64)
     except (SafetensorError, OSError) as error:
-        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {store.line(error)}; remove it") from None
+        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {model_directory.line(error)}; remove it") from None
     if there != settings:
         raise ParameterError(f"{kept.name} is of another alignment; give the same settings, or remove it and begin anew")
     if not fits or (texts < 0).any() or (texts >= vocabulary).any():

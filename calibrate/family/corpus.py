@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from model import files
-from model.checks import ParameterError
+from model.base import bounded_files
+from model.base.checks import ParameterError
 
 LEFT_OUT = frozenset(
     {"test", "tests", "site-packages", "dist-packages", "__pycache__", "idlelib", "turtledemo", "lib2to3", "distutils", "ensurepip",
@@ -123,7 +123,7 @@ def _first(texts: dict[str, str], characters: int) -> dict[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        return files.read_text(path)
+        return bounded_files.read_text(path)
     except UnicodeDecodeError as error:
         raise ParameterError(f"text must be in UTF-8, and {path.name} is not: {error.reason} at byte {error.start}") from None
 

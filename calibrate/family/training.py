@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from model import checks, files, strict_json, typed
-from model.checks import ParameterError
+from model.base import bounded_files, checks, strict_json, typed_values
+from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
     import torch
@@ -318,7 +318,7 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
     from safetensors import SafetensorError, safe_open
 
     try:
-        files.check_regular(kept)
+        bounded_files.check_regular(kept)
         with safe_open(kept, framework="pt") as file:
             about = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
@@ -333,10 +333,10 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
             " remove it and begin anew"
         )
     try:
-        step, seconds, log = int(about["step"]), float(about["seconds"]), files.json_of(about["log"])
+        step, seconds, log = int(about["step"]), float(about["seconds"]), bounded_files.json_of(about["log"])
         checks.whole("step", step, 1)
         checks.number("seconds", seconds, 0)
-        typed.check(log, _Log, "log")
+        typed_values.check(log, _Log, "log")
     except ValueError as error:
         raise ParameterError(f"{kept.name} cannot be read, to go on from it: {error}; remove it and begin anew") from None
     for name, parameter in model.named_parameters():

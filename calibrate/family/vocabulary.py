@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calibrate.family.corpus import Corpus
-from model import checks
+from model.base import checks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate import grid
-from calibrate.layers import part_rows, quietest
-from calibrate.layers import profile_of as layers_of
-from model.profile import Profile
-from model.surface import Surface
+from calibrate.timing import timing_grid
+from calibrate.timing.profile_from_timings import part_rows, quietest
+from calibrate.timing.profile_from_timings import profile_of as layers_of
+from model.hardware.interpolation import Surface
+from model.hardware.profile import Profile
 
 CONTEXTS = (64, 512)
 """Behind which the parts are taken; every other context is held out."""
@@ -68,13 +68,13 @@ def path_of(name: str) -> Path:
 
 def rows_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine and the rows of such a file."""
-    return grid.read(path_of(name))
+    return timing_grid.read(path_of(name))
 
 
 def profile_of(name: str) -> Profile:
     """The profile that follows from such a file: the bundled one of its name.
 
-    To bundle another: put its rows into `calibrate/measurements`, and `model.profile.save` this into `model/profiles`.
+    To bundle another: put its rows into `calibrate/measurements`, and `model.hardware.profile.save` this into `model/profiles`.
     """
     header, rows = rows_of(name)
     return layers_of(header, rows, "eager", name, path_of(name), "calibrate/measurements/")
@@ -103,7 +103,7 @@ def held_out(
         timed, _ = part_rows(behind, mode, layers)
         table = [row for row in timed if row["part"] != "step"] + [row for row in table if row["part"] == "step"]
     found = []
-    for (busy, batch, context, width), rounds in grid.shares(rows, mode):
+    for (busy, batch, context, width), rounds in timing_grid.shares(rows, mode):
         if context in CONTEXTS or (widths is not None and width in widths):
             continue
         own = [row for row in table if row["busy"] == busy]
@@ -134,7 +134,7 @@ def slowing(rows: Sequence[dict[str, Any]], mode: str = "eager", *, typical: boo
     """
     wholes = {
         place: float(np.median([row["whole_us"][1] for row in rounds]) if typical else quietest(rounds)["whole_us"][1])
-        for place, rounds in grid.shares(rows, mode)
+        for place, rounds in timing_grid.shares(rows, mode)
     }
     quiet = {place[1:]: whole for place, whole in wholes.items() if place[0] == 0}
     return {

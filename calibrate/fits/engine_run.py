@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.importers import tables
-from model import checks, files
-from model.checks import ParameterError
-from model.hardware import Hardware, step_time
-from model.surface import Floats
+from calibrate.importers import csv_reading
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+from model.hardware.cost_models import Hardware, step_time
+from model.hardware.interpolation import Floats
 
 FEWEST = 10
 """Texts that must run: with fewer the run is ending within the second."""
@@ -89,12 +89,12 @@ def read(folder: str | Path) -> Run:
     """
     root = Path(folder)
     names = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
-    table = tables.read(root / "timeseries.csv", names, root=root)
+    table = csv_reading.read(root / "timeseries.csv", names, root=root)
     second, prompts, written, running, waiting, full = (table.column(name, least=0) for name in names)
     try:
-        meta = files.json_of(files.read_bytes(root / "meta.json"))
+        meta = bounded_files.json_of(bounded_files.read_bytes(root / "meta.json"))
         room = (meta.get("kv_cache") or {}).get("num_kv_tokens")
-        requests = [files.json_of(line) for line in files.read_text(root / "requests.jsonl").splitlines()]
+        requests = [bounded_files.json_of(line) for line in bounded_files.read_text(root / "requests.jsonl").splitlines()]
         stamps = ("queued_ts", "scheduled_ts", "last_token_ts", *(() if room is not None else LENGTHS))
         of = {key: checks.array(key, [each[key] for each in requests], 0) for key in stamps}
         if room is not None:

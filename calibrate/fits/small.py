@@ -1,4 +1,5 @@
-"""What norms, rotations, activations and sums of a layer reach (`model.compose.passed_over`), fitted to those that Vidur timed.
+"""What norms, rotations, activations and sums of a layer reach (`model.hardware.composed_layers.passed_over`), fitted to those that
+Vidur timed.
 
 Two numbers for all GPUs and models: the share of the bandwidth over many tokens, and what one block moves, which has a token to
 itself. Fitted to two models and held against two that had no say.
@@ -13,13 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrate.fits import roofline
-from calibrate.importers import bundle, tables, vidur
-from model import compose, transformer
-from model.checks import ParameterError
-from model.profile import Profile
-from model.surface import Floats
-from model.transformer import Shape
+from calibrate.fits import roofline_fit
+from calibrate.importers import bundled_profiles, csv_reading, vidur
+from model.architectures import transformer
+from model.architectures.transformer import Shape
+from model.base.checks import ParameterError
+from model.hardware import composed_layers
+from model.hardware.interpolation import Floats
+from model.hardware.profile import Profile
 
 KERNELS = ("input_layernorm", "post_attention_layernorm", "attn_rope", "mlp_act", "add")
 FITTED, HELD = ("llama-2-7b", "phi-2"), ("llama-2-70b", "codellama-34b")
@@ -40,26 +42,26 @@ class Between:
     tokens: Floats
     seconds: Floats
 
-    def predicted(self, share: float = compose.SMALL_SHARE, lane: float = compose.SMALL_LANE) -> Floats:
+    def predicted(self, share: float = composed_layers.SMALL_SHARE, lane: float = composed_layers.SMALL_LANE) -> Floats:
         """Seconds by these two numbers."""
-        return compose.between(self.of, self.part, self.tokens, LAUNCH, share=share, lane=lane)
+        return composed_layers.between(self.of, self.part, self.tokens, LAUNCH, share=share, lane=lane)
 
 
 def measured(data: str | Path, models: Sequence[str]) -> list[Between]:
     """The small kernels of these models on Vidur's GPUs, from a folder that holds `gpu`."""
-    root = bundle.folder_of(data) / "gpu/vidur/compute"
+    root = bundled_profiles.folder_of(data) / "gpu/vidur/compute"
     found = []
-    for gpu in roofline.GPUS:
+    for gpu in roofline_fit.GPUS:
         for model in models:
-            folder, shape = root / gpu / roofline.MODELS[model], transformer.preset(model)
+            folder, shape = root / gpu / roofline_fit.MODELS[model], transformer.preset(model)
             of = vidur.read(folder, model=model, gpu=gpu)
             names = [f"time_stats.{each}.median" for each in KERNELS if each != vidur.SECOND_NORM or shape.norms > 1]
-            table = tables.read(folder / "mlp.csv", [*names, "num_tokens", "num_tensor_parallel_workers"], root=folder)
+            table = csv_reading.read(folder / "mlp.csv", [*names, "num_tokens", "num_tensor_parallel_workers"], root=folder)
             tokens, split = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
             seconds = np.sum([table.seconds(name, "ms") for name in names], axis=0)
             for ways in of.ways:
                 own = split == ways
-                points, times, _ = tables.merged({"tokens": tokens[own]}, {"time_s": seconds[own]})
+                points, times, _ = csv_reading.merged({"tokens": tokens[own]}, {"time_s": seconds[own]})
                 found.append(Between(of, shape.shard(ways), ways, points["tokens"].astype(np.float64), times["time_s"]))
     return found
 
@@ -81,6 +83,6 @@ def fit(seen: Sequence[Between]) -> tuple[float, float]:
             [weight * np.log(each.predicted(share, lane) / each.seconds) for each, weight in zip(seen, weights, strict=True)]
         )
 
-    found = least_squares(missed, START, bounds=(LOW, HIGH), loss="soft_l1", f_scale=roofline.SOFT, xtol=1e-10)
+    found = least_squares(missed, START, bounds=(LOW, HIGH), loss="soft_l1", f_scale=roofline_fit.SOFT, xtol=1e-10)
     share, lane = (float(each) for each in found.x * UNITS)
     return share, lane

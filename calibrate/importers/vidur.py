@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers import tables
-from calibrate.importers.tables import Table
-from model import device as devices
-from model import profile, transformer
-from model.checks import ParameterError
-from model.physical import LAUNCHES
-from model.profile import Profile, Source
-from model.surface import Floats
-from model.transformer import Shape
+from calibrate.importers import csv_reading
+from calibrate.importers.csv_reading import Table
+from model.architectures import transformer
+from model.architectures.transformer import Shape
+from model.base.checks import ParameterError
+from model.hardware import devices, profile
+from model.hardware.interpolation import Floats
+from model.hardware.physical_limits import LAUNCHES
+from model.hardware.profile import Profile, Source
 
 REPOSITORY, LICENCE = "microsoft/vidur", "MIT"
 LAYER = (
@@ -66,7 +66,8 @@ def read(
     folder
         Holds `mlp.csv`, and perhaps `attention.csv` and `cpu_overheads.csv`.
     model, gpu
-        A model of `model.transformer` and a device of `model.device`, by their names or files: those that were measured.
+        A model of `model.architectures.transformer` and a device of `model.hardware.devices`, by their names or files: those that
+        were measured.
     attention, overheads, network
         Files that are elsewhere, and the folder of `all_reduce.csv` and `send_recv.csv`.
     name
@@ -77,10 +78,10 @@ def read(
         Of the repository that the files are from.
     """
     root = Path(folder)
-    shape, device = transformer.named(model, tables.DTYPE, key="model"), devices.device(gpu)
+    shape, device = transformer.named(model, csv_reading.DTYPE, key="model"), devices.device(gpu)
     model = transformer.label(model)
     layer = [each for each in LAYER if each != SECOND_NORM or shape.norms > 1]
-    mlp = tables.read(root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root)
+    mlp = csv_reading.read(root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root)
     rows, notes = _layer(mlp, layer, shape, device, unit)
     sources = [_source(mlp, root, commit, ("dense", "embedding"))]
     for given, usual, more in ((attention, "attention.csv", _attention), (overheads, "cpu_overheads.csv", _step)):
@@ -95,16 +96,16 @@ def read(
         rows, notes = rows + found, notes + said
         sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
     return Profile(
-        name=name or f"{device.name}-{model}", device=device.name, model=model, dtype=tables.DTYPE,
+        name=name or f"{device.name}-{model}", device=device.name, model=model, dtype=csv_reading.DTYPE,
         engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", provenance="measured", date="",
         bandwidth=device.bandwidth,
-        rate=device.rate(tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=tuple(sources),
-        shape=asdict(shape), notes=tuple(notes), errors=tables.errors(rows),
+        rate=device.rate(csv_reading.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=tuple(sources),
+        shape=asdict(shape), notes=tuple(notes), errors=csv_reading.errors(rows),
     )  # fmt: skip
 
 
 def _source(table: Table, root: Path, commit: str, parts: Any) -> Source:
-    return tables.source(table, root, REPOSITORY, LICENCE, commit, parts)
+    return csv_reading.source(table, root, REPOSITORY, LICENCE, commit, parts)
 
 
 def _columns(operations: list[str]) -> list[str]:
@@ -137,15 +138,17 @@ def _layer(
     for operation, size in weights.items():
         column = f"time_stats.{operation}.median"
         each = size / ways
-        moved, work = each * tables.BYTES_EACH, 2 * each * tokens
-        tables.check_reached(table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING)
+        moved, work = each * csv_reading.BYTES_EACH, 2 * each * tokens
+        csv_reading.check_reached(
+            table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING
+        )
     dense, embedding = _times(table, layer, unit), _times(table, ["emb"], unit)
-    tables.check_total(table, "time_stats.*.median", dense["time_s"])
+    csv_reading.check_total(table, "time_stats.*.median", dense["time_s"])
     rows: list[dict[str, Any]] = []
     for part, times in (("dense", dense), ("embedding", embedding)):
         for many in np.unique(ways):
             chosen = ways == many
-            rows += tables.rows(
+            rows += csv_reading.rows(
                 part, {"tokens": tokens[chosen]}, {key: each[chosen] for key, each in times.items()}, ways=int(many)
             )
     notes = [
@@ -153,7 +156,7 @@ def _layer(
         "and high are quartiles that go with sums of deviations",
         "times were rounded to 1 us",
     ]
-    return rows, notes + tables.dips(rows, "dense", "tokens")
+    return rows, notes + csv_reading.dips(rows, "dense", "tokens")
 
 
 def _check_model(table: Table, shape: Shape, columns: dict[str, str]) -> None:
@@ -183,11 +186,11 @@ def _attention(
         "kv_cache_size",
         "is_prefill",
     ]
-    whole = tables.read(path, _columns(needed) + others, root=root)
+    whole = csv_reading.read(path, _columns(needed) + others, root=root)
     prompts = whole.words("is_prefill", ("true", "false")) == "true"
     _check_model(whole, shape, {"n_q_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"})
     around = [each for each in AROUND_ATTENTION if f"time_stats.{each}.median" in whole.frame.columns]
-    tables.require(whole, _columns(around))
+    csv_reading.require(whole, _columns(around))
     rows: list[dict[str, Any]] = []
     for chosen, operation in ((~prompts, "attn_decode"), (prompts, "attn_prefill")):
         table = whole.where(chosen)
@@ -199,17 +202,17 @@ def _attention(
         ways = table.whole("num_tensor_parallel_workers", least=1)
         column = f"time_stats.{operation}.median"
         each = shape.kv_heads * shape.head_dim / ways
-        moved = 2 * batch * (context + width) * each * tables.BYTES_EACH
+        moved = 2 * batch * (context + width) * each * csv_reading.BYTES_EACH
         work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
         seconds, often = table.seconds(column, unit), LAUNCHES["attention"]
-        tables.check_reached(table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often)
+        csv_reading.check_reached(table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often)
         times = _times(table, [*around, operation], unit)
-        tables.check_total(table, column, times["time_s"])
+        csv_reading.check_total(table, column, times["time_s"])
         single = batch == 1 if wide else np.ones(table.height, dtype=bool)
         for many in np.unique(ways):
             kept = single & (ways == many)
             keys = {"width": width[kept], "context": context[kept], "batch": batch[kept]}
-            rows += tables.rows("attention", keys, {key: values[kept] for key, values in times.items()}, ways=int(many))
+            rows += csv_reading.rows("attention", keys, {key: values[kept] for key, values in times.items()}, ways=int(many))
     notes = [f"attention: with {', '.join(around)}; passes of several tokens are prompt passes of one text"]
     if "attn_kv_cache_save" in around:
         notes.append("attention: saving keys and values of many tokens of one text grows with them; it was measured so")
@@ -221,7 +224,7 @@ def _step(
 ) -> tuple[list[dict[str, Any]], Table, list[str]]:
     """Rows of the part step: medians of what the host does."""
     columns = [f"{each}_median" for each in STEP]
-    whole = tables.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
+    whole = csv_reading.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
     theirs = whole.frame["model_name"].cast(str).str.to_lowercase()
     mine = theirs.str.contains(model.lower(), literal=True).fill_null(False)
     table = whole.where(mine)
@@ -230,12 +233,12 @@ def _step(
         hint = "; a model of a config.json is called after its folder"
         raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}{hint}")
     total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
-    tables.check_total(table, columns[0], total)
+    csv_reading.check_total(table, columns[0], total)
     batch, ways = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)
     rows: list[dict[str, Any]] = []
     for many in np.unique(ways):
         kept = ways == many
-        rows += tables.rows("step", {"batch": batch[kept]}, {"time_s": total[kept]}, ways=int(many))
+        rows += csv_reading.rows("step", {"batch": batch[kept]}, {"time_s": total[kept]}, ways=int(many))
     listed = ", ".join(STEP)
     return rows, table, [f"step: {listed}, medians, on Vidur's host; smaller batches than {batch.min():g} take what that one takes"]
 
@@ -251,17 +254,17 @@ def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]]
         if not path.is_file():
             continue
         columns = [*_columns([collective]), "num_workers", "size", "devices_per_node", "collective"]
-        whole = tables.read(path, columns, root=root)
+        whole = csv_reading.read(path, columns, root=root)
         whole.words("collective", (collective,))
         workers, together = whole.whole("num_workers", least=2), whole.whole("devices_per_node", least=1)
         times = _times(whole, [collective], unit)
-        tables.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
+        csv_reading.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
         sizes = whole.whole("size", least=1)
         for many in np.unique(workers):
             kept = (workers == many) & (together == many)
             # A transfer is between two devices, however many share a layer: it has no ways.
             ways = 1 if part == "send" else int(many)
-            rows += tables.rows(part, {"size": sizes[kept]}, {key: values[kept] for key, values in times.items()}, ways=ways)
+            rows += csv_reading.rows(part, {"size": sizes[kept]}, {key: values[kept] for key, values in times.items()}, ways=ways)
         found[part] = whole
     if not rows:
         raise ParameterError(

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import checks
-from model.published import bild, deck, ppd, skipdecode
-from model.published.about import About
+from model.base import checks
+from model.published import bild_tables, deck_tables, ppd_tables, skipdecode_tables
+from model.published.table_notes import About
 
 # A column of the same name means the same in every table; those in neither list are numbers with a fraction.
 _WHOLE = (
@@ -45,7 +45,7 @@ _SPELLED = {
 }  # fmt: skip
 _TABLES: dict[str, tuple[str, str, About]] = {
     name: (short, module.PAPER, about)
-    for short, module in (("PPD", ppd), ("Deck", deck), ("BiLD", bild), ("SkipDecode", skipdecode))
+    for short, module in (("PPD", ppd_tables), ("Deck", deck_tables), ("BiLD", bild_tables), ("SkipDecode", skipdecode_tables))
     for name, about in module.TABLES.items()
 }
 """Short name of the source, the source, and what it says of the table."""
@@ -72,7 +72,7 @@ class Table:
         >>> table("ppd-table-2").lookup(data_set="squad", layer=20, candidates=3, head="train")
         Traceback (most recent call last):
             ...
-        model.checks.ParameterError: unknown head of ppd-table-2 'train'; did you mean trained? known: final, trained
+        model.base.checks.ParameterError: unknown head of ppd-table-2 'train'; did you mean trained? known: final, trained
         """
         for key in keys:
             if key not in self.keys:
@@ -175,8 +175,8 @@ def match_rate(table_name: str, /, **keys: str | int | None) -> Rate:
     trials = None
     if "layer" in found.keys:
         data_set = row["data_set"]
-        tokens = row["last"] - row["first"] + 1 if by_position else ppd.TOKENS[data_set]
-        trials = ppd.PAIRS[data_set] * tokens
+        tokens = row["last"] - row["first"] + 1 if by_position else ppd_tables.TOKENS[data_set]
+        trials = ppd_tables.PAIRS[data_set] * tokens
     return Rate(_fraction(row["match_percent"]), trials, source)
 
 
@@ -196,7 +196,7 @@ def match_rates_by_position(
     checks.one_of("data_set", data_set, _BY_POSITION)
     found = table(_BY_POSITION[data_set])
     keys: dict[str, str | int | None] = {"layer": layer, "candidates": candidates, "head": head}
-    last = ppd.TOKENS[data_set]
+    last = ppd_tables.TOKENS[data_set]
     total = found.lookup(**keys, first=1, last=last)
     checks.whole("tokens", tokens, 1)
     if tokens > last:
@@ -220,7 +220,7 @@ def trials_of_a_bin(data_set: str) -> int:
     21140
     """
     checks.one_of("data_set", data_set, _BY_POSITION)
-    return ppd.PAIRS[data_set] * ppd.TOKENS[data_set] // 8
+    return ppd_tables.PAIRS[data_set] * ppd_tables.TOKENS[data_set] // 8
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model import ppd
+from model.methods.ppd import theory as ppd
 
 DATA_SETS = ("squad", "wmt", "cnn_dm")
 

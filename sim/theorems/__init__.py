@@ -14,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from model import checks, strict_json
+from model.base import checks, strict_json
 from sim.theorems import (
     adaptive,
-    baseline,
     beam,
     bild,
     early_exit,
-    engine,
+    engine_invariants,
     hierarchical,
     pearl,
     ppd,
@@ -29,10 +28,11 @@ from sim.theorems import (
     skipdecode,
     speculative,
     speculative_batches,
-    speculative_engine,
     speculative_laws,
+    speculative_views,
+    speedup_bound,
 )
-from sim.theorems.statement import Example, Theorem
+from sim.theorems.theorem import Example, Theorem
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 THEOREMS = (
     *ppd.THEOREMS,
     *ppd_laws.THEOREMS,
-    *engine.THEOREMS,
+    *engine_invariants.THEOREMS,
     *speculative.THEOREMS,
     *speculative_laws.THEOREMS,
-    *speculative_engine.THEOREMS,
+    *speculative_views.THEOREMS,
     *speculative_batches.THEOREMS,
     *adaptive.THEOREMS,
     *hierarchical.THEOREMS,
@@ -52,7 +52,7 @@ THEOREMS = (
     *pearl.THEOREMS,
     *skipdecode.THEOREMS,
     *early_exit.THEOREMS,
-    *baseline.THEOREMS,
+    *speedup_bound.THEOREMS,
 )
 
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model import adaptive as formulas
-from model import speculative
-from model.acceptance import Iid
-from model.algorithms.adaptive import OPTIONS, Parameters, decode
-from model.latency import UnitCost
-from model.world import Draft, World
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.paths import adaptive as sampler
-from sim.theorems.drafts import PROMPT, accepted, always, ends, model, pairs, rounds
-from sim.theorems.draws import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.exactness import distance, law_of_text, own_law
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from model.costs.layer_times import UnitCost
+from model.interpret.world import Draft, World
+from model.methods.adaptive import paths as sampler
+from model.methods.adaptive import theory as formulas
+from model.methods.adaptive.algorithm import OPTIONS, Parameters, decode
+from model.methods.speculative import theory as speculative
+from model.outcomes.outcome_laws import Iid
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.theorems.drafting_examples import PROMPT, accepted, always, ends, model, pairs, rounds
+from sim.theorems.output_law import distance, law_of_text, own_law
+from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model import beam as formulas
-from model import speculative
-from model.acceptance import Iid
-from model.algorithms.beam import Parameters, decode
-from model.latency import UnitCost
-from model.world import Draft, World
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.paths import beam as sampler
-from sim.theorems.drafts import always, digits
-from sim.theorems.draws import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.statement import Example, Theorem, equal
+from model.costs.layer_times import UnitCost
+from model.interpret.world import Draft, World
+from model.methods.beam import paths as sampler
+from model.methods.beam import theory as formulas
+from model.methods.beam.algorithm import Parameters, decode
+from model.methods.speculative import theory as speculative
+from model.outcomes.outcome_laws import Iid
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.theorems.drafting_examples import always, digits
+from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
+from sim.theorems.theorem import Example, Theorem, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy

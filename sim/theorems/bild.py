@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model import bild as formulas
-from model import speculative, work
-from model.algorithms import bild
-from model.algorithms import speculative as drafting
-from model.coins import BLOCK
-from model.decisions import Decisions, Independent
-from model.latency import UnitCost
+from model.costs.layer_times import UnitCost
+from model.interpret import interpreter
+from model.interpret.world import UNLIKELY, UNSURE, Lossy
+from model.methods.bild import algorithm as bild
+from model.methods.bild import paths as sampler
+from model.methods.bild import theory as formulas
+from model.methods.bild.threshold_decisions import Decisions, Independent
+from model.methods.speculative import algorithm as drafting
+from model.methods.speculative import theory as speculative
+from model.outcomes.random_streams import BLOCK
 from model.steps import Read
-from model.world import UNLIKELY, UNSURE, Lossy
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.paths import bild as sampler
-from sim.theorems import draws
-from sim.theorems.drafts import PROMPT, accepted, digits, drafted, model, rounds
-from sim.theorems.draws import CLOSE, rates, whole
-from sim.theorems.exactness import law_of_text, likeliest_text
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.theorems import pipelined_examples
+from sim.theorems.drafting_examples import PROMPT, accepted, digits, drafted, model, rounds
+from sim.theorems.output_law import law_of_text, likeliest_text
+from sim.theorems.pipelined_examples import CLOSE, rates, whole
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -80,7 +81,7 @@ def one_segment(x: Example) -> None:
 def sure_is_a_fixed_window(x: Example) -> None:
     decisions = [decision * (decision == UNLIKELY) for decision in x["decisions"]]
     run = play(x, decisions=decisions)
-    other = draws.play({
+    other = pipelined_examples.play({
         "layers": 4, "draft_length": x["maximum_draft"], "accept": [not decision for decision in decisions],
         "placement": x["placement"], "cost": {"cost_ratio": x["cost_ratio"], "link": x["link"], "final_head": x["head"]},
     })  # fmt: skip
@@ -175,7 +176,7 @@ def events_are_paths(x: Example) -> None:
 
 def work_is_the_closed_form(x: Example) -> None:
     n, decisions = len(x["decisions"]), np.array(x["decisions"])
-    found = work.count(bild.decode(choice(x), [0], n), _world(x), n).account.totals()
+    found = interpreter.count(bild.decode(choice(x), [0], n), _world(x), n).account.totals()
     want = formulas.work(choice(x), n, Independent(decisions == UNSURE, decisions == UNLIKELY))
     assert want is not None
     equal("models at work", sorted(found.of), sorted(want.of))

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model import early_exit as formulas
-from model import work
-from model.algorithms import early_exit
-from model.coins import BLOCK
-from model.early_exit_lengths import Depths
-from model.world import Lossy
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.paths import early_exit as sampler
-from sim.theorems.drafts import digits
-from sim.theorems.draws import CLOSE, in_quarters, quarters, whole
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from model.interpret import interpreter
+from model.interpret.world import Lossy
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.early_exit import paths as sampler
+from model.methods.early_exit import theory as formulas
+from model.methods.early_exit.finite_early_exit import Depths
+from model.outcomes.random_streams import BLOCK
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.theorems.drafting_examples import digits
+from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -126,7 +126,9 @@ def events_are_paths(x: Example) -> None:
 
 def work_is_the_closed_form(x: Example) -> None:
     n, parameters = _longest(x), choice(x)
-    found = work.count(early_exit.decode(parameters, [0], n), _world(x), parameters.outputs_of(n)).account.totals().of["target"]
+    found = (
+        interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.outputs_of(n)).account.totals().of["target"]
+    )
     law = Depths(np.eye(x["layers"])[[depth - 1 for depth in x["depths"][0]]])
     for name, got, expected in zip(found._fields, found, formulas.work(parameters, n, law).of["target"], strict=True):
         equal(name, float(got), expected, CLOSE)

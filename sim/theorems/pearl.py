@@ -7,9 +7,10 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from model import pearl, speculative
-from sim.theorems.draws import CLOSE, rates, whole
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from model.methods.pearl import theory as pearl
+from model.methods.speculative import theory as speculative
+from sim.theorems.pipelined_examples import CLOSE, rates, whole
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -1,7 +1,7 @@
 """The theorems on Predictive Pipelined Decoding, 21 to 23: the time and the compute of each form, on every path and in the mean.
 
-The formulas of `model.ppd` are asked of the simulator. Times are in layer-times: d = layers, d' = exit layer, k = candidates,
-l = tokens, M = matches before the last position. Laws, overheads and limits are in `ppd_laws`.
+The formulas of `model.methods.ppd.theory` are asked of the simulator. Times are in layer-times: d = layers, d' = exit layer, k =
+candidates, l = tokens, M = matches before the last position. Laws, overheads and limits are in `ppd_laws`.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
 Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -14,9 +14,9 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from model import ppd as formulas
-from model.acceptance import Iid
-from sim.theorems.draws import (
+from model.methods.ppd import theory as formulas
+from model.outcomes.outcome_laws import Iid
+from sim.theorems.pipelined_examples import (
     CLOSE,
     UPPER_HALF,
     chances,
@@ -31,7 +31,7 @@ from sim.theorems.draws import (
     simulate_all,
     whole,
 )
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model import ppd as formulas
-from model.acceptance import Iid, Markov
-from model.algorithms.ppd import FORMS
-from model.stages import sums
-from sim.theorems.draws import (
+from model.methods.ppd import theory as formulas
+from model.methods.ppd.algorithm import FORMS
+from model.methods.stages import sums
+from model.outcomes.outcome_laws import Iid, Markov
+from sim.theorems.pipelined_examples import (
     CLOSE,
     OVERHEADS,
     UPPER_HALF,
@@ -42,7 +42,7 @@ from sim.theorems.draws import (
     simulate_all,
     whole,
 )
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy

@@ -12,19 +12,21 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from model import skipdecode as formulas
-from model import work
-from model.algorithms import _batches, autoregressive, skipdecode
-from model.latency import UnitCost
+from model.costs.layer_times import UnitCost
+from model.interpret import interpreter
+from model.interpret.interpreter import Cache
+from model.interpret.world import Lossy, World
+from model.methods import batching
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.skipdecode import paths as sampler
+from model.methods.skipdecode import theory as formulas
 from model.steps import CacheError, Forward
-from model.work import Cache
-from model.world import Lossy, World
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.paths import skipdecode as sampler
-from sim.theorems.drafts import digits
-from sim.theorems.draws import CLOSE, in_quarters, quarters, whole
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.theorems.drafting_examples import digits
+from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -89,7 +91,7 @@ def last_token_has_the_least(x: Example) -> None:
 
 
 def layers_are_time(x: Example) -> None:
-    widths = [width for _, width in _batches.columns(choice(x), _longest(x))]
+    widths = [width for _, width in batching.columns(choice(x), _longest(x))]
     plain, mean = len(widths) * in_quarters(x).target_pass, counted(x).account.layer_passes / sum(widths)
     equal("speed", plain / play(x).latency, x["layers"] / mean, CLOSE)
 
@@ -149,10 +151,10 @@ def cost(x: Example) -> UnitCost:
     return replace(in_quarters(x), layer_times=tuple(time / 4 for time in times), verify_cost=tuple(enumerate(curve, 1)))
 
 
-def counted(x: Example) -> work.Work:
+def counted(x: Example) -> interpreter.Work:
     """The work of an example's decoding."""
     n, parameters = _longest(x), choice(x)
-    return work.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))
+    return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))
 
 
 def _longest(x: Example) -> int:

@@ -1,8 +1,9 @@
 """The theorems on speculative decoding, 1 to 12: rounds, drafted tokens and speed, on every path and in the mean.
 
-The formulas of `model.speculative` are asked of the simulator, and of sums in fractions. gamma = draft length, G = gamma + 1,
-alpha = acceptance rate, c = cost ratio, l = tokens, N = tokens of a round, mu = E[N], R and D = mean rounds and drafted tokens of l
-tokens, S = speed-up. Distributions and what is counted are in `speculative_laws`, units and links in `speculative_engine`.
+The formulas of `model.methods.speculative.theory` are asked of the simulator, and of sums in fractions. gamma = draft length, G =
+gamma + 1, alpha = acceptance rate, c = cost ratio, l = tokens, N = tokens of a round, mu = E[N], R and D = mean rounds and drafted
+tokens of l tokens, S = speed-up. Distributions and what is counted are in `speculative_laws`, units and links in
+`speculative_engine`.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -19,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model import speculative as formulas
-from model import speculative_laws as laws
-from model.rounds import Rounds
-from sim.theorems.drafts import accepted, all_runs, drafted, drafting, few, law_of, mean, rounds, starts, walked
-from sim.theorems.draws import CLOSE, choice, cost, counted, play, rates, size, survivors, whole
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from model.methods.rounds import Rounds
+from model.methods.speculative import dependent_acceptance as laws
+from model.methods.speculative import theory as formulas
+from sim.theorems.drafting_examples import accepted, all_runs, drafted, drafting, few, law_of, mean, rounds, starts, walked
+from sim.theorems.pipelined_examples import CLOSE, choice, cost, counted, play, rates, size, survivors, whole
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model import speculative as formulas
-from model import work
-from model.acceptance import Iid
-from model.algorithms import speculative
-from model.algorithms._batches import BATCHING
-from model.coins import BLOCK
-from model.latency import UnitCost
-from model.rounds import ReplayRounds
-from model.world import Draft, World, together
-from sim.cluster import Cluster
-from sim.events import Run, simulate
-from sim.paths import speculative as sampler
-from sim.theorems import draws
-from sim.theorems.drafts import digits, drafting
-from sim.theorems.draws import CLOSE, survivors, whole
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from model.costs.layer_times import UnitCost
+from model.interpret import interpreter
+from model.interpret.world import Draft, World, together
+from model.methods.batching import BATCHING
+from model.methods.rounds import ReplayRounds
+from model.methods.speculative import algorithm as speculative
+from model.methods.speculative import paths as sampler
+from model.methods.speculative import theory as formulas
+from model.outcomes.outcome_laws import Iid
+from model.outcomes.random_streams import BLOCK
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.theorems import pipelined_examples
+from sim.theorems.drafting_examples import digits, drafting
+from sim.theorems.pipelined_examples import CLOSE, survivors, whole
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -45,7 +45,7 @@ def events_are_paths(x: Example) -> None:
     laws = [ReplayRounds([survivors({**x, "survive": own})]) for own in x["texts"]]
     outcomes = [law.drafts(tiles) for law, tiles in zip(laws, coins, strict=True)]
     given = outcomes if parameters.texts > 1 else outcomes[0]
-    tally = sampler.walk(parameters, max(parameters.lengths or ()), draws.cost(x), given)
+    tally = sampler.walk(parameters, max(parameters.lengths or ()), pipelined_examples.cost(x), given)
     equal("latency", float(tally.time[0]), run.latency)
     equal("compute", float(tally.busy[0]), run.busy)
     equal("rounds of texts", float(tally.rounds[0]), float(run.rounds.total()))
@@ -85,7 +85,7 @@ def mean_over_all_luck(x: Example) -> None:
             values = run.latency, run.busy, run.rounds.total(), drafted, run.account.heads
             mean += chance * np.array(values)
     parameters = choice({**x, "texts": [[0] * length for length in lengths]})
-    found = formulas.predict(parameters, max(lengths), Iid(rate), draws.cost(x))
+    found = formulas.predict(parameters, max(lengths), Iid(rate), pipelined_examples.cost(x))
     closed = formulas.work(parameters, max(lengths), Iid(rate))
     heads = sum(each.heads for each in closed.of.values()) if closed is not None else math.nan
     names = "mean latency", "mean compute", "mean rounds", "mean drafted tokens", "mean heads"
@@ -131,8 +131,12 @@ def long_sequences_of_a_full_batch(x: Example) -> None:
     gamma = parameters.draft_length
     found = formulas.predict(parameters, n, Iid(rate), cost)
     speed = float(found.plain_latency / found.latency)
-    single, wide = (draws.cost(x).slowdown(max(x["batch"], 2) * width) for width in (1, gamma + 1))
-    endless = float(formulas.expected_tokens(rate, gamma)) * single / (gamma * draws.cost(x).required("draft") * single + wide)
+    single, wide = (pipelined_examples.cost(x).slowdown(max(x["batch"], 2) * width) for width in (1, gamma + 1))
+    endless = (
+        float(formulas.expected_tokens(rate, gamma))
+        * single
+        / (gamma * pipelined_examples.cost(x).required("draft") * single + wide)
+    )
     at_most("speed-up", speed, endless, CLOSE)
     at_most("that of endless sequences, less the tokens that are dropped", endless * n / (n + gamma), speed, CLOSE)
 
@@ -170,9 +174,9 @@ def _static_against_full(x: Example, cost: UnitCost, slower: float) -> None:
 
 
 def one_sequence_is_the_same_in_all(x: Example) -> None:
-    own, cost = x["texts"][0], draws.cost(x)
+    own, cost = x["texts"][0], pipelined_examples.cost(x)
     runs = [_played(x, own, replace(_of_full(x), sequences=1, batching=each), cost) for each in BATCHING]
-    alone = draws.play({**x, "survive": own})
+    alone = pipelined_examples.play({**x, "survive": own})
     for run in runs:
         equal("latency", run.latency, alone.latency)
         equal("compute", run.busy, alone.busy)
@@ -190,7 +194,7 @@ def _of_full(x: Example) -> speculative.Parameters:
 
 
 def _full_cost(x: Example) -> UnitCost:
-    return draws.cost(x).of_batch(max(x["batch"], 2), _width(x))
+    return pipelined_examples.cost(x).of_batch(max(x["batch"], 2), _width(x))
 
 
 def _width(x: Example) -> int:
@@ -212,7 +216,7 @@ def choice(x: Example) -> speculative.Parameters:
 
 def play(x: Example) -> Run:
     """Simulate all batches."""
-    return _run(x, draws.cost(x))
+    return _run(x, pipelined_examples.cost(x))
 
 
 def _run(x: Example, cost: UnitCost) -> Run:
@@ -227,9 +231,9 @@ def _world(x: Example) -> World:
     return together([World(1, x.get("layers", 1), drafts={"draft": Draft("target", own)}) for own in each])
 
 
-def _counted(x: Example) -> work.Work:
+def _counted(x: Example) -> interpreter.Work:
     parameters, n = choice(x), max(map(len, x["texts"]))
-    return work.count(speculative.decode(parameters, [0], n), _world(x), parameters.outputs_of(n))
+    return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.outputs_of(n))
 
 
 def _alone(x: Example) -> Sequence[float]:

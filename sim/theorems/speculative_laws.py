@@ -14,12 +14,12 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from model import speculative as formulas
+from model.methods.speculative import theory as formulas
 from model.steps import Read, Steps
-from sim.theorems.drafts import PROMPT, accepted, decoder, drafted, few, mean, models, pairs, target_law, text_law
-from sim.theorems.draws import CLOSE, rates, whole
-from sim.theorems.exactness import Law, Texts, distance, endings, likeliest_text
-from sim.theorems.statement import Example, Theorem, at_most, equal
+from sim.theorems.drafting_examples import PROMPT, accepted, decoder, drafted, few, mean, models, pairs, target_law, text_law
+from sim.theorems.output_law import Law, Texts, distance, endings, likeliest_text
+from sim.theorems.pipelined_examples import CLOSE, rates, whole
+from sim.theorems.theorem import Example, Theorem, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -14,7 +14,7 @@ import simpy
 from rich.console import Console
 from rich.table import Table
 
-from model import checks
+from model.base import checks
 from tests.bench import cli, events, formula, lossy, paths, profiles, real, speculative
 from tests.bench.measure import Benchmark, Result, compare
 

@@ -31,7 +31,7 @@ def _default_run() -> float:
 
 def _missing() -> str:
     try:
-        importlib.import_module("sim.cli")
+        importlib.import_module("sim.commands.sim_app")
     except ImportError as error:
         return f"not available: {error}"
     return ""

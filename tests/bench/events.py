@@ -9,10 +9,10 @@ from unittest import mock
 import numpy as np
 import simpy
 
-from model.algorithms import ppd
-from model.latency import UnitCost
-from model.world import World
-from sim import events
+from model.costs.layer_times import UnitCost
+from model.interpret.world import World
+from model.methods.ppd import algorithm as ppd
+from sim.engine import events
 from tests.bench.measure import Benchmark, rate
 
 LAYERS, EXIT_LAYER, CANDIDATES, MATCH_RATE = 40, 20, 3, 0.6837

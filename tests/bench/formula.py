@@ -9,7 +9,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from model.ppd import expected_compute, expected_latency
+from model.methods.ppd.theory import expected_compute, expected_latency
 from tests.bench.measure import Benchmark, rate
 
 Floats = NDArray[np.float64]

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import simpy
 
-from model import coins, rounds
-from model.algorithms import bild, skipdecode
-from model.decisions import Digits, Independent
-from model.latency import UnitCost
-from model.world import UNLIKELY, UNSURE, Lossy
-from sim import events
-from sim.cluster import Cluster
-from sim.paths import bild as paths
-from sim.paths import skipdecode as skip_paths
+from model.costs.layer_times import UnitCost
+from model.interpret.world import UNLIKELY, UNSURE, Lossy
+from model.methods import rounds
+from model.methods.bild import algorithm as bild
+from model.methods.bild import paths
+from model.methods.bild.threshold_decisions import Digits, Independent
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.skipdecode import paths as skip_paths
+from model.outcomes import random_streams
+from sim.engine import events
+from sim.engine.cluster import Cluster
 from tests.bench.measure import Benchmark, rate
 
 LAYERS, DRAFT, COST_RATIO = 24, 10, 0.25
@@ -81,7 +83,7 @@ def _held(env: simpy.Environment, unit: simpy.Resource, seconds: float) -> Body:
 
 
 def _tiles(tokens: int, block: int) -> Iterator[Digits]:
-    return LAW.sample(coins.tiles(0, "decision", block, tokens - 1))
+    return LAW.sample(random_streams.tiles(0, "decision", block, tokens - 1))
 
 
 def walk(tokens: int, block: int) -> rounds.Tally:
@@ -91,7 +93,7 @@ def walk(tokens: int, block: int) -> rounds.Tally:
 
 def draw(tokens: int, block: int) -> None:
     """The same coins, drawn and dropped."""
-    for _ in coins.tiles(0, "decision", block, tokens - 1):
+    for _ in random_streams.tiles(0, "decision", block, tokens - 1):
         pass
 
 
@@ -107,7 +109,7 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
         return lambda: rate(sequences, lambda: [decode_one(tokens) for _ in range(sequences)])
 
     def tokens_of(do: Callable[[int], object]) -> Callable[[], float]:
-        return lambda: rate(blocks * coins.BLOCK * tokens, lambda: [do(block) for block in range(blocks)])
+        return lambda: rate(blocks * random_streams.BLOCK * tokens, lambda: [do(block) for block in range(blocks)])
 
     walked = tokens_of(lambda block: walk(tokens, block))
     skipped = tokens_of(lambda block: skip_paths.walk(SKIPPING, tokens, UnitCost(LAYERS), iter(())))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from model import coins
-from model.acceptance import Iid
-from model.algorithms.ppd import Parameters
-from model.latency import UnitCost
-from sim.paths import ppd
+from model.costs.layer_times import UnitCost
+from model.methods.ppd import paths as ppd
+from model.methods.ppd.algorithm import Parameters
+from model.outcomes import random_streams
+from model.outcomes.outcome_laws import Iid
 from tests.bench.measure import Benchmark, peak_rss, rate
 
 LITERAL, FLAT = Parameters(40, 20, 3), Parameters(40, 10, 3, form="flat")
@@ -20,23 +20,23 @@ COST, LAW = UnitCost(40), Iid(0.6837)
 
 def walk(choice: Parameters, tokens: int, block: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Time and unit-time of one block of sequences."""
-    return ppd.walk(choice, tokens, COST, LAW.sample(coins.tiles(0, "match", block, tokens - 1)))
+    return ppd.walk(choice, tokens, COST, LAW.sample(random_streams.tiles(0, "match", block, tokens - 1)))
 
 
 def draw(tokens: int, block: int) -> None:
     """The same coins, drawn and dropped."""
-    for _ in coins.tiles(0, "match", block, tokens - 1):
+    for _ in random_streams.tiles(0, "match", block, tokens - 1):
         pass
 
 
 def stream(choice: Parameters, tokens: int, sequences: int) -> NDArray[np.float64]:
     """Means of T, C, T^2, C^2, TC and C/T over at least so many sequences, block by block."""
-    blocks = -(-sequences // coins.BLOCK)
+    blocks = -(-sequences // random_streams.BLOCK)
     total = np.zeros(6)
     for block in range(blocks):
         time, busy = walk(choice, tokens, block)
         total += [time.sum(), busy.sum(), time @ time, busy @ busy, time @ busy, (busy / time).sum()]
-    return total / (blocks * coins.BLOCK)
+    return total / (blocks * random_streams.BLOCK)
 
 
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
@@ -44,7 +44,7 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
     tokens, blocks, sequences = (4, 1, 10_000) if tiny else (128, 40, 10_000_000)
 
     def each(do: Callable[[int], object]) -> float:
-        return rate(blocks * coins.BLOCK, lambda: [do(block) for block in range(blocks)])
+        return rate(blocks * random_streams.BLOCK, lambda: [do(block) for block in range(blocks)])
 
     def against_coins(name: str, choice: Parameters) -> Benchmark:
         return Benchmark(

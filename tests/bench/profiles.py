@@ -9,10 +9,10 @@ from time import perf_counter
 
 import numpy as np
 
-from model import profile
-from model.hardware import pass_time
-from model.measured import Measured
-from model.surface import Surface
+from model.hardware import profile
+from model.hardware.cost_models import pass_time
+from model.hardware.interpolation import Surface
+from model.hardware.profile_costs import Measured
 from tests.bench.measure import Benchmark
 
 NAME = "rtx-4090-llama-3.1-8b"
@@ -42,7 +42,7 @@ def _read(name: str) -> None:
     """Both files by the libraries that can: no check, no profile."""
     import polars as pl
 
-    path = Path(profile.__file__).parent / "profiles" / f"{name}.json"
+    path = Path(profile.__file__).parent.parent / "profiles" / f"{name}.json"
     json.loads(path.read_bytes())
     pl.read_parquet(path.with_suffix(".parquet"))
 

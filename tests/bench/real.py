@@ -21,7 +21,7 @@ def _models() -> dict[str, Any]:
     import torch
     from transformers import LlamaForCausalLM
 
-    from calibrate.adapter import decoder_of
+    from calibrate.decoders.adapter import decoder_of
     from calibrate.family.training import FAMILY
 
     torch.set_num_threads(1)  # models this small gain nothing by more
@@ -46,8 +46,8 @@ def _timed(call: Callable[[], object]) -> float:
 
 def plain(tokens: int) -> list[int]:
     """What our plain decoder writes."""
-    from calibrate.interpreter import Real
-    from model.algorithms import autoregressive
+    from calibrate.interpreters.in_one_process import Real
+    from model.methods.autoregressive import algorithm as autoregressive
 
     steps = autoregressive.decode(autoregressive.Parameters(12), _prompts(1)[0], tokens)
     return Real({"target": _models()["target"]}).run(steps, tokens).tokens
@@ -64,7 +64,7 @@ def library(tokens: int, texts: int = 1) -> Any:
 
 def log(tokens: int, texts: int) -> Any:
     """A decision log, with a head for every layer."""
-    from calibrate.log import logged
+    from calibrate.decode.log_positions import logged
 
     models = _models()
     return logged(models["target"], _prompts(texts), tokens, draft=models["draft"])

@@ -9,14 +9,16 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from model import coins, rounds, speculative
-from model.acceptance import Iid
-from model.algorithms.speculative import Parameters, decode
-from model.latency import UnitCost
-from model.world import Draft, World
-from sim import events
-from sim.cluster import Cluster
-from sim.paths import speculative as paths
+from model.costs.layer_times import UnitCost
+from model.interpret.world import Draft, World
+from model.methods import rounds
+from model.methods.speculative import paths
+from model.methods.speculative import theory as speculative
+from model.methods.speculative.algorithm import Parameters, decode
+from model.outcomes import random_streams
+from model.outcomes.outcome_laws import Iid
+from sim.engine import events
+from sim.engine.cluster import Cluster
 from tests.bench.measure import Benchmark, rate
 
 LAYERS, DRAFT_LENGTH, ACCEPTANCE_RATE, COST_RATIO = 40, 4, 0.8, 0.1
@@ -74,12 +76,12 @@ def with_a_unit(survivors: Survivors) -> float:
 
 def walk(tokens: int, block: int) -> rounds.Tally:
     """One block of sequences."""
-    return paths.walk(CHOICE, tokens, COST, LAW.drafts(coins.tiles(0, "accept", block, tokens - 1)))
+    return paths.walk(CHOICE, tokens, COST, LAW.drafts(random_streams.tiles(0, "accept", block, tokens - 1)))
 
 
 def draw(tokens: int, block: int) -> None:
     """The same coins, drawn and dropped."""
-    for _ in coins.tiles(0, "accept", block, tokens - 1):
+    for _ in random_streams.tiles(0, "accept", block, tokens - 1):
         pass
 
 
@@ -91,14 +93,14 @@ def bare_speedup(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
     """Drafts of four, four in five accepted, 128 tokens."""
     sequences, tokens, blocks, points, lengths = (2, 8, 1, 1000, 16) if tiny else (40, 128, 40, 10_000_000, 4096)
-    survivors = LAW.survivors(coins.tiles(0, "accept", 0, tokens), DRAFT_LENGTH)[:, :sequences].T.tolist()
+    survivors = LAW.survivors(random_streams.tiles(0, "accept", 0, tokens), DRAFT_LENGTH)[:, :sequences].T.tolist()
     alpha, n = np.linspace(0.01, 0.99, points), np.arange(1, lengths + 1)
 
     def decodings(decode_one: Callable[[Survivors], float]) -> Callable[[], float]:
         return lambda: rate(sequences, lambda: [decode_one(each) for each in survivors])
 
     def tokens_of(do: Callable[[int], object]) -> Callable[[], float]:
-        return lambda: rate(blocks * coins.BLOCK * tokens, lambda: [do(block) for block in range(blocks)])
+        return lambda: rate(blocks * random_streams.BLOCK * tokens, lambda: [do(block) for block in range(blocks)])
 
     def many(do: Callable[[], object], times: int) -> Callable[[], float]:
         return lambda: rate(times, lambda: [do() for _ in range(times)])

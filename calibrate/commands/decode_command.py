@@ -1,0 +1,336 @@
+"""`calibrate decode`: decode real models by any method, and say who wrote what, what was accepted, run and waited for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.commands.common_options import TEMPLATE, guarded, placed, progress
+from model.base import strict_json
+
+if TYPE_CHECKING:
+    from calibrate.commands.decode_report import Result
+    from calibrate.decoders.adapter import Decoder
+    from calibrate.interpreters.in_one_process import Sampling
+    from calibrate.loading.load_models import Begun, Model
+    from calibrate.loading.prompts import Prompt
+
+_FROM = "A directory, OWNER/NAME of the hub, or of the family: family:target."
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("decode")(decode)
+
+
+@guarded
+def decode(
+    method: Annotated[str, typer.Argument(help="speculative, ppd, bild, ... (`sim ls methods`), or a dotted module.")],
+    model: Annotated[str, typer.Option(help=f"{_FROM} `family` alone: all models that the method has.")],
+    draft: Annotated[str | None, typer.Option(help="The draft model, of methods that have one.")] = None,
+    medium: Annotated[str | None, typer.Option(help="The medium model of a hierarchy.")] = None,
+    heads: Annotated[Path | None, typer.Option(help="Trained exit heads of the target: see calibrate heads.")] = None,
+    set: Annotated[list[str] | None, typer.Option("--set", help="A parameter: --set draft_length=4. Depths are known.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="A text; of encoder-decoders what the encoder reads.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file of texts (.txt, .jsonl, ...), or a data set by name.")] = None,
+    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many of them.")] = None,
+    tokens: Annotated[int, typer.Option(help="How many to write; fewer where the text ends. Beam search ends no text.")] = 64,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens, of methods that can; else the likeliest.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="With --sample. Default: 1.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="With --sample: of so many likeliest. Default: of all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="With --sample: of the fewest with this chance. Default: 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --sample. Default: 0.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    log: Annotated[Path | None, typer.Option(help="FILE.parquet for every read and its answer; FILE.json beside it.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Decode plainly too, and compare texts and times.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Decode real models by a method: the text by who wrote it, accepted lengths, rates, passes and seconds.
+
+    calibrate decode speculative --model family --set draft_length=4 --prompt "def main(" --plain
+
+    calibrate decode ppd --model family:target --heads heads.safetensors --set exit_layer=8 --set candidates=3 --prompt "import "
+
+    calibrate decode bild --model BIG --draft SMALL --set fallback_threshold=0.5 --set rollback_threshold=3 --prompts texts.txt
+
+    Parameters are those of scenarios: `sim ls methods NAME`. SkipDecode's prompt and sequence are those of each prompt where they
+    are left out. Prompts are decoded one after another.
+    """
+    from calibrate.decode import real_decoding
+    from calibrate.loading import load_models
+    from calibrate.loading.prompts import CHAT
+    from model.base import checks
+
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    settings = _settings(method, set or [], sample)
+    sampling = _sampling(settings.get("sampled") is True, temperature, top_k, top_p, seed)
+    roles = real_decoding.roles(method, settings)
+    names = load_models.named({"target": model, "draft": draft, "medium": medium}, roles, method)
+    _refuse_existing(log)
+    asked = _prompts(prompt, prompts, template, limit)
+    where = placed(device, threads)
+    models = load_models.models(names, where, dtype)
+    run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
+    begun = run.begun(asked, chat=template == CHAT)
+    read_by = run.use_heads(heads, begun[0])
+    head = {
+        "method": method, "exact": run.exact, "settings": settings, "tokens": tokens, "seed": run.seed,
+        "sampling": None if sampling is None else vars(sampling), "heads": read_by, "device": where, "dtype": dtype,
+        "models": run.about, "versions": run.versions,
+    }  # fmt: skip
+    _follow(run, asked, begun, head, log, as_json, quiet)
+
+
+def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]:
+    """The parameters that were given, under their names here; whether the method has them is known before anything is loaded."""
+    from model.base import checks, table_records
+    from model.base.checks import ParameterError
+    from model.methods import registry
+
+    kind = registry.algorithm(method).Parameters
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ParameterError(f"--set must be KEY=VALUE, got {checks.shown(pair)}")
+        if key.strip() in given:
+            raise ParameterError(f"--set {key.strip()} is given twice; give it once")
+        given[key.strip()] = table_records.parse_value(value.strip())
+    table = table_records.renamed(kind, given)
+    table_records.refuse_unknown(kind, table, "method")
+    if sample:
+        if not hasattr(kind, "sampled"):
+            raise ParameterError(f"--sample is not used by method {method}, which takes the likeliest tokens; leave it out")
+        if table.get("sampled") is False:
+            raise ParameterError("--sample and --set sampled=false say opposite things; leave one out")
+        table["sampled"] = True
+    return table
+
+
+def _sampling(
+    sampled: bool, temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
+) -> Sampling | None:
+    """The law that tokens are drawn from, where they are drawn."""
+    from calibrate.interpreters.in_one_process import Sampling
+    from model.base import checks
+    from model.base.checks import ParameterError
+
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    law: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if not sampled:
+        for name in law:
+            raise ParameterError(f"--{name.replace('_', '-')} is used with --sample alone; add that, or leave it out")
+        return None
+    checks.whole("seed", law.pop("seed", 0), 0)
+    return Sampling(**law)
+
+
+def _prompts(prompt: str | None, prompts: str | None, template: str | None, limit: int | None) -> list[Prompt | str]:
+    """The texts to continue: that of the command line, or those of a file."""
+    from calibrate.loading import prompts as files
+    from model.base import checks
+    from model.base.checks import ParameterError
+
+    if (prompt is None) == (prompts is None):
+        given = "got both" if prompt is not None else "got neither"
+        raise ParameterError(f"one of --prompt TEXT and --prompts FILE must be given, {given}")
+    if prompts is not None:
+        return [*files.load(prompts, template=template, limit=limit)]
+    if limit is not None:
+        raise ParameterError("--limit is used with --prompts alone; leave it out")
+    if template not in (None, files.CHAT):
+        checks.one_of("template", template, files.CHOICES)
+        raise ParameterError(f"--template {template} is used with --prompts alone; take chat, or leave it out")
+    assert prompt is not None
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ParameterError("--prompt must be text in UTF-8, got bytes that are none") from None
+    return [prompt]
+
+
+def _refuse_existing(log: Path | None) -> None:
+    """Nothing that is there is written over, and a log that cannot be written is known before anything is decoded."""
+    from calibrate.family import model_directory
+    from model.logs import read_log
+
+    if log is not None:
+        path = read_log.json_of(log)
+        for each in (path, path.with_suffix(".parquet")):
+            model_directory.refuse_existing(each, "--log")
+
+
+_SIZES = ("layers", "vocabulary")
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """All that is the same for every prompt."""
+
+    method: str
+    settings: Mapping[str, Any]
+    models: Mapping[str, Model]
+    tokens: int
+    sampling: Sampling | None
+    seed: int
+    plain: bool
+    log: bool
+
+    @property
+    def decoders(self) -> dict[str, Decoder]:
+        """The decoders by role."""
+        return {role: each.decoder for role, each in self.models.items()}
+
+    @property
+    def target(self) -> Model:
+        """The model whose text it is."""
+        return self.models["target"]
+
+    @property
+    def about(self) -> dict[str, dict[str, Any]]:
+        """What is known of each model."""
+        return {
+            role: {"name": each.name, "checksum": each.checksum} | {name: getattr(each.decoder, name) for name in _SIZES}
+            for role, each in self.models.items()
+        }
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of what decodes."""
+        import platform
+
+        from calibrate.devices import machine
+
+        return {"python": platform.python_version(), **machine.versions()}
+
+    @property
+    def exact(self) -> bool:
+        """Whether the method writes what the target alone would."""
+        return bool(getattr(self.parameters((0,)), "EXACT", False))
+
+    def parameters(self, prompt: Sequence[int]) -> Any:
+        """The method's parameters behind this prompt."""
+        from calibrate.decode import real_decoding
+
+        settings = real_decoding.scheduled(self.method, self.settings, len(prompt), self.tokens)
+        return real_decoding.parameters_of(self.method, self.decoders, settings)
+
+    def begun(self, asked: Sequence[Prompt | str], *, chat: bool) -> list[Begun]:
+        """What each decoding begins with; one that cannot be decoded is refused before any is."""
+        from calibrate.decode import real_decoding
+        from calibrate.loading import load_models
+        from model.base.checks import ParameterError
+
+        found = []
+        for each in asked:
+            named = "prompt" if isinstance(each, str) else f"prompt {each.id}"
+            one = load_models.begun(self.target, each if isinstance(each, str) else each.text, named, chat=chat)
+            try:
+                real_decoding.check_text(self.decoders, one.prompt, self.tokens)
+            except ParameterError as error:
+                raise ParameterError(str(error) if isinstance(each, str) else f"{named}: {error}") from None
+            found.append(one)
+        self.parameters(found[0].prompt)
+        return found
+
+    def use_heads(self, heads: Path | None, begun: Begun) -> list[int]:
+        """Have trained heads read where they can; behind which layers."""
+        from calibrate.decode import real_decoding
+        from calibrate.loading import load_models
+        from model.base.checks import ParameterError
+
+        if heads is None:
+            return []
+        if not real_decoding.exits_early(self.parameters(begun.prompt)):
+            raise ParameterError(f"--heads is not used by method {self.method} here, which reads no early layer; leave it out")
+        return [*load_models.use_heads(self.target, heads)]
+
+    def warm(self) -> None:
+        """Have every model make a pass, so that what is timed is not its first."""
+        from calibrate.decode import real_decoding
+
+        real_decoding.warm(self.decoders)
+
+    def one(self, number: int, prompt: Prompt | str, begun: Begun) -> Result:
+        """Decode a prompt, and plainly too where that is wanted."""
+        from calibrate.commands.decode_report import Result
+        from calibrate.decode import real_decoding
+        from calibrate.interpreters.in_one_process import Luck
+        from calibrate.loading import load_models
+
+        load_models.read_source(self.models, begun.source)
+        stop, luck = self.target.decoder.ends, Luck(self.seed, number)
+        own = real_decoding.decode(
+            self.method, self.decoders, begun.prompt, self.tokens, self.settings, sampling=self.sampling, luck=luck, stop=stop,
+            log=self.log,
+        )  # fmt: skip
+        plainly = None
+        if self.plain:
+            plainly = real_decoding.decode(
+                "autoregressive", {"target": self.target.decoder}, begun.prompt, self.tokens,
+                {"sampled": self.sampling is not None},
+                sampling=self.sampling, luck=Luck(self.seed, number), stop=own.stop,
+            )  # fmt: skip
+        pieces = load_models.pieces(self.target.tokenizer, begun.prompt, own.tokens)
+        if isinstance(prompt, str):
+            return Result("prompt", "the command line", own, pieces, plainly)
+        return Result(prompt.id, prompt.source, own, pieces, plainly)
+
+
+def _follow(
+    run: _Run, asked: Sequence[Prompt | str], begun: Sequence[Begun], head: Mapping[str, Any], log: Path | None, as_json: bool,
+    quiet: bool,
+) -> None:
+    """Decode prompt by prompt, show each as it is done, and in the end the totals, whatever there is of them."""
+    from calibrate.commands.decode_report import Printer, document
+
+    results: list[Result] = []
+    layers = run.target.decoder.layers
+    printer = Printer(layers, sampled=run.sampling is not None, exact=run.exact)
+    stopped = False
+    try:
+        # Where results are shown on the terminal as they come, they are the progress.
+        with progress(quiet or len(asked) == 1 or (printer.styled and not as_json), "prompts") as bar:
+            run.warm()
+            for number, (prompt, one) in enumerate(zip(asked, begun, strict=True)):
+                results.append(run.one(number, prompt, one))
+                if not as_json:
+                    printer.result(results[-1], several=len(asked) > 1)
+                if bar is not None:
+                    bar(len(results), len(asked), results[-1].name)
+    except KeyboardInterrupt:
+        stopped = True
+    finally:
+        if log is not None and results:
+            _save(run, results, log)
+    if as_json:
+        print(strict_json.dumps(document(results, {**head, "interrupted": stopped}, layers), indent=1))
+    elif len(results) > 1:
+        printer.line(f"--- all {len(results)} prompts ---")
+        printer.numbers(results)
+    if stopped:
+        print(f"interrupted after {len(results)} of {len(asked)} prompts; what was decoded is kept", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _save(run: _Run, results: Sequence[Result], log: Path) -> None:
+    from model.logs import read_log
+
+    path = read_log.save(
+        read_log.DecisionLog(
+            tuple(each.decoding for each in results), tuple(each.name for each in results), run.about,
+            None if run.sampling is None else vars(run.sampling), run.seed, time.strftime("%Y-%m-%d", time.gmtime()), run.versions,
+        ),
+        log,
+    )  # fmt: skip
+    print(f"log: {path.with_suffix('.parquet')}, with {path.name} beside it", file=sys.stderr)

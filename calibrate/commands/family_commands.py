@@ -1,0 +1,287 @@
+"""`calibrate train`, `heads` and `align`: small models of the family; exit heads and aligned drafts of any models."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.commands.common_options import guarded, numbers, placed, progress
+from model.base import strict_json
+
+if TYPE_CHECKING:
+    from calibrate.family.corpus import Corpus
+    from calibrate.family.model_directory import Loaded
+
+_QUICK_TEXT = 40_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command("train")(train)
+    app.command("heads")(heads)
+    app.command("align")(align)
+
+
+@guarded
+def train(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the tokenizer; each model gets one below it.")],
+    role: Annotated[str, typer.Option(help="Which models, with commas between.")] = "target,medium,draft",
+    layers: Annotated[int | None, typer.Option(help="A size of your own, with --hidden, --ffn and one --role.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="How wide it is: a multiple of 32.")] = None,
+    ffn: Annotated[int | None, typer.Option(help="How wide the middle of its feed-forward parts is.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often the text is read. Default: 3.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows of an update. Default: 8.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a window, and positions of the model. Default: 512.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.006.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights and order. Default: 0.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Tokens that are learnt, once for the directory. Default: 1024.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file, or a folder of them. Default: the standard library.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu: weights are the same again with as many.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of lines.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Train small decoder-only models with one tokenizer on the source of the Python standard library; half precision is written.
+
+    calibrate train -o family --threads 1
+
+    calibrate train -o family --role target --epochs 3 --threads 1 --resume
+
+    calibrate train -o mine --role tiny --layers 2 --hidden 64 --ffn 172 --text notes --vocabulary 512
+    """
+    from calibrate.family import corpus, make_model, training
+    from calibrate.family.vocabulary import SIZE
+
+    sizes = _sizes(role, layers, hidden, ffn)
+    given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
+    small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64, "warm_up": 10} if quick else {}
+    recipe = training.Recipe(**small | {key: value for key, value in given.items() if value is not None})
+    where = placed(device, threads)
+    read = corpus.standard_library() if text is None else corpus.own(text)
+    read = read.cut(_QUICK_TEXT) if quick else read
+    note = _note(read) if text is None and not quick else ""
+    tokenizer = make_model.tokenizer_of(out, read, SIZE if vocabulary is None else vocabulary, recipe)
+    logs = {}
+    said = {"vocabulary": vocabulary, "text": None if text is None else read.name, "threads": threads}
+    for name, size in sizes.items():
+        command = _command(name, None if layers is None else size, recipe, said) + (" --quick" if quick else "")
+        with _resumable(), progress(quiet, name) as bar:
+            logs[name] = make_model.make(
+                name, size, recipe, read, tokenizer, out, command=command, device=where, resume=resume, report=bar,
+            )  # fmt: skip
+        if not as_json:
+            print(_trained(name, logs[name], out / name))
+    if as_json:
+        models = {name: log | {"folder": str(out / name)} for name, log in logs.items()}
+        print(strict_json.dumps({"note": note, "models": models}, indent=2))
+    elif note:
+        print(note, file=sys.stderr)
+
+
+@guarded
+def heads(
+    model: Annotated[str, typer.Option(help="A directory, one of the family (target), or OWNER/NAME of the hub.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File. Default: heads.safetensors beside the weights.")] = None,
+    settings: Annotated[str, typer.Option(help="own, or paper: Table 4 of the paper on pipelined decoding.")] = "own",
+    layers: Annotated[str | None, typer.Option(help="With commas between. Default: all but the last.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often the text is read. Default: 1; of the paper: 3.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows of an update. Default: 16; of the paper: 128.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a window, at most. Default: 512; of the paper: 2048.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.001; of the paper: 2e-05.")] = None,
+    labels: Annotated[str | None, typer.Option(help="text, or model: what the model would write. Default: text.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the order of windows. Default: 0.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Train an exit head for every layer of a frozen model, side by side, and say how often they foretell what the model writes.
+
+    calibrate heads --model target -o heads.safetensors
+
+    calibrate heads --model my-llama --settings paper --text articles --layers 10,16,20
+    """
+    from dataclasses import replace
+
+    from calibrate.family import exit_heads as work
+    from calibrate.family import model_directory
+    from model.base import checks
+
+    checks.one_of("settings", settings, work.SETTINGS)
+    given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed, "labels": labels}
+    small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64} if quick else {}
+    wanted = replace(work.SETTINGS[settings], **small | {key: value for key, value in given.items() if value is not None})
+    chosen = None if layers is None else numbers("layers", layers)
+    where = placed(device, threads)
+    path = model_directory.found(model) / model_directory.HEADS if out is None else out
+    loaded = model_directory.load(model, where)
+    read = _text(loaded, text, quick)
+    said = {"settings": settings, **given, "layers": layers, "text": None if text is None else read.name}
+    words = [f"--{key} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
+    command = " ".join(["calibrate heads --model", loaded.name, *words])
+    with _resumable(), progress(quiet, "heads") as bar:
+        about = work.train(loaded, read, wanted, path, layers=chosen, command=command, resume=resume, report=bar)
+    if as_json:
+        print(strict_json.dumps(about | {"file": str(path)}, indent=2))
+        return
+    print("\n".join(_foretold(about)))
+    print(path)
+
+
+@guarded
+def align(
+    target: Annotated[str, typer.Option(help="Whose texts are learnt: a directory, one of the family, or OWNER/NAME.")],
+    draft: Annotated[str, typer.Option(help="The model that learns them, with the same tokenizer.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the aligned draft.")],
+    prompts: Annotated[int | None, typer.Option(help="Texts that the target writes. Default: 4096.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens of the training text before each. Default: 64.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens that it writes, greedily. Default: 128.")] = None,
+    held_out: Annotated[int | None, typer.Option(help="Held-out prompts to measure agreement on. Default: 256.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often the texts are read. Default: 2.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Texts of an update. Default: 16.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.002.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of prompts and their order. Default: 0.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few texts: to see whether it works.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of lines.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Train a draft further on what the target writes behind prompts of the training text, as Big Little Decoder aligns its models.
+
+    calibrate align --target target --draft draft -o aligned
+
+    calibrate align --target my-llama --draft my-small-llama --text articles --prompts 20000 -o aligned
+    """
+    from calibrate.family import align as work
+    from calibrate.family import model_directory
+
+    given = {
+        "prompts": prompts, "prompt": prompt, "tokens": tokens, "held_out": held_out, "epochs": epochs, "batch": batch,
+        "rate": rate, "seed": seed,
+    }  # fmt: skip
+    small: dict[str, Any] = {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4} if quick else {}
+    settings = work.Settings(**small | {key: value for key, value in given.items() if value is not None})
+    where = placed(device, threads)
+    large, little = model_directory.load(target, where), model_directory.load(draft, where)
+    read = _text(little, text, quick)
+    said = given | {"text": None if text is None else read.name, "threads": threads}
+    words = [f"--{key.replace('_', '-')} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
+    command = " ".join([f"calibrate align --target {large.name} --draft {little.name} -o {out.name}", *words])
+    with _resumable(), progress(quiet, "align") as bar:
+        log = work.align(large, little, read, settings, out, command=command, resume=resume, report=bar)
+    if as_json:
+        print(strict_json.dumps(log | {"folder": str(out)}, indent=2))
+        return
+    found = log["agreement"]
+    where = f"measured on {found['positions']} tokens behind {found['prompts']} held-out prompts"
+    print(
+        f"agreement with the greedy texts of {log['target']['name']}: {found['before']:.4f} before, {found['after']:.4f} after,"
+        f" gained {found['gain']:.4f} +- {found['gain_error']:.4f} ({where})"
+    )
+    before, after = log["held_out_loss_before"], log["held_out_loss"]
+    print(f"loss on held-out text: {before:.4f} before, {after:.4f} nats per token after (measured); {out}")
+
+
+def _foretold(about: dict[str, Any]) -> Iterator[str]:
+    """A table of what heads are worth, the common one and the trained one of each layer."""
+    kind = f"measured on {about['corpus']['held_out_tokens']} held-out tokens"
+    yield f"{about['name']}: loss [nats per token] and how often the model's own token is among the first 1, 3, 5; {kind}"
+    yield f"{'layer':>5}{'common head':>34}{'trained head':>34}"
+    rows = {(row["head"], row["layer"]): row for row in about["results"]}
+    for layer in sorted({layer for _, layer in rows}):
+        cells = [rows[head, layer] for head in ("common", "trained")]
+        yield f"{layer:>5}" + "".join(
+            f"{row['loss']:>10.3f}{row['top_1']:>8.3f}{row['top_3']:>8.3f}{row['top_5']:>8.3f}" for row in cells
+        )
+    yield f"the model's own loss: {about['held_out_loss']:.3f}"
+
+
+def _text(loaded: Loaded, text: Path | None, quick: bool) -> Corpus:
+    """The text given, or that which a model of the family was trained on; a little of it where it is to be quick."""
+    from calibrate.family import corpus, model_directory
+    from model.base.checks import ParameterError
+
+    if text is not None:
+        return corpus.own(text).cut(_QUICK_TEXT) if quick else corpus.own(text)
+    read = model_directory.log_of(loaded.folder)["corpus"] if (loaded.folder / model_directory.LOG).exists() else {"name": ""}
+    if not read["name"].startswith(corpus.STANDARD):
+        raise ParameterError(f"text must be given for model {loaded.name}, which did not read the standard library: --text FILE")
+    found = corpus.standard_library()
+    little = found.cut(_QUICK_TEXT)
+    if read["checksum"] not in (found.checksum, little.checksum):
+        print(f"note: model {loaded.name} was trained on other text than the library of Python {found.python}", file=sys.stderr)
+    elif read["checksum"] == little.checksum and not quick:
+        print(f"note: model {loaded.name} was trained on a little of the text alone, with --quick", file=sys.stderr)
+    return little if quick else found
+
+
+def _sizes(role: str, layers: int | None, hidden: int | None, ffn: int | None) -> dict[str, Any]:
+    from calibrate.family.training import FAMILY, Size
+    from model.base import checks
+    from model.base.checks import ParameterError
+
+    roles = [each.strip() for each in role.split(",")]
+    if (layers, hidden, ffn) == (None, None, None):
+        for each in roles:
+            checks.one_of("role", each, FAMILY)
+        return {each: FAMILY[each] for each in roles}
+    if layers is None or hidden is None or ffn is None:
+        raise ParameterError("layers, hidden and ffn must be given all three, or none of them for the sizes of the family")
+    if len(roles) != 1 or not roles[0].replace("-", "").replace("_", "").isalnum():
+        raise ParameterError(f"role must be one name of letters, digits, - and _ for a model of your own, got {checks.shown(role)}")
+    return {roles[0]: Size(layers, hidden, ffn)}
+
+
+def _command(role: str, size: Any, recipe: Any, said: dict[str, Any]) -> str:
+    """The command that gives these weights again, with all that they follow from and without anybody's paths."""
+    parts = [f"calibrate train -o family --role {role}"]
+    parts += [f"--layers {size.layers} --hidden {size.hidden} --ffn {size.ffn}"] if size is not None else []
+    parts += [f"--{name} {getattr(recipe, name):g}" for name in ("epochs", "batch", "length", "rate", "seed")]
+    parts += [f"--{name} {value}" for name, value in said.items() if value is not None]
+    return " ".join(parts)
+
+
+def _note(read: Corpus) -> str:
+    """Whether the text is the one that the bundled models were trained on: another version of Python has another."""
+    from calibrate.family import model_directory
+
+    if "target" not in model_directory.names():
+        return ""
+    pinned = model_directory.log_of(model_directory.bundled("target"))["corpus"]
+    if pinned["checksum"] == read.checksum:
+        return "note: the text is that of the bundled family"
+    return (
+        f"note: this is the library of Python {read.python}, {read.characters} characters, and the bundled family read that of"
+        f" Python {pinned['python']}, {pinned['characters']} characters: weights and losses will be others"
+    )
+
+
+def _trained(name: str, log: dict[str, Any], folder: Path) -> str:
+    size = log["size"]
+    return (
+        f"{name}: {size['layers']} layers of {size['hidden']}, {log['parameters']} parameters;"
+        f" held-out loss {log['held_out_loss']:.4f} nats per token (measured, {log['corpus']['held_out_tokens']} tokens),"
+        f" {log['seconds']:.0f} s; {folder}"
+    )
+
+
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None

@@ -1,0 +1,107 @@
+"""`calibrate fit`: what a model leaves open, fitted to measured times, and how well it foretells what it was not fitted to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrate.commands.common_options import guarded
+
+fitting = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
+    help="Fit what a model leaves open to measured times.",
+)  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(fitting, name="fit")
+
+
+@fitting.callback()
+def _group() -> None:
+    """Keeps the name of the one command there is."""
+
+
+@fitting.command("roofline")
+@guarded
+def roofline(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DATA_DIR]", envvar="DECODESIM_DATA", help="The folder that holds gpu and SOURCES.md."),
+    ] = None,
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GPU,MODEL,TOKENS,SECONDS", help="A measured layer but for its attention; may be given again."),
+    ] = None,
+    product: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GPU,M,N,K,SECONDS", help="A measured product of M by K and K by N; may be given again."),
+    ] = None,
+) -> None:
+    """The efficiencies of a roofline, fitted to measured layers and attention, beside those that come along; and their errors.
+
+    Of a new GPU, with --layer or --product: what a few measured times make of those that come along, as keys of [cost].
+
+    calibrate fit roofline data
+    calibrate fit roofline --layer h100,llama-2-7b,1,177e-6
+    """
+    if layer or product:
+        _adapted(layer or [], product or [])
+    elif folder is None:
+        from model.base.checks import ParameterError
+
+        raise ParameterError("DATA_DIR is required without --layer and --product; name the folder, or set DECODESIM_DATA to it")
+    else:
+        _fitted(folder)
+
+
+def _adapted(layers: list[str], products: list[str]) -> None:
+    """Print the keys of [cost] that these measured times give."""
+    from calibrate.fits import roofline_fit as fits
+    from model.base.checks import ParameterError
+    from model.hardware.roofline import Efficiency
+
+    cells = [fits.layer_cell(each) for each in layers] + [fits.product_cell(each) for each in products]
+    gpus = dict.fromkeys(gpu for gpu, _ in cells)
+    if len(gpus) > 1:
+        raise ParameterError(f"all times must be of one GPU, got {', '.join(gpus)}; fit them one at a time")
+    usual = Efficiency()
+    found = fits.adapted([cell for _, cell in cells])
+    print(f"# {len(cells)} measured on {gpus.popitem()[0]}; in brackets what comes along, of other GPUs")
+    for key, name in fits.KEYS.items():
+        print(f"{key} = {getattr(found, name):.4g}  # [{getattr(usual, name):.4g}]")
+    for _, cell in cells:
+        was, now = (cell.predicted(each) / cell.seconds - 1 for each in (usual, found))
+        print(f"# over {cell.tokens:g} tokens: {was:+.1%} with what comes along, {now:+.1%} now")
+    for name, limit in (("error", "reading the weights"), ("compute_error", "arithmetic")):
+        if getattr(found, name) == getattr(usual, name):
+            print(f"# nothing given says how fast {limit} is: measure a layer of {'1 token' if name == 'error' else '512 tokens'}")
+
+
+def _fitted(folder: Path) -> None:
+    """Print the fit to all measured layers, and how well it holds for what it has not seen."""
+    import numpy as np
+
+    from calibrate.fits import roofline_fit as fits
+    from calibrate.validation.validated_claims import percent
+    from model.hardware.roofline import Efficiency
+
+    layers, tables = fits.layers(folder), fits.attention(folder)
+    found, usual = fits.fit(layers, tables), Efficiency()
+    print(f"fitted to {sum(each.tokens.size for each in layers)} layers and {sum(each.seconds.size for each in tables)} attentions")
+    for name in (*fits.OF_LAYERS, *fits.OF_ATTENTION, "error", "compute_error"):
+        unit, scale = (" us", 1e6) if name.endswith("launch") else ("", 1)
+        fitted, default = (scale * getattr(each, name) for each in (found, usual))
+        print(f"  {name:16} {fitted:7.3f}{unit:3}  comes along: {default:.3f}{unit}")
+    left_out = (
+        ("model on the same GPU", fits.unseen_models(layers)), ("GPU", fits.unseen_gpus(layers)),
+        ("GPU with one measured layer of 1 token", fits.one_measured(layers, [1])),
+    )  # fmt: skip
+    for kind, left in left_out:
+        for least, most in ((1, fits.FEW), (fits.MANY + 1, np.inf)):
+            where = f"to {most} tokens" if least == 1 else f"beyond {least - 1} tokens"
+            listed = ", ".join(f"{gpu} {percent(error)}" for gpu, error in fits.pooled(left, most, least).items())
+            print(f"median errors on an unseen {kind}, {where}: {listed}")

@@ -1,0 +1,156 @@
+"""`calibrate import` and `calibrate bundle`: profiles out of other projects' measurements."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from calibrate.commands.common_options import guarded
+
+if TYPE_CHECKING:
+    from model.hardware.profile import Profile
+
+importing = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
+    help="Make a profile of another project's measurements.",
+)  # fmt: skip
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the tables.")]
+Model = Annotated[str, typer.Option("--model", help="The model that was measured: a name of `sim ls shapes`, or its config.json.")]
+Gpu = Annotated[str, typer.Option("--gpu", help="The device that it was measured on: a name of `sim ls devices`, or its .toml.")]
+Out = Annotated[Path, typer.Option("-o", "--out", help="Folder to write NAME.json and NAME.parquet to.")]
+Name = Annotated[str, typer.Option("--name", help="What the profile is called. Default: GPU-MODEL.")]
+Unit = Annotated[str, typer.Option("--unit", help="Unit of the times in the files: s, ms or us.")]
+Commit = Annotated[str, typer.Option("--commit", help="Commit of the repository that the files are from.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(importing, name="import")
+    app.command("bundle")(bundle)
+
+
+@importing.command("vidur")
+@guarded
+def vidur(
+    folder: Folder,
+    model: Model,
+    gpu: Gpu,
+    out: Out,
+    attention: Annotated[Path | None, typer.Option("--attention", help="An attention.csv that lies elsewhere.")] = None,
+    overheads: Annotated[Path | None, typer.Option("--overheads", help="A cpu_overheads.csv that lies elsewhere.")] = None,
+    network: Annotated[Path | None, typer.Option("--network", help="The folder of all_reduce.csv and send_recv.csv.")] = None,
+    name: Name = "",
+    unit: Unit = "ms",
+    commit: Commit = "",
+) -> None:
+    """A model's profile from a folder of Vidur's with mlp.csv, or of Frontier's.
+
+    calibrate import vidur compute/a100/meta-llama/Llama-2-7b-hf --model llama-2-7b --gpu a100 --network network/a100_dgx -o
+    profiles
+
+    calibrate import vidur a100/Llama-2-7b-hf --model llama-2-7b --gpu a100 --attention frontier/attention.csv -o profiles
+    --name mine
+    """
+    from calibrate.importers import vidur as source
+
+    files = {"attention": attention, "overheads": overheads, "network": network}
+    _save(source.read(folder, model=model, gpu=gpu, **files, name=name, unit=unit, commit=commit), out)
+
+
+@importing.command("aiconfigurator")
+@guarded
+def aiconfigurator(
+    folder: Folder,
+    gpu: Gpu,
+    out: Out,
+    engine: Annotated[str, typer.Option("--engine", help="ENGINE/VERSION of the products, where there are several.")] = "",
+    attention: Annotated[
+        str, typer.Option("--attention", help="ENGINE/VERSION of the attention, where it is another; none leaves it out.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option("--model", help="Compose this model's layers: a name or a config.json. Default: operations as they are.")
+    ] = "",
+    ways: Annotated[str, typer.Option("--ways", help="With --model: over how many devices layers are split, as 1,2,4.")] = "1",
+    name: Annotated[str, typer.Option("--name", help="What the profile is called. Default: GPU-operations, or GPU-MODEL.")] = "",
+    unit: Unit = "ms",
+    commit: Commit = "",
+) -> None:
+    """A profile of operations, or of a model composed of them, from AIConfigurator's folder of one GPU.
+
+    calibrate import aiconfigurator data/h100_sxm --gpu h100 --engine trtllm/1.3.0rc20 -o profiles
+
+    calibrate import aiconfigurator data/a100_sxm --gpu a100 --engine trtllm/1.0.0 --attention vllm/0.14.0 --model opt-13b -o
+    profiles
+    """
+    from calibrate.importers import aiconfigurator as source
+    from calibrate.importers import csv_reading
+    from model.architectures import transformer
+    from model.hardware import composed_layers
+
+    splits = _whole_numbers("ways", ways)
+    shape = transformer.named(model, csv_reading.DTYPE, key="model") if model else None
+    made = source.read(folder, gpu=gpu, engine=engine, attention=attention, name="" if model else name, unit=unit, commit=commit)
+    _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)
+
+
+@importing.command("llmservingsim")
+@guarded
+def llmservingsim(folder: Folder, model: Model, gpu: Gpu, out: Out, name: Name = "", commit: Commit = "") -> None:
+    """A model's profile from a folder of LLMServingSim's with dense.csv, attention.csv and per_sequence.csv.
+
+    calibrate import llmservingsim perf/RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1 --model llama-3.1-8b --gpu rtx-4090 -o profiles
+    """
+    from calibrate.importers import llmservingsim as source
+
+    _save(source.read(folder, model=model, gpu=gpu, name=name, commit=commit), out)
+
+
+@guarded
+def bundle(
+    folder: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The folder that holds gpu and SOURCES.md.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to. Default: where the package has its profiles.")] = None,
+) -> None:
+    """Derive the profiles that come with the package anew, from the files that they rest on.
+
+    calibrate bundle data -o /tmp/profiles
+    """
+    from importlib import resources
+
+    from calibrate.importers import bundled_profiles as source
+
+    where = Path(str(resources.files("model") / "profiles")) if out is None else out
+    for path in source.write(folder, where):
+        print(path)
+
+
+def _save(made: Profile, out: Path) -> None:
+    """Write a profile, and say what it covers, how far off it is and what is to be known of it."""
+    from model.base.checks import ParameterError, shown
+    from model.hardware import profile
+
+    if not re.fullmatch(r"[\w.-]+", made.name):
+        raise ParameterError(f"name must be of letters, digits, dots, dashes and underscores, got {shown(made.name)}")
+    if not made.date:  # the source does not say when it was measured
+        made = replace(made, date=datetime.date.today().isoformat())
+    path = profile.save(made, out)
+    print(f"{path}: {made.provenance}")
+    print(f"covers {made.coverage()}")
+    if made.errors:
+        print("median errors " + ", ".join(f"{part} {error:.1%}" for part, error in made.errors.items()))
+    for note in made.notes:
+        print(f"note: {note}")
+
+
+def _whole_numbers(name: str, text: str) -> list[int]:
+    from model.base.checks import ParameterError
+
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ParameterError(f"{name} must be whole numbers with commas between, as 1,2,4, got {text!r}")
+    return [int(word) for word in words]

@@ -1,0 +1,156 @@
+"""`calibrate layers`: time the layers of a real model, and write what was found as a hardware profile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.commands.common_options import guarded, numbers, progress
+from model.base import strict_json
+
+if TYPE_CHECKING:
+    from calibrate.timing.profile_from_timings import Timed
+    from calibrate.timing.single_pass import Effort
+    from calibrate.timing.timing_grid import Grid
+
+_WIDTHS, _CONTEXTS = "1,2,3,4,5,6,7,8,9,12,16,17,24,32", "128,512,1024,2048"
+_QUICK_WIDTHS, _QUICK_CONTEXTS, _QUICK_MINUTES = "1,4,9", "128,512", 1.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("layers")(layers)
+
+
+@guarded
+def layers(
+    model: Annotated[str, typer.Option(help="A preset such as llama-2-13b, a config.json, or OWNER/NAME of the hub.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the profile and of the raw rows.")],
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32. Default: bfloat16, on cpu float32.")] = None,
+    mode: Annotated[str, typer.Option(help="eager, cuda-graph, interpreter (as decoding does); with commas several.")] = "eager",
+    widths: Annotated[str | None, typer.Option(help=f"New tokens of a pass. Default: {_WIDTHS}")] = None,
+    contexts: Annotated[str | None, typer.Option(help=f"Cached positions before them. Default: {_CONTEXTS}")] = None,
+    batches: Annotated[str, typer.Option(help="Texts at once.")] = "1",
+    busy: Annotated[str, typer.Option(help="Other processes at the same work, on cpu: --busy 0,1")] = "0",
+    rounds: Annotated[int, typer.Option(help="How often to go over the grid: for machines that others use too.")] = 1,
+    source: Annotated[int, typer.Option(help="Encoder positions, of encoder-decoders.")] = 512,
+    minutes: Annotated[float | None, typer.Option(help="For all points together. Default: 8.")] = None,
+    target: Annotated[float, typer.Option(help="Relative error of a point's median at which it is done.")] = 0.005,
+    threads: Annotated[int | None, typer.Option(help="Of torch, in each process, on cpu.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small grid and few repeats: to see whether it works.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
+    name: Annotated[str | None, typer.Option(help="Of the profile. Default: DEVICE-MODEL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Time a model's layers, head and embedding on this machine, with random weights, and write a profile.
+
+    calibrate layers --model llama-2-13b --mode eager,cuda-graph --minutes 20 -o profiles
+
+    calibrate layers --model llama-68m --device cpu --threads 1 --busy 0,1 --contexts 128,512 -o profiles
+    """
+    from calibrate.timing import profile_from_timings as timed
+
+    grid, effort = _wanted(quick, widths, contexts, batches, busy, mode, rounds, target)
+    limit = minutes if minutes is not None else _QUICK_MINUTES if quick else 8.0
+    try:
+        with progress(quiet, "points") as bar:
+            result = timed.time_layers(
+                model, grid, out, device=device, dtype=dtype, threads=threads, source=source, effort=effort, minutes=limit,
+                quick=quick, resume=resume, name=name, progress=bar,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"interrupted; what was timed is in {out}: the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(strict_json.dumps(_document(result), indent=2))
+    else:
+        print("\n".join(_lines(result)))
+    for point, reason in result.outcome.failed:
+        print(f"failed: {point}: {reason}", file=sys.stderr)
+    for which, found in _warnings(result).items():
+        for line in found:
+            print(f"warning: mode {which}: {line}", file=sys.stderr)
+    for which, reason in result.refused.items():
+        print(f"error: no profile of mode {which} was written: {reason}", file=sys.stderr)
+    if result.outcome.failed or result.refused or not result.profiles:
+        raise typer.Exit(1)
+
+
+def _wanted(
+    quick: bool, widths: str | None, contexts: str | None, batches: str, busy: str, mode: str, rounds: int, target: float
+) -> tuple[Grid, Effort | None]:
+    from calibrate.timing.single_pass import Effort
+    from calibrate.timing.timing_grid import Grid
+
+    grid = Grid(
+        numbers("widths", widths if widths is not None else _QUICK_WIDTHS if quick else _WIDTHS),
+        numbers("contexts", contexts if contexts is not None else _QUICK_CONTEXTS if quick else _CONTEXTS),
+        numbers("batches", batches), numbers("busy", busy), tuple(each.strip() for each in mode.split(",")), rounds,
+    )  # fmt: skip
+    effort = Effort(target=target)
+    return grid, Effort(target=max(target, 0.05), least=3, most=20, warmups=2) if quick else effort
+
+
+def _lines(result: Timed) -> Iterator[str]:
+    """The result as text: the machine, what each layer reaches beside the peaks, the other parts, and where it all lies."""
+    from model.hardware import physical_limits
+    from model.hardware.profile import load
+
+    header = result.outcome.header
+    libraries = f"torch {header['torch']}, transformers {header['transformers']}"
+    yield f"{header['model']} in {header['dtype']} on {header['name']}, {libraries}"
+    best = result.ceilings
+    yield (
+        f"measured ceilings: {best['read_bytes_per_s'] / 1e9:.1f} GB/s read, {best['copy_bytes_per_s'] / 1e9:.1f} GB/s copied,"
+        f" {best['flop_per_s'] / 1e12:.3f} TFLOP/s"
+    )
+    from calibrate.timing import profile_from_timings as timed
+
+    for mode, path in result.profiles.items():
+        profile = load(path)
+        shape, source = timed.shape_of(profile), timed.source_of(profile)
+        yield ""
+        peaks = f"peaks ({profile.facts['peaks']}): {profile.bandwidth / 1e9:.0f} GB/s, {profile.rate / 1e12:.2f} TFLOP/s"
+        yield f"{mode}, {peaks}; limits: {physical_limits.limit(profile, shape, source=source)}"
+        yield f"{'measured':44}{'time':>12}{'GB/s':>9}{'of peak':>9}{'TFLOP/s':>10}{'of peak':>9}"
+        for each in physical_limits.reached(profile, shape, source=source):
+            for row, seconds in enumerate(each.seconds):
+                speed, rate = each.bandwidth()[row], each.rate()[row]
+                yield (
+                    f"{each.place(row):44}{seconds * 1e6:9.1f} us{speed / 1e9:9.1f}{speed / profile.bandwidth:9.0%}"
+                    f"{rate / 1e12:10.3f}{rate / profile.rate:9.0%}"
+                )
+        yield from _others(profile)
+        yield from (f"note: {each}" for each in profile.notes)
+        yield f"{path}"
+    yield f"{result.outcome.path}"
+
+
+def _others(profile: Any) -> Iterator[str]:
+    for part, axis in (("embedding", "tokens"), ("step", "batch")):
+        for busy in sorted(set(profile.table["busy"])):
+            for row in profile.rows(part, busy=busy).iter_rows(named=True):
+                among = f", busy {busy}" if busy else ""
+                yield f"{f'{part} at {axis} {row[axis]}{among}':44}{row['time_s'] * 1e6:9.1f} us"
+
+
+def _warnings(result: Timed) -> dict[str, list[str]]:
+    """What of each mode's profile beats the ceilings that were measured."""
+    from model.hardware.profile import load
+
+    return {mode: load(path).facts.get("warnings", []) for mode, path in result.profiles.items()}
+
+
+def _document(result: Timed) -> dict[str, Any]:
+    return {
+        "profiles": {mode: str(path) for mode, path in result.profiles.items()}, "rows": str(result.outcome.path),
+        "machine": result.outcome.header, "points": sum(row["kind"] == "point" for row in result.outcome.rows),
+        "failed": [{"point": str(point), "error": error} for point, error in result.outcome.failed], "refused": result.refused,
+        "ceilings": result.ceilings, "warnings": _warnings(result),
+    }  # fmt: skip

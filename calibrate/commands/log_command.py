@@ -1,0 +1,187 @@
+"""`calibrate log` and `calibrate rates`: what models say along the target's own text, and the rates that follow from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.commands.common_options import TEMPLATE, guarded, numbers, placed, progress
+from model.base import strict_json
+
+if TYPE_CHECKING:
+    from calibrate.decode.log_positions import Spent
+    from calibrate.loading.load_models import Model
+
+_GAMMAS = "1,2,3,5,7"
+_CANDIDATES = "1,3,5"
+_BINS = 4
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command("log")(log)
+    app.command("rates")(rates)
+
+
+@guarded
+def log(
+    target: Annotated[str, typer.Option(help="A directory, OWNER/NAME of the hub, family:target, or family.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the log, ending in .json; its table comes to lie beside it.")],
+    draft: Annotated[str | None, typer.Option(help="A smaller model of the same tokenizer.")] = None,
+    heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those beside the target, if any.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")] = None,
+    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
+    limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 200,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of held-out prompts; others are cut to it, but chats.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Of each text.")] = 64,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw the texts; otherwise they are greedy.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Of drawn texts. Default: 1.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Of drawn texts: tokens to draw from. Default: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of drawn texts: chances to draw from. Default: 1.")] = None,
+    seed: Annotated[int, typer.Option(help="Of prompts and drawn texts.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Log what models say along the target's own texts: every layer's match for every k, and how far drafts would survive.
+
+    calibrate log --target family -o family.json
+
+    calibrate log --target my-llama --draft my-small-llama --prompts squad.json --limit 100 -o squad.json
+    """
+    from calibrate.decode import log_positions as work
+    from calibrate.interpreters.in_one_process import Sampling
+
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if asked and not sample:
+        from model.base.checks import ParameterError
+
+        raise ParameterError(f"{next(iter(asked))} is of drawn texts; give --sample too, or leave it out")
+    sampling = Sampling(**asked) if sample else None  # type: ignore[arg-type]
+    opened, said = _opened(target, draft, heads, dtype, device, threads)
+    found = prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    said |= {
+        "prompts": [{"id": name, "tokens": ids} for name, ids in found], "asked": tokens, "seed": seed,
+        "sampling": None if sampling is None else vars(sampling),
+    }  # fmt: skip
+    decoders = {role: each.decoder for role, each in opened.items()}
+    try:
+        with progress(quiet, "texts") as bar:
+            log, spent = work.make(
+                out, said, decoders["target"], [ids for _, ids in found], tokens, draft=decoders.get("draft"), sampling=sampling,
+                seed=seed, resume=resume, report=bar,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"interrupted; what was logged is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(strict_json.dumps({"log": str(out), "rows": log.table.height, "texts": len(found), "seconds": vars(spent)}, indent=2))
+        return
+    print(f"{out}: {log.table.height} positions of {len(found)} texts")
+    print("\n".join(_shares(spent)))
+
+
+def _shares(spent: Spent) -> Iterator[str]:
+    """Where the time went, measured."""
+    for name, seconds in vars(spent).items():
+        share = f"{seconds / spent.total:7.0%}" if spent.total else ""
+        yield f"  {name.replace('_', ' '):14}{seconds:9.2f} s{share}   measured"
+
+
+def _opened(
+    target: str, draft: str | None, heads: Path | None, dtype: str, device: str | None, threads: int | None
+) -> tuple[dict[str, Model], dict[str, Any]]:
+    """The models, and what a log says of them."""
+    from calibrate.devices import machine
+    from calibrate.loading import load_models
+    from model.base.checks import ParameterError
+
+    roles = ("target",) if draft is None and target != load_models.FAMILY else ("target", "draft")
+    models = load_models.models(load_models.named({"target": target, "draft": draft}, roles, "log"), placed(device, threads), dtype)
+    first = models["target"]
+    if first.has_encoder:
+        raise ParameterError(f"target must be a decoder alone, and {first.name} has an encoder; calibrate decode --log takes it")
+    said: dict[str, Any] = {"dtype": dtype, "versions": machine.versions(), "heads": None, "draft": None}
+    said["date"] = datetime.now(tz=UTC).date().isoformat()
+    for role, each in models.items():
+        decoder = each.decoder
+        said[role] = {
+            "name": each.name, "checksum": each.checksum, "layers": decoder.layers, "vocabulary": decoder.vocabulary,
+        }  # fmt: skip
+    path = load_models.heads_beside(target) if heads is None else heads
+    if heads is not None or path.is_file():
+        said["heads"] = {"file": path.name, "layers": [*load_models.use_heads(first, path)]}
+    return models, said
+
+
+def prompted(
+    where: str | None, template: str | None, limit: int, length: int, seed: int, target: Model
+) -> list[tuple[str, list[int]]]:
+    """Prompts by name, as tokens: the last so many of each."""
+    from calibrate.loading import load_models, prompts
+    from model.base import checks
+    from model.base.checks import ParameterError
+
+    checks.whole("limit", limit, 1)
+    checks.whole("prompt_tokens", length, 1)
+    if where is None:
+        if template is not None:
+            raise ParameterError("--template is used with --prompts alone; add that, or leave it out")
+        found = prompts.held_out(length, limit, seed, tokenizer=target.tokenizer.backend_tokenizer)
+    else:
+        found = prompts.load(where, template=template, limit=limit, seed=seed)
+    chat = template == prompts.CHAT
+    begun = [(each.id, load_models.begun(target, each.text, each.id, chat=chat).prompt) for each in found]
+    return [(name, [*(ids if chat else ids[-length:])]) for name, ids in begun]
+
+
+@guarded
+def rates(
+    where: Annotated[str, typer.Argument(metavar="LOG", help="A .json, a bundled one (family), or a public .jsonl.")],
+    candidates: Annotated[str, typer.Option(help="Early candidates k.")] = _CANDIDATES,
+    lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
+    cost_ratio: Annotated[float, typer.Option(help="Of a draft pass, where speed-ups are foretold.")] = 0.1,
+    drafter: Annotated[str | None, typer.Option(help="Of a public log: eagle, ngram, ...")] = None,
+    figures: Annotated[Path | None, typer.Option(help="A folder to draw them into.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
+) -> None:
+    """Match and acceptance rates of a log, with intervals, by layer and position, and whether coins are independent.
+
+    calibrate rates family
+
+    calibrate rates squad.json --candidates 1,3 --lengths 4,8 --figures pictures
+    """
+    from calibrate.decode import rate_tables
+
+    asked = numbers("candidates", candidates), numbers("lengths", lengths)
+    made = rate_tables.of(where, *asked, cost_ratio, drafter)
+    drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
+    if as_json:
+        print(strict_json.dumps([table.document() for table in made], indent=2))
+        return
+    print("\n\n".join("\n".join(table.lines()) for table in made))
+    if drawn:
+        print("\n" + "\n".join(str(path) for path in drawn))
+
+
+def _drawn(
+    where: str, candidates: tuple[int, ...], lengths: tuple[int, ...], drafter: str | None, folder: Path
+) -> list[Path]:
+    """The pictures of a log of ours, or of a public one."""
+    import figures
+    from calibrate.decode import rate_tables
+    from model.logs import position_log
+
+    if drafter is None:
+        return figures.of_log(position_log.load(where), folder, candidates, lengths)
+    held, about = rate_tables.public(where, drafter)
+    return figures.of_lengths(held, folder, lengths, f"{about} (measured)")

@@ -1,0 +1,134 @@
+"""`calibrate quality`: what a lossy method does to the text of real models, by threshold or budget."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.commands.common_options import TEMPLATE, guarded, placed, progress
+from model.base import strict_json
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+_SHOWN = (
+    "agreement", "common_prefix", "log_likelihood", "plain_log_likelihood", "weight_bytes_over_plain", "seconds_over_plain",
+    "fallback_rate", "rollback_rate", "mean_layers",
+)  # fmt: skip
+"""Columns of the printed table, behind what was swept; those that a method has not are left out."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("quality")(quality)
+
+
+@guarded
+def quality(
+    method: Annotated[str, typer.Argument(help="bild, skipdecode or early_exit.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the rows, ending in .csv or .parquet.")],
+    model: Annotated[
+        str, typer.Option(help="A directory, OWNER/NAME of the hub, or family:target. `family`: all models that the method has.")
+    ] = "family",
+    draft: Annotated[str | None, typer.Option(help="The small model of bild, of the same tokenizer.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those beside the target.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")] = None,
+    sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")] = None,
+    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
+    limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 20,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of held-out prompts; others are cut to it, but chats.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Of each text.")] = 48,
+    seed: Annotated[int, typer.Option(help="Which prompts.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="A folder to draw agreement into.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off; finished settings are kept.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Decode with a lossy method, and measure what of the text is the target's, how likely the target finds it, and what it cost.
+
+    calibrate quality bild --sweep fallback_threshold=0.1,0.3,0.5 --sweep rollback_threshold=1,2,4 -o bild.csv --figures bild
+
+    calibrate quality bild --set exit_layer=4 --set rollback_threshold=2 --sweep fallback_threshold=0.3,0.6 -o inside.csv
+
+    calibrate quality early_exit --model my-llama --sweep threshold=0.5,0.7,0.9 -o early.csv
+
+    calibrate quality skipdecode --set max_layers=12 --sweep min_layers=4,6,8 -o skip.csv
+    """
+    from calibrate.commands import log_command
+    from calibrate.decode import quality as work
+    from calibrate.decode import real_decoding
+    from calibrate.loading import load_models
+    from model.base import table_records
+    from model.methods import registry
+
+    work.check_lossy(method)
+    kind = registry.algorithm(method).Parameters
+    fixed, swept = {key: value[0] for key, value in given("set", set_)}, dict(given("sweep", sweep))
+    settings = work.settings_of(table_records.renamed(kind, fixed), table_records.renamed(kind, swept))
+    table_records.refuse_unknown(kind, settings[0], "method")
+    named = load_models.named({"target": model, "draft": draft}, real_decoding.roles(method, settings[0]), method)
+    opened = load_models.models(named, placed(device, threads), dtype)
+    decoders = {role: each.decoder for role, each in opened.items()}
+    read_by = load_models.use_heads_of(opened["target"], model, heads)
+    found = log_command.prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    said = {f"{role}_{key}": getattr(each, key) for role, each in opened.items() for key in ("name", "checksum")} | {
+        "heads": read_by, "dtype": dtype, "prompts": "held-out standard library" if prompts is None else Path(prompts).name,
+        "seed": seed, "source": "measured",
+    }  # fmt: skip
+    try:
+        with progress(quiet, "settings") as bar:
+            ids = [each for _, each in found]
+            table = work.measure(out, said, method, decoders, ids, tokens, settings, resume=resume, report=bar)
+    except KeyboardInterrupt:
+        print(f"interrupted; finished settings are kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    drawn = []
+    if figures is not None:
+        import figures as drawing
+
+        drawn = drawing.of_quality(table, figures)
+        if not drawn:
+            print("note: these rows make more lines than a figure has room for; none was drawn", file=sys.stderr)
+    if as_json:
+        print(strict_json.dumps({"rows": table.to_dicts(), "file": str(out), "figures": [str(path) for path in drawn]}, indent=2))
+        return
+    print("\n".join(_lines(table, [*swept])))
+    print("\n".join(str(path) for path in (out, *drawn)))
+
+
+def given(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
+    """Parameters from KEY=VALUE, or to be swept from KEY=VALUES with commas between."""
+    from model.base.checks import ParameterError, shown
+    from model.base.table_records import parse_value
+
+    one, seen = option == "set", set[str]()
+    examples = {"sweep": "KEY=VALUES, such as fallback_threshold=0.1,0.3", "forced": "RATE=VALUES, such as match_rate=0.3,0.7"}
+    for text in texts or ():
+        key, _, values = (part.strip() for part in text.partition("="))
+        if not key or not values:
+            form = "KEY=VALUE, such as maximum_draft=8" if one else examples[option]
+            raise ParameterError(f"--{option} must be {form}, got {shown(text)}")
+        if key in seen:
+            raise ParameterError(f"--{option} {key} is given twice; give it once")
+        seen.add(key)
+        yield key, [parse_value(each.strip()) for each in ([values] if one else values.split(","))]
+
+
+def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:
+    from calibrate.decode.rate_tables import Table
+
+    first = table.row(0, named=True)
+    title = f"{first['method']} on {first['target_name']}: {first['texts']} texts (measured; log-likelihoods in nats per token)"
+    known = [name for name in (*swept, *_SHOWN) if name in table.columns and table[name].count()]
+    words = {None: "-", float("inf"): "inf"}
+    rows = tuple(tuple(words.get(value, value) for value in row) for row in table.select(known).iter_rows())
+    yield from Table(title, tuple(known), rows).lines()

@@ -1,0 +1,49 @@
+"""`calibrate report`: how far off every prediction was that can be held against a measured time, as a page of Markdown."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrate.commands.common_options import guarded
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("report")(report)
+
+
+@guarded
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DATA_DIR", envvar="DECODESIM_DATA", help="The folder that holds gpu and SOURCES.md.")
+    ],
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 where the page is out of date.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The page. Default: VALIDATION.md in the package.")] = None,
+) -> None:
+    """Compute all errors anew and write them down, the worst first.
+
+    calibrate report data
+
+    calibrate report data --check
+    """
+    from calibrate.validation import validated_claims
+    from calibrate.validation import validation_page as page
+
+    path = page.usual() if out is None else out
+    claims = validated_claims.claims(folder)
+    if check:
+        wrong = page.stale(claims, path)
+        if wrong:
+            print(f"stale: {wrong}; write it again: calibrate report DATA_DIR", file=sys.stderr)
+            raise typer.Exit(1)
+        print(f"{path.name} is what the data says")
+        return
+    print(page.write(claims, path))
+    for claim in claims:
+        for case in claim.cases:
+            if not case.kept:
+                print(f"asked, and missed: {claim.title}: {case.name}, median {validated_claims.percent(case.median)}")

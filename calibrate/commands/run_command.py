@@ -1,0 +1,325 @@
+"""`calibrate run`: decode for real and write down how long it took, repeat by repeat, for `sim compare`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.commands.common_options import guarded, placed, progress
+from model.base import strict_json
+
+if TYPE_CHECKING:
+    from calibrate.decoders.adapter import Decoder
+    from calibrate.loading.load_models import Model
+    from calibrate.measured_runs.measure_runs import Wanted
+    from calibrate.measured_runs.run_plan import Written
+    from calibrate.workers.worker_pool import Pool
+    from model.logs.measured_runs import Runs
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("run")(run)
+
+
+@guarded
+def run(
+    out: Annotated[Path, typer.Option("-o", "--out", help="NAME.json of the measured runs; their tables are put beside it.")],
+    method: Annotated[str | None, typer.Argument(help="A method; or a whole --plan.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A TOML file of methods, settings and prompts.")] = None,
+    model: Annotated[str | None, typer.Option(help="A directory, OWNER/NAME, a preset's shape with --forced, or family.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft model, of methods that have one.")] = None,
+    medium: Annotated[str | None, typer.Option(help="The medium model of a hierarchy.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Trained exit heads of the target, or none. Default: those beside it.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")] = None,
+    sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")] = None,
+    forced: Annotated[
+        list[str] | None,
+        typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; none: by nothing."),
+    ] = None,
+    apart: Annotated[
+        str | None, typer.Option(help="Sub-processes as processes of the system, or as streams of one GPU. Default: in turn.")
+    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file of texts. Default: the family's held-out code.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Prompts, at most. Default: 3; 1 with --forced.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Length of each. Default: 24.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Of each text. Default: 48.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="How often each is timed. Default: 7.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of prompts, order and forced outcomes. Default: 0.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Passes kernel by kernel, eager, or as one cuda-graph. Default: eager.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="GPUs of processes, one a unit: cuda:0,cuda:1. Default: each its own, from --device on.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--methods", metavar="MODULE", help="A method from outside, by its dotted path: the plan may name it."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Decode for real, each choice in every repeat once, in an order left to chance, and write the times down.
+
+    calibrate run speculative --model family --sweep draft_length=1,2,4 --threads 1 -o runs/speculative.json
+
+    calibrate run --plan cpu-family.toml --threads 1 -o runs/cpu.json      # with profiles of the passes, of the same sitting
+
+    calibrate run ppd --model llama-68m --set exit_layer=1 --set candidates=1 --forced match_rate=0.3,0.7 -o runs/forced.json
+
+    sim compare runs/cpu.json --profile target=... says how far the simulator is from that.
+    """
+    from calibrate.measured_runs import run_plan
+    from model.base.checks import ParameterError
+
+    if (method is None) == (plan is None):
+        both = "got both" if plan is not None else "got neither"
+        raise ParameterError(f"METHOD or --plan must be given, one of the two, {both}")
+    given = {
+        "model": model, "draft": draft, "medium": medium, "heads": heads, "tokens": tokens, "repeats": repeats, "seed": seed,
+        "file": prompts, "prompts": limit, "prompt_tokens": prompt_tokens, "dtype": dtype, "mode": mode,
+    }  # fmt: skip
+    changed: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if plan is not None:
+        for name, value in (("set", set_), ("sweep", sweep), ("forced", forced), ("apart", apart)):
+            if value:
+                raise ParameterError(f"--{name} is of one METHOD; a plan says it in [[method]]")
+        written = run_plan.read(plan)
+        written = replace(written, run=replace(written.run, **changed))
+    else:
+        written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, apart)]})
+    warnings: list[str] = []
+    try:
+        with progress(quiet, "runs") as bar:
+            found = measured(
+                written, out, placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar, warn=warnings.append
+            )
+    except KeyboardInterrupt:
+        print(f"interrupted; what was timed is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        said = {"runs": _rows(found), "file": str(out), "warnings": [*found.warnings, *warnings], "about": dict(found.about)}
+        print(strict_json.dumps(said, indent=2))
+        return
+    print("\n".join(_lines(found)))
+    for warning in (*found.warnings, *warnings):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(out)
+
+
+def _table(
+    method: str, set_: Sequence[str] | None, sweep: Sequence[str] | None, forced: Sequence[str] | None, apart: str | None
+) -> dict[str, Any]:
+    from calibrate.commands.quality_command import given
+
+    own = {key: value[0] for key, value in given("set", set_)}
+    found: dict[str, Any] = {"name": method, **own} | ({} if apart is None else {"apart": apart})
+    rates = {"forced": {} if forced == ["none"] else dict(given("forced", forced))} if forced else {}
+    return found | {"sweep": dict(given("sweep", sweep))} | rates
+
+
+def _listed(gpus: str | None) -> list[str]:
+    return [] if gpus is None else [each.strip() for each in gpus.split(",")]
+
+
+def measured(
+    written: Written, out: Path, device: str, *, gpus: Sequence[str] = (), resume: bool = False,
+    report: Callable[[int, int, str], None] | None = None, warn: Callable[[str], None] | None = None,
+) -> Runs:  # fmt: skip
+    """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`, and `warn` hears what is odd of them.
+
+    `gpus` are those of the units of runs over processes (`calibrate.untested_on_gpu.gpu_ordering.of_units`).
+    """
+    from calibrate.measured_runs import measure_runs
+    from calibrate.untested_on_gpu import cuda_graphs
+    from calibrate.untested_on_gpu import gpu_ordering as at_gpus
+    from model.base.checks import ParameterError
+    from model.logs import measured_runs as files
+
+    files.json_of(out)
+    said = written.run
+    if said.mode != files.MODES[0]:
+        cuda_graphs.cuda_of(device)
+    models, opened = _models(written, device)
+    wanted = [*_wanted(written, models, opened)]
+    most = {kind: max((each.units for each in wanted if each.apart == kind), default=1) for kind in files.APART}
+    if gpus and most["processes"] == 1:
+        raise ParameterError("gpus are those of processes, and no method has any; leave them out, or say apart = processes")
+    devices = at_gpus.of_units(device, most["processes"], gpus)
+    if most["processes"] > 1 and device != "cpu":
+        at_gpus.check(devices)
+    about: dict[str, Any] = {"prompts": _source(written), "profiles": _profiles(written, device)}
+    if most["processes"] > 1:
+        about["devices"] = devices
+    plan = measure_runs.Plan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
+    measure_runs.check(plan, models)
+    if said.mode != files.MODES[0]:
+        also = (0, 1) if written.profile is None else (written.profile.room, max(written.profile.batches))
+        models = measure_runs.by_graphs(wanted, models, said.tokens, *also)
+        measure_runs.check(plan, models)
+    pool = None if most["processes"] == 1 else _pool(written, models, devices)
+    lanes = None
+    if most["streams"] > 1:
+        from calibrate.untested_on_gpu.over_streams import Lanes
+
+        lanes = Lanes(models["target"], most["streams"])
+    beside = None
+    if written.profile is not None:
+        from calibrate.measured_runs.interleaved_profiles import Sitting
+
+        named = _named(written)
+        beside = Sitting(
+            models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed,
+            processes=pool is not None, lanes=lanes,
+        )  # fmt: skip
+    found = measure_runs.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool, lanes=lanes)
+    if beside is not None and warn is not None:
+        for role, lines in beside.warnings.items():
+            for line in lines:
+                warn(f"profile of the {role}: {line}")
+    for role, reason in {} if beside is None else beside.refused.items():
+        raise ParameterError(f"{out.name} is written, but the profile of the {role} could not be made: {reason}; raw rows are kept")
+    return found
+
+
+def _pool(written: Written, models: Mapping[str, Decoder], devices: Sequence[str]) -> Callable[[], AbstractContextManager[Pool]]:
+    """What starts processes with replicas of the target, one on each device."""
+    from calibrate.loading import load_models
+    from calibrate.loading.replicas import Replica
+    from calibrate.workers.worker_pool import started
+
+    said, name = written.run, _named(written)["target"]
+    heads = None
+    if models["target"].heads:
+        heads = str(load_models.heads_beside(said.model) if said.heads is None else Path(said.heads))
+    random = None if models["target"].checksum else said.seed
+    replica = Replica(name, devices[0], said.dtype, random, heads=heads)
+    given = [] if devices[0] == "cpu" else devices
+    return lambda: started(replica, len(devices), said.prompt_tokens + said.tokens + 8, devices=given)
+
+
+def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str, Model]]:
+    """The models of all methods, by role: real ones, or of random weights where all outcomes are forced."""
+    from calibrate.loading import load_models
+    from model.architectures import transformer
+    from model.base.checks import ParameterError
+
+    said, named = written.run, _named(written)
+    free = [role for role, name in named.items() if name in transformer.PRESETS or name.endswith("config.json")]
+    if not free:
+        opened = load_models.models(named, device, said.dtype)
+        load_models.use_heads_of(opened["target"], said.model, said.heads)
+        return {role: each.decoder for role, each in opened.items()}, opened
+    if any(each.rates is None for each in written.choices):
+        what = f"{free[0]} {named[free[0]]} is a shape without weights"
+        remedy = "force the outcomes of all methods, by none where nothing is left to chance, or give a model"
+        raise ParameterError(f"{what}: {remedy}")
+    from calibrate.loading.architectures import architecture
+    from calibrate.timing import library_pass
+
+    made = {role: library_pass.Model(architecture(name), device, said.dtype, said.prompt_tokens) for role, name in named.items()}
+    for each in made.values():
+        each.read_source()
+    return {role: each.decoder for role, each in made.items()}, {}
+
+
+def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str, Model]) -> Iterator[Wanted]:
+    from calibrate.commands import log_command
+    from calibrate.decode import real_decoding
+    from calibrate.measured_runs import measure_runs
+    from model.base.checks import ParameterError
+    from model.logs import measured_runs as files
+
+    said = written.run
+    real = any(each.rates is None for each in written.choices)
+    texts: list[tuple[str, list[int]]] = []
+    if real:
+        texts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
+    # An encoder has read a forced prompt, and the decoder begins with one token, as with texts (`loading.begun`).
+    length = said.prompt_tokens if models["target"].source is None else 1
+    lengths = {len(tokens) for _, tokens in texts} or {length}
+    for each in written.choices:
+        units, apart = 1, each.apart or files.APART[0]
+        if each.apart is not None:
+            table = real_decoding.scheduled(each.method, each.settings, max(lengths), said.tokens)
+            units = real_decoding.parameters_of(each.method, {"target": models["target"]}, table).units
+            if units == 1:
+                held = f"and {each.method} holds one with these parameters"
+                raise ParameterError(f"apart is for methods that hold several units, {held}; leave it out")
+        if each.rates is None:
+            for name, tokens in texts:
+                yield measure_runs.Wanted(each.method, each.settings, tuple(tokens), name, units=units, apart=apart)
+        else:
+            for number in range(1 if not real else said.prompts):
+                prompt = tuple(range(length))
+                yield measure_runs.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number, units, apart)
+
+
+def _source(written: Written) -> str:
+    said = written.run
+    if all(each.rates is not None for each in written.choices):
+        return f"none: outcomes were forced behind {said.prompt_tokens} positions"
+    return f"{'held-out standard library' if said.file is None else Path(said.file).name}, {said.prompt_tokens} tokens each"
+
+
+def _named(written: Written) -> dict[str, str]:
+    """What models there are, by role."""
+    from calibrate.decode import real_decoding
+    from calibrate.loading import load_models
+
+    said = written.run
+    roles: dict[str, None] = {"target": None}
+    for each in written.choices:
+        roles |= dict.fromkeys(real_decoding.roles(each.method, each.settings))
+    return load_models.named({"target": said.model, "draft": said.draft, "medium": said.medium}, tuple(roles), "of the plan")
+
+
+def _profiles(written: Written, device: str) -> dict[str, str]:
+    """The files of the profiles of this sitting, by role."""
+    from calibrate.timing import profile_from_timings
+
+    if written.profile is None:
+        return {}
+    stems = {role: profile_from_timings.stem_of(name, device, written.run.mode) for role, name in _named(written).items()}
+    return {role: f"{profile_from_timings.called_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
+
+
+def _rows(found: Runs) -> list[dict[str, Any]]:
+    from model.logs.read_log import plain
+
+    return [
+        {
+            "method": each.decoding.method, "settings": plain(each.decoding.settings), "prompt": found.log.names[number],
+            "tokens": len(each.decoding.tokens), "repeats": each.repeats, "seconds": each.median(prompt=True),
+            "seconds_behind_first_commit": each.median(), "noise": each.noise(), "disturbed": each.disturbed, "source": "measured",
+        }
+        for number, each in found.timed.items()
+    ]  # fmt: skip
+
+
+def _lines(found: Runs) -> Iterator[str]:
+    from calibrate.decode.rate_tables import Table
+    from model.logs.replay import told
+
+    said = found.about
+    mode = "" if found.mode == "eager" else f", {found.mode}"
+    where = f"{said['machine'].get('name', said['device'])}, {said['dtype']}{mode}"
+    title = f"{where}: medians of repeats (measured), and how far a repeat is off"
+    rows = []
+    for number, each in found.timed.items():
+        per_token = each.median() / max(len(each.decoding.tokens) - len(each.decoding.commits[0].tokens), 1)
+        rows.append((
+            each.decoding.method, told(each.decoding), found.log.names[number][:24], len(each.decoding.tokens), each.repeats,
+            f"{each.median(prompt=True) * 1e3:.1f}", f"{per_token * 1e3:.3f}", f"{each.noise():.1%}",
+            "yes" if each.disturbed else "",
+        ))  # fmt: skip
+    columns = ("method", "settings", "prompt", "tokens", "repeats", "ms", "ms a token", "noise", "disturbed")
+    yield from Table(title, columns, tuple(rows)).lines()

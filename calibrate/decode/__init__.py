@@ -1,0 +1,1 @@
+"""Decoding with real models: texts, position logs, acceptance rates and quality."""

@@ -1,0 +1,267 @@
+"""Tables of the rates in a log, in the shape of the papers': match rates of PPD's Tables 2 and 6 to 8, acceptance of drafts.
+
+Every rate is of counted trials, measured, with Wilson's interval as if they were independent; what they are not is in the tables of
+independence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model.base import checks
+from model.base.checks import ParameterError
+from model.logs import position_log
+from model.logs.position_log import PositionLog
+from model.methods.speculative import rates_from_logs
+
+if TYPE_CHECKING:
+    from calibrate.decode.public_acceptance_logs import AcceptanceLog
+
+BINS = 4
+"""Ranges of output positions, as in Tables 6 to 8 of [Yang2024]."""
+NONE = float("nan")
+FEW = 5
+"""Rows that are printed of a list of answers."""
+DRAWS = 400
+"""Of requests, for the interval of an error."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values by column, with a title that says what they are of."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    notes: tuple[str, ...] = ()
+    """Sentences on what the rows say."""
+    most: int | None = None
+    """How many rows are printed; machines get all."""
+
+    def document(self) -> dict[str, Any]:
+        """The table for machines: what is no number is null."""
+        clean = [[None if isinstance(value, float) and not np.isfinite(value) else value for value in row] for row in self.rows]
+        found = {"title": self.title, "rows": [dict(zip(self.columns, row, strict=True)) for row in clean]}
+        return found | ({"notes": [*self.notes]} if self.notes else {})
+
+    def lines(self) -> Iterator[str]:
+        """The table as text, columns under their names."""
+        cells = [self.columns, *[tuple(map(_shown, row)) for row in self.rows[: self.most]]]
+        widths = [max(len(row[place]) for row in cells) for place in range(len(self.columns))]
+        yield self.title
+        for row in cells if self.rows else ():
+            yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        if len(self.rows) >= len(cells):
+            yield f"... and {len(self.rows) - len(cells) + 1} more (--json lists all)"
+        yield from self.notes
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if not np.isfinite(value) else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+    return str(value)
+
+
+def of(
+    where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None
+) -> list[Table]:
+    """All tables of a log: of our own kind, or a public one of accepted lengths (JSON lines) with its `drafter`."""
+    for name, values in (("candidates", candidates), ("draft_lengths", draft_lengths)):
+        for value in values:
+            checks.whole(name, value, 1)
+    if where.endswith((".jsonl", ".ndjson")):
+        from calibrate.decode import public_acceptance_logs
+
+        if drafter is None:
+            raise ParameterError(f"drafter is required: one of {', '.join(public_acceptance_logs.drafters(where))}")
+        log = public_acceptance_logs.read(where, drafter)
+        return [other_texts(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
+    if drafter is not None:
+        raise ParameterError("drafter is of public logs; a log of ours has one draft, leave it out")
+    return [*tables(position_log.load(where), candidates, draft_lengths, cost_ratio)]
+
+
+def public(where: str, drafter: str) -> tuple[Sequence[Any], str]:
+    """The accepted lengths of a public log, and what they are of."""
+    from calibrate.decode import public_acceptance_logs
+
+    log = public_acceptance_logs.read(where, drafter)
+    return log.lengths, _about(log)
+
+
+def _about(log: AcceptanceLog) -> str:
+    return f"{log.drafter}, {len(log.requests)} requests"
+
+
+def other_texts(log: AcceptanceLog) -> Table:
+    """The answers whose lengths belong to another text than the one that is logged beside them."""
+    other = {*log.of_other_texts}
+    rows = tuple((each.id, len(each.lengths), each.output_tokens) for each in log.requests if each.id in other)
+    columns, count = ("id", "lengths", "output_tokens"), len(log.requests)
+    if not rows:
+        return Table(f"Answers whose lengths belong to another text: none of {count}", columns, ())
+    title = f"Answers whose lengths belong to another text: {len(rows)} of {count} ({len(rows) / count:.0%})"
+    note = "lengths of an answer itself are as many as its output tokens; the rates below count those of other texts too"
+    return Table(title, columns, rows, (note,), most=FEW)
+
+
+def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float) -> Iterator[Table]:
+    """All tables of a log of ours."""
+    heads = [head for head in position_log.HEADS if head == "common" or log.said.get("heads")]
+    yield matches(log, candidates, heads)
+    for count in candidates:
+        yield by_position(log, count, heads[-1])
+    yield match_independence(log, candidates, heads[-1])
+    if log.drafted:
+        about = f"{log.said['draft']['name']}, {len(log.starts) - 1} texts"
+        if log.said.get("sampling") is None:
+            yield from acceptance([each + 1 for each in log.column("accepted")], draft_lengths, cost_ratio, about)
+        else:
+            yield drawn(log, about)
+
+
+def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -> Table:
+    """Match rates by layer and k, as in Table 2 of [Yang2024]: head N is the model's own, Y one trained for the layer."""
+    rows = []
+    for layer in range(1, log.layers):
+        for head in heads:
+            if head == "trained" and not log.table["rank_trained"].to_numpy()[0, layer - 1]:
+                continue
+            for count in candidates:
+                found = rates_from_logs.rates(int((log.ranks(layer, head) <= count).sum()), log.table.height)
+                rows.append((layer, "NY"[head == "trained"], count, *map(float, found[:3]), int(found.trials)))
+    columns = ("layer", "head", "k", "match_rate", "low", "high", "trials")
+    return Table("Match rates (measured): the target's token is among k early candidates", columns, tuple(rows))
+
+
+def by_position(log: PositionLog, count: int, head: str) -> Table:
+    """Match rates by layer and range of output positions, as in Tables 6 to 8 of [Yang2024]."""
+    position = log.table["position"].to_numpy()
+    edges = np.unique(np.linspace(0, position.max() + 1, BINS + 1).astype(int))
+    rows = []
+    for layer in _with_head(log, head):
+        kept = log.ranks(layer, head) <= count
+        found = [rates_from_logs.rates(int(kept[part].sum()), int(part.sum())) for part in _ranges(position, edges)]
+        rows.append((layer, *[float(each.rate) for each in found]))
+    columns = ("layer", *[f"{low + 1}-{high}" for low, high in pairwise(edges)])
+    return Table(f"Match rates at k={count} by output position (measured; {head} head)", columns, tuple(rows))
+
+
+def _ranges(position: Any, edges: Any) -> list[Any]:
+    return [(position >= low) & (position < high) for low, high in pairwise(edges)]
+
+
+def _with_head(log: PositionLog, head: str) -> list[int]:
+    held = log.table[f"rank_{head}"].to_numpy()[0]
+    return [layer for layer in range(1, log.layers) if held[layer - 1]]
+
+
+def match_independence(log: PositionLog, candidates: Sequence[int], head: str) -> Table:
+    """Whether matches are independent coins. The mean of a decoding's time does not ask it (Theorem 4.1 is linear in them), its
+    spread does: `spread` is the standard deviation of the matches of a text over that of independent ones."""
+    rows = []
+    for layer in _with_head(log, head):
+        for count in candidates:
+            coins = log.matches(layer, count, head)
+            correlation, runs = rates_from_logs.lag_correlation(coins), rates_from_logs.runs_test(coins)
+            sizes, sums = np.array([each.size for each in coins]), np.array([each.sum() for each in coins])
+            rate = sums.sum() / sizes.sum()
+            expected = np.sqrt((sizes * rate * (1 - rate)).mean())
+            spread = float(np.sqrt(np.square(sums - sizes * rate).mean()) / expected) if expected else float("nan")
+            rows.append((layer, count, float(rate), correlation.correlation, correlation.p_value, runs.z, runs.p_value, spread))
+    columns = ("layer", "k", "match_rate", "lag_1", "p_value", "runs_z", "p_value_", "spread")
+    return Table(f"Are matches independent? (measured; {head} head)", columns, tuple(rows))
+
+
+def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float, about: str) -> Iterator[Table]:
+    """Acceptance of greedy drafts, from how many tokens a round gives that starts at each position of each text."""
+    rows: list[tuple[Any, ...]] = []
+    position = rates_from_logs.accepted_of_positions(lengths)
+    rows.append(("positions", "-", *map(float, position[:3]), int(position.trials), NONE, NONE))
+    for gamma in draft_lengths:
+        played = rates_from_logs.play(lengths, gamma)
+        mean = float((played.accepted + 1).mean())
+        low, high = rates_from_logs.ratio_interval(*played.of_requests())
+        for name, found in (
+            ("tested", rates_from_logs.accepted_of_tested(played)),
+            ("drafted", rates_from_logs.accepted_of_drafted(played)),
+        ):
+            ends = (low, high) if name == "tested" else (NONE, NONE)
+            rows.append((name, gamma, *map(float, found[:3]), int(found.trials), *ends))
+        rows.append(("mean_acceptance_length", gamma, mean, *[NONE] * 2, int(played.accepted.size), *[NONE] * 2))
+    columns = ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high")
+    title = f"Acceptance (measured; {about}): alpha is accepted over tested; text_low and text_high know that texts differ"
+    yield Table(title, columns, tuple(rows))
+    yield _means(lengths, draft_lengths)
+    played = rates_from_logs.play(lengths, max(draft_lengths))
+    found = rates_from_logs.by_place(played)
+    places = tuple(
+        (place + 1, *[float(part[place]) for part in found[:3]], int(found.trials[place])) for place in range(len(found.rate))
+    )
+    title = f"Acceptance by place in a draft of {played.draft_length} (measured)"
+    yield Table(title, ("place", "rate", "low", "high", "trials"), places)
+    yield _acceptance_by_position(lengths, played)
+    yield _independence(lengths, draft_lengths)
+    yield _dependence(lengths, draft_lengths, cost_ratio)
+
+
+def _means(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> Table:
+    found = [rates_from_logs.means(rates_from_logs.play(lengths, gamma)) for gamma in draft_lengths]
+    columns = (
+        "gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds", "half_of_rounds_from",
+    )  # fmt: skip
+    rows = tuple((*each[:8], each.half) for each in found)
+    notes = [
+        f"gamma={each.draft_length}: half of the rounds come from {each.half} of {each.sequences} sequences"
+        + (": few weigh most, and the mean over rounds is theirs" if each.few else "")
+        for each in (min(found, key=lambda each: each.half),)
+    ]
+    title = "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does"
+    return Table(title, columns, rows, tuple(notes))
+
+
+def _acceptance_by_position(lengths: Sequence[Any], played: rates_from_logs.Played) -> Table:
+    edges = np.unique(np.linspace(0, max(len(each) for each in lengths), BINS + 1).astype(int)).tolist()
+    found = rates_from_logs.by_output_position(played, edges)
+    rows = tuple(
+        (f"{low + 1}-{high}", *[float(part[place]) for part in found[:3]], int(found.trials[place]))
+        for place, (low, high) in enumerate(pairwise(edges))
+    )
+    title = f"Acceptance by output position, drafts of {played.draft_length} (measured)"
+    return Table(title, ("positions", "rate", "low", "high", "trials"), rows)
+
+
+def _independence(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> Table:
+    coins = rates_from_logs.coins(lengths)
+    correlation, runs = rates_from_logs.lag_correlation(coins), rates_from_logs.runs_test(coins)
+    rows: list[tuple[Any, ...]] = [
+        ("correlation of neighbours", "-", correlation.correlation, correlation.p_value),
+        ("runs test, z", "-", runs.z, runs.p_value),
+    ]
+    for gamma in draft_lengths:
+        geometric = rates_from_logs.geometric_test(rates_from_logs.play(lengths, gamma))
+        rows.append(("accepted lengths, chi-square", gamma, geometric.statistic, geometric.p_value))
+    return Table("Are acceptances independent coins?", ("test", "gamma", "statistic", "p_value"), tuple(rows))
+
+
+def _dependence(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float) -> Table:
+    found = rates_from_logs.dependence(lengths, draft_lengths, cost_ratio, DRAWS, np.random.default_rng(0))
+    title = f"Error of independence: a prediction from the alpha of positions alone, at cost_ratio={cost_ratio:g} (assumed)"
+    columns = ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen")
+    return Table(title, columns, tuple(tuple(row) for row in found))
+
+
+def drawn(log: PositionLog, about: str) -> Table:
+    """Acceptance of drawn drafts: the mean of sum min(p, q), and of min(1, q/p) of the tokens put out, which estimates the same."""
+    overlap = np.concatenate(log.column("overlap"))
+    chance = np.concatenate(log.chances())
+    rows = tuple(
+        (name, float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size)), int(each.size))
+        for name, each in (("sum min(p, q)", overlap), ("min(1, q/p) of the token put out", chance))
+    )
+    return Table(f"Acceptance of drawn drafts (measured; {about})", ("estimate", "rate", "standard_error", "positions"), rows)

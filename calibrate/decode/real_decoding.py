@@ -1,0 +1,236 @@
+"""Decoding real models by the algorithms of this project: what was put out and done, and every read with its answer.
+
+The Python twin of `calibrate decode`. Seconds are measured on this machine, between two moments at which the device is idle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from calibrate.decoders.adapter import Decoder
+from calibrate.interpreters.in_one_process import Answers, Luck, Real, Sampling, Times
+from calibrate.untested_on_gpu import cuda_graphs
+from model.base import checks, table_records
+from model.base.checks import ParameterError
+from model.logs.decoding import Answered, Decoding
+from model.logs.spans import plain
+from model.methods import registry
+
+if TYPE_CHECKING:
+    from calibrate.untested_on_gpu.over_streams import Lanes
+    from calibrate.workers.worker_pool import Pool
+
+DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium": "medium_layers"})
+"""What says the depth of a model, by its role."""
+
+
+def decode(
+    method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
+    sampling: Sampling | None = None, luck: Luck | None = None, stop: Collection[int] = (), log: bool = False,
+    answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None, lanes: Lanes | None = None,
+    spans: list[dict[str, Any]] | None = None,
+) -> Decoding:
+    """Decode `tokens` tokens behind a prompt of at least one, or until one of `stop`, which end texts.
+
+    Parameters
+    ----------
+    method
+        A folder of `model/methods`, or the dotted path of a module that is allowed (`model.methods.registry.allowing`).
+    models
+        Decoders by role: the target, and those that the method has beside it.
+    settings
+        The method's parameters but for the depths of the models, which they say themselves.
+    sampling, luck
+        The law of drawn tokens, and where the numbers come from.
+    log
+        Whether every read and its answer are kept.
+    pool
+        Processes that make the passes of sub-processes (`calibrate.workers.worker_pool`); this one makes them one after another
+        where left out.
+    lanes
+        Streams of the target's GPU on which passes of sub-processes are made (`calibrate.untested_on_gpu.over_streams`), in the
+        place of a pool.
+    spans
+        What happened when is added to it (`model.logs.spans.plain`), of decodings over a pool or over streams.
+    answers, times
+        See `calibrate.interpreters.in_one_process.Real`. Where a world answers, the prompt's tokens are the places of a text, from
+        0.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from calibrate.decoders.adapter import decoder_of
+    >>> tiny = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
+    >>> models = {role: decoder_of(LlamaForCausalLM(tiny), role) for role in ("target", "draft")}
+    >>> found = decode("speculative", models, [3, 5], 6, {"draft_length": 2})
+    >>> len(found.tokens), found.settings["layers"], sum(found.rounds.values()) == len(found.commits)
+    (6, 2, True)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    text = tuple(int(token) for token in prompt)
+    check_text(models, (0,) * len(text) if answers is not None else text, tokens)
+    table = scheduled(method, {} if settings is None else settings, len(text), tokens)
+    parameters = parameters_of(method, models, table, batches=answers is not None)
+    check_room(models, parameters, len(text), tokens)
+    whole = parameters.outputs_of(tokens) if hasattr(parameters, "outputs_of") else tokens
+    reads: list[Answered] = []
+    more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
+    more_of |= {"sampling": sampling, "luck": luck}
+    real: Any
+    over = lanes if pool is None else pool
+    real = Real(models, **more_of) if over is None else _over(over, parameters, more_of | {"record": spans is not None})
+    module = registry.algorithm(method)
+    ends = tuple(stop) if takes_stop(method) else ()
+    more = {"stop": ends} if ends else {}
+    steps = module.decode(parameters, list(text), tokens, **more)
+    settle(models)
+    start = time.perf_counter()
+    if times is not None:
+        times.start = start
+    apart = cuda_graphs.apart(models.values())
+    try:
+        work = real.run(steps, whole)
+        settle(models)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        needed = f"a prompt of {len(text)} tokens and {tokens} more"
+        raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
+    seconds = time.perf_counter() - start if over is None else real.seconds
+    why = ["has sub-processes"] * bool(work.forks) + [*(cuda_graphs.apart(models.values()) - apart)]
+    if why and cuda_graphs.mode_of(models["target"]) != "eager":
+        raise ParameterError(f"mode must be eager for method {method}, which {why[0]} with these parameters, got cuda-graph")
+    if spans is not None and over is not None:
+        spans += plain(real.spans, real.begun)
+    said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
+    return Decoding(
+        method, said, text, tokens, tuple(work.committed), work.account, ends, seconds, tuple(reads)
+    )  # fmt: skip
+
+
+def _over(over: Pool | Lanes, parameters: Any, more: Mapping[str, Any]) -> Any:
+    """The interpreter over processes, or over streams."""
+    from calibrate.untested_on_gpu.over_streams import Lanes, Streams
+
+    if parameters.units > over.units:
+        what = "streams" if isinstance(over, Lanes) else "processes"
+        raise ParameterError(f"units must be at least {parameters.units}, which the method reserves, got {over.units} {what}")
+    if isinstance(over, Lanes):
+        return Streams(over, **more)
+    from calibrate.workers.over_processes import Parallel
+
+    return Parallel(over, **more)
+
+
+def parameters_of(
+    method: str, models: Mapping[str, Decoder], settings: Mapping[str, Any], *, batches: bool = False
+) -> Any:
+    """The checked parameters of a method on these models: of just the roles that it has, with their depths filled in.
+
+    Several texts at once (`batches`) may be decoded where outcomes are forced: models are asked about one.
+    """
+    kind = registry.algorithm(method).Parameters
+    table = table_records.renamed(kind, settings)
+    wanted = roles(method, table)
+    for role in wanted:
+        if role not in models:
+            option = "model" if role == "target" else role
+            raise ParameterError(f"method {method} needs a {role} model and has none; give one with --{option}")
+    for role in models:
+        if role not in wanted:
+            has = f"has no {role} model" if len(wanted) > 1 else "drafts with no other model"
+            raise ParameterError(f"--{role} is not used by method {method}, which {has} with these parameters; leave it out")
+    for role in wanted:
+        key = DEPTHS[role]
+        if key in table and table[key] != models[role].layers:
+            name = models[role].name
+            given = checks.shown(table[key])
+            raise ParameterError(f"{key} must be {models[role].layers}, as {name} has, got {given}; leave it out")
+        table[key] = models[role].layers
+    parameters = table_records.build(kind, table, "method", "give it with --set KEY=VALUE")
+    if getattr(parameters, "texts", 1) > 1 and not batches:
+        given = f"{parameters.texts} sequences; leave out sequences and lengths"
+        raise ParameterError(f"sequences must be 1, as one is decoded at a time, got {given}")
+    if getattr(parameters, "full_batch", 1) > 1:
+        given = f"sequences={parameters.sequences} with batching={parameters.batching!r}"
+        if not hasattr(parameters, "texts"):
+            one = f"sequences must be 1, as method {method} decodes real sequences one at a time"
+            raise ParameterError(f"{one}, got {given}; leave out sequences")
+        remedy = "set batching = 'static'" if batches else "leave out sequences"
+        raise ParameterError(f"real batches are static, all of whose sequences are decoded, got {given}; {remedy}")
+    return parameters
+
+
+def scheduled(method: str, settings: Mapping[str, Any], prompt: int, tokens: int) -> dict[str, Any]:
+    """Settings with the bounds of a schedule that goes by positions, where they are left out: from this prompt to the last token.
+
+    >>> scheduled("skipdecode", {"min_layers": 2}, 5, 16)
+    {'prompt': 5, 'sequence': 21, 'min_layers': 2}
+    """
+    known = {field.name for field in dataclasses.fields(registry.algorithm(method).Parameters)}
+    bounds = {"prompt": prompt, "sequence": prompt + tokens} if {"prompt", "sequence"} <= known else {}
+    return bounds | dict(settings)
+
+
+def exits_early(parameters: Any) -> bool:
+    """Whether a choice reads behind layers above which there are more: where trained heads can read.
+
+    Of a method from elsewhere nobody knows.
+    """
+    if not type(parameters).__module__.startswith("model.methods."):
+        return True
+    return hasattr(parameters, "first_check") or getattr(parameters, "exit_layer", None) is not None
+
+
+def roles(method: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The models that a method has with these parameters, the target first."""
+    kind = registry.algorithm(method).Parameters
+    return ("target", *registry.roles(kind, table_records.renamed(kind, settings)))
+
+
+def takes_stop(method: str) -> bool:
+    """Whether a token ends its texts: beam search takes none."""
+    return "stop" in inspect.signature(registry.algorithm(method).decode).parameters
+
+
+def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int) -> None:
+    """Refuse a prompt that is empty, holds what no model has a row for, or is too long with what is to be written."""
+    if not prompt:
+        raise ParameterError("prompt must have at least one token, got none; begin with the model's start token")
+    for role, decoder in models.items():
+        wrong = [token for token in prompt if not 0 <= token < decoder.vocabulary]
+        if wrong:
+            bound = f"between 0 and {decoder.vocabulary - 1}, the vocabulary of model {decoder.name}"
+            raise ParameterError(f"prompt must hold tokens {bound}, got {wrong[0]}; tokenize it with that model's tokenizer")
+        needed = len(prompt) + tokens - 1  # the last token is written, not read
+        if decoder.longest is not None and needed > decoder.longest:
+            raise ParameterError(
+                f"prompt and tokens must fit the {decoder.longest} positions of model {decoder.name} ({role}), got {len(prompt)}"
+                f" and {tokens} tokens; take a shorter prompt or fewer tokens"
+            )
+
+
+def check_room(models: Mapping[str, Decoder], parameters: Any, prompt: int, tokens: int) -> None:
+    """Refuse a batch in which texts that draft along with others go beyond the positions that a model has."""
+    beyond = getattr(parameters, "beyond", 0)
+    for role, decoder in models.items() if beyond else ():
+        if decoder.longest is not None and prompt + tokens - 1 + beyond > decoder.longest:
+            raise ParameterError(
+                f"prompt, tokens and draft_length must fit the {decoder.longest} positions of model {decoder.name} ({role}) in a"
+                f" batch, whose texts draft for as long as any of them can, got {prompt}, {tokens} and {beyond}; take fewer tokens"
+            )
+
+
+def warm(models: Mapping[str, Decoder]) -> None:
+    """Run a token through every model: what a library does once, it does then."""
+    for decoder in {id(decoder): decoder for decoder in models.values()}.values():
+        decoder.warm()
+
+
+def settle(models: Mapping[str, Decoder]) -> None:
+    """Wait until every device has done all that it was given."""
+    for decoder in models.values():
+        decoder.settle()

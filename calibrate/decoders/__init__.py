@@ -1,0 +1,1 @@
+"""Real models, layer by layer, with their cache."""

@@ -1,0 +1,309 @@
+"""Exit heads: for every layer but the last a matrix that says what the model will write, from that layer's state alone.
+
+As in the paper on Predictive Pipelined Decoding (section 4.1, Table 4) the model is frozen, and a head learns the next token of a
+text by cross-entropy. A head of layer k is applied to the state behind layer k after the model's own final norm. It begins as the
+model's own output matrix, the *common* head, so that what training adds is seen. Heads are trained side by side, and none of
+them depends on which others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.family import model_directory, training
+from calibrate.family.corpus import Corpus
+from calibrate.family.model_directory import Loaded
+from calibrate.family.training import Recipe, Report
+from model.base import bounded_files, checks, strict_json
+from model.base.checks import ParameterError
+
+if TYPE_CHECKING:
+    import torch
+
+    from calibrate.family.training import Tokens
+
+    Tensor = torch.Tensor
+
+SCHEMA = "decodesim.heads/1"
+TOP = (1, 3, 5)
+"""Candidates for which agreement is counted, as in the paper's Table 2."""
+LABELS = ("text", "model")
+CHUNK = 8192
+"""Tokens whose states are in memory at once."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How heads are trained; the rate rises over a part `warm_up` of all updates, and then falls to nothing in a straight line."""
+
+    epochs: float = 1.0
+    rate: float = 1e-3
+    batch: int = 16
+    length: int = 512
+    warm_up: float = 0.0
+    weight_decay: float = 0.0
+    seed: int = 0
+    labels: str = "text"
+    """What a head learns: the next token of the text, or the one that the model itself would write there."""
+
+    def __post_init__(self) -> None:
+        checks.one_of("labels", self.labels, LABELS)
+        checks.number("warm_up", self.warm_up, 0, 1)
+        self.recipe(self.batch * self.length + 1)
+
+    def recipe(self, tokens: int) -> Recipe:
+        """The same for a text of so many tokens.
+
+        >>> PAPER.recipe(100 * 128 * 2048 + 1).warm_up  # .04 of 300 updates
+        12
+        """
+        recipe = Recipe(self.epochs, self.batch, self.length, self.rate, 0, self.weight_decay, self.seed)
+        return replace(recipe, warm_up=round(self.warm_up * recipe.steps(tokens)))
+
+
+OWN = Settings()
+"""For small texts. Tried from 3e-4 to 1e-2 on a model of six layers: a higher rate agrees more often with the model at its first
+layers, and less often at its last, where the common head is hard to beat."""
+PAPER = Settings(epochs=3, rate=2e-5, batch=128, length=2048, warm_up=0.04)
+"""The paper's Table 4, published, for a model of 13 billion parameters. That the rate falls in a straight line is assumed."""
+SETTINGS = {"own": OWN, "paper": PAPER}
+
+
+def train(
+    loaded: Loaded, corpus: Corpus, settings: Settings, path: Path, *, layers: Iterable[int] | None = None, command: str = "",
+    resume: bool = False, report: Report | None = None,
+) -> dict[str, Any]:
+    """Train a head for each layer but the last, or for some, and write them to one file; what the file says of them."""
+    import torch
+
+    kept = path.with_name(f"{path.name}.kept")
+    chosen = _layers(loaded, layers)
+    settings = replace(settings, length=min(settings.length, loaded.positions))
+    said = {"model": loaded.checksum, "text": corpus.checksum, "heads of layers": list(chosen), **asdict(settings)}
+    if resume and path.exists():
+        there = about(path)
+        layers_there = sorted({row["layer"] for row in there["results"]})
+        was = {"model": there["model"], "text": there["corpus"]["checksum"], "heads of layers": layers_there, **there["settings"]}
+        model_directory.refuse_other(path, was, said)
+        return there
+    model_directory.refuse_existing(path)
+    if kept.exists() and not resume:
+        raise ParameterError(f"{kept} is of a training that was broken off; --resume goes on with it, or remove it")
+    check(loaded)
+    tokens, held_out = loaded.tokens(corpus.training), loaded.tokens(corpus.held_out)
+    recipe = settings.recipe(tokens.size)
+    steps = recipe.steps(tokens.size)
+    training.enough("held-out text", held_out, settings.length)
+    heads = started(loaded, chosen)
+
+    def seen() -> float:
+        return float(np.mean([row["loss"] for row in judged(loaded, {"trained": heads}, held_out, settings.length, training.SEEN)]))
+
+    work = training.Work(
+        _Module(heads), [torch.optim.AdamW(heads.values(), lr=0.0, weight_decay=settings.weight_decay)],
+        lambda step: _learn(loaded, heads, recipe.windows(tokens, step), settings.labels), seen,
+        lambda step: recipe.rate_at(step, steps), steps, strict_json.dumps(said, sort_keys=True), clip=None,
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = work.done(kept, resume=resume, report=report)
+    saved = {layer: head.detach().half() for layer, head in heads.items()}
+    model_directory.finite("heads in half precision", ((f"layer.{layer}", head) for layer, head in saved.items()))
+    both = {"common": started(loaded, chosen), "trained": {layer: head.float() for layer, head in saved.items()}}
+    whole = {
+        "schema": SCHEMA, "source": "measured", "model": loaded.checksum, "name": loaded.name,
+        "layers": loaded.layers, "hidden": loaded.hidden, "vocabulary": loaded.vocabulary, "settings": asdict(settings),
+        "results": judged(loaded, both, held_out, settings.length),
+        "held_out_loss": round(training.loss_of(loaded.model, held_out, settings.length, str(loaded.model.device)), 5),
+        "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
+        "seconds": log["seconds"], "versions": model_directory.versions(), "command": command,
+    }  # fmt: skip
+    _write(path, saved, whole)
+    return about(path)
+
+
+def load(path: Path, *, checksum: str, layers: int, hidden: int, vocabulary: int) -> dict[int, Tensor]:
+    """Heads by layer in float32, each of shape (vocabulary, hidden), of the model whose weights have this checksum.
+
+    `layers` are the model's: a head is of a layer between 1 and layers-1.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    said = about(path)
+    if said.get("model") != checksum:
+        whose = f"{path.name} is of the model with checksum {str(said.get('model'))[:12]} ({said.get('name')})"
+        raise ParameterError(f"{whose}, and this one has {checksum[:12]}; train heads for it: calibrate heads --model ...")
+    heads, known = {}, {f"layer.{layer}": layer for layer in range(1, layers)}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  it is no mapping
+                if name not in known:
+                    raise ParameterError(f"{path.name} must hold tensors layer.1 to layer.{layers - 1}, got {checks.shown(name)}")
+                shape = tuple(file.get_slice(name).get_shape())  # before it takes any memory
+                if shape != (vocabulary, hidden):
+                    bound = f"{name} of {path.name} must be of shape (vocabulary={vocabulary}, hidden={hidden})"
+                    raise ParameterError(f"{bound}, got {shape}; train the heads again")
+                heads[known[name]] = file.get_tensor(name).float()
+    except (SafetensorError, OSError) as error:
+        raise ParameterError(f"{path.name} cannot be read: {model_directory.line(error)}; train the heads again") from None
+    model_directory.finite(path.name, ((f"layer.{layer}", head) for layer, head in heads.items()))
+    return dict(sorted(heads.items()))
+
+
+def of(loaded: Loaded, path: Path | None = None) -> dict[int, Tensor]:
+    """The heads of a model, from the file in its directory or another."""
+    where = loaded.folder / model_directory.HEADS if path is None else path
+    return load(where, checksum=loaded.checksum, layers=loaded.layers, hidden=loaded.hidden, vocabulary=loaded.vocabulary)
+
+
+def about(path: Path) -> dict[str, Any]:
+    """What a file of heads says of itself."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise ParameterError(f"there are no heads at {path}; train them: calibrate heads --model {path.parent.name}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("about", "{}")
+        said = bounded_files.json_of(text) if len(text) <= bounded_files.MOST_TOML else None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ParameterError(f"{path.name} cannot be read: {model_directory.line(error)}; train the heads again") from None
+    if not isinstance(said, dict) or said.get("schema") != SCHEMA:
+        raise ParameterError(f"{path.name} must be a file of heads, of schema {SCHEMA}; make one with calibrate heads")
+    return said
+
+
+def started(loaded: Loaded, layers: Iterable[int]) -> dict[int, Any]:
+    """Heads that have learnt nothing: the common head for each layer."""
+    import torch
+
+    common = loaded.model.get_output_embeddings().weight.detach()
+    return {layer: torch.nn.Parameter(common.clone().float()) for layer in layers}
+
+
+def states(loaded: Loaded, tokens: Tensor, layers: Iterable[int]) -> tuple[dict[int, Tensor], Tensor]:
+    """Normed states behind layers, each of shape (texts, tokens, hidden), and the model's own logits of all tokens."""
+    import torch
+
+    norm = _norm(loaded)
+    with torch.no_grad():
+        passed = loaded.model(input_ids=tokens, output_hidden_states=True, use_cache=False)
+        # The library's list begins with the embedding, and its last entry is normed already: no other is.
+        return {layer: norm(passed.hidden_states[layer]) for layer in layers}, passed.logits
+
+
+def check(loaded: Loaded) -> None:
+    """Refuse a model whose output is anything but its output matrix times its last normed state: no head could be begun with it."""
+    import torch
+
+    tokens = torch.arange(8, device=loaded.model.device)[None] % loaded.vocabulary
+    normed: list[Tensor] = []
+    norm = _norm(loaded)
+    handle = norm.register_forward_hook(lambda _, __, output: normed.append(output))
+    try:
+        with torch.no_grad():
+            passed = loaded.model(input_ids=tokens, output_hidden_states=True, use_cache=False)
+    finally:
+        handle.remove()
+    head, last = loaded.model.get_output_embeddings().weight, passed.hidden_states[-1]
+    fits = len(passed.hidden_states) == loaded.layers + 1 and last.shape[-1] == head.shape[-1] == loaded.hidden
+    fits = fits and (not normed or torch.equal(normed[-1], last))
+    if not fits or not torch.allclose(last @ head.T, passed.logits, rtol=1e-3, atol=1e-3):
+        raise ParameterError(
+            f"the output of model {loaded.name} must be its output matrix times its last normed state, and it is something else"
+            " (a bias, a scale, a projection between); exit heads are not trained for it"
+        )
+
+
+def judged(
+    loaded: Loaded, heads: dict[str, dict[int, Tensor]], tokens: Tokens, length: int, windows: int | None = None
+) -> list[dict[str, Any]]:
+    """What heads are worth along a text: a row for each kind and layer.
+
+    Each has the mean loss [nats per token] and, for 1, 3 and 5 candidates, how often the model's own greedy token is among them.
+    """
+    import torch
+
+    count = (tokens.size - 1) // length
+    places = np.arange(count) if windows is None or windows >= count else np.linspace(0, count - 1, windows).astype(int)
+    layers = sorted({layer for each in heads.values() for layer in each})
+    totals = {(kind, layer): np.zeros(1 + len(TOP)) for kind, each in heads.items() for layer in each}
+    for group in _groups(places, length):
+        rows = torch.from_numpy(np.stack([tokens[place * length : (place + 1) * length + 1] for place in group]))
+        rows = rows.to(loaded.model.device)
+        seen, logits = states(loaded, rows[:, :-1], layers)
+        own = logits.argmax(-1, keepdim=True)
+        with torch.no_grad():
+            for kind, layer in totals:
+                guesses = seen[layer] @ heads[kind][layer].T
+                loss = torch.nn.functional.cross_entropy(guesses.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+                before = (guesses > guesses.gather(-1, own)).sum(-1)
+                totals[kind, layer] += [float(loss), *(int((before < top).sum()) for top in TOP)]
+    number = len(places) * length
+    return [
+        {"head": kind, "layer": layer, "loss": round(total[0] / number, 5)}
+        | {f"top_{top}": round(total[1 + place] / number, 5) for place, top in enumerate(TOP)}
+        for (kind, layer), total in totals.items()
+    ]
+
+
+def _learn(loaded: Loaded, heads: dict[int, Any], windows: Tokens, labels: str) -> Tensor:
+    """Add the gradients of an update to all heads; the mean of their losses. Layer by layer: logits are what takes memory."""
+    import torch
+
+    length = windows.shape[1] - 1
+    total = torch.zeros((), device=loaded.model.device)
+    for group in _groups(np.arange(len(windows)), length):
+        rows = torch.from_numpy(windows[group]).to(loaded.model.device)
+        seen, own = states(loaded, rows[:, :-1], heads)
+        wanted = (own.argmax(-1) if labels == "model" else rows[:, 1:]).flatten()
+        for layer, head in heads.items():
+            logits = (seen.pop(layer) @ head.T).flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum") / (len(windows) * length)
+            loss.backward()
+            total += loss.detach() / len(heads)
+    return total
+
+
+def _groups(places: Tokens, length: int) -> Iterator[Tokens]:
+    at_once = max(CHUNK // length, 1)
+    return (places[start : start + at_once] for start in range(0, len(places), at_once))
+
+
+def _norm(loaded: Loaded) -> Any:
+    import torch
+
+    from calibrate.decoders.adapter import decoder_of
+
+    return decoder_of(loaded.model, loaded.name).norm or torch.nn.Identity()
+
+
+def _layers(loaded: Loaded, layers: Iterable[int] | None) -> tuple[int, ...]:
+    if loaded.layers < 2:
+        raise ParameterError(f"layers must be at least 2 for a head before the last, and model {loaded.name} has {loaded.layers}")
+    chosen = tuple(range(1, loaded.layers)) if layers is None else tuple(sorted(set(layers)))
+    for layer in chosen:
+        checks.whole("layer", layer, 1, loaded.layers - 1, "layers-1")
+    return chosen
+
+
+class _Module:
+    """Heads by the names that they are saved under, as training keeps them."""
+
+    def __init__(self, heads: dict[int, Any]) -> None:
+        self.heads = heads
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        return ((f"layer.{layer}", head) for layer, head in self.heads.items())
+
+
+def _write(path: Path, heads: dict[int, Tensor], said: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {f"layer.{layer}": head.cpu().contiguous() for layer, head in heads.items()}
+    with model_directory.whole(path) as part:
+        save_file(tensors, part, {"about": strict_json.dumps(said)})

@@ -1,0 +1,114 @@
+"""Making models of the family: one text, one tokenizer in a directory, and a directory for each model beside it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibrate.family import model_directory, training, vocabulary
+from calibrate.family.corpus import Corpus
+from calibrate.family.training import Recipe, Report, Size
+from model.base import strict_json
+from model.base.checks import ParameterError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TOKENIZER, CORPUS = "tokenizer.json", "corpus.json"
+SAMPLE = 16
+"""Windows, evenly spread, whose loss stands in the log for anyone who wants to see in a second that it is so."""
+
+
+def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, recipe: Recipe | None = None) -> Any:
+    """The tokenizer of a directory of models: learnt for the first of them, and the same for all that come later.
+
+    A text that is too short for a recipe is refused before anything is written.
+    """
+    from tokenizers import Tokenizer
+
+    now = corpus.about() | {"vocabulary": size}
+    if (folder / TOKENIZER).exists():
+        then = model_directory.table(folder / CORPUS) if (folder / CORPUS).exists() else {}
+        for key in ("vocabulary", "checksum"):
+            if then.get(key) != now[key]:
+                change = f"{key} is {now[key]}, and was {then.get(key, 'not said')}"
+                bound = f"{TOKENIZER} of {folder} must be of the same text: {change}"
+                raise ParameterError(f"{bound}; take another directory, or remove both")
+        try:
+            return Tokenizer.from_file(str(folder / TOKENIZER))
+        except Exception as error:  # the library raises no other
+            why = model_directory.line(error)
+            raise ParameterError(f"{TOKENIZER} of {folder} cannot be read: {why}; remove it, to learn it again") from None
+    learnt = vocabulary.learnt(corpus, size)
+    if recipe is not None:
+        recipe.steps(vocabulary.encoded(learnt, corpus.training).size)
+        training.enough("held-out text", vocabulary.encoded(learnt, corpus.held_out), recipe.length)
+    with model_directory.whole(folder / CORPUS) as part:
+        part.write_text(strict_json.dumps(now, indent=1) + "\n", encoding="utf-8")
+    with model_directory.whole(folder / TOKENIZER) as part:
+        learnt.save(str(part))
+    return learnt
+
+
+def make(
+    role: str, size: Size, recipe: Recipe, corpus: Corpus, tokenizer: Any, folder: Path, *, command: str = "", device: str = "cpu",
+    resume: bool = False, report: Report | None = None,
+) -> dict[str, Any]:
+    """Train a model and write it to `folder`/`role`; its log. With `resume` what is done already is not done again."""
+    place, kept = folder / role, folder / f"{role}.kept"
+    if resume and (place / model_directory.LOG).exists():
+        log = model_directory.log_of(place)
+        was = {**log["size"], **log["recipe"], "text": log["corpus"]["checksum"]}
+        model_directory.refuse_other(place, was, asdict(size) | asdict(recipe) | {"text": corpus.checksum})
+        return log
+    model_directory.refuse_existing(place)
+    if kept.exists() and not resume:
+        raise ParameterError(f"{kept} is of a training that was broken off; --resume goes on with it, or remove it")
+    tokens, held_out = vocabulary.encoded(tokenizer, corpus.training), vocabulary.encoded(tokenizer, corpus.held_out)
+    model = begun(size, tokenizer.get_vocab_size(), recipe)
+    log = training.train(model, tokens, held_out, recipe, kept, device=device, resume=resume, report=report)
+    return finish(model, log, role, size, recipe, corpus, tokenizer, tokens, held_out, place, command=command)
+
+
+def begun(size: Size, vocabulary: int, recipe: Recipe) -> Any:
+    """A model as training finds it: its weights follow from the seed."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return LlamaForCausalLM(size.config(vocabulary, recipe.length))
+
+
+def finish(
+    model: Any, log: dict[str, Any], role: str, size: Size, recipe: Recipe, corpus: Corpus, tokenizer: Any, tokens: NDArray[Any],
+    held_out: NDArray[Any], folder: Path, *, command: str = "",
+) -> dict[str, Any]:
+    """Round a trained model to half precision, say what that is worth on all of the held-out text, and write it; the log."""
+    model_directory.halved(model)
+    whole = about(model, role, command) | {
+        "size": asdict(size), "recipe": asdict(recipe),
+        "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
+        **worth(model, held_out, recipe.length),
+        "while_training": {"losses": log["losses"], "held_out": log["held_out"]}, "seconds": log["seconds"],
+    }  # fmt: skip
+    model_directory.save(model, tokenizer, whole, folder)
+    return model_directory.log_of(folder)
+
+
+def worth(model: Any, held_out: NDArray[Any], length: int) -> dict[str, Any]:
+    """The loss on all of the held-out text, and that on a few windows, which is soon computed again."""
+    device = str(model.device)
+    sample = {"windows": SAMPLE, "length": length, "loss": round(training.loss_of(model, held_out, length, device, SAMPLE), 5)}
+    return {"held_out_loss": round(training.loss_of(model, held_out, length, device), 5), "held_out_sample": sample}
+
+
+def about(model: Any, role: str, command: str) -> dict[str, Any]:
+    """What the log of any model says: which one it is, where it was made, and by which command."""
+    import torch
+
+    where = {"device": "cpu", "threads": torch.get_num_threads()} if model.device.type == "cpu" else {"device": model.device.type}
+    parameters = sum(each.numel() for each in model.parameters())
+    said = {"source": "measured", "loss": "mean cross-entropy [nats per token], in the end of the weights as saved on all windows"}
+    return {"role": role, "command": command, **said, "parameters": parameters, "versions": model_directory.versions(), **where}

@@ -1,0 +1,282 @@
+"""Reading other projects' tables: what is missing, malformed or impossible is refused by file, row and column.
+
+Rows are counted from 1, without the header. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+from model.hardware import physical_limits
+from model.hardware.devices import Device
+from model.hardware.interpolation import Floats, Surface
+from model.hardware.profile import AXES, Source
+
+if TYPE_CHECKING:
+    import polars as pl
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+"""Units of times, in seconds."""
+DTYPE = "bfloat16"
+"""What the imported tables were measured in, or in float16, which takes as many bytes and the same rate."""
+BYTES_EACH = 2
+CLOCKS = 1.1
+"""Peak rates are at a rated clock, and cards run above it: an RTX 4090 by up to a tenth. Memory does not. Assumed."""
+MOST_S, MOST_COUNTED = 1e3, 10**12
+"""No operation of a model takes as many seconds, or is about as many tokens, sequences or bytes."""
+DIP = 0.05
+"""A time that falls by more than this as its pass gets wider is reported."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The rows of one file."""
+
+    path: Path
+    shown: str
+    """How messages call it: relative to the folder that was given."""
+    frame: pl.DataFrame
+    numbers: NDArray[np.int64]
+    """Where the rows stand in the file, counted from 1."""
+
+    @property
+    def height(self) -> int:
+        """How many rows there are."""
+        return self.frame.height
+
+    def refuse(self, row: int, column: str, message: str) -> ParameterError:
+        """The error about a value, by the index of its row here."""
+        return ParameterError(f"{self.shown}: row {self.numbers[row]}, column {column}: {message}")
+
+    def column(self, name: str, *, least: float | None = None) -> Floats:
+        """A column of numbers, each of which must be there, finite and at least so much; shape (rows,)."""
+        import polars as pl
+
+        held = self.frame[name]
+        values: Floats = held.cast(pl.Float64, strict=False).to_numpy()  # what is null is nan
+        bad = ~np.isfinite(values) if least is None else ~(np.isfinite(values) & (values >= least))
+        if bad.any():
+            where = int(np.argmax(bad))
+            bound = "a number" if least is None else f"a number of at least {least:g}"
+            raise self.refuse(where, name, f"must be {bound}, got {checks.shown(held[where])}")
+        return values
+
+    def whole(self, name: str, *, least: int) -> Floats:
+        """A column of counts: whole numbers of at least so much; shape (rows,)."""
+        values = self.column(name, least=least)
+        for bad, bound in ((values > MOST_COUNTED, f"at most {MOST_COUNTED:,}"), (values != np.floor(values), "a whole number")):
+            if bad.any():
+                where = int(np.argmax(bad))
+                raise self.refuse(where, name, f"must be {bound}, got {checks.shown(float(values[where]))}")
+        return values
+
+    def seconds(self, name: str, unit: str) -> Floats:
+        """A column of times, in seconds; one operation may have been rounded to nothing, but none takes less; shape (rows,)."""
+        checks.one_of("unit", unit, UNITS)
+        found = self.column(name, least=0)
+        if (found > MOST_S / UNITS[unit]).any():
+            where = int(np.argmax(found))
+            raise self.refuse(where, name, f"must be at most {MOST_S:g} s, got {found[where]:g} {unit}; check the unit")
+        return found * UNITS[unit]
+
+    def words(self, name: str, known: Iterable[str]) -> NDArray[np.str_]:
+        """A column of words in small letters, each one of the known ones; shape (rows,)."""
+        import polars as pl
+
+        allowed = [*known]
+        held = self.frame[name].cast(pl.String).fill_null("").str.to_lowercase()
+        bad = ~held.is_in(allowed).to_numpy()
+        if bad.any():
+            where = int(np.argmax(bad))
+            raise self.refuse(where, name, str(checks.unknown("value", held[where], allowed)))
+        return held.to_numpy().astype(np.str_)
+
+    def where(self, mask: NDArray[np.bool_] | pl.Series) -> Table:
+        """The rows that a mask leaves."""
+        kept = np.asarray(mask)
+        return Table(self.path, self.shown, self.frame.filter(kept), self.numbers[kept])
+
+
+def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
+    """The table of a CSV or Parquet file, which must have rows and these columns."""
+    try:
+        shown = path.relative_to(root).as_posix()
+    except ValueError:
+        shown = path.name
+    if not path.is_file():
+        raise ParameterError(f"{shown}: there is no such file; give the folder that holds it")
+    try:
+        frame = (
+            bounded_files.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else bounded_files.read_parquet(path)
+        )
+    except (ParameterError, OSError) as error:
+        raise ParameterError(f"{shown}: {error}") from None
+    found = Table(path, shown, frame, np.arange(1, frame.height + 1))
+    require(found, columns)
+    if not frame.height:
+        raise ParameterError(f"{shown}: the table is empty; it must have at least one row")
+    return found
+
+
+def require(table: Table, columns: Iterable[str]) -> None:
+    """Refuse a table that lacks one of these columns."""
+    for name in columns:
+        if name not in table.frame.columns:
+            raise ParameterError(f"{table.shown}: column {name} is missing; {_nearest(name, table.frame.columns)}")
+
+
+def _nearest(name: str, columns: list[str]) -> str:
+    """The nearest of the columns that there are: other projects have dozens of them."""
+    close = difflib.get_close_matches(name, columns, cutoff=0)
+    return (
+        f"the nearest of its {len(columns)} columns is {close[0]}; the file has another format than it had"
+        if close
+        else "it has no columns"
+    )
+
+
+def time_column(table: Table, stem: str) -> tuple[str, str]:
+    """The column of times whose name ends in its unit, as `time_us`, and that unit."""
+    found = [name for name in table.frame.columns if name.startswith(f"{stem}_")]
+    if not found:
+        raise ParameterError(f"{table.shown}: column {stem}_us is missing; {_nearest(f'{stem}_us', table.frame.columns)}")
+    unit = found[0].removeprefix(f"{stem}_")
+    if unit not in UNITS:
+        raise ParameterError(f"{table.shown}: column {found[0]}: {checks.unknown('unit', unit, UNITS)}")
+    return found[0], unit
+
+
+def check_reached(
+    table: Table, column: str, seconds: Floats, device: Device, *, moved: Floats | None = None, operations: Floats | None = None,
+    rounding: float = 0.0, launches: float = 1, most: tuple[Floats, Floats] | None = None,
+) -> None:  # fmt: skip
+    """Refuse a time that the device cannot reach, and one that is far too long for it (`model.hardware.physical_limits.longest`).
+
+    What does not fit its last cache must come from memory, whatever was left there by an earlier run; and no arithmetic is
+    faster than its peak.
+
+    Parameters
+    ----------
+    seconds
+        Shape (rows,) [s].
+    moved, operations
+        What is read [bytes], and the arithmetic [operations], shape (rows,).
+    rounding
+        How much more than written a time may have been [s].
+    launches
+        Kernels that a row is of, at most.
+    most
+        What is read, and the arithmetic, at most: where kernels do more than is needed.
+    """
+    bytes_, work = (0.0 if moved is None else moved, 0.0 if operations is None else operations) if most is None else most
+    slowest = physical_limits.longest(bytes_, work, device.bandwidth, device.rate(DTYPE), launches)
+    _refuse_slower(table, column, seconds, np.broadcast_to(slowest, seconds.shape), device)
+    longest = seconds + rounding
+    if moved is not None:
+        least = np.maximum(moved - device.cache_bytes, 0) / device.bandwidth
+        _refuse_faster(table, column, seconds, longest < least, moved, "bytes/s", device.bandwidth, device, "memory")
+    if operations is not None:
+        peak = device.rate(DTYPE) * CLOCKS
+        _refuse_faster(table, column, seconds, longest < operations / peak, operations, "operations/s", peak, device, "arithmetic")
+
+
+def _refuse_slower(table: Table, column: str, seconds: Floats, slowest: Floats, device: Device) -> None:
+    bad = seconds > slowest
+    if bad.any():
+        where = int(np.argmax(bad))
+        also = f" ({bad.sum()} rows like it)" if bad.sum() > 1 else ""
+        most = f"{device.name} at a hundredth of its peaks takes at most {slowest[where]:.3g} s"
+        message = f"{seconds[where]:.4g} s is too long{also}: {most}"
+        raise table.refuse(where, column, f"{message}; check the unit and the device, or leave this file out")
+
+
+def _refuse_faster(
+    table: Table,
+    column: str,
+    seconds: Floats,
+    bad: NDArray[np.bool_],
+    amount: Floats,
+    unit: str,
+    peak: float,
+    device: Device,
+    what: str,
+) -> None:
+    if not bad.any():
+        return
+    where = int(np.argmax(bad))
+    reached = f"{amount[where] / seconds[where]:.3g} {unit}" if seconds[where] else "no time at all"
+    also = f" ({bad.sum()} rows like it)" if bad.sum() > 1 else ""
+    message = f"{seconds[where]:.4g} s would be {reached}, above the {peak:.3g} {unit} of the {what} of {device.name}{also}"
+    raise table.refuse(where, column, f"{message}; check the unit and the device, or leave this file out")
+
+
+def check_total(table: Table, column: str, total: Floats) -> None:
+    """Refuse a pass that took no time at all."""
+    if (total <= 0).any():
+        raise table.refuse(int(np.argmax(total <= 0)), column, "the pass takes no time in total; it must take some")
+
+
+def merged(keys: Mapping[str, Floats], values: Mapping[str, Floats]) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
+    """One row for each point: the median of its repeats, column by column; and how many there were."""
+    import polars as pl
+
+    medians = [pl.col(name).median() for name in values]
+    frame = pl.DataFrame({**keys, **values}).group_by(list(keys)).agg(*medians, pl.len().alias("repeats")).sort(list(keys))
+    points, times = ({name: frame[name].to_numpy() for name in names} for names in (keys, values))
+    return points, times, frame["repeats"].to_numpy()
+
+
+def rows(part: str, keys: Mapping[str, Floats], values: Mapping[str, Floats], **same: int) -> list[dict[str, Any]]:
+    """Rows of a profile: one for each point, repeats merged."""
+    points, times, repeats = merged(keys, values)
+    columns: dict[str, Iterable[Any]] = {"part": repeat(part), "repeats": repeats.tolist()}
+    columns |= {name: repeat(value) for name, value in same.items()}
+    columns |= {name: column.astype(np.int64).tolist() for name, column in points.items()}
+    columns |= {name: column.astype(np.float64).tolist() for name, column in times.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
+
+
+def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:
+    """A note on times that fall as passes get wider: they are real, larger passes get better kernels."""
+    found, points, worst = 0, 0, (0.0, 0)
+    for ways in sorted({row.get("ways", 1) for row in rows if row["part"] == part}):
+        chosen = [row for row in rows if row["part"] == part and row.get("ways", 1) == ways]
+        points += len(chosen)
+        surface = Surface({axis: [row[axis] for row in chosen]}, [row["time_s"] for row in chosen])
+        for (at,), share in surface.dips(axis, DIP):
+            found, worst = found + 1, max(worst, (share, int(at)))
+    if not found:
+        return []
+    return [
+        f"{part}: at {found} of {points} points the time falls by more than {DIP:.0%}, by {worst[0]:.0%} at {axis} {worst[1]}"
+    ]
+
+
+def source(table: Table, root: Path, repository: str, licence: str, commit: str, parts: Iterable[str]) -> Source:
+    """Where rows come from, with the file's checksum."""
+    digest = hashlib.sha256(bounded_files.read_bytes(table.path)).hexdigest()
+    return Source(repository, table.shown, commit, licence, digest, tuple(parts))
+
+
+def errors(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The median relative error at the inner points of each part, each left out and interpolated between its neighbours."""
+    found = {}
+    for part in dict.fromkeys(row["part"] for row in rows):
+        each = []
+        for ways in {row["ways"] for row in rows if row["part"] == part}:
+            chosen = [row for row in rows if row["part"] == part and row["ways"] == ways]
+            axes = {axis: [row[axis] for row in chosen] for axis in AXES[part]}
+            each.append(Surface(axes, [row["time_s"] for row in chosen]).error)
+        found[part] = round(float(np.median(each)), 4)
+    return found

@@ -1,0 +1,1 @@
+"""Algorithms interpreted by real models in one process."""

@@ -1,0 +1,431 @@
+"""The interpreter on real models: a pass runs layers, a read looks at what they made.
+
+It drives the same generators of steps as the simulator and the counter, one process after another. What each layer holds is
+compared with what the algorithm believes it holds (`model.interpret.interpreter.Cache`) at every pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.kv_rows import Rows, joined
+from model.base import checks
+from model.base.checks import ParameterError
+from model.interpret.interpreter import Cache, Interpreter, Task, Work
+from model.logs.decoding import Answered, question
+from model.steps import CacheError, Commit, Continuation, Forward, Read, Steps
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensor = torch.Tensor
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The law that tokens are drawn from: that of the model at a `temperature`, of its `top_k` likeliest tokens (0: all), of the
+    fewest whose chances make up `top_p`."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.number("temperature", self.temperature, 0)
+        if not self.temperature > 0:
+            raise ParameterError("temperature must be above 0, got 0; greedy decoding is what is done without sampling")
+        checks.whole("top_k", self.top_k, 0)
+        checks.number("top_p", self.top_p, 0, 1)
+
+    def law(self, logits: Floats) -> Floats:
+        """The chances of all tokens, shape (vocabulary,), from their logits.
+
+        >>> Sampling(top_k=2).law(np.log([0.5, 0.3, 0.2])).round(3).tolist(), Sampling(top_p=0.4).law(np.log([0.5, 0.5])).tolist()
+        ([0.625, 0.375, 0.0], [1.0, 0.0])
+        """
+        chances = softmax(logits / self.temperature)
+        if 0 < self.top_k < chances.size:
+            order = np.argsort(-chances, kind="stable")  # of equals the first stays
+            chances[order[self.top_k :]] = 0
+        if self.top_p < 1:
+            order = np.argsort(-chances, kind="stable")
+            before = np.cumsum(chances[order]) - chances[order]
+            chances[order[before >= self.top_p * chances.sum()][max(0, int(self.top_p == 0)) :]] = 0
+        return np.asarray(chances / chances.sum())
+
+
+def softmax(logits: Floats) -> Floats:
+    """Chances from logits, shape (vocabulary,)."""
+    found = np.exp(logits - logits.max())
+    return np.asarray(found / found.sum())
+
+
+def drawn(law: Floats, coin: float) -> int:
+    """The token of a law, which need not add up to 1, that a coin in [0, 1) falls on.
+
+    >>> [drawn(np.array([0.0, 0.2, 0.2]), coin) for coin in (0.0, 0.49, 0.5)]
+    [1, 1, 2]
+    """
+    reached = np.cumsum(law)
+    return min(int(np.searchsorted(reached, coin * reached[-1], side="right")), int(np.flatnonzero(law)[-1]))
+
+
+class Luck:
+    """Random numbers by what they are for and where: a stream for each purpose, keyed by the seed and the replication.
+
+    A position may be drawn for again, when what was drafted there was not used: each time gives another number.
+    """
+
+    def __init__(self, seed: int = 0, replication: int = 0) -> None:
+        checks.whole("seed", seed, 0)
+        checks.whole("replication", replication, 0)
+        self.key = seed, replication
+        self.times: Counter[tuple[str, int, int]] = Counter()
+
+    def draw(self, purpose: str, position: int, text: int = 0) -> float:
+        """A number in [0, 1)."""
+        self.times[purpose, position, text] += 1
+        again = self.times[purpose, position, text]
+        words = [*self.key, position, text, again, *purpose.encode()]
+        return float(np.random.Generator(np.random.Philox(np.random.SeedSequence(words))).random())
+
+
+class Output:
+    """What a pass has made: states behind its last layer, and, once somebody looks, what they say."""
+
+    __slots__ = ("_best", "_laws", "_logits", "before", "decoder", "positions", "states", "step")
+
+    def __init__(self, step: Forward, decoder: Decoder, states: Tensor | None, before: Tensor | None) -> None:
+        self.step, self.decoder, self.states, self.before = step, decoder, states, before
+        self.positions: Sequence[int] = step.positions
+        self._logits: Tensor | None = None
+        self._best: list[int] | None = None
+        self._laws: dict[int, Floats] = {}
+
+    def alone(self, hypothesis: int) -> Output:
+        """Of one of several hypotheses, each a token: what the pass made of it."""
+        states = None if self.states is None else self.states[hypothesis : hypothesis + 1]
+        return Output(self.step.alone(hypothesis), self.decoder, states, None)
+
+    @property
+    def logits(self) -> Tensor:
+        """Of the projected positions: the last ones of each text, or of several hypotheses all. Shape (heads, vocabulary)."""
+        if self._logits is None:
+            step = self.step
+            if not step.heads or self.states is None:
+                raise CacheError(f"{step.role}: a pass at position {step.at} is read, but projects no position")
+            states = self.states if step.after else self.states[-step.heads :]
+            if len(step.texts) > 1 and step.heads < len(step.tokens):
+                each = step.heads // len(step.texts)
+                states = self.states.view(len(step.texts), step.width, -1)[:, -each:].flatten(0, 1)
+            self._logits = self.decoder.logits(states, step.last)
+        return self._logits
+
+    def row(self, offset: int) -> int:
+        """The row of the logits that a read with this offset is about."""
+        step = self.step
+        if len(step.texts) > 1:
+            index, place = divmod(offset % len(step.tokens), step.width)
+            return (index + 1) * (step.heads // len(step.texts)) - step.width + place
+        return offset + len(self.logits) - (0 if offset < 0 else len(self.positions))
+
+    def best(self, offset: int) -> int:
+        """The likeliest token; of equals the first."""
+        if self._best is None:
+            self._best = self.logits.argmax(dim=-1).tolist()
+        return self._best[self.row(offset)]
+
+    def scores(self, offset: int) -> Floats:
+        """The logits of a position, shape (vocabulary,)."""
+        return np.asarray(self.logits[self.row(offset)].double().cpu().numpy())
+
+    def law(self, offset: int, sampling: Sampling | None) -> Floats:
+        """The chances of all tokens: the model's own, or those that are drawn from."""
+        row = self.row(offset) if sampling is None else -1 - self.row(offset)
+        if row not in self._laws:
+            scores = self.scores(offset)
+            self._laws[row] = softmax(scores) if sampling is None else sampling.law(scores)
+        return self._laws[row]
+
+
+class Answers(Protocol):
+    """Whoever answers reads without models: `model.interpret.world.World`, or a record of what models said
+    (`model.logs.replay.Replayed`)."""
+
+    written: Sequence[int]
+    put_out: Mapping[int, Sequence[int]]
+
+    def read(self, step: Read) -> Any:
+        """The answer to a read of an output, which is then the pass that made it."""
+
+
+class Held:
+    """What a process works on: what it believes that layers hold, and the rows."""
+
+    def __init__(self, decoders: Mapping[str, Decoder]) -> None:
+        self.decoders = decoders
+        self.book = Cache()
+        self.rows = {role: decoder.rows() for role, decoder in decoders.items()}
+        self.texts: dict[tuple[str, int], tuple[tuple[int, ...], Rows]] = {}
+        """Of each text of a batch: the texts whose rows lie together, and their rows."""
+
+    def copy(self) -> Held:
+        """What a sub-process starts with."""
+        other = Held.__new__(Held)
+        other.decoders = self.decoders
+        other.book = self.book.copy()
+        other.rows = {role: rows.copy() for role, rows in self.rows.items()}
+        blocks = {id(rows): rows.copy() for _, rows in self.texts.values()}
+        other.texts = {key: (texts, blocks[id(rows)]) for key, (texts, rows) in self.texts.items()}
+        return other
+
+    def of(self, role: str, texts: tuple[int, ...]) -> Rows:
+        """The rows of these texts together."""
+        if not texts:
+            return self.rows[role]
+        found = self.texts.get((role, texts[0]))
+        if found is not None and found[0] == texts:
+            return found[1]
+        if len(texts) > 1 and self.rows[role].crossed is not None:
+            raise ParameterError(f"batch must be 1 with an encoder-decoder such as {self.decoders[role].name}, got {len(texts)}")
+        if found is not None and {*texts} <= {*found[0]}:
+            rows = found[1].of([found[0].index(text) for text in texts])
+        else:
+            parts = [self._alone(role, text) for text in texts]
+            rows = parts[0] if len(parts) == 1 else joined(parts)
+        for text in texts:
+            self.texts[role, text] = texts, rows
+        return rows
+
+    def _alone(self, role: str, text: int) -> Rows:
+        found = self.texts.get((role, text))
+        if found is None:
+            return self.rows[role].copy()
+        return found[1] if len(found[0]) == 1 else found[1].of([found[0].index(text)])
+
+    def check(self, step: Forward, rows: Rows) -> None:
+        """Refuse to go on if a layer holds another number of rows than the algorithm believes, of each text of its own places."""
+        if step.places:
+            books = [self.book.texts[text].rows[step.role] for text in step.texts]
+            for layer in range(step.first, step.last):
+                wanted, ends = tuple([book[layer] for book in books]), rows.layers[layer].ends
+                if ends != wanted:
+                    raise CacheError(f"{step.role}: layer {layer} should hold {wanted} positions, it holds {ends}")
+            return
+        book = self.book.texts.get(step.texts[0], self.book) if step.texts else self.book
+        believed = book.rows[step.role]
+        for low, high in step.spans:
+            for layer in range(low, high):
+                held = rows.layers[layer].length if rows.at is None else max(rows.at[: rows.layers[layer].length]) + 1
+                if held != believed[layer]:
+                    raise CacheError(f"{step.role}: layer {layer} should hold {believed[layer]} positions, it holds {held}")
+
+
+@dataclass
+class Times:
+    """When tokens were put out, and how long passes and reads took, of one run [s].
+
+    A read that is the first to look at a pass makes its head. On a GPU passes are only launched: they take as long as that takes,
+    and reads as long as the rest.
+    """
+
+    start: float = field(default_factory=time.perf_counter)
+    commits: list[float] = field(default_factory=list)
+    """From the start on."""
+    passes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By role."""
+    reads: float = 0.0
+
+
+class Real(Interpreter):
+    """Interprets an algorithm on real models.
+
+    Parameters
+    ----------
+    decoders
+        The models by role: target, draft, medium.
+    sampling
+        The law that tokens are drawn from where an algorithm draws; without it the models' own.
+    luck
+        Where its random numbers come from.
+    log
+        Where every read and its answer are kept, if anywhere.
+    answers
+        Who answers reads in place of the models: outcomes are then forced, while every pass, head and look takes its time.
+    times
+        Where it is kept when what happened, if anywhere.
+    """
+
+    def __init__(
+        self, decoders: Mapping[str, Decoder], *, sampling: Sampling | None = None, luck: Luck | None = None,
+        log: list[Answered] | None = None, answers: Answers | None = None, times: Times | None = None,
+    ) -> None:
+        super().__init__()
+        self.answers, self.times = answers, times
+        if answers is not None:
+            answers.written, answers.put_out = self.work.tokens, self.work.texts
+        sizes = {role: decoder.vocabulary for role, decoder in decoders.items()}
+        if len({*sizes.values()}) > 1:
+            listed = ", ".join(f"{role} {size}" for role, size in sizes.items())
+            raise ParameterError(f"models must have one vocabulary, got {listed} tokens; draft with a model of the same tokenizer")
+        self.decoders = decoders
+        self.sampling = Sampling() if sampling is None else sampling
+        self.luck = Luck() if luck is None else luck
+        self.log = log
+        self.between: Callable[[int], None] | None = None
+        """What is called before each layer of a pass, with its number."""
+
+    def run(self, steps: Steps, tokens: int) -> Work:
+        """See `Interpreter`."""
+        import torch
+
+        with torch.inference_mode():
+            return super().run(steps, tokens)
+
+    def new_cache(self) -> Held:
+        """No rows yet."""
+        return Held(self.decoders)
+
+    def forward(self, cache: Held, step: Forward) -> Output:
+        """Run layers."""
+        if self.times is None:
+            return self._make_pass(cache, step)
+        begun = time.perf_counter()
+        found = self._make_pass(cache, step)
+        self.times.passes[step.role] += time.perf_counter() - begun
+        return found
+
+    def commit(self, step: Commit) -> None:
+        """Put out tokens."""
+        super().commit(step)
+        if self.times is not None:
+            self.times.commits.append(time.perf_counter() - self.times.start)
+
+    def _make_pass(self, cache: Held, step: Forward) -> Output:
+        import torch
+
+        role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared, places = step
+        decoder = self.decoders[role]
+        if last > decoder.layers:
+            raise ParameterError(f"layers of the {role} must be {decoder.layers}, as {decoder.name} has, got at least {last}")
+        cache.book.write(step)
+        states: Tensor | None = None
+        if state is not None and first:
+            outputs: tuple[Output, ...] = state if isinstance(state, tuple) else (state,)
+            made = [each.states for each in outputs if each.states is not None]
+            states = (made[0] if len(made) == 1 else torch.cat(made))[-len(tokens) :]
+        if first == last:
+            return Output(step, decoder, states, None)
+        rows = cache.of(role, texts)
+        if self.answers is not None:
+            tokens = self.known(role, tokens)
+        seen: list[Tensor] | None = [] if compared else None
+        states = decoder.run(
+            tokens, at, first, last, rows, states, batch=max(len(texts), 1), places=places, after=after, gaps=gaps,
+            rows_only=rows_only, seen=seen, between=self.between,
+        )  # fmt: skip
+        cache.check(step, rows)
+        return Output(step, decoder, states, seen[-1] if seen else None)
+
+    def adopt(self, cache: Held, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
+        """Take over rows."""
+        role = task.last.role
+        cache.book.adopt(task.last, at, layers, hypothesis)
+        cache.rows[role].adopt(task.cache.rows[role], at, layers, hypothesis)
+
+    def read(self, step: Read) -> Any:
+        """Look at what a pass has made."""
+        begun = time.perf_counter()
+        found = self._found(step if self.answers is None else self._known(step))
+        if self.answers is not None:
+            found = self._forced(step)
+        if self.times is not None:
+            self.times.reads += time.perf_counter() - begun
+        if self.log is not None:
+            self.log.append(Answered(*question(step, step.output.step), found))
+        return found
+
+    def _found(self, step: Read) -> Any:
+        kind, output, offset, width, token, against, against_offset, hypotheses = step
+        match kind:
+            case "next":
+                return output.best(offset)
+            case "top":
+                return output.logits[output.row(offset)].topk(width).indices.tolist()
+            case "sample":
+                return self._drawn(output.law(offset, self.sampling), f"{output.step.role}: sample", output, offset)
+            case "chance":
+                return float(output.law(offset, self.sampling)[token])
+            case "uniform":
+                return self._luck("test", output, offset)
+            case "residual":
+                rest = np.maximum(output.law(offset, self.sampling) - against.law(against_offset, self.sampling), 0.0)
+                # Where the two laws are one nothing is ever rejected, but for what rounding makes of it.
+                law = rest if rest.sum() > 0 else output.law(offset, self.sampling)
+                return self._drawn(law, "residual", output, offset)
+            case "confidence":
+                law = output.law(offset, None)
+                return float(law.max() if token is None else law[token])
+            case "distance":
+                scores = output.scores(offset)
+                return float(np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[token])
+            case "saturation":
+                return _alike(output, offset)
+            case "beams":
+                return _continued(output, hypotheses, width)
+
+    def known(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokens that the model has, in the place of a world's, which are places in a text, or negative where they are wrong."""
+        return tuple(token % self.decoders[role].vocabulary for token in tokens)
+
+    def _known(self, step: Read) -> Read:
+        """The same of a token that the model has: a world's wrong tokens are negative."""
+        return step if step.token is None else step._replace(token=step.token % self.decoders[step.output.step.role].vocabulary)
+
+    def _forced(self, step: Read) -> Any:
+        """What somebody else answers, who knows passes and not what they have made."""
+        assert self.answers is not None
+        against = None if step.against is None else step.against.step
+        return self.answers.read(step._replace(output=step.output.step, against=against))
+
+    def _drawn(self, law: Floats, purpose: str, output: Output, offset: int) -> int:
+        """A token of this law, which need not add up to 1."""
+        return drawn(law, self._luck(purpose, output, offset))
+
+    def _luck(self, purpose: str, output: Output, offset: int) -> float:
+        return self.luck.draw(purpose, output.positions[offset] + 1, output.step.text_of(offset))
+
+
+def _alike(output: Output, offset: int) -> float:
+    """How like the state behind the last layer is to the one before it: the cosine between them, at least 0 [Schuster2022]."""
+    if output.before is None or output.states is None:
+        where = f"{output.step.role}: a pass at position {output.step.at}"
+        raise CacheError(f"{where} is asked how its state changed, but compared none")
+    before, after = output.before[offset].double(), output.states[offset].double()
+    return max(float((before @ after) / (before.norm() * after.norm())), 0.0)
+
+
+def _continued(output: Output, hypotheses: Sequence[tuple[int, float]], width: int) -> list[Continuation]:
+    """The likeliest continuations of all hypotheses; of equals the first."""
+    import torch
+
+    width_each = min(width, output.logits.shape[1])
+    found: list[Continuation] = []
+    for place, score in hypotheses:
+        row = output.row(place)
+        chances = torch.log_softmax(output.logits[row].double(), dim=-1)
+        values, tokens = chances.topk(width_each)
+        found += [
+            Continuation(token, place, score + value) for token, value in zip(tokens.tolist(), values.tolist(), strict=True)
+        ]
+    return sorted(found, key=lambda each: -each.score)[:width]

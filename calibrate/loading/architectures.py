@@ -1,0 +1,142 @@
+"""What a model is built as, by its name alone: the library's configuration and the shape that we know it by. No weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.architectures import transformer
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+
+LLAMA = {"vicuna": "llama", "codellama": "llama", "pythia": "gpt_neox", "qwen2.5": "qwen2"}
+"""Architectures of presets that are not called after theirs."""
+GATED_T5 = {True: "gated-gelu", False: "relu"}
+
+
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """What is built: the library's configuration, and the shape that we know it by."""
+
+    name: str
+    config: Any
+    shape: transformer.Shape
+
+    @property
+    def crossing(self) -> bool:
+        """Whether its decoder attends to an encoder."""
+        return bool(self.config.is_encoder_decoder)
+
+    @property
+    def positions(self) -> int | None:
+        """The most positions that it has, where it has learned them."""
+        if self.config.model_type not in ("opt", "gpt2"):
+            return None
+        return int(self.config.max_position_embeddings)
+
+    def longest(self, width: int, context: int) -> None:
+        """Refuse a pass beyond the positions that it has learned: on a GPU it would end the process, not only the pass."""
+        if self.positions is not None and width + context > self.positions:
+            bound = f"{self.name} has learned {self.positions} positions, and width + context"
+            raise ParameterError(f"{bound} must be at most that, got {width} + {context}")
+
+
+def architecture(model: str) -> Architecture:
+    """A model by the name of a preset, of the family (`family:target`), the path of a `config.json`, or as OWNER/NAME on the hub.
+
+    Only the last asks the network.
+    """
+    of_family, colon, role = model.partition(":")
+    if colon and of_family == "family":
+        from calibrate.family import model_directory
+
+        return _from_file(model_directory.bundled(role) / "config.json", f"family-{role}")
+    if model in transformer.PRESETS:
+        shape = transformer.preset(model)
+        return Architecture(model, _library_config(model, shape), shape)
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json" or path.exists():
+        return _from_file(path, path.parent.name if path.name == "config.json" else path.stem)
+    if model.count("/") == 1 and all(model.split("/")):
+        return _from_file(_from_hub(model), model.split("/")[1].lower())
+    raise ParameterError(f"{checks.unknown('model', model, transformer.PRESETS)}; or a config.json, or OWNER/NAME of the hub")
+
+
+def _from_file(path: Path, name: str) -> Architecture:
+    try:
+        said = bounded_files.json_of(bounded_files.read_bytes(path, bounded_files.MOST_TOML))
+    except FileNotFoundError:
+        raise ParameterError(f"model must be a preset, a config.json or OWNER/NAME, and there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{path.name} cannot be read as JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(said, dict):
+        raise ParameterError(f"{path.name} must be a table of keys, such as model_type, got {checks.shown(said)}")
+    try:
+        # The type is asked for apart: what a file says of it is the type that a checkpoint was saved in.
+        shape = transformer.from_config(said, dtype="bfloat16")
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        config = CONFIG_MAPPING[said["model_type"]].from_dict(said)
+    except ParameterError as error:
+        raise ParameterError(f"{path.name}: {error}") from None
+    except Exception as error:  # the library has errors of its own, and passes on what its parts raise
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ParameterError(f"{path.name}: transformers does not take it: {said}") from None
+    return Architecture(name, config, shape)
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except Exception as error:  # whatever a network can do
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ParameterError(f"model {model} could not be had from the hub: {said}; give its config.json instead") from None
+
+
+def _library_config(name: str, shape: transformer.Shape) -> Any:
+    """The library's configuration of a preset, from our shape of it."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    family = name.split("-")[0]
+    family = LLAMA.get(family, family)
+    common = {"vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied_head}
+    usual = {
+        "hidden_size": shape.hidden, "intermediate_size": shape.ffn, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    grouped = usual | {"num_key_value_heads": shape.kv_heads}
+    known: dict[str, Callable[[], dict[str, Any]]] = {
+        "llama": lambda: grouped | {"head_dim": shape.head_dim},
+        "mistral": lambda: grouped | {"head_dim": shape.head_dim, "sliding_window": None},
+        "qwen2": lambda: grouped,
+        "phi": lambda: grouped,
+        "gpt_neox": lambda: usual,
+        "opt": lambda: {
+            "hidden_size": shape.hidden, "ffn_dim": shape.ffn, "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "max_position_embeddings": shape.positions - 2, "word_embed_proj_dim": shape.hidden,
+        },
+        "gpt2": lambda: {
+            "n_embd": shape.hidden, "n_inner": shape.ffn, "n_layer": shape.layers, "n_head": shape.heads,
+            "n_positions": shape.positions,
+        },
+        "t5": lambda: _t5(shape),
+        "mt5": lambda: _t5(shape),
+    }  # fmt: skip
+    if family not in known:
+        raise ParameterError(f"{checks.unknown('architecture of preset', name, known)}; give the model's config.json instead")
+    library: Any = CONFIG_MAPPING[family]
+    return library(**common, **known[family]())
+
+
+def _t5(shape: transformer.Shape) -> dict[str, Any]:
+    return {
+        "d_model": shape.hidden, "d_ff": shape.ffn, "d_kv": shape.head_dim, "num_heads": shape.heads,
+        "num_layers": shape.encoder_layers, "num_decoder_layers": shape.layers, "feed_forward_proj": GATED_T5[shape.gated],
+    }  # fmt: skip

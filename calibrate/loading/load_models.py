@@ -1,0 +1,215 @@
+"""Models for decoding, with their tokenizers, by directory, name in the family or name on the hub; and prompts as their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrate.decoders import adapter
+from calibrate.decoders.adapter import Decoder
+from calibrate.family import exit_heads as family_heads
+from calibrate.family import model_directory
+from model.base import checks
+from model.base.checks import ParameterError
+
+FAMILY = "family"
+"""`family` is the whole family, a model for each role; `family:NAME` one of it."""
+CONTEXT = 8
+"""Tokens of the prompt that a text is decoded behind: some tokenizers drop the space in front of a text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A decoder with its tokenizer, and the checksum of its weights."""
+
+    name: str
+    decoder: Decoder
+    tokenizer: Any
+    checksum: str
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether it has an encoder, which then reads the prompt."""
+        return bool(self.decoder.config.is_encoder_decoder)
+
+
+def named(models: Mapping[str, str | None], roles: Sequence[str], method: str) -> dict[str, str]:
+    """What to load for each role: what was given, and of `family` alone the model of each role that the method has.
+
+    >>> named({"target": "family", "draft": None, "medium": None}, ("target", "draft"), "speculative")
+    {'target': 'family:target', 'draft': 'family:draft'}
+    """
+    found = {}
+    whole = models.get("target") == FAMILY
+    for role in ("target", "draft", "medium"):
+        given = models.get(role)
+        if given is not None and role not in roles:
+            raise ParameterError(f"--{role} is not used by method {method}, which has no {role} model; leave it out")
+        if given is None and role in roles and not whole:
+            option = "model" if role == "target" else role
+            raise ParameterError(f"method {method} needs a {role} model and has none; give one with --{option}")
+        if role in roles:
+            found[role] = f"{FAMILY}:{role}" if given is None or given == FAMILY else given
+    return found
+
+
+def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
+    """A model by its directory, the name of one of the family, or OWNER/NAME of the hub: see
+    `calibrate.family.model_directory.load`."""
+    loaded = model_directory.load(where, device, dtype, encoders=True)
+    decoder = adapter.decoder_of(loaded.model, loaded.name)
+    decoder.tokenizer, decoder.checksum = loaded.tokenizer, loaded.checksum
+    checks.whole(f"num_hidden_layers of model {decoder.name}", decoder.layers, 1, checks.MAX_LAYERS)
+    for end in decoder.ends:  # one that never comes would end no text, and nobody would know
+        checks.whole(f"eos_token_id of model {decoder.name}", end, 0, decoder.vocabulary - 1, "vocabulary-1")
+    return decoder
+
+
+def model(where: str, device: str = "cpu", dtype: str = "float32") -> Model:
+    """Load one model and its tokenizer; only OWNER/NAME of the hub asks the network."""
+    of_family, _, name = where.partition(":")
+    folder = model_directory.bundled(name) if of_family == FAMILY and name else model_directory.found(where)
+    shown = where if folder != Path(where) else folder.resolve().name
+    try:
+        with model_directory.quiet():
+            decoder = load(str(folder), device=device, dtype=dtype)
+    except RuntimeError as error:
+        raise ParameterError(
+            f"model {shown} cannot be put on {device}: {model_directory.line(error)}; take another --device"
+        ) from None
+    decoder.name = shown
+    return Model(shown, decoder, decoder.tokenizer, decoder.checksum)
+
+
+def models(named: Mapping[str, str], device: str = "cpu", dtype: str = "float32") -> dict[str, Model]:
+    """All models of a decoding, by role; those that cannot work together are refused."""
+    found: dict[str, Model] = {}
+    for role, where in named.items():
+        same = next((other for other, each in named.items() if each == where and other in found), None)
+        found[role] = found[same] if same is not None else model(where, device, dtype)
+    check(found)
+    return found
+
+
+def check(models: Mapping[str, Model]) -> None:
+    """Refuse models that do not speak of the same tokens, or of which only some have an encoder."""
+    target = models["target"]
+    for role, other in models.items():
+        if other.decoder.vocabulary != target.decoder.vocabulary:
+            sizes = f"{target.name} has {target.decoder.vocabulary} tokens and the {role} {other.name} {other.decoder.vocabulary}"
+            raise ParameterError(f"models must have one vocabulary, and {sizes}; draft with a model of the same tokenizer")
+        ours, theirs = target.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+        if ours != theirs:
+            token = min((key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)), key=lambda key: (len(key), key))
+            both = f"{checks.shown(token)} is {_number(ours, token)} to {target.name} and {_number(theirs, token)} to the {role}"
+            raise ParameterError(f"models must have one tokenizer, and {both} {other.name}; draft with a model of the same one")
+        if other.has_encoder != target.has_encoder:
+            kinds = [f"{each.name} has {'an' if each.has_encoder else 'no'} encoder" for each in (target, other)]
+            raise ParameterError(f"models must be of one kind, and {kinds[0]} and {kinds[1]}; draft with a model of the same kind")
+
+
+def _number(vocabulary: Mapping[str, int], token: str) -> str:
+    return f"token {vocabulary[token]}" if token in vocabulary else "unknown"
+
+
+def heads_beside(where: str) -> Path:
+    """Where the trained heads of a model lie, if it has any."""
+    of_family, _, name = where.partition(":")
+    folder = model_directory.bundled(name or "target") if of_family == FAMILY else model_directory.found(where)
+    return folder / model_directory.HEADS
+
+
+def use_heads(found: Model, path: Path) -> tuple[int, ...]:
+    """Have the trained heads of a file read behind their layers; which layers these are."""
+    decoder = found.decoder
+    hidden = int(decoder.head.weight.shape[1])
+    sizes = {"layers": decoder.layers, "hidden": hidden, "vocabulary": decoder.vocabulary}
+    heads = family_heads.load(path, checksum=found.checksum, **sizes)
+    decoder.heads = {layer: head.to(decoder.device, decoder.dtype) for layer, head in heads.items()}
+    return tuple(heads)
+
+
+NO_HEADS = "none"
+
+
+def use_heads_of(found: Model, where: str, heads: str | None) -> str:
+    """Have trained heads read: those given, none, or where nothing is said those beside the model; what rows say of it."""
+    path = heads_beside(where) if heads is None else Path(heads)
+    if heads == NO_HEADS or (heads is None and not path.is_file()):
+        return "common"
+    use_heads(found, path)
+    return f"trained: {path.name}"
+
+
+class Begun(NamedTuple):
+    """What a decoding begins with."""
+
+    prompt: tuple[int, ...]
+    """The decoder's first tokens."""
+    source: tuple[int, ...]
+    """What the encoder reads, of models that have one."""
+
+
+def begun(target: Model, text: str, name: str = "prompt", *, chat: bool = False) -> Begun:
+    """A prompt as tokens. An encoder reads the text, and the decoder begins with its start token; so does one without any text.
+
+    `chat`: the text is what a user says, put into the template that the model brings along.
+    """
+    with model_directory.quiet():  # it warns of texts that are too long, which is said as an error
+        ids = _chat(target, text) if chat else target.tokenizer(text)["input_ids"]
+    found = tuple(int(token) for token in ids)
+    start = target.decoder.start
+    if found and not target.has_encoder:
+        return Begun(found, ())
+    if start is None:
+        said = "is empty" if not found else "cannot be decoded"
+        remedy = "give a text" if not found else "take another model"
+        raise ParameterError(f"{name} {said}, and model {target.name} has no token that texts begin with; {remedy}")
+    if target.has_encoder and not found:
+        raise ParameterError(f"{name} is empty, and the encoder of model {target.name} has nothing to read; give a text")
+    return Begun((start,), found)
+
+
+def _chat(target: Model, text: str) -> list[int]:
+    """The tokens of a user's message and of the beginning of an answer, by the model's own template."""
+    if target.tokenizer.chat_template is None:
+        raise ParameterError(f"template chat is the model's own, and model {target.name} has none; leave it out")
+    said = [{"role": "user", "content": text}]
+    try:
+        found: list[int] = target.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    except Exception as error:  # the template is a program of the model's: it raises what it likes
+        raise ParameterError(f"the chat template of model {target.name} fails: {error}; leave template chat out") from None
+    return found
+
+
+def read_source(models: Mapping[str, Model], source: tuple[int, ...]) -> None:
+    """Let the encoders read; nothing happens to models that have none."""
+    for each in {id(each): each for each in models.values()}.values():
+        decoder: Any = each.decoder
+        if each.has_encoder:
+            decoder.read_source(source)
+
+
+def pieces(tokenizer: Any, prompt: Sequence[int], written: Sequence[int]) -> list[str]:
+    """The text that each token adds. Of tokens that make a character together the last one has it.
+
+    Special tokens are left out.
+    """
+    before = [*prompt[-CONTEXT:]]
+    shown = _decoded(tokenizer, before)
+    found = []
+    for place in range(1, len(written) + 1):
+        text = _decoded(tokenizer, [*before, *written[:place]])
+        if text.endswith("\ufffd") and place < len(written):
+            found.append("")
+            continue
+        found.append(text[len(shown) :])
+        shown = text
+    return found
+
+
+def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+    text: str = tokenizer.decode([*tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text

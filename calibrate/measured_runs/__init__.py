@@ -1,0 +1,1 @@
+"""Timed decodings, in a random order, with the profiles that belong to them."""

@@ -1,0 +1,458 @@
+"""Real decoding, timed: every choice in every repeat once, in an order that chance decides, so that whatever drifts drifts for all.
+
+The Python twin of `calibrate run`. First each decoding is made once with a log of its reads, untimed, which warms the machine too;
+then come the timed repeats, without a log. Rows are kept as they come: what is broken off can be gone on with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+import numpy as np
+
+from calibrate.decode import real_decoding
+from calibrate.decoders.adapter import Decoder
+from calibrate.devices import machine
+from calibrate.interpreters.in_one_process import Luck, Times
+from calibrate.untested_on_gpu import cuda_graphs
+from model.architectures import transformer
+from model.base import bounded_files, checks, strict_json, typed_values
+from model.base.checks import ParameterError
+from model.logs import forced_outcomes, measured_runs
+from model.logs.decoding import Decoding
+from model.logs.measured_runs import Runs
+from model.logs.read_log import DecisionLog, plain
+from model.logs.spans import KEPT
+from model.methods import registry
+
+if TYPE_CHECKING:
+    from calibrate.untested_on_gpu.over_streams import Lanes
+    from calibrate.workers.worker_pool import Pool
+
+Report = Callable[[int, int, str], None]
+
+
+class Beside(Protocol):
+    """What is measured in the same sitting, a little before each run, so that whatever drifts drifts for it too."""
+
+    def begin(self, turn: int) -> None:
+        """A repeat of all runs begins; processes of theirs have not been started yet."""
+
+    def between(self, share: float, pool: Pool | None = None) -> None:
+        """This share of it is over; the processes of the runs, where they have some."""
+
+    def end(self) -> None:
+        """All of it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A decoding that is to be timed.
+
+    Parameters
+    ----------
+    method, settings
+        A method and its parameters but for the depths of the models.
+    prompt, name
+        Its tokens, and what it is called. Where outcomes are forced only how many there are matters.
+    rates
+        Rates by which outcomes are forced (`model.logs.forced_outcomes`); None where the models answer.
+    replication
+        Whose luck it has.
+    units
+        Units that make its passes; 1: this process makes all of them, one after another.
+    apart
+        What several units are: `processes` of the system, or `streams` of the GPU.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    prompt: tuple[int, ...]
+    name: str
+    rates: Mapping[str, float] | None = None
+    replication: int = 0
+    units: int = 1
+    apart: str = measured_runs.APART[0]
+
+    def __post_init__(self) -> None:
+        checks.whole("units", self.units, 1, checks.MAX_UNITS)
+        checks.one_of("apart", self.apart, measured_runs.APART)
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        said = ", ".join(f"{key}={value}" for key, value in (dict(self.settings) | dict(self.rates or {})).items())
+        over = f" over {self.units} {self.apart}" if self.units > 1 else ""
+        return f"{self.method}{f' ({said})' if said else ''}{over}, {self.name}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decodings, how long they are and how often each is timed."""
+
+    wanted: Sequence[Wanted]
+    tokens: int = 48
+    repeats: int = 7
+    warm_ups: int = 1
+    seed: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else is to be known of the runs: `prompts`, how they were come by; `profiles` of their sitting, files by role; `devices`
+    of the units of runs over processes."""
+
+    def __post_init__(self) -> None:
+        checks.whole("tokens", self.tokens, 2, checks.MAX_TOKENS)
+        checks.whole("repeats", self.repeats, 1, 10_000)
+        checks.whole("warm_ups", self.warm_ups, 0, 100)
+        checks.whole("seed", self.seed, 0)
+        if not self.wanted:
+            raise ParameterError("methods must be at least one with one prompt, got none")
+
+    def order(self, turn: int) -> list[int]:
+        """In which order the decodings are made in a turn."""
+        key = np.random.SeedSequence(self.seed, spawn_key=(turn,))
+        return [int(each) for each in np.random.Generator(np.random.Philox(key)).permutation(len(self.wanted))]
+
+
+def check(plan: Plan, models: Mapping[str, Decoder]) -> None:
+    """Refuse whatever cannot be decoded, before anything is."""
+    for each in plan.wanted:
+        own = _of(each, models, plan.tokens)
+        text = (0,) * len(each.prompt) if each.rates is not None else each.prompt
+        real_decoding.check_text(own, text, plan.tokens)
+        parameters = _parameters(each, own, plan.tokens)
+        real_decoding.check_room(own, parameters, len(each.prompt), plan.tokens)
+        if each.rates is not None:
+            forced_outcomes.check(each.method, parameters, each.rates)
+        if hasattr(parameters, "check_tokens"):
+            parameters.check_tokens(plan.tokens)
+        if each.units > 1 and cuda_graphs.mode_of(models["target"]) != measured_runs.MODES[0]:
+            raise ParameterError(
+                f"mode must be {measured_runs.MODES[0]} for runs over {each.apart}, got {cuda_graphs.mode_of(models['target'])}"
+            )
+        if each.units > 1 and len(own) > 1:
+            has = f"{each.method} has {', '.join(own)}"
+            raise ParameterError(f"{each.apart} are for methods of one model, and {has}; leave them out")
+        if each.units > 1 and each.units != parameters.units:
+            what = f"units must be {parameters.units}, which {each.method} reserves with these parameters"
+            raise ParameterError(f"{what}, got {each.units} {each.apart}")
+
+
+def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, Decoder]:
+    settings = real_decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
+    return {role: models[role] for role in real_decoding.roles(each.method, settings) if role in models}
+
+
+def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> Any:
+    settings = real_decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
+    return real_decoding.parameters_of(each.method, own, settings, batches=each.rates is not None)
+
+
+def decode(
+    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None,
+    **more: Any,
+) -> Decoding:
+    """Make a decoding; `more` as `calibrate.decode.real_decoding.decode` takes it."""
+    own, prompt = _of(each, models, tokens), each.prompt
+    if each.units > 1 and each.apart == "streams":
+        more = more | {"lanes": lanes}
+    elif each.units > 1 and pool is not None:
+        own, more = {"target": pool.decoder}, more | {"pool": pool}
+    if each.rates is not None:
+        prompt = tuple(range(len(prompt)))
+        parameters = _parameters(each, own, tokens)
+        world = forced_outcomes.world(parameters, len(prompt), tokens, each.rates, seed=seed, replication=each.replication)
+        more["answers"] = world
+    return real_decoding.decode(each.method, own, prompt, tokens, each.settings, luck=Luck(seed, each.replication), **more)
+
+
+def timed(
+    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None
+) -> dict[str, Any]:
+    """Time one decoding: its part of a row."""
+    times, spans = Times(), list[dict[str, Any]]()
+    gc.collect()
+    was = gc.isenabled()
+    gc.disable()
+    worked = time.thread_time()
+    try:
+        made = decode(each, models, tokens, seed, pool, lanes, times=times, spans=spans)
+    finally:
+        if was:
+            gc.enable()
+    worked = time.thread_time() - worked
+    assert made.seconds is not None
+    # Who waits for another process waits for its own work: only of one that does all itself it says what others took.
+    cpu = each.units == 1 and all(decoder.device.type == "cpu" for decoder in models.values())
+    return {
+        "units": each.units, "seconds": made.seconds, "commit_s": times.commits,
+        "pass_s": [times.passes[role] for role in measured_runs.ROLES],
+        "read_s": times.reads, "waited": max(1 - worked / made.seconds, 0.0) if cpu else 0.0, "load": _load(),
+        "spans": spans,
+    }  # fmt: skip
+
+
+def _load() -> float | None:
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None  # JSON knows no other word for it
+
+
+def measure(
+    out: Path, plan: Plan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
+    beside: Beside | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
+) -> Runs:
+    """Time a plan and write the runs to `out`, NAME.json.
+
+    `beside` is measured in the same sitting, spread over all of it. `pool` starts the processes of decodings that have several,
+    anew for each repeat; `lanes` are the streams of those that run over streams. Rows are kept in NAME.jsonl until all are there.
+    With `resume` as many repeats are made as are missing; where there are more already, all are kept and none is made.
+    """
+    measured_runs.json_of(out)
+    if out.exists():
+        raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
+    check(plan, models)
+    kept = _Kept(out.with_suffix(".jsonl"), _asked(plan, models), resume)
+    total = len(plan.wanted) * (plan.repeats + 1)
+    decodings = []
+    for number, each in enumerate(plan.wanted):
+        if report is not None:
+            report(number, total, str(each))
+        try:
+            decodings.append(decode(each, models, plan.tokens, plan.seed, log=True))
+        except ParameterError:
+            if not kept.rows:
+                kept.path.unlink()  # nothing was broken off
+            raise
+    with _quick_collections():
+        _repeat(plan, models, kept, report, beside, pool, lanes)
+    found = Runs(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
+    measured_runs.save(found, out)
+    kept.path.unlink()
+    return found
+
+
+@contextlib.contextmanager
+def _quick_collections() -> Iterator[None]:
+    """What is in memory by now is not looked through again before each run, which takes longer than most of them."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _repeat(
+    plan: Plan, models: Mapping[str, Decoder], kept: _Kept, report: Report | None, beside: Beside | None,
+    pool: Callable[[], AbstractContextManager[Pool]] | None, lanes: Lanes | None,
+) -> None:
+    """Make all repeats that are not kept yet."""
+    total = len(plan.wanted) * (plan.repeats + 1)
+    for turn in range(plan.repeats):
+        left = [number for number in plan.order(turn) if (number, turn) not in kept.done]
+        if not left:
+            continue
+        if beside is not None:
+            beside.begin(turn)
+        with contextlib.nullcontext() if pool is None else pool() as processes:
+            for _ in range(plan.warm_ups):
+                for number in _first_of_each(plan, left):
+                    decode(plan.wanted[number], models, plan.tokens, plan.seed, processes, lanes)
+            for place, number in enumerate(left):
+                if report is not None:
+                    report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
+                if beside is not None:
+                    beside.between(place / len(left), processes)
+                row = {"decoding": number, "repeat": turn, "turn": turn * len(plan.wanted) + place}
+                kept.add(row | _timed_alone(plan, number, models, processes, lanes))
+            if beside is not None:
+                beside.between(1.0, processes)
+                beside.end()
+
+
+def _timed_alone(
+    plan: Plan, number: int, models: Mapping[str, Decoder], pool: Pool | None, lanes: Lanes | None
+) -> dict[str, Any]:
+    """Time a decoding in which no graph is captured: where one was, it is there now, and the decoding is made again.
+
+    The untimed decoding has captured what it came by. A near tie may fall the other way this time, and ask for another pass.
+    """
+    while True:
+        before = cuda_graphs.captured(models.values())
+        found = timed(plan.wanted[number], models, plan.tokens, plan.seed, pool, lanes)
+        if cuda_graphs.captured(models.values()) == before:
+            return found
+
+
+def _first_of_each(plan: Plan, numbers: Sequence[int]) -> list[int]:
+    """The first of these decodings over each number of units: the others then have warm ones."""
+    found = {(plan.wanted[number].units, plan.wanted[number].apart): number for number in reversed(numbers)}
+    return [*found.values()]
+
+
+class _Row(TypedDict):
+    decoding: int
+    repeat: int
+    turn: int
+    units: int
+    seconds: float
+    commit_s: list[float]
+    pass_s: list[float]
+    read_s: float
+    waited: float
+    load: float | None
+    spans: list[dict[str, Any]]
+
+
+class _Kept:
+    """Rows as they come, beside what they are of; but repeats may be asked for anew, fewer than there are or more."""
+
+    def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
+        self.path, self.rows = path, list[dict[str, Any]]()
+        told = json.loads(strict_json.dumps(asked))
+        if path.exists() and not resume:
+            raise ParameterError(f"{path.name} holds runs that were broken off; go on with --resume, or remove it")
+        if path.exists():
+            self.rows = [*self._read(told)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [strict_json.dumps({"asked": told}), *map(strict_json.dumps, self.rows)]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def _read(self, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        try:
+            lines = bounded_files.read_text(self.path).splitlines()
+            was = bounded_files.json_of(lines[0])["asked"]
+        except (IndexError, ValueError, KeyError, TypeError):
+            raise ParameterError(f"{self.path.name} holds no runs that were broken off; remove it") from None
+        if not isinstance(was, dict):
+            raise ParameterError(f"{self.path.name} holds no runs that were broken off; remove it")
+        was.pop("repeats", None)  # of files that said them
+        if was != told:
+            differing = next(key for key in {**was, **told} if was.get(key) != told.get(key))
+            what = f"{self.path.name} holds runs of another plan"
+            raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                row = bounded_files.json_of(line)
+                typed_values.check(row, _Row, "row")
+            except ValueError:
+                if number < len(lines):
+                    raise ParameterError(f"{self.path.name}, line {number}: it cannot be read; remove the file") from None
+                return  # it was broken off here
+            yield row
+
+    @property
+    def done(self) -> set[tuple[int, int]]:
+        return {(row["decoding"], row["repeat"]) for row in self.rows}
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(strict_json.dumps(row) + "\n")
+
+
+def _asked(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
+    wanted = [asdict(each) | {"settings": plain(each.settings)} for each in plan.wanted]
+    same = {name: getattr(plan, name) for name in ("tokens", "warm_ups", "seed")}
+    mode = {"mode": cuda_graphs.mode_of(models["target"])}
+    return {"wanted": wanted, **same, "models": _models(models), "machine": _facts(models), **_devices(plan), **mode}
+
+
+def _devices(plan: Plan) -> dict[str, list[str]]:
+    return {"devices": list(plan.about.get("devices", ()))}
+
+
+def _models(models: Mapping[str, Decoder]) -> dict[str, dict[str, Any]]:
+    return {role: {"name": each.name, "checksum": each.checksum, "layers": each.layers} for role, each in models.items()}
+
+
+def _facts(models: Mapping[str, Decoder]) -> dict[str, Any]:
+    said = machine.facts(str(models["target"].device))
+    for name in ("date", *machine.MOVING):
+        said.pop(name, None)
+    return said
+
+
+def _log(plan: Plan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> DecisionLog:
+    facts = machine.facts(str(models["target"].device))
+    versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
+    own = all(each.rates is None for each in plan.wanted)
+    source = "measured: what the models said" if own else "assumed: outcomes were forced"
+    return DecisionLog(
+        tuple(decodings), tuple(each.name for each in plan.wanted), _models(models), None, plan.seed, str(facts["date"]), versions,
+        source,
+    )  # fmt: skip
+
+
+def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
+    target = models["target"]
+    facts = machine.facts(str(target.device))
+    shapes = {}
+    for role, each in models.items():
+        try:
+            shape = transformer.from_config(each.config.to_dict(), str(each.dtype).removeprefix("torch."))
+        except ParameterError:
+            continue  # one that cannot be counted
+        shapes[role] = json.loads(strict_json.dumps(asdict(shape)))
+    rates = [None if each.rates is None else dict(each.rates) for each in plan.wanted]
+    forced_by = None if all(each is None for each in rates) else rates
+    versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
+    return {
+        "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
+        "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
+        "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": forced_by,
+        "apart": [each.apart for each in plan.wanted], **_devices(plan), "mode": cuda_graphs.mode_of(target),
+        "roles": [*measured_runs.ROLES], "profiles": dict(plan.about.get("profiles", {})), "date": facts["date"],
+        "versions": versions,
+    } | ({"room": target.room} if isinstance(target, cuda_graphs.Graphs) else {})  # fmt: skip
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import polars as pl
+
+    whole, many = pl.Int64, pl.List(pl.Float64)
+    schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "turn", "units"), whole)
+    schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": many, "pass_s": many}
+    texts, times = ("what", "fate", "role"), ("start", "end")
+    kinds = {name: pl.String if name in texts else pl.Float32 if name in times else whole for name in KEPT}
+    schema["spans"] = pl.List(pl.Struct(kinds))
+    known = pl.col("load").fill_null(float("nan"))  # not every system says it
+    try:
+        found = pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # rows that were kept
+        line = str(error).partition("\n")[0]
+        raise ParameterError(f"kept rows cannot be put into one table: {line}; remove what is kept, and begin anew") from None
+    return found.with_columns(known).sort("decoding", "repeat")
+
+
+def by_graphs(
+    wanted: Sequence[Wanted], models: Mapping[str, Decoder], tokens: int, room: int = 0, texts: int = 1
+) -> dict[str, Decoder]:
+    """The models with their passes as graphs, with room for all that is wanted, and for so many rows of so many texts at least."""
+    room = max(room, *[len(each.prompt) + tokens for each in wanted])
+    for each in wanted:
+        texts = max(texts, getattr(_parameters(each, _of(each, models, tokens), tokens), "texts", 1))
+    return {role: cuda_graphs.Graphs(each, cuda_graphs.rounded(room), texts) for role, each in models.items()}
+
+
+# --- Plans --------------------------------------------------------------------------------------------------------------
+
+
+def choices(method: str, settings: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations of swept values with the fixed ones, under the names that the method has for them."""
+    from calibrate.decode.quality import settings_of
+    from model.base import table_records
+
+    kind = registry.algorithm(method).Parameters
+    found = settings_of(table_records.renamed(kind, settings), table_records.renamed(kind, swept))
+    table_records.refuse_unknown(kind, found[0], "method")
+    return found

@@ -1,0 +1,1 @@
+"""Times of layers, passes, reads and transfers, and profiles made of them."""

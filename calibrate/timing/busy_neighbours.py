@@ -1,0 +1,127 @@
+"""Other processes at the same work: a pass takes longer while the rest of its host is busy, and this makes it so."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from model.base.parent_process import end_with_starter
+
+_PATIENCE = 300.0  # seconds in which a companion must have built its model, or filled its cache
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a process needs to build the same model."""
+
+    model: str
+    device: str
+    dtype: str
+    source: int
+    threads: int
+
+
+class Companions:
+    """So many processes, each with the model, idle until they are put to a pass.
+
+    They are started afresh and not forked: threads of torch do not survive a fork.
+    """
+
+    def __init__(self, count: int, spec: Spec) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.processes, self.ends = [], []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, spec), daemon=True)
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.ends.append(ours)
+        for end in self.ends:
+            self._answer(end)
+
+    @contextlib.contextmanager
+    def at(self, width: int, context: int, batch: int, mode: str) -> Iterator[list[int]]:
+        """Have them run this pass over and over meanwhile; the list holds at the end how often each one did."""
+        passes: list[int] = []
+        for end in self.ends:
+            end.send((width, context, batch, mode))
+        for end in self.ends:
+            self._answer(end)
+        try:
+            yield passes
+        finally:
+            for end in self.ends:
+                with contextlib.suppress(OSError):
+                    end.send("stop")
+            passes.extend(self._answer(end) for end in self.ends)
+
+    def _answer(self, end: Connection) -> Any:
+        """What a companion says next; an error of its own where it could not."""
+        try:
+            if not end.poll(_PATIENCE):
+                raise RuntimeError(f"a companion process did not answer within {_PATIENCE:.0f} s")
+            said = end.recv()
+        except (EOFError, OSError):
+            raise RuntimeError("a companion process ended, perhaps for want of memory") from None
+        if isinstance(said, str):
+            raise RuntimeError(f"a companion process failed: {said}")
+        return said
+
+    def close(self) -> None:
+        """End them."""
+        for end in self.ends:
+            with contextlib.suppress(OSError):
+                end.send(None)
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.terminate()
+
+
+def _work(connection: Connection, spec: Spec) -> None:
+    """A companion: build the model, then run whatever pass it is told to, until it is told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    end_with_starter()
+    import torch
+
+    from calibrate.loading.architectures import architecture
+    from calibrate.timing import library_pass
+
+    torch.set_num_threads(spec.threads)
+    try:
+        model = library_pass.Model(architecture(spec.model), spec.device, spec.dtype, spec.source)
+        connection.send(0)
+        while (asked := connection.recv()) is not None:
+            if asked == "stop":  # of a pass that could not begin
+                continue
+            connection.send(_run(connection, model, asked))
+    except EOFError:
+        pass  # the parent is gone
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            connection.send(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+
+
+def _run(connection: Connection, model: Any, asked: tuple[int, int, int, str]) -> int:
+    """Run a pass until something is said; how often it ran."""
+    import torch
+
+    from calibrate.timing.single_pass import prepared
+
+    done = 0
+    with torch.inference_mode():
+        work = prepared(model, *asked)
+        while not connection.poll():
+            work.run()
+            work.back()
+            done += 1
+            if done == 1:
+                connection.send(0)
+    connection.recv()
+    return done

@@ -1,0 +1,383 @@
+"""From times of passes to a hardware profile: what `calibrate layers` does, from Python."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from calibrate.devices import machine
+from calibrate.timing.single_pass import Effort
+from calibrate.timing.timing_grid import Grid, Outcome, Rows, go_over, shares
+from model.architectures import transformer
+from model.base import checks
+from model.base.checks import ParameterError
+from model.hardware import physical_limits
+from model.hardware.interpolation import Surface
+from model.hardware.profile import AXES, TIMES, Profile, Source, save, table_of
+
+if TYPE_CHECKING:
+    from calibrate.decoders.adapter import Decoder
+    from calibrate.devices import machine
+    from calibrate.timing import library_pass
+    from calibrate.timing.busy_neighbours import Spec
+
+TOLERANCE = 0.1
+"""How much faster than the measured ceilings a pass may be before somebody is told [-]: they are measured, to a few percent."""
+CEILINGS = ("copy_bytes_per_s", "read_bytes_per_s", "flop_per_s")
+_APART = ("head_us", "embedding_us", "whole_us")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What came of timing a model: the profiles that were written, and what is missing from them."""
+
+    profiles: dict[str, Path]
+    outcome: Outcome
+    refused: dict[str, str]
+    """Modes whose profile beats the published peaks and was not written, with why."""
+    ceilings: dict[str, float]
+    """The best rates that the device was measured to reach (`machine.Ceilings`)."""
+
+
+def time_layers(
+    model: str,
+    grid: Grid,
+    out: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    threads: int | None = None,
+    source: int = 512,
+    effort: Effort | None = None,
+    minutes: float = 8.0,
+    quick: bool = False,
+    resume: bool = False,
+    name: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Timed:
+    """Time every layer of a model over a grid and write profiles, one for each mode, and the raw rows that they are derived from.
+
+    `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
+    `quick` measures the ceilings roughly.
+    """
+    machine.needed()
+    checks.number("minutes", minutes, 0)
+    if threads is not None:
+        import torch
+
+        checks.whole("threads", threads, 1, 4096)
+        torch.set_num_threads(threads)
+    begun = open_model(model, grid, out, device=device, dtype=dtype, source=source, quick=quick, resume=resume, name=name)
+    cpu = not begun.spec.device.startswith("cuda")
+    if effort is None:
+        effort = Effort(warmups=5 if cpu else 20)
+    outcome = go_over(
+        begun.built, grid, begun.rows, begun.spec, effort=effort, minutes=minutes, progress=progress, between=begun.ceilings.between
+    )
+    if "interpreter" in grid.modes:
+        for turn in range(grid.rounds):
+            time_rest(begun, turn)
+    written, refused = write(begun, grid.modes, out)
+    return Timed(written, outcome, refused, ceilings_of(begun.rows.header, begun.rows.rows))
+
+
+class Open(NamedTuple):
+    """A model that is being timed: the model, its raw rows, what companions build, what its profiles are called, and the device's
+    ceilings.
+    """
+
+    built: library_pass.Model
+    rows: Rows
+    spec: Spec
+    stem: str
+    ceilings: machine.Ceilings
+
+
+def open_model(
+    model: str, grid: Grid, out: str | Path, *, device: str | None = None, dtype: str | None = None, source: int = 512,
+    quick: bool = False, resume: bool = False, name: str | None = None, decoder: Decoder | None = None,
+) -> Open:
+    """Begin to time a model, or go on with it; `decoder` is the one that passes are made by, where one is there already."""
+    machine.needed()
+    checks.whole("source", source, 1, 1_000_000)
+    import torch
+
+    from calibrate.loading.architectures import architecture
+    from calibrate.timing import library_pass
+    from calibrate.timing.busy_neighbours import Spec
+    from calibrate.untested_on_gpu.cuda_graphs import mode_of
+
+    chosen = machine.chosen(device)
+    cpu = not chosen.startswith("cuda")
+    if not cpu:
+        machine.make_current(chosen)  # events are recorded on the streams of the current device
+    if dtype is None:
+        dtype = "float32" if cpu else "bfloat16"
+    checks.one_of("dtype", dtype, library_pass.DTYPES)
+    if cpu and "cuda-graph" in grid.modes:
+        raise ParameterError("mode cuda-graph needs a GPU, and the device is cpu; take --mode eager")
+    if not cpu and grid.busy != (0,):
+        raise ParameterError(f"busy must be 0 on {chosen}: it is about cores of one host; take --device cpu")
+    known = architecture(model)
+    for width in grid.widths:
+        for context in grid.contexts:
+            known.longest(width, context)
+    passes_of = "eager" if decoder is None else mode_of(decoder)
+    stem = name or stem_of(model, chosen, passes_of)
+    if not NAME.fullmatch(stem):
+        raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(stem)}")
+    if decoder is not None and decoder.source is not None:
+        source = int(decoder.source.shape[1])
+    header = {"kind": "machine", "model": known.name, "device": chosen, "dtype": dtype, "source": source}
+    header |= {"weights": "random" if decoder is None else "its own"}
+    header |= {} if passes_of == "eager" else {"passes": passes_of}
+    header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
+    raw = Path(out) / f"{stem}.jsonl"
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    begun = Rows(raw, header, resume) if raw.exists() else None  # before anything takes time
+    ceilings = machine.Ceilings(chosen, dtype, quick)
+    header |= ceilings.best
+    built = library_pass.Model(known, chosen, dtype, source, decoder)
+    rows = Rows(raw, header, resume) if begun is None else begun  # a model that does not fit leaves no file behind
+    spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
+    return Open(built, rows, spec, stem, ceilings)
+
+
+def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:
+    """Time what decoding does besides whole passes, as round `turn`, unless it has been timed."""
+    from calibrate.timing import reads_and_processes
+
+    begun.built.read_source()
+    done = {row["kind"] for row in begun.rows.rows if row.get("round") == turn}
+    for kind in kinds:
+        if kind not in done:
+            made = (
+                reads_and_processes.reads(begun.built.decoder)
+                if kind == "reads"
+                else reads_and_processes.after(begun.built.decoder)
+            )
+            begun.rows.add({"kind": kind, "round": turn} | ({"busy": 0} if kind == "reads" else {}) | made)
+
+
+def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Write the profiles of what was timed, one for each mode, with why one was refused."""
+    written, refused = {}, {}
+    rows = begun.rows
+    rows.add({"kind": "ceilings"} | begun.ceilings.best)
+    for mode in modes:
+        if not any(row["kind"] == "point" and row["mode"] == mode for row in rows.rows):
+            continue
+        try:
+            profile = profile_of(rows.header, rows.rows, mode, called_name(begun.stem, mode), rows.path)
+            if warnings := check(profile):
+                profile = replace(profile, facts={**profile.facts, "warnings": warnings})
+        except ParameterError as error:
+            refused[mode] = str(error)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # of rows from a file
+            refused[mode] = f"its raw rows, in {rows.path.name}, cannot be put together ({error!r}); begin anew with another -o"
+        else:
+            written[mode] = save(profile, out)
+    return written, refused
+
+
+def stem_of(model: str, device: str, passes: str = "eager") -> str:
+    """What the profiles of a model on a device are called, but for their mode; `passes` is how decoding makes its passes."""
+    from calibrate.loading.architectures import architecture
+
+    known = None
+    if device.startswith("cuda"):
+        import torch
+
+        known = machine.known(torch.cuda.get_device_name(device), machine.memory(device))
+    graphs = "" if passes == "eager" else "-graph"
+    return f"{known.name if known else device.partition(':')[0]}-{architecture(model).name}{graphs}"
+
+
+def called_name(stem: str, mode: str) -> str:
+    """The name of a mode's profile: all but the plain one say so."""
+    return stem + {"eager": "", "cuda-graph": "-graph"}.get(mode, f"-{mode}")
+
+
+def check(profile: Profile) -> list[str]:
+    """Refuse a profile that beats the published peaks of its device; what of it beats measured ones, a line each."""
+    tolerance = TOLERANCE if profile.facts["peaks"] == "measured" else 0.0
+    return [*physical_limits.check(profile, shape_of(profile), source=source_of(profile), tolerance=tolerance)]
+
+
+def ceilings_of(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The best rates of all tries that a raw file holds."""
+    tries = [header, *(row for row in rows if row["kind"] == "ceilings")]
+    return {name: max(each[name] for each in tries) for name in CEILINGS}
+
+
+def shape_of(profile: Profile) -> transformer.Shape:
+    """The shape of the model that a profile is of."""
+    return made_shape(profile.shape)
+
+
+def made_shape(said: Mapping[str, Any]) -> transformer.Shape:
+    """A shape from its fields as files hold them."""
+    return transformer.Shape(**{**said, "biases": tuple(said["biases"])})
+
+
+def source_of(profile: Profile) -> int:
+    """Positions of the encoder that its layers attended to; none of decoders alone."""
+    return int(profile.facts["source"]) if shape_of(profile).encoder_layers else 0
+
+
+def profile_of(
+    header: dict[str, Any], rows: Sequence[dict[str, Any]], mode: str, name: str, raw: Path, folder: str = ""
+) -> Profile:
+    """The profile of a mode, from the machine and the raw rows of its points.
+
+    `folder` is where the repository keeps the raw file, for those that are bundled.
+    """
+
+    shape = made_shape(header["shape"])
+    table, notes = part_rows(rows, mode, shape.layers)
+    notes[0] = f"weights are {header.get('weights', 'random')}; {notes[0]}"
+    known = machine.known(header["name"], header["memory_bytes"])
+    dtype = header["dtype"]
+    vendor = known is not None and dtype in known.rates
+    best = ceilings_of(header, rows)
+    bandwidth = known.bandwidth if known is not None and vendor else max(best["copy_bytes_per_s"], best["read_bytes_per_s"])
+    rate = known.rates[dtype] if known is not None and vendor else best["flop_per_s"]
+    facts = {key: value for key, value in header.items() if key not in ("kind", "shape", "model", "dtype")} | best
+    facts["peaks"] = "published" if vendor else "measured"
+    frame = table_of(table)
+    device = known.name if known is not None else header["device"].partition(":")[0]
+    source = Source(
+        "decodesim", f"{folder}{raw.name}", licence="MIT", sha256=hashlib.sha256(raw.read_bytes()).hexdigest(),
+        parts=tuple(dict.fromkeys(row["part"] for row in table)),
+    )  # fmt: skip
+    passes_of = header.get("passes", "eager") if mode == "interpreter" else mode
+    profile = Profile(
+        name=name, device=device, model=header["model"], dtype=dtype,
+        engine=f"{'decodesim on ' if mode == 'interpreter' else ''}transformers {header['transformers']}",
+        mode=passes_of, kind="model", provenance="measured", date=header["date"],
+        bandwidth=bandwidth, rate=rate, cache_bytes=float(header["cache_bytes"]), table=frame, sources=(source,),
+        shape=asdict(shape), notes=tuple(notes), facts=facts,
+    )  # fmt: skip
+    return replace(profile, errors=errors_of(profile))
+
+
+def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of a profile's table, and what is to be noted, from raw rows.
+
+    Of a point's rounds the one with the shortest whole pass counts: other work on the machine only ever adds. Passes of the
+    interpreter are held against runs that were timed beside them, of which medians count: there the median over rounds does. A
+    layer's time is the median over layers. The head's time is told by its positions, the embedding's by its tokens, and what a pass
+    takes besides its parts by its batch: the median over such points, between their quartiles. A layer of the interpreter takes its
+    share of what these leave of the whole pass: marks take time too, and parts told by fewer axes than passes must add up to them.
+    """
+    table: list[dict[str, Any]] = []
+    heads: dict[tuple[int, int], list[Any]] = {}
+    embeddings: dict[tuple[int, int], list[Any]] = {}
+    rest: dict[tuple[int, int], list[float]] = {}
+    wholes: list[float] = []
+    looks: dict[tuple[int, int], list[float]] = {}
+    repeats: dict[tuple[int, int], int] = {}
+    negative = interrupted = 0
+    for (busy, batch, context, width), rounds in shares(rows, mode):
+        row = median_of(rounds) if mode == "interpreter" else quietest(rounds)
+        interrupted += row.get("taken_anyway", 0) > 0
+        count = row["repeats"]
+        layer = np.median(row["layers_us"], axis=0) / 1e6 if "sum_us" not in row else np.asarray(row["sum_us"]) / layers / 1e6
+        head, embedding, whole = (np.asarray(row[key]) / 1e6 for key in _APART)
+        table.append({"part": "layer", "busy": busy, "width": width, "context": context, "batch": batch} | _times(layer, count))
+        wholes.append(float(whole[1]))
+        heads.setdefault((busy, width * batch), []).append((head, count))
+        embeddings.setdefault((busy, width * batch), []).append((embedding, count))
+        over = float(whole[1] - layers * layer[1] - head[1] - embedding[1])
+        if "rest_us" in row:
+            over = row["rest_us"][1] / 1e6
+            # Of the pass as it is: setting marks up takes as long as a look does.
+            look = float(whole[1] - layers * layer[1] - over - embedding[1] - head[1])
+            looks.setdefault((busy, batch), []).append(max(min(look, row["look_us"][1] / 1e6), 0.0))
+        negative += over < 0
+        rest.setdefault((busy, batch), []).append(max(over, 0.0))
+        repeats[busy, batch] = repeats.get((busy, batch), 0) + count
+    for part, axis, found in (("head", "positions", heads), ("embedding", "tokens", embeddings)):
+        for (busy, size), times in sorted(found.items()):
+            middle = np.median([time for time, _ in times], axis=0)
+            table.append({"part": part, "busy": busy, axis: size} | _times(middle, sum(count for _, count in times)))
+    for part, beside in (("step", rest), ("look", looks)):
+        for (busy, batch), values in sorted(beside.items()):
+            middle = np.percentile(values, (25, 50, 75))
+            table.append({"part": part, "busy": busy, "batch": batch} | _times(middle, repeats[busy, batch]))
+    notes = ["a layer's time is the median over layers of the medians of repeats, with their quartiles"]
+    if mode == "interpreter":
+        _add_up(table, wholes, layers)
+        calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
+        table += _besides(rows, table, calls, layers)
+        notes = ["of the repeats of a round the mean counts, as runs add them up; of rounds the median, as of repeats of runs"]
+    elif any(row.get("round") for row in rows):
+        notes.append("of several rounds the one with the shortest whole pass counts: other work on the machine only adds")
+    points = sum(map(len, rest.values()))
+    if interrupted:
+        notes.append(f"at {interrupted} of {points} points too few repeats went uninterrupted: the shortest others count too")
+    if negative:
+        notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: counted as no overhead")
+    return table, notes
+
+
+def _besides(
+    rows: Sequence[dict[str, Any]], table: Sequence[dict[str, Any]], calls: Mapping[int, float], layers: int
+) -> list[dict[str, Any]]:
+    """Rows of the interpreter's profile of what decoding does besides whole passes. `calls` is what a pass takes besides its parts,
+    by busy [s].
+    """
+    from calibrate.timing import reads_and_processes
+
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("reads", "after", "processes")}
+    found = reads_and_processes.part_rows(kinds["reads"], dict(calls), layers) + reads_and_processes.after_rows(
+        kinds["after"], layers
+    )
+    [again] = [row["time_s"] for row in found if row["part"] == "again" and row["busy"] == 0] or [0.0]
+    embedding = next((row["time_s"] for row in table if row["part"] == "embedding" and row["tokens"] == 1), 0.0)
+    beginning = {"alone": calls.get(0, 0.0) + embedding, "beside": again}
+    return found + reads_and_processes.process_rows(kinds["processes"], beginning, layers)
+
+
+def _add_up(table: list[dict[str, Any]], wholes: Sequence[float], layers: int) -> None:
+    """Give layers what their passes leave them: the first rows of the table, in the order of whole passes [s]."""
+    times = {(row["part"], row["busy"], *[row[axis] for axis in AXES[row["part"]]]): row["time_s"] for row in table}
+    for row, whole in zip(table, wholes, strict=False):
+        busy, batch, tokens = row["busy"], row["batch"], row["width"] * row["batch"]
+        others = [("head", busy, tokens), ("embedding", busy, tokens), ("step", busy, batch), ("look", busy, batch)]
+        more = (whole - sum(times.get(each, 0.0) for each in others)) / layers - row["time_s"]
+        row.update({name: max(row[name] + more, 1e-9) for name in TIMES})
+
+
+def quietest(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The round of a point that other work on the machine disturbed least: that of the shortest whole pass."""
+    return min(rounds, key=lambda row: float(row["whole_us"][1]))
+
+
+def median_of(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rounds of a point as one: of each of its times the median over them, of what was counted the sum."""
+    times = {name: np.median([row[name] for row in rounds], axis=0).tolist() for name in rounds[0] if name.endswith("_us")}
+    return rounds[0] | times | {name: sum(row.get(name, 0) for row in rounds) for name in ("repeats", "taken_anyway")}
+
+
+def _times(times: Any, count: int) -> dict[str, Any]:
+    low, middle, high = (float(each) for each in times)
+    return {"time_s": middle, "low_s": min(low, middle), "high_s": max(high, middle), "repeats": count}
+
+
+def errors_of(profile: Profile) -> dict[str, float]:
+    """Relative error between the points of each part, by leaving one out; parts of fewer than three points have none."""
+    found = {}
+    for part, axes in (("layer", ("width", "context", "batch")), ("head", ("positions",))):
+        rows = profile.rows(part)
+        if rows.height >= 3:
+            error = Surface({axis: rows[axis].to_numpy() for axis in axes}, rows["time_s"].to_numpy()).error
+            found[part] = round(error, 5)
+    return found

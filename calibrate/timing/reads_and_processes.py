@@ -1,0 +1,454 @@
+"""Times of what decoding does besides whole passes: reads of every kind, keys and values alone, hypotheses, pauses, processes.
+
+Raw rows of `calibrate layers --mode interpreter`, and the rows of a profile's table that are made of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.interpreters.in_one_process import Answers, Held, Output, Real
+from calibrate.timing.interpreter_pass import watched
+from calibrate.timing.single_pass import means
+from calibrate.untested_on_gpu.cuda_graphs import Graphs
+from model.hardware.profile import EARLY, PROCESS_TEXT, READS
+from model.logs.spans import beside, of_main
+from model.steps import Commit, Forward, Read, Steps
+
+if TYPE_CHECKING:
+    from calibrate.decoders.adapter import Decoder
+    from calibrate.untested_on_gpu.over_streams import Lanes
+    from calibrate.workers.worker_pool import Pool
+
+REPEATS = 12
+"""Of each read, in a round."""
+WARM_UPS = 3
+"""Turns before those that are timed."""
+CONTEXT = 64
+"""Positions before passes that are timed here."""
+ROOM = CONTEXT + 16
+"""Positions that such passes come to, at most."""
+HYPOTHESES = (1, 2, 4, 8, 16)
+"""Of passes over several of them, and of reads that ask what follows them."""
+FILLED = (1, 2, 4, 8)
+"""Tokens of which keys and values alone are made."""
+FORKED = (1, 3)
+"""Sub-processes that are started at once."""
+
+
+def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
+    """Times of every kind of read, of keys and values alone, of layers one by one and of sub-processes within one process: means
+    between quartiles [us]; a raw row without its place.
+    """
+    import torch
+
+    found: dict[str, list[float]] = {}
+    rows: dict[str, list[float]] = {}
+    with torch.inference_mode():
+        real = Real({"target": decoder})
+        held = real.new_cache()
+        tokens = tuple(range(2, 2 + context))
+        real.forward(held, Forward("target", tokens, 0, 0, decoder.layers))
+        step = Forward("target", (5,), context, 0, decoder.layers, heads=1, compared=1)
+        for kind in READS:
+            if kind == "beams":
+                continue
+            times, looks = [], 3 if kind == "next" else 1
+            for turn in range(repeats + WARM_UPS):
+                # Never looked at before but for the head, which is the pass's own.
+                first, second = (_projected(real.forward(held, step)) for _ in range(2))
+                token = 7 if kind in ("chance", "distance") else None
+                asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
+                if kind == "next":
+                    real.read(asked)  # the first look at a pass is in its step, and further ones come right behind each other
+                begun = _now(decoder)
+                for _ in range(looks):
+                    real.read(asked)
+                if turn >= WARM_UPS:
+                    times.append((_now(decoder) - begun) / looks)
+            found[kind] = means(times)
+        for count in FILLED:
+            times = []
+            only = Forward("target", tokens[:count], context, 1, decoder.layers, rows_only=True)
+            whole = real.forward(held, Forward("target", tokens[:count], context, 0, 1))
+            for _ in range(repeats + WARM_UPS):
+                begun = _now(decoder)
+                real.forward(held, only._replace(state=whole))
+                times.append((_now(decoder) - begun) / max(decoder.layers - 1, 1))
+            rows[str(count)] = means(times[WARM_UPS:])
+        several = not isinstance(decoder, Graphs)  # whose runs follow no hypotheses and have no sub-processes
+        trees, beams = _trees(real, held, tokens, repeats) if several else ({}, {})
+        again, early = _one_by_one(decoder, tokens, repeats)
+        forks = _forks(decoder, repeats) if several else {}
+    return {
+        "again_us": again, "reads_us": found | early, "rows_us": rows, "tree_us": trees, "beams_us": beams, "fork_us": forks,
+        "repeats": repeats,
+    }  # fmt: skip
+
+
+def _now(decoder: Decoder) -> float:
+    """The time once the device has done all that it was given: on a GPU passes are only launched, and whoever looks first would
+    wait for all of them [s]."""
+    decoder.settle()
+    return time.perf_counter()
+
+
+def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[list[float], dict[str, list[float]]]:
+    """What a call takes that goes on from one at the same place, and heads and reads between such calls: means between quartiles
+    [us].
+
+    Timed as early exit makes them, layer by layer with a read behind each: the head has just been used there.
+    """
+    calls: list[float] = []
+    looks: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY.values())}
+    marks: list[tuple[str, int, float]] = []
+    at, layers = len(text), decoder.layers
+    half = layers // 2 if isinstance(decoder, Graphs) else 0
+    """Nobody sees into a graph: its layers take what a replay of all of them takes longer than one of half of them."""
+
+    def mark(name: str, _: int, edge: int) -> None:
+        marks.append((name, edge, _now(decoder)))
+
+    def steps() -> Steps:
+        yield Forward("target", text, 0, 0, layers)
+        for turn in range(repeats + WARM_UPS):
+            own: dict[str, list[float]] = {each: [] for each in ("call", *looks)}
+            for kind, name in EARLY.items():
+                out: Any = None
+                for layer in range(layers):
+                    begun = _now(decoder)
+                    out = yield Forward("target", (5,), at + turn % 2, layer, layer + 1, out, heads=1, compared=1)
+                    made = _now(decoder)
+                    if kind == "confidence":
+                        _projected(out)
+                        own["early_head"].append(_now(decoder) - made)
+                    seen = time.perf_counter()
+                    yield Read(kind, out, -1)  # type: ignore[arg-type]
+                    own[name].append(time.perf_counter() - seen)
+                    if layer:
+                        own["call"].append(made - begun)
+                yield Read("next", out, -1)
+                yield Commit("token", (0,))
+            took = []
+            for last in (half, layers) if half else (layers,):
+                marks.clear()
+                with watched(real, mark):
+                    out = yield Forward("target", (5,), at + turn % 2, 0, last, heads=last == layers)
+                took.append(_between(marks, "layer"))
+            yield Read("next", out, -1)
+            if turn >= WARM_UPS:
+                whole = (took[1] - took[0]) / (layers - half) if half else took[0] / layers
+                calls.append(float(np.mean(own.pop("call"))) - whole)
+                for each, times in own.items():
+                    looks[each].append(float(np.mean(times)))
+        yield Commit("last", (0,))
+
+    real = Real({"target": decoder})
+    real.run(steps(), 2 * len(EARLY) * (repeats + WARM_UPS))
+    return means(calls), {name: means(times) for name, times in looks.items()}
+
+
+def _between(marks: Sequence[tuple[str, int, float]], part: str) -> float:
+    """How long a part took that may have come several times [s]."""
+    return sum(when if edge else -when for name, edge, when in marks if name == part)
+
+
+def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
+    """What starting sub-processes within one process takes, their ends and their turns included, by how many: means between
+    quartiles [us].
+
+    All of a forced decoding but its passes and reads, and but for what plain decoding has besides those, which is in each look.
+    """
+    from calibrate.interpreters.in_one_process import Times
+    from model.logs import forced_outcomes
+    from model.methods.autoregressive import algorithm as autoregressive
+    from model.methods.ppd import algorithm as ppd
+
+    def rest(parameters: Any, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
+        """What is neither pass nor read, of a token [s]."""
+        times = Times()
+        world = forced_outcomes.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
+        begun = time.perf_counter()
+        Real({"target": decoder}, answers=world, times=times).run(
+            algorithm.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT
+        )
+        return (time.perf_counter() - begun - sum(times.passes.values()) - times.reads) / PROCESS_TEXT
+
+    layers, found = decoder.layers, {}
+    if layers < 2:
+        return {}
+    for candidates in FORKED:
+        times = []
+        for turn in range(max(repeats // 4, 2)):
+            plain = rest(autoregressive.Parameters(layers), autoregressive, {}, turn)
+            forked = rest(ppd.Parameters(layers, -(-layers // 2), candidates), ppd, {"match_rate": 0.6}, turn)
+            times.append(max(forked - plain, 0.0))
+        found[str(candidates)] = means(times)
+    return found
+
+
+def _trees(
+    real: Real, held: Held, tokens: tuple[int, ...], repeats: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """What a pass over several hypotheses takes beyond one over as many tokens, by hypotheses and context, and a read of them."""
+    decoder = real.decoders["target"]
+    layers, length = decoder.layers, len(tokens)
+    trees: dict[str, list[float]] = {}
+    beams: dict[str, list[float]] = {}
+    contexts = [length, length // 3]  # the longer first: what is cut away is gone
+    if decoder.longest is None or 3 * length + max(HYPOTHESES) <= decoder.longest:
+        contexts.insert(0, 3 * length)  # hypotheses that were not kept lie among the rows too: there are more than positions
+        real.forward(held, Forward("target", tokens * 2, length, 0, layers))
+    for context in contexts:
+        for count in HYPOTHESES:
+            words = tuple([tokens[index % length] for index in range(count)])
+            plain = Forward("target", words, context, 0, layers, heads=count)
+            tree = plain._replace(after=(-1,) * count)
+            other, more, asked = held.copy(), [], []
+            for turn in range(repeats + WARM_UPS):
+                seconds = []
+                at = context - turn % 2  # where the last pass of a text was not: what is known of that place is known
+                for cache, step in ((held, plain), (other, tree)):
+                    begun = _now(decoder)
+                    out = real.forward(cache, step._replace(at=at))
+                    seconds.append(_now(decoder) - begun)
+                _projected(out)
+                begun = _now(decoder)
+                real.read(Read("beams", out, -1, count, hypotheses=tuple((index, 0.0) for index in range(count))))
+                if turn >= WARM_UPS:
+                    asked.append(time.perf_counter() - begun)
+                    more.append(seconds[1] - seconds[0])
+            trees[f"{count} {context}"], beams[str(count)] = means(more), means(asked)
+    return trees, beams
+
+
+def _projected(output: Output) -> Output:
+    _ = output.logits
+    return output
+
+
+GAPS = (0, 500, 1000, 2000, 4000, 8000)
+"""Microseconds between two passes: others share the caches, and what has not been used for a while is no longer there."""
+WIDE, WIDE_GAPS = (4, 9), (0, 1000, 4000)
+"""Tokens of passes that are timed behind pauses too, and these: more work waits less for weights."""
+SHORT = (1, 2, 4, 6, 9)
+"""Layers of passes that run these alone, again and again: their weights are used sooner than others' would let them."""
+SETTLED = 10
+"""Passes before those that are timed: so often that it is the same each time; one gap alone cools less."""
+
+
+def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
+    """Times of a pass so long after the last one, over one token and over several, and of a layer of passes over few: means
+    between quartiles [us]; a raw row without its place.
+    """
+    import torch
+
+    with torch.inference_mode():
+        real = Real({"target": decoder})
+        held = real.new_cache()
+        real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, 0, decoder.layers))
+        one = {str(gap): _after(real, held, context, 1, gap, repeats) for gap in GAPS}
+        wide = {f"{width} {gap}": _after(real, held, context, width, gap, repeats // 2) for width in WIDE for gap in WIDE_GAPS}
+        few = () if isinstance(decoder, Graphs) else SHORT  # what a graph takes besides its layers would seem to be theirs
+        layers = [*[each for each in few if each < decoder.layers], decoder.layers]
+        short = {str(each): _of_few(real, held, context, each, repeats) for each in layers}
+    return {"after_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
+
+
+def _after(real: Real, held: Held, context: int, width: int, gap: int, repeats: int) -> list[float]:
+    """A pass, so many microseconds after the last."""
+    decoder = real.decoders["target"]
+    step = Forward("target", tuple(range(5, 5 + width)), context, 0, decoder.layers, heads=1)
+    times = []
+    for turn in range(repeats + SETTLED):
+        end = _now(decoder) + gap / 1e6
+        while time.perf_counter() < end:
+            pass
+        begun = time.perf_counter()
+        real.forward(held, step._replace(at=context + turn % 2))
+        ended = _now(decoder)
+        if turn >= SETTLED:
+            times.append(ended - begun)
+    return means(times)
+
+
+def _of_few(real: Real, held: Held, context: int, layers: int, repeats: int) -> list[float]:
+    """A layer of passes that run the first few alone."""
+    at: dict[tuple[str, int, int], float] = {}
+    decoder = real.decoders["target"]
+
+    def mark(name: str, index: int, edge: int) -> None:
+        at[name, index, edge] = _now(decoder)
+
+    times = []
+    with watched(real, mark):
+        for turn in range(repeats + SETTLED):
+            real.forward(held, Forward("target", (5,), context + turn % 2, 0, layers))
+            if turn >= SETTLED:
+                marked = [index for name, index, edge in at if name == "layer" and edge]  # of a graph there is one stretch
+                times.append(sum(at["layer", index, 1] - at["layer", index, 0] for index in marked) / layers)
+    return means(times)
+
+
+def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `after`: medians over rounds.
+
+    A layer of a pass over few is run again sooner by what the others would take; a pass of such layers takes as much less.
+    """
+    if not rows:
+        return []
+    repeats = sum(row["repeats"] for row in rows)
+    once = {gap: _times([row["after_us"][gap] for row in rows], repeats) for gap in rows[0]["after_us"]}
+    table = [{"part": "after", "busy": 0, "gap": int(gap)} | each for gap, each in once.items()]
+    own = [row for row in rows if "short_us" in row]
+    if own:
+        short = {int(few): _times([row["short_us"][few] for row in own], repeats) for few in own[0]["short_us"]}
+        whole = short.pop(layers)["time_s"]
+        for few, each in short.items():
+            sooner = -round(1e6 * (layers - few) * whole)
+            moved = {name: max(once["0"]["time_s"] + layers * (each[name] - whole), 1e-9) for name in ("time_s", "low_s", "high_s")}
+            table.append({"part": "after", "busy": 0, "gap": sooner, "repeats": repeats} | moved)
+        for place in own[0]["wide_us"]:
+            width, gap = map(int, place.split())
+            times = _times([row["wide_us"][place] for row in own], repeats)
+            table.append({"part": "wide_after", "busy": 0, "width": width, "gap": gap} | times)
+    return table
+
+
+BETWEEN = ("dispatch", "wake", "promotion", "turn")
+"""What happens between passes of processes."""
+LEADING = ("alone", "beside")
+"""Passes of the main one, while others wait and while they are at work."""
+CALLED = "called"
+"""Passes of the others."""
+TEXTS = 12
+"""Texts over processes that are timed in each round."""
+Apart = dict[int, dict[str, list[float]]]
+"""Of a text: by how many sub-processes, how long each of these took [s]."""
+
+
+def over_processes(pool: Pool, seed: int) -> Apart:
+    """What starting sub-processes on other units takes, until they have woken up, taking one over, and what the main process does
+    between a look and what follows it; its passes up to the exit layer, in which it is alone, and behind it, where others are at
+    work. Of a text of forced outcomes that no run is of.
+    """
+    from calibrate.workers.over_processes import Parallel
+
+    return _apart(lambda world: Parallel(pool, answers=world, record=True), pool.decoder, pool.units, seed)
+
+
+def over_streams(lanes: Lanes, seed: int) -> Apart:
+    """The same over streams of one GPU, by its own clock: launching passes is part of what is between a look and what follows."""
+    from calibrate.untested_on_gpu.over_streams import Streams
+
+    return _apart(lambda world: Streams(lanes, answers=world, record=True), lanes.decoder, lanes.units, seed)
+
+
+def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int, seed: int) -> Apart:
+    from model.logs import forced_outcomes
+    from model.methods.ppd import algorithm as ppd
+
+    layers, found = decoder.layers, {}
+    for candidates in range(1, units):
+        parameters = ppd.Parameters(layers, _exit_layer(layers), candidates)
+        seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING, CALLED)}
+        world = forced_outcomes.world(parameters, PROCESS_TEXT, 2 * PROCESS_TEXT, {"match_rate": 0.6}, seed=seed)
+        over = made(world)
+        over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), 2 * PROCESS_TEXT), 2 * PROCESS_TEXT)
+        decoder.settle()  # a GPU's spans are there when it is done
+        spans = over.spans
+        for span in spans:
+            if span.what in seconds or span.what == "link":
+                seconds["wake" if span.what == "link" else span.what].append(span.seconds)
+            elif span.what == "forward" and span.unit > 0:
+                seconds[CALLED].append(span.seconds)
+            elif span.what == "forward" and span.width == 1:
+                share = beside(spans, span) / span.seconds
+                if span.first == 0 and share < 0.05:
+                    seconds["alone"].append(span.seconds)
+                elif span.first and share > 0.9:
+                    seconds["beside"].append(span.seconds)
+        looks = sum(span.what == "head" for span in spans)
+        seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
+        found[candidates] = seconds
+    return found
+
+
+def _exit_layer(layers: int) -> int:
+    return -(-layers // 2)
+
+
+def apart(texts: Sequence[Apart], layers: int) -> dict[str, Any]:
+    """Texts over processes as a raw row without its place: means between quartiles [us], as they are added up, and some take much
+    longer than most.
+    """
+    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING, CALLED)}
+    for candidates in texts[0]:
+        for part in (*BETWEEN, *LEADING, CALLED):
+            times = [seconds for text in texts for seconds in text[candidates][part]]
+            if times:
+                found[f"{part}_us"][str(candidates)] = means(times)
+    return {**found, "repeats": 2 * PROCESS_TEXT, "exit_layer": _exit_layer(layers)}
+
+
+def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `apart`: medians over rounds.
+
+    `calls` is what passes alone and beside others take besides their layers [s]; of the rest a layer takes its share.
+    """
+    table: list[dict[str, Any]] = []
+    beside_us: dict[str, float] = {}
+    for part in (*BETWEEN, *LEADING, CALLED):
+        for count in rows[0].get(f"{part}_us", ()) if rows else ():
+            own = [row for row in rows if count in row[f"{part}_us"]]
+            rounds = [row[f"{part}_us"][count] for row in own]
+            behind = layers - own[0]["exit_layer"]
+            if part in LEADING:
+                run = own[0]["exit_layer"] if part == "alone" else behind
+                rounds = [[max(each - 1e6 * calls[part], 1e-3) / run for each in times] for times in rounds]
+            if part == CALLED:  # sub-processes run as many layers as the main process does meanwhile
+                rounds = [[max(each - behind * beside_us.get(count, 0.0), 1e-3) for each in times] for times in rounds]
+            times = _times(rounds, sum(row["repeats"] for row in own))
+            if part == "beside":
+                beside_us[count] = 1e6 * times["time_s"]
+            table.append({"part": part, "busy": 0, "processes": int(count)} | times)
+    return table
+
+
+def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `reads`: medians over rounds.
+
+    Keys and values were timed as passes: what a call takes (`steps`, by busy [s]) is taken off, shared among the layers.
+    """
+    table: list[dict[str, Any]] = []
+    for busy in sorted({row["busy"] for row in rows}):
+        own = [row for row in rows if row["busy"] == busy]
+        repeats = sum(row["repeats"] for row in own)
+        for kind in own[0]["reads_us"]:
+            table.append({"part": kind, "busy": busy, "positions": 1} | _times([row["reads_us"][kind] for row in own], repeats))
+        again = [[max(each, 0.0) for each in row["again_us"]] for row in own]  # what noise makes negative is nothing
+        table.append({"part": "again", "busy": busy, "batch": 1} | _times(again, repeats))
+        for count in own[0].get("fork_us", ()):
+            rounds = [row["fork_us"][count] for row in own]
+            table.append({"part": "fork", "busy": busy, "processes": int(count)} | _times(rounds, repeats))
+        for count in own[0]["beams_us"]:
+            rounds = [row["beams_us"][count] for row in own]
+            table.append({"part": "beams", "busy": busy, "positions": int(count)} | _times(rounds, repeats))
+        for place in own[0]["tree_us"]:
+            count, context = map(int, place.split())
+            rounds = [[max(each, 0.0) for each in row["tree_us"][place]] for row in own]
+            table.append({"part": "tree", "busy": busy, "width": count, "context": context} | _times(rounds, repeats))
+        for count in own[0]["rows_us"]:
+            call = steps.get(busy, 0.0) / max(layers - 1, 1) * 1e6
+            times = [[max(each - call, 1e-3) for each in row["rows_us"][count]] for row in own]
+            table.append({"part": "rows", "busy": busy, "tokens": int(count)} | _times(times, repeats))
+    return table
+
+
+def _times(rounds: list[list[float]], repeats: int) -> dict[str, Any]:
+    low, middle, high = (float(each) / 1e6 for each in np.median(rounds, axis=0))
+    return {"time_s": middle, "low_s": min(low, middle), "high_s": max(high, middle), "repeats": repeats}

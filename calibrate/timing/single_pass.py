@@ -1,0 +1,207 @@
+"""Timing one pass of a real model: every layer, the head, the embedding and the whole.
+
+Each repeat is a pair: the pass as it is, which gives the whole, and the same pass with its parts marked. Marks cost time between
+the parts and not in them, so the whole is never taken from a marked pass. What a pass takes besides its parts is what remains.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from calibrate.devices.clocks import clock_of
+from model.base import checks
+
+if TYPE_CHECKING:
+    from calibrate.timing.library_pass import Model, Repeatable
+
+MODES = ("eager", "cuda-graph", "interpreter")
+"""Kernels launched one by one by the library's own code, or as one graph, or as decoding makes passes."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One pass to be timed: `width` tokens of `batch` texts behind `context`, with `busy` other processes at the same work."""
+
+    mode: str
+    width: int
+    context: int
+    batch: int
+    busy: int
+    round: int = 0
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        among = f" busy {self.busy}" if self.busy else ""
+        return f"{self.mode} width {self.width} context {self.context} batch {self.batch}{among}"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """When a point has been timed well enough.
+
+    Parameters
+    ----------
+    target
+        Of (upper - lower quartile) / median / sqrt(repeats) of the whole pass: about the relative error of its median [-].
+    least, most
+        Repeats at least and at most.
+    warmups
+        Passes before that, which nobody times.
+    """
+
+    target: float = 0.005
+    least: int = 10
+    most: int = 1000
+    warmups: int = 5
+
+    def __post_init__(self) -> None:
+        checks.number("target", self.target, 0)
+        checks.whole("least", self.least, 1)
+        checks.whole("most", self.most, self.least)
+        checks.whole("warmups", self.warmups, 0)
+
+
+def quartiles(seconds: Sequence[float]) -> list[float]:
+    """Lower quartile, median and upper quartile [us], as raw rows hold them."""
+    return [round(float(each) * 1e6, 3) for each in np.percentile(seconds, (25, 50, 75))]
+
+
+def means(seconds: Sequence[float]) -> list[float]:
+    """Lower quartile, mean and upper quartile [us]: of what is added up again."""
+    low, _, high = quartiles(seconds)
+    return [low, round(1e6 * float(np.mean(seconds)), 3), high]
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """About the relative error of the median: interquartile range / median / sqrt(n).
+
+    >>> spread([1.0, 1.0, 1.1, 1.1])
+    0.0476...
+    """
+    low, middle, high = np.percentile(seconds, (25, 50, 75))
+    return float((high - low) / middle / math.sqrt(len(seconds)))
+
+
+def prepared(model: Model, width: int, context: int, batch: int, mode: str = "eager") -> Repeatable:
+    """A pass of `width` tokens of `batch` texts behind `context` cached positions, ready to be run again and again."""
+    from calibrate.timing import library_pass
+
+    model.architecture.longest(width, context)
+    if mode == "interpreter":
+        from calibrate.timing.interpreter_pass import InterpretedPass
+
+        return InterpretedPass(model, width, context, batch)
+    return (library_pass.GraphPass if mode == "cuda-graph" else library_pass.EagerPass)(model, width, context, batch)
+
+
+def measure(model: Model, point: Point, effort: Effort, until: float) -> dict[str, Any]:
+    """Time one point until its spread is small enough, or until that moment of `time.monotonic`; a raw row.
+
+    Repeats that were interrupted are left out as long as enough others come in time; the row counts those (`disturbed`), and those
+    that had to be taken anyway.
+
+    Passes of the interpreter are held against runs that make many of them, in which every one counts: of those there are means
+    between the quartiles, of others medians.
+    """
+    import torch
+
+    begun = time.monotonic()
+    clock = clock_of(model.device, point.mode)
+    clean: list[_Repeat] = []
+    disturbed: list[_Repeat] = []
+    with torch.inference_mode(), _undisturbed():
+        work = prepared(model, point.width, point.context, point.batch, point.mode)
+        for _ in range(effort.warmups):
+            work.run()
+            work.back()
+        work.run_watched(clock.mark)
+        work.back()
+        while True:
+            clock.start()
+            work.run()
+            whole = clock.stop()
+            interrupted = clock.disturbed()
+            work.back()
+            clock.start()
+            work.run_watched(clock.mark)
+            marked = clock.stop()
+            interrupted |= clock.disturbed()
+            work.back()
+            repeat = _Repeat(whole, marked, {key: clock.span(*key) for key in work.parts})
+            (disturbed if interrupted else clean).append(repeat)
+            late = time.monotonic() >= until or len(clean) + len(disturbed) >= effort.most
+            if len(clean) >= effort.least and (late or spread([each.whole for each in clean]) < effort.target):
+                break
+            if late and len(clean) + len(disturbed) >= effort.least:
+                break
+        work.check()
+    anyway = max(effort.least - len(clean), 0)  # then the shortest of the others: what was least disturbed
+    clean += sorted(disturbed, key=lambda each: each.whole)[:anyway]
+    wholes, about = [each.whole for each in clean], means if point.mode == "interpreter" else quartiles
+    parts = {key: [each.parts[key] for each in clean] for key in work.parts}
+    called = _called(clean, parts, about, model.decoder.layers) if ("call", 0) in parts else {}
+    norm, head = parts.get(("norm", 0), [0.0] * len(clean)), parts["head", 0]
+    return {
+        "kind": "point", **asdict(point), "repeats": len(clean), "disturbed": len(disturbed) - anyway,
+        "taken_anyway": anyway, "spread": round(spread(wholes), 5), "load": _load(),
+        "whole_us": about(wholes), "marked_us": about([each.marked for each in clean]),
+        "layers_us": [about(times) for (name, _), times in parts.items() if name == "layer"],
+        "head_us": about([one + other for one, other in zip(norm, head, strict=True)]),
+        "embedding_us": about(parts["embedding", 0]), **called, "seconds": round(time.monotonic() - begun, 3),
+    }  # fmt: skip
+
+
+def _called(
+    clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]], about: Callable[[Sequence[float]], list[float]], depth: int
+) -> dict[str, list[float]]:
+    """Of passes that mark their call: all layers together, what else it takes, and the look at it, its head apart.
+
+    Each is a difference within a repeat, so what disturbed the repeat is in none of them twice. Into graphs nobody sees: their
+    layers take what a replay of all `depth` of them takes longer than one of fewer (`short`), in proportion.
+    """
+    layers = np.sum([times for (name, _), times in parts.items() if name == "layer"], axis=0)
+    call = np.asarray(parts["call", 0])
+    for (name, few), times in parts.items():
+        if name == "short":
+            layers = (layers - np.asarray(times)) * depth / (depth - few)
+    rest = call - layers - np.asarray(parts["embedding", 0])
+    marked = np.asarray([each.marked for each in clean]) - np.asarray(parts.get(("aside", 0), 0.0))
+    look = marked - call - np.asarray(parts["head", 0])
+    return {name: about(list(values)) for name, values in (("sum_us", layers), ("rest_us", rest), ("look_us", look))}
+
+
+class _Repeat(NamedTuple):
+    """Times of a pass as it is, of the same pass with marks, and of its parts [s]."""
+
+    whole: float
+    marked: float
+    parts: dict[tuple[str, int], float]
+
+
+def _load() -> float | None:
+    """How many processes wanted to run in the last minute, this one and its companions too; None where nobody counts."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None
+
+
+class _undisturbed:  # noqa: N801, a context manager
+    """Keep the garbage collector from running in the middle of a pass."""
+
+    def __enter__(self) -> None:
+        gc.collect()
+        self.was = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self.was:
+            gc.enable()

@@ -1,0 +1,284 @@
+"""Timing passes over a grid of widths, contexts and batches: what is timed, beside how many busy processes; the raw rows."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from calibrate.timing.single_pass import MODES, Effort, Point, measure
+from model.base import bounded_files, checks, strict_json, typed_values
+from model.base.checks import ParameterError
+
+if TYPE_CHECKING:
+    from calibrate.timing.busy_neighbours import Companions, Spec
+    from calibrate.timing.library_pass import Model
+
+MOST_POINTS = 100_000
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All passes that are to be timed, each in so many rounds: a round goes over the whole grid, so that a disturbance of some
+    seconds spoils one round of a point and not the point.
+    """
+
+    widths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...] = (1,)
+    busy: tuple[int, ...] = (0,)
+    modes: tuple[str, ...] = ("eager",)
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("widths", 1), ("contexts", 0), ("batches", 1), ("busy", 0)):
+            values = getattr(self, name)
+            if not isinstance(values, tuple | list):  # what a plan's file holds may be anything
+                raise ParameterError(f"{name} must be a list of whole numbers, got {checks.shown(values)}")
+            if not values:
+                raise ParameterError(f"{name} must be at least one number, got none")
+            for value in values:
+                checks.whole(name, value, least, 1_000_000)
+            if len(set(values)) != len(values):
+                raise ParameterError(f"{name} must be different numbers, got {checks.shown(values)}")
+        checks.whole("rounds", self.rounds, 1, 1000)
+        if not self.modes:
+            raise ParameterError("mode must be at least one, got none")
+        for mode in self.modes:
+            checks.one_of("mode", mode, MODES)
+        if len(self.points()) > MOST_POINTS:
+            raise ParameterError(f"the grid must have at most {MOST_POINTS} points, got {len(self.points())}")
+
+    def points(self) -> list[Point]:
+        """In the order in which they are timed."""
+        return [
+            Point(mode, width, context, batch, busy, turn)
+            for turn in range(self.rounds)
+            for mode in self.modes
+            for busy in self.busy
+            for batch in self.batches
+            for context in self.contexts
+            for width in self.widths
+        ]
+
+
+# --- raw rows ---
+
+
+class Rows:
+    """The raw file: JSON lines, the machine first, then each point as soon as it was timed."""
+
+    def __init__(self, path: Path, header: dict[str, Any], resume: bool) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        self.header = header
+        if path.exists():
+            if not resume:
+                raise ParameterError(f"{path} is there already; --resume goes on with it, another -o or --name begins anew")
+            self.header, self.rows = read(path)
+            for key in ("model", "device", "dtype", "source", "name", "threads", "torch", "transformers", "passes"):
+                if self.header.get(key) != header.get(key):
+                    was, now = self.header.get(key), header.get(key)
+                    raise ParameterError(f"{path} was timed with {key} {was}, and this is {now}; begin anew with another -o")
+            # Whatever was cut off in the middle of a line goes.
+            lines = [strict_json.dumps(row) for row in (self.header, *self.rows)]
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        else:
+            path.write_text(strict_json.dumps(header) + "\n", encoding="utf-8")
+
+    def done(self) -> set[Point]:
+        """Points that need not be timed again."""
+        return {Point(**{name: row[name] for name in Point.__dataclass_fields__}) for row in self.rows if row["kind"] == "point"}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row, so that it is there whatever happens next."""
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(strict_json.dumps(row) + "\n")
+            file.flush()
+
+
+class _Row(TypedDict):
+    kind: str
+
+
+class _Point(TypedDict):
+    """What a row of a point says of it, and its times: low, middle and high [us]."""
+
+    mode: str
+    width: int
+    context: int
+    batch: int
+    busy: int
+    round: int
+    repeats: int
+    whole_us: list[float]
+    head_us: list[float]
+    embedding_us: list[float]
+    layers_us: NotRequired[list[list[float]]]
+    sum_us: NotRequired[list[float]]
+
+
+_KINDS: dict[str, Any] = {"point": _Point}
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The machine and the rows of a raw file; a last line that was cut off is left out."""
+    path = Path(path)
+    try:
+        lines = bounded_files.read_text(path).splitlines()
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{path.name} cannot be read: {error}") from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = bounded_files.json_of(line)
+            typed_values.check(row, _Row, "row")
+            typed_values.check(row, _KINDS.get(row["kind"], _Row), "row")
+        except ValueError as error:
+            if number == len(lines) and number > 1:
+                break
+            why = f"it must be a raw row of `calibrate layers`: {error}"
+            raise ParameterError(f"{path.name}, line {number}: {why}") from None
+        rows.append(row)
+    if not rows or rows[0]["kind"] != "machine":
+        raise ParameterError(f"{path.name}: its first line must say the machine; it is no file of `calibrate layers`")
+    return rows[0], rows[1:]
+
+
+# --- going over the grid ---
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a grid: rows, and the points that have none, with why."""
+
+    header: dict[str, Any]
+    rows: list[dict[str, Any]]
+    failed: list[tuple[Point, str]]
+    path: Path
+
+
+def go_over(
+    model: Model,
+    grid: Grid,
+    rows: Rows,
+    spec: Spec,
+    *,
+    effort: Effort,
+    minutes: float,
+    progress: Callable[[int, int, str], None] | None = None,
+    between: Callable[[], None] | None = None,
+) -> Outcome:
+    """Time what has not been timed yet, sharing the minutes out; whatever fails is kept account of and the rest goes on.
+
+    `between` is called after each point that was timed.
+
+    A device that is lost ends it: every later point would fail with it, one by one.
+    """
+    done = rows.done()
+    todo = [point for point in grid.points() if point not in done]
+    failed: list[tuple[Point, str]] = []
+    end = time.monotonic() + 60 * minutes
+    lost = ""
+    with _Crowd(spec) as crowd:
+        for number, point in enumerate(todo):
+            if progress is not None:
+                progress(number, len(todo), str(point))
+            now = time.monotonic()
+            if lost or now >= end:
+                failed.append((point, lost or "the minutes were spent before it; --resume with more of them"))
+                continue
+            until = now + (end - now) / (len(todo) - number)
+            try:
+                row = crowd.measure(model, point, effort, until)
+            except ParameterError as error:
+                failed.append((point, str(error)))
+            except (RuntimeError, MemoryError) as error:
+                reason, is_lost = told(error)
+                failed.append((point, reason))
+                lost = f"the device was lost before it: {reason}" if is_lost else ""
+                release(model.device)
+            else:
+                rows.add(row)
+                if between is not None:
+                    between()
+                continue
+            rows.add({"kind": "failed", **asdict(point), "error": failed[-1][1]})
+    if progress is not None:
+        progress(len(todo), len(todo), "")
+    return Outcome(rows.header, rows.rows, failed, rows.path)
+
+
+class _Crowd:
+    """Companions, as many as a point asks for; started when the first one asks, ended when another number is asked for."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.count = 0
+        self.companions: Companions | None = None
+
+    def __enter__(self) -> _Crowd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self.companions is not None:
+            self.companions.close()
+        self.companions, self.count = None, 0
+
+    def measure(self, model: Model, point: Point, effort: Effort, until: float) -> dict[str, Any]:
+        """Time a point among as many busy processes as it says."""
+        if not point.busy:
+            return measure(model, point, effort, until)
+        from calibrate.timing.busy_neighbours import Companions
+
+        if self.count != point.busy:
+            self._end()
+            self.companions = Companions(point.busy, self.spec)
+            self.count = point.busy
+        assert self.companions is not None
+        try:
+            with self.companions.at(point.width, point.context, point.batch, point.mode) as passes:
+                row = measure(model, point, effort, until)
+        except RuntimeError:
+            self._end()  # whatever state they are in, the next point gets new ones
+            raise
+        return row | {"companion_passes": passes}
+
+
+def told(error: BaseException) -> tuple[str, bool]:
+    """An error in a line, and whether the device is gone with it."""
+    import torch
+
+    line = (str(error).splitlines() or [""])[0][:200]
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in line:
+        return f"out of memory: {line}", False
+    lost = isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in line
+    return f"{type(error).__name__}: {line}", lost
+
+
+def release(device: str) -> None:
+    """Give memory of a failed point back, where the device still answers."""
+    import contextlib
+
+    import torch
+
+    gc.collect()
+    if device.startswith("cuda"):
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
+
+
+def shares(rows: Sequence[dict[str, Any]], mode: str) -> Iterator[tuple[tuple[int, int, int, int], list[dict[str, Any]]]]:
+    """The rows of a mode by point (busy, batch, context, width), the rounds of each together, in order."""
+    points: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["kind"] == "point" and row["mode"] == mode:
+            points.setdefault((row["busy"], row["batch"], row["context"], row["width"]), []).append(row)
+    yield from sorted(points.items())

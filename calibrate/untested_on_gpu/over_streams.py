@@ -1,0 +1,475 @@
+"""The interpreter over streams of one GPU: Predictive Pipelined Decoding with its passes side by side on one device.
+
+The main process's passes run on the stream that is current, those of the sub-process on unit i on the i-th stream beside it. One
+thread launches them all, and none of them waits for the processor: what has to wait for what is said by events.
+
+    lanes = Lanes(decoder, units=2)
+    run = Streams(lanes)
+    work = run.run(ppd.decode(ppd.Parameters(12, 6, 1), prompt, 64), 64)
+
+Units of one device share its arithmetic and its memory: what they cost each other is for a measurement to say. Passes meet there
+only where they take longer than their launching does, as one thread launches them one after another. A pass that is stopped is
+waited for by nobody, but what was launched of it runs to its end, and holds the device meanwhile.
+
+Two rules hold whatever is launched. Data: work on a stream comes behind the work that made what it reads. Memory: what was
+allocated on a stream is used again by later work on that stream as soon as nobody here holds it; work on another stream that may
+still be reading it is either waited for, or holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from calibrate.decoders.adapter import Decoder
+from calibrate.interpreters.in_one_process import Answers, Held, Luck, Output, Real, Sampling, Times
+from calibrate.untested_on_gpu.cuda_graphs import mode_of
+from model.base import checks
+from model.base.checks import ParameterError
+from model.interpret.interpreter import Task, Work
+from model.logs.decoding import Answered
+from model.logs.spans import Span
+from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensor = torch.Tensor
+
+__all__ = ["Lanes", "Streams"]
+ROLE = "target"
+MOST = 32
+"""Streams that torch makes of a device; beyond, it hands out the same ones again."""
+
+
+class Lanes:
+    """Streams for the units of a decoder's GPU, made once and kept: the memory that one has used is of use to it alone.
+
+    Parameters
+    ----------
+    decoder
+        The model of all units, whose weights they share.
+    units
+        The stream that is current is the first; so many less one are made.
+    cuda
+        What makes streams and events: `torch.cuda`, or what stands in for it.
+    """
+
+    def __init__(self, decoder: Decoder, units: int, cuda: Any = None) -> None:
+        checks.whole("units", units, 1, MOST + 1)
+        import torch
+
+        if mode_of(decoder) != "eager":  # a graph runs where its replay is launched, on buffers that all streams would share
+            raise ParameterError(f"mode must be eager for runs over streams, got {mode_of(decoder)}")
+        if cuda is None:
+            if decoder.device.type != "cuda":
+                what = f"device must be cuda for a run over streams, got {checks.shown(str(decoder.device))}"
+                raise ParameterError(f"{what}; take --device cuda, or processes on cpu")
+            cuda = torch.cuda
+        self.decoder, self.units, self.cuda = decoder, units, cuda
+        self.beside: list[Any] = [cuda.Stream(device=decoder.device) for _ in range(units - 1)]
+        # A token copied from the processor would have it wait for all that the stream has yet to do.
+        decoder.numbers = torch.arange(decoder.vocabulary, device=decoder.device)
+
+
+class Mark(NamedTuple):
+    """How far a stream had come: all that was launched on it before is done when the event is."""
+
+    lane: int
+    serial: int
+    event: Any
+
+
+class _Kept(NamedTuple):
+    """Tensors of other streams that work up to a mark may be reading."""
+
+    until: Mark
+    tensors: Sequence[Any]
+
+
+class _Lane:
+    """A stream in one run: what it has waited for, and what it must not lose."""
+
+    def __init__(self, number: int, stream: Any, cuda: Any, timed: bool) -> None:
+        self.number, self.stream, self.cuda, self.timed = number, stream, cuda, timed
+        self.serial = 0
+        self.known: dict[int, int] = {}
+        """Of other streams: up to which mark this one has waited."""
+        self.placed: Any = None
+        """Positions of its last pass, and what layers are told of them: made on this stream, so for it alone."""
+        self.kept: list[_Kept] = []
+        self.owner: _Process | None = None
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Launch on this stream meanwhile; the main process's is current anyhow."""
+        found: AbstractContextManager[Any] = self.cuda.stream(self.stream) if self.number else contextlib.nullcontext()
+        return found
+
+    def mark(self) -> Mark:
+        """How far it has come."""
+        event = self.cuda.Event(enable_timing=self.timed)
+        event.record(self.stream)
+        self.serial += 1
+        return Mark(self.number, self.serial, event)
+
+    def behind(self, mark: Mark) -> bool:
+        """Whether what is launched from here on comes behind a mark."""
+        return mark.lane == self.number or self.known.get(mark.lane, 0) >= mark.serial
+
+    def wait(self, mark: Mark) -> None:
+        """Have what is launched from here on come behind a mark."""
+        if not self.behind(mark):
+            self.stream.wait_event(mark.event)
+            self.known[mark.lane] = mark.serial
+
+    def keep(self, until: Mark, tensors: Sequence[Any]) -> None:
+        """Hold what work up to here may be reading, until it is done; what is done by now is let go of."""
+        self.kept = [each for each in self.kept if not each.until.event.query()]
+        self.kept.append(_Kept(until, tensors))
+
+
+Marks = list[dict[int, Mark]]
+"""Of each layer: the marks behind which all its rows are made, one for each stream that made some."""
+
+
+@dataclass(eq=False)
+class _Process:
+    """A process of the algorithm."""
+
+    number: int
+    lane: _Lane | None = None
+    """From its birth on."""
+    unit: int | None = None
+    since: Mark | None = None
+    """Where its starter was when it forked it."""
+    followed: int = 0
+    """Layers below which sub-processes that are not born yet may want rows of the pass that is made next."""
+    started: list[Task] = field(default_factory=list)
+    kept: bool = False
+    """Whether anything of it was used."""
+
+
+class _Held(Held):
+    """What a process works on, and which work made it."""
+
+    def __init__(self, decoders: Mapping[str, Decoder], process: _Process) -> None:
+        super().__init__(decoders)
+        self.process = process
+        self.made: Marks = [{} for _ in range(decoders[ROLE].layers)]
+        self.tip: Mark | None = None
+        """Behind the last pass."""
+        self.lent: set[int] = set()
+        """Layers whose rows lie in the starter's buffers: whoever writes moves them first, into buffers of its own stream."""
+
+    @property
+    def lane(self) -> _Lane:
+        """The stream of the process."""
+        assert self.process.lane is not None
+        return self.process.lane
+
+    def copy(self) -> _Held:
+        """What a sub-process starts with; whose it is, is said where that is born."""
+        other = _Held.__new__(_Held)
+        vars(other).update(vars(super().copy()))
+        other.process, other.tip = self.process, None
+        other.made = [each.copy() for each in self.made]
+        other.lent = {*range(len(self.made))}
+        return other
+
+
+class _Made(Output):
+    """What a pass has made, on which stream and up to where there."""
+
+    __slots__ = ("lane", "mark")
+
+    def __init__(self, output: Output, lane: _Lane, mark: Mark) -> None:
+        super().__init__(output.step, output.decoder, output.states, output.before)
+        self.lane, self.mark = lane, mark
+
+    def alone(self, hypothesis: int) -> _Made:
+        """See `Output`."""
+        return _Made(super().alone(hypothesis), self.lane, self.mark)
+
+
+class _Row(NamedTuple):
+    """A stretch of time between two marks, and whose it is."""
+
+    unit: int
+    what: str
+    begin: Mark
+    end: Mark
+    process: _Process
+    step: Forward | None
+
+
+class Streams(Real):
+    """Interprets an algorithm with its sub-processes on streams of their own.
+
+    Parameters
+    ----------
+    lanes
+        The streams. Each process that is alive has one; a sub-process that names no unit takes the first that is free.
+    sampling, luck, log, answers, times
+        As of `Real`; passes are only launched, so their times say how long that takes.
+    record
+        Whether `spans` can be asked for: what happened when, on the device's own clock. Events then take time.
+
+    Once it has run, `seconds` is how long it took to the last token: what was stopped and still runs is not waited for. Spans
+    begin at `begun`, which is 0.
+    """
+
+    def __init__(
+        self, lanes: Lanes, *, sampling: Sampling | None = None, luck: Luck | None = None, log: list[Answered] | None = None,
+        answers: Answers | None = None, times: Times | None = None, record: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__({ROLE: lanes.decoder}, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
+        cuda = lanes.cuda
+        self.recording = record
+        streams = [cuda.current_stream(lanes.decoder.device), *lanes.beside]
+        self.lanes = [_Lane(number, stream, cuda, record) for number, stream in enumerate(streams)]
+        self.main = _Process(0, self.lanes[0], kept=True)
+        self.lanes[0].owner = self.main
+        self.processes = 1
+        self.unplaced: dict[Task, _Process] = {}
+        """Sub-processes that are not born yet."""
+        self.rows: list[_Row] = []
+        self.origin: Mark | None = None
+        self.begun = self.seconds = 0.0
+
+    def run(self, steps: Steps, tokens: int) -> Work:
+        """See `Interpreter`."""
+        import time
+
+        main = self.lanes[0]
+        self.origin = main.mark()
+        begun = time.perf_counter()
+        try:
+            work = super().run(self._tapped(steps, self.main), tokens)
+            self.seconds = time.perf_counter() - begun  # the last token was looked at, which is behind all that it took
+        finally:
+            # Whatever is done on the current stream after this comes behind what stopped ones still do: they read its memory.
+            for lane in self.lanes[1:]:
+                main.wait(lane.mark())
+            for lane in self.lanes:
+                lane.kept.clear()
+        return work
+
+    # --- what passes by ---
+
+    def _tapped(self, steps: Steps, process: _Process) -> Steps:
+        """The same process, with what its steps mean for its stream done as they pass by."""
+        answer: Any = None
+        try:
+            while True:
+                try:
+                    step: Any = steps.send(answer)
+                except StopIteration as end:
+                    return end.value
+                match step:
+                    case Fork():
+                        answer = yield from self._forked(step, process)
+                    case Join():
+                        answer = yield step
+                        self._joined(step.tasks, process)
+                    case Commit():
+                        process.kept = True
+                        answer = yield step
+                    case _:
+                        answer = yield step
+        finally:
+            steps.close()
+
+    def _forked(self, step: Fork, process: _Process) -> Steps:
+        """Note where the starter is: sub-processes come behind what it has launched by now, and behind no more than they read."""
+        if any(old is not None for old in step.heirs_of):
+            raise ParameterError("a run over streams starts no sub-process with the cache of an ended one, as beam search does")
+        for unit in step.units:
+            if unit is not None and not 0 < unit < len(self.lanes):
+                raise self._too_few(f"at least {unit + 1}, as the algorithm starts a process on unit {unit}")
+        assert process.lane is not None
+        since = process.lane.mark()
+        subs = [_Process(self.processes + place, None, unit, since) for place, unit in enumerate(step.units)]
+        self.processes += len(subs)
+        bodies = [
+            body if isinstance(body, Forward) else self._tapped(body, sub) for body, sub in zip(step.bodies, subs, strict=True)
+        ]
+        process.followed = max((body.last for body in bodies if isinstance(body, Forward)), default=0)
+        for old in process.started:
+            if old.ended:
+                old.cache = old.value = old.answer = None  # each has a copy of the rows, and is remembered to the end of the text
+        tasks = yield step._replace(bodies=tuple(bodies))
+        process.started = [task for task in process.started if not task.ended] + [*tasks]
+        self.unplaced.update(zip(tasks, subs, strict=True))
+        return tasks
+
+    def _too_few(self, bound: str) -> ParameterError:
+        return ParameterError(f"units must be {bound}, got {len(self.lanes)} streams; make more of them")
+
+    def _joined(self, tasks: Sequence[Any], process: _Process) -> None:
+        """What a process does behind a barrier, its stream does behind those of the others."""
+        assert process.lane is not None
+        with self._span(process.lane, "wait", process):
+            for task in tasks:
+                if task.cache is not None and task.cache.tip is not None:
+                    process.lane.wait(task.cache.tip)
+
+    def _bear_all(self) -> None:
+        births, self.unborn = self.unborn, []
+        for task in births:
+            process = self.unplaced.pop(task)
+            if task.ended:
+                continue
+            parent: Any = task.parent
+            lane = self._lane_for(process)
+            process.lane, lane.owner = lane, process
+            parent.cache.process.followed = 0
+            task.cache = parent.cache.copy()
+            task.cache.process = process
+            assert process.since is not None
+            # Behind all that its starter had launched when it forked: rows of passes before that, and the starter's reads of what
+            # was made on this stream, whose memory is about to be used again.
+            lane.wait(process.since)
+            self._drive(task)
+
+    def _lane_for(self, process: _Process) -> _Lane:
+        """The stream of its unit, or the first on which nobody is."""
+        if process.unit is not None:
+            return self.lanes[process.unit]
+        found = next((lane for lane in self.lanes if lane.owner is None), None)
+        if found is None:
+            raise self._too_few("more, as the algorithm has more processes at once")
+        return found
+
+    def _return(self, task: Task, value: Any) -> None:
+        self._vacate(task)
+        super()._return(task, value)
+
+    def _cancel(self, task: Task) -> None:
+        self._vacate(task)
+        super()._cancel(task)
+
+    def _vacate(self, task: Task) -> None:
+        """Its stream is for others: what it still runs there comes before their work, as streams are in order."""
+        if task.cache is not None and task.cache.lane.owner is task.cache.process:
+            task.cache.lane.owner = None
+
+    # --- passes ---
+
+    def new_cache(self) -> _Held:
+        """No rows yet."""
+        return _Held(self.decoders, self.main)
+
+    def _make_pass(self, cache: Any, step: Forward) -> Output:
+        self._refuse(step)
+        lane, process = cache.lane, cache.process
+        decoder = self.decoders[ROLE]
+        read = self._borrowed(lane, step)
+        unmade = self._unmade(cache, lane, step)
+        first, last = step.first, step.last
+        rows = cache.rows[ROLE].layers
+        for layer in cache.lent & {*range(first, last)}:
+            read += [each for each in (rows[layer].keys, rows[layer].values) if each is not None]
+            cache.lent.discard(layer)
+        followed = process.followed > first
+        made: dict[int, Mark] = {}
+
+        def between(layer: int) -> None:
+            if followed and layer > first:
+                made[layer - 1] = lane.mark()  # who follows this pass waits for no more of it than it reads
+            for mark in unmade.get(layer, ()):
+                lane.wait(mark)
+
+        with lane.current(), self._span(lane, "forward", process, step if first < last else None):
+            self.between = between if followed or unmade else None
+            decoder._placed = lane.placed  # another stream's would be read before they are made
+            try:
+                output = super()._make_pass(cache, step)
+            finally:
+                lane.placed, decoder._placed, self.between = decoder._placed, None, None
+        tip = cache.tip = lane.mark()
+        for layer in range(first, last):
+            cache.made[layer][lane.number] = made.get(layer, tip)
+        if read:
+            lane.keep(tip, read)
+        return _Made(output, lane, tip)
+
+    def _refuse(self, step: Forward) -> None:
+        """Refuse passes that are made by no method for which this is."""
+        if step.role != ROLE:
+            raise ParameterError(f"a run over streams has the target alone, and the algorithm asks for the {step.role} model")
+        # Several hypotheses are read by a sub-process that does nothing else: nobody goes on from all of them.
+        tree = bool(step.after) and not (step.first == 0 and not step.heads and {*step.after} == {-1})
+        if tree or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
+            raise ParameterError("a run over streams makes plain passes of one text alone; the algorithm asks for others")
+
+    def _borrowed(self, lane: _Lane, step: Forward) -> list[Any]:
+        """States of other streams that a pass goes on from. It came by them through a join or a fork, which were waited for."""
+        outputs = step.state if isinstance(step.state, tuple) else (step.state,)
+        return [each.states for each in outputs if step.first and each.lane is not lane and each.states is not None]
+
+    def _unmade(self, cache: _Held, lane: _Lane, step: Forward) -> dict[int, list[Mark]]:
+        """The marks that each layer has to wait for, as its rows are made on other streams."""
+        found = {}
+        for layer, made in enumerate(cache.made[step.first : step.last], step.first):
+            marks = [mark for mark in made.values() if not lane.behind(mark)]
+            if marks:
+                found[layer] = marks
+        return found
+
+    def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
+        """Take over rows and states: behind the work that made them, and the other stream goes on behind that."""
+        lane, theirs, made = cache.lane, task.cache, task.value
+        if not isinstance(made, _Made):
+            raise CacheError("what is taken over is a single pass, before its starter starts others")
+        with self._span(lane, "wait", cache.process):
+            lane.wait(made.mark)
+        with lane.current(), self._span(lane, "promotion", theirs.process):
+            super().adopt(cache, task, at, layers, hypothesis)
+            made.states = None if made.states is None else made.states.clone()
+        mark = lane.mark()
+        # What was read here lies in memory of the sub-process's stream, which uses it again as soon as it is let go of.
+        made.lane.wait(mark)
+        made.lane, made.mark = lane, mark  # whoever is forked from here on comes behind it: layers need no marks of it
+        theirs.process.kept = True
+
+    def read(self, step: Read) -> Any:
+        """Look at what a pass has made, on the stream that it was made on; the answer is there when that has come so far."""
+        lane: _Lane = step.output.lane
+        if step.against is not None:
+            lane.wait(step.against.mark)  # whose head is made here too
+        with lane.current(), self._span(lane, "head", lane.owner or self.main):
+            return super().read(step)
+
+    # --- records ---
+
+    @contextlib.contextmanager
+    def _span(self, lane: _Lane, what: str, process: _Process, step: Forward | None = None) -> Iterator[None]:
+        if not self.recording or (what == "forward" and step is None):
+            yield
+            return
+        begin = lane.mark()
+        yield
+        unit = -1 if what == "promotion" else lane.number
+        self.rows.append(_Row(unit, what, begin, lane.mark(), process, step))
+
+    @property
+    def spans(self) -> list[Span]:
+        """What happened when, from the beginning of the run on; to be asked once the device has nothing left to do."""
+        found = []
+        for unit, what, begin, end, process, step in self.rows:
+            start, stop = (self._at(mark) for mark in (begin, end))
+            if step is None:
+                found.append(Span(unit, start, stop, what, process.number, -1, 0, 0, "kept"))
+            else:
+                fate = "kept" if process.kept else "discarded"
+                depth = step.end - step.at if step.after else 0
+                place = process.number, step.end - 1, step.first, step.last, fate, step.role, len(step.tokens), depth
+                found.append(Span(unit, start, stop, what, *place))
+        return found
+
+    def _at(self, mark: Mark) -> float:
+        assert self.origin is not None
+        return float(self.origin.event.elapsed_time(mark.event)) / 1e3

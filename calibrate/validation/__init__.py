@@ -1,0 +1,1 @@
+"""Claims about predictions, computed anew, and the page that lists them."""

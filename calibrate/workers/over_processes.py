@@ -1,0 +1,621 @@
+"""The interpreter over operating system processes: Predictive Pipelined Decoding as [Yang2024] built it.
+
+The main process drives all generators of steps and makes its own passes; the pass of a sub-process is made by the worker process of
+its unit, which has a replica of the model, one thread and a core of its own, or a GPU (`calibrate.untested_on_gpu.gpu_ordering`).
+Rows, states and commands lie where all processes reach them (`calibrate.workers.worker_loop`); `started` starts the processes
+(`calibrate.workers.worker_pool`):
+
+    with started(Replica("family:target"), units=2, capacity=256) as pool:
+        run = Parallel(pool)
+        work = run.run(ppd.decode(ppd.Parameters(12, 6, 1), prompt, 64), 64)
+
+The first process is on unit 0, the main process itself. A sub-process that names no unit takes the first that is free, and keeps it
+until it ends. A sub-process may follow its starter: it then waits, layer by layer, for rows that are being written.
+
+[Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact
+LLM Decoding. TMLR 2024, arXiv:2307.05908.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.decoders.adapter import Decoder
+from calibrate.interpreters.in_one_process import Answers, Luck, Output, Real, Sampling, Times
+from calibrate.untested_on_gpu import gpu_ordering
+from calibrate.workers.worker_loop import DONE, MADE, STATUS, STOPPED, Command, Piece, believed_of
+from calibrate.workers.worker_pool import Flight, Pool, ProcessError, started
+from model.base.checks import ParameterError
+from model.interpret.interpreter import Cache, Task, Work
+from model.logs.decoding import Answered
+from model.logs.spans import Span
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensor = torch.Tensor
+
+__all__ = ["Parallel", "Pool", "ProcessError", "started"]
+ROLE = "target"
+GONE: Final = -1
+"""A tag of rows of which nothing is known."""
+
+
+class _Made(Output):
+    """What a pass has made, and which pass of which unit that was."""
+
+    __slots__ = ("serial", "unit")
+
+    def __init__(self, step: Forward, decoder: Decoder, states: Tensor | None, unit: int, serial: int) -> None:
+        super().__init__(step, decoder, states, None)
+        self.unit, self.serial = unit, serial
+
+    def alone(self, hypothesis: int) -> _Made:
+        """See `Output`."""
+        one = super().alone(hypothesis)
+        return _Made(one.step, self.decoder, one.states, self.unit, self.serial)
+
+
+class _Process(Task):
+    """A process of the algorithm."""
+
+    def __init__(self, body: Steps | Forward, parent: _Process | None, unit: int | None) -> None:
+        super().__init__(body, parent)
+        self.single = body if isinstance(body, Forward) else None
+        self.unit = -1 if unit is None else unit
+        self.number = 0
+        self.book = Cache()
+        self.tags: NDArray[np.int64] | None = None
+        self.since: Callable[[], bool] | None = None
+        """What it waits for, where it waits."""
+        self.serial = 0
+        """The pass made last."""
+        self.kept = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether all that it came of is over, so that what it says is output."""
+        parent: Any = self.parent
+        return parent is None or (parent.ended and parent.leads)
+
+
+class Parallel(Real):
+    """Interprets an algorithm with its sub-processes in worker processes.
+
+    Parameters
+    ----------
+    pool
+        The processes: see `started`.
+    sampling, luck, log, answers, times
+        As of `Real`; of the times those of passes are left out, which go on side by side: spans say them.
+    record
+        Whether `spans` are kept: what happened when. It takes 1 % of the time of the family's target.
+
+    Once it has run, `spans` is what happened, `begun` when it began, and `seconds` how long it took to the last token: what workers
+    still did then is stopped, and its end waited for, after that.
+    """
+
+    def __init__(
+        self, pool: Pool, *, sampling: Sampling | None = None, luck: Luck | None = None, log: list[Answered] | None = None,
+        answers: Answers | None = None, times: Times | None = None, record: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__({ROLE: pool.decoder}, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
+        self.pool = pool
+        self.recording = record
+        self.rows: list[tuple[Span, _Process | None]] = []
+        self.begun = self.seconds = 0.0
+        self.processes = 0
+        self.ready: deque[_Process] = deque()
+        self.births: list[_Process] = []
+        self.blocked: list[_Process] = []
+        self.homeless: deque[_Process] = deque()
+        self.local: tuple[_Process, Forward, Command] | None = None
+        self.made_here: tuple[_Process, Forward, Command] | None = None
+        self.free = [False, *[True] * (pool.units - 1)]
+
+    @property
+    def spans(self) -> list[Span]:
+        """What happened when, in the order of its end; what sub-processes made and nobody used is discarded."""
+        return [
+            row._replace(fate="discarded") if process is not None and not process.kept and row.fate == "kept" else row
+            for row, process in self.rows
+        ]
+
+    def run(self, steps: Steps, tokens: int) -> Work:
+        """See `Interpreter`. What goes wrong here leaves the processes broken."""
+        import torch
+
+        pool = self.pool
+        pool.refuse_closed()
+        self.wanted = tokens
+        try:
+            with torch.inference_mode():
+                self._run(steps)
+        except BaseException:
+            pool.broken = True
+            raise
+        return self.work
+
+    def _run(self, steps: Steps) -> None:
+        pool = self.pool
+        main = _Process(steps, None, 0)
+        main.tags = np.zeros(pool.tags.shape[1:], np.int64)
+        main.kept = True
+        self._number(main)
+        self.begun = time.perf_counter()
+        self.ready.append(main)
+        while not self._over():
+            if self.ready:
+                self._advance(self.ready.popleft())
+            elif self.local is not None:
+                self._make()
+            elif any(post.flights for post in pool.posts.values()):
+                start = time.perf_counter()
+                pool.wait(start)
+                self._note(0, start, "wait", None)
+                self._collect()
+            elif self.blocked or self.homeless:
+                raise CacheError("the algorithm came to a halt before it had put out all its tokens")
+            else:
+                break  # it has ended
+        self.seconds = time.perf_counter() - self.begun
+        self._give_up()
+
+    def _over(self) -> bool:
+        return len(self.work.tokens) >= self.wanted
+
+    def _give_up(self) -> None:
+        """Stop what still runs, and wait for its end: whoever comes next has the cores for himself."""
+        pool = self.pool
+        for post in pool.posts.values():
+            for flight in post.flights:
+                self._stop_flight(flight)
+        start = time.perf_counter()
+        while any(post.flights for post in pool.posts.values()):
+            pool.wait(start)
+            self._collect()
+
+    # --- processes ---
+
+    def _number(self, process: _Process) -> None:
+        process.number = self.processes
+        self.processes += 1
+
+    def _advance(self, task: _Process) -> None:
+        """Send answers and carry out steps until the task has to wait for something."""
+        body = task.body
+        while not task.ended and not self._over():
+            if task.unit < 0 and not self._settle(task):
+                return
+            try:
+                step = body.send(task.answer)
+            except StopIteration as end:
+                task.value = end.value
+                self._bear()
+                self._end(task)
+                return
+            task.answer = None
+            if self._answered(task, step):
+                continue
+            return
+
+    def _answered(self, task: _Process, step: Any) -> bool:
+        """Carry out a step; whether the task can go on."""
+        match step:
+            case Read():
+                start = time.perf_counter()
+                task.answer = self.read(step)
+                self._note(0, start, "head", task)
+            case Fork():
+                self._fork(task, step)
+            case Forward():
+                self._refuse(step)
+                return self._forward(task, step)
+            case Commit():
+                if not task.leads:
+                    return self._block(task, lambda: self._committed(task, step))
+                self._committed(task, step)
+            case Join():
+                self._bear()
+                return self._block(task, lambda: self._joined(task, step.tasks))
+            case Stop():
+                self._bear()
+                self._collect()
+                for sub in step.tasks:
+                    self._stop(sub)
+                task.started = [sub for sub in task.started if not sub.ended]
+            case Adopt():
+                self._bear()
+                self._take_over(task, step)
+        return True
+
+    def _committed(self, task: _Process, step: Commit) -> bool:
+        if not task.leads:
+            return False
+        task.kept = True
+        self.commit(step)
+        return True
+
+    def _joined(self, task: _Process, subs: Sequence[Any]) -> bool:
+        if not all(sub.ended for sub in subs):
+            return False
+        task.answer = tuple(sub.value for sub in subs)
+        return True
+
+    def _block(self, task: _Process, since: Callable[[], bool]) -> bool:
+        """Have a task wait for something, unless that is there; whether it is."""
+        if since():
+            return True
+        task.since = since
+        self.blocked.append(task)
+        return False
+
+    def _release(self) -> None:
+        """Let those go on that have what they wait for."""
+        waiting, self.blocked = self.blocked, []
+        for task in waiting:
+            if task.ended:
+                continue
+            assert task.since is not None
+            if task.since():
+                task.since = None
+                self.ready.append(task)
+            else:
+                self.blocked.append(task)
+
+    def _end(self, task: _Process) -> None:
+        task.ended = True
+        if task.single is None:
+            self._vacate(task)
+        self._release()
+
+    def _stop(self, task: _Process) -> None:
+        """End a task with all that it has started."""
+        if task.ended:
+            return
+        task.ended = task.stopped = True
+        task.body.close()
+        for post in self.pool.posts.values():
+            for flight in post.flights:
+                if flight.task is task:
+                    self._stop_flight(flight)
+        for own in (self.local, self.made_here):  # it ends before unit 0 makes another pass
+            if own is not None and own[0] is task:
+                self._forget(0, own[2])
+        if self.local is not None and self.local[0] is task:
+            self.local = None
+        started: list[Any] = task.started
+        for sub in started:
+            self._stop(sub)
+        if task.single is None:
+            self._vacate(task)
+        self._release()
+
+    def _stop_flight(self, flight: Flight) -> None:
+        """Have a worker give up; of the rows that it was to change nothing is known from here on."""
+        if flight.stopped:
+            return
+        flight.stopped = True
+        unit = flight.task.unit
+        self.pool.board.slots[unit][flight.place][STOPPED] = 1
+        self._forget(unit, flight.command)
+
+    def _forget(self, unit: int, command: Command) -> None:
+        """Rows that a stopped pass was to copy or to make may be old or new."""
+        low = min((piece.start for piece in command.pieces), default=command.at)
+        self.pool.tags[unit, command.first : command.last, low : command.at + len(command.tokens)] = GONE
+
+    def _settle(self, task: _Process) -> bool:
+        """Give a process that may be anywhere a unit."""
+        if True not in self.free:
+            self.homeless.append(task)
+            return False
+        task.unit = self.free.index(True)
+        self.free[task.unit] = False
+        return True
+
+    def _vacate(self, task: _Process) -> None:
+        if task.unit < 0:
+            return
+        self.free[task.unit] = True
+        while self.homeless:
+            waiting = self.homeless.popleft()
+            if not waiting.ended:
+                self.ready.append(waiting)
+                return
+
+    # --- sub-processes ---
+
+    def _fork(self, task: _Process, step: Fork) -> None:
+        if any(old is not None for old in step.heirs_of):
+            raise ParameterError("a run over processes starts no sub-process with the cache of an ended one, as beam search does")
+        found = []
+        for body, unit in zip(step.bodies, step.units, strict=True):
+            if unit is not None and not 0 < unit < self.pool.units:
+                said = f"at least {unit + 1}, as the algorithm starts a process on unit {unit}"
+                raise ParameterError(f"units must be {said}, got {self.pool.units}; start more processes")
+            found.append(_Process(body, task, unit))
+            self._number(found[-1])
+        task.answer = tuple(found)
+        task.started.extend(found)
+        self.births.extend(found)
+        self.work.forks += len(found)
+
+    def _bear(self) -> None:
+        """Start the sub-processes that were forked: they follow what their starter has announced meanwhile."""
+        births, self.births = self.births, []
+        if not births:
+            return
+        start = time.perf_counter()
+        parent: Any = births[0].parent
+        for sub in births:
+            if sub.ended:
+                continue
+            parent = sub.parent
+            if sub.single is not None:
+                step = sub.single
+                self._refuse(step, single=True)
+                parent.book.require(step)
+                if sub.unit < 0 and not self._settle(sub):
+                    raise CacheError("a single pass that may be anywhere found no unit that is free")
+                self._begin(sub, step)
+            else:
+                sub.book = parent.book.copy()
+                sub.tags = parent.tags.copy()
+                self._advance(sub)
+        self._note(parent.unit, start, "dispatch", parent)
+
+    def _refuse(self, step: Forward, *, single: bool = False) -> None:
+        """Refuse passes that are made by no method for which this is."""
+        if step.role != ROLE:
+            raise ParameterError(f"a run over processes has the target alone, and the algorithm asks for the {step.role} model")
+        # Several hypotheses are read by a sub-process that does nothing else: nobody goes on from all of them.
+        tree = bool(step.after) and not (single and step.first == 0 and not step.heads and {*step.after} == {-1})
+        if tree or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
+            raise ParameterError("a run over processes makes plain passes of one text alone; the algorithm asks for others")
+        if step.last > self.pool.decoder.layers:
+            bound = f"{self.pool.decoder.layers}, as {self.pool.decoder.name} has"
+            raise ParameterError(f"layers of the {ROLE} must be {bound}, got at least {step.last}")
+        if step.at + len(step.tokens) > self.pool.capacity:
+            bound = f"prompt and tokens must fit the capacity={self.pool.capacity}"
+            raise ParameterError(
+                f"{bound}, got at least {step.at + len(step.tokens)} positions; start the processes with a larger one"
+            )
+
+    # --- passes ---
+
+    def _forward(self, task: _Process, step: Forward) -> bool:
+        """Announce a pass of a process with a cache of its own; whether it is made already, having no layers."""
+        task.book.write(step)
+        if step.first == step.last:
+            self._bear()
+            self._begin(task, step)
+            return True
+        self._begin(task, step)
+        self._bear()
+        return False
+
+    def _begin(self, task: _Process, step: Forward) -> None:
+        """Have a pass made where the task is."""
+        self.work.account.add(step)
+        task.last = step
+        if step.first == step.last:
+            states = step.state.states[-len(step.tokens) :] if step.first else None
+            self._passed(task, _Made(step, self.pool.decoder, states, task.unit, task.serial))
+            return
+        self.pool.serial += 1
+        task.serial = self.pool.serial
+        own: Any = task if task.tags is not None else task.parent
+        tags = own.tags
+        if task.tags is not None:
+            self._protect(task.unit, step)
+        if task.unit == 0:
+            self.local = task, step, self._command(task, step, tags)
+            tags[step.first : step.last, step.at : step.end] = task.serial
+            return
+        post = self.pool.posts[task.unit]
+        if any(not flight.stopped for flight in post.flights):
+            raise CacheError(f"unit {task.unit} is to make a pass while it makes another one")
+        command = self._command(task, step, tags)
+        if task.tags is not None:
+            tags[step.first : step.last, step.at : step.end] = task.serial
+        posted = time.perf_counter()
+        post.flights.append(Flight(task, step, command, self.pool.post(task.unit, command), posted))
+
+    def _protect(self, unit: int, step: Forward) -> None:
+        """Refuse to write over rows that another unit has yet to copy from here."""
+        for post in self.pool.posts.values():
+            for flight in post.flights:
+                for piece in () if flight.stopped else flight.command.pieces:
+                    if piece.source == unit and piece.stop > step.at and piece.low < step.last and step.first < piece.high:
+                        raise CacheError(f"{step.role}: a pass at position {step.at} replaces rows that a sub-process is copying")
+
+    def _command(self, task: _Process, step: Forward, tags: NDArray[np.int64]) -> Command:
+        """Say what a unit is to do, and what it lacks for it; what its rows will be then is remembered."""
+        pool, unit, serial = self.pool, task.unit, task.serial
+        _, tokens, at, first, last, state, heads, _, after, *_ = step
+        end = at + len(tokens)
+        if self.answers is not None:
+            tokens = self.known(ROLE, tokens)
+        want, have = tags[first:last, :at], pool.tags[unit, first:last]
+        said = want.tobytes()
+        pieces: tuple[Piece, ...] = ()
+        if said != have[:, :at].tobytes():
+            low = int((want != have[:, :at]).any(axis=0).argmax())
+            pieces = self._pieces(task, unit, (first, last), (low, at), want[:, low:])
+            have[:, low:at] = want[:, low:]
+            pool.since[unit, first:last, low:at] = serial
+        have[:, at:end] = serial
+        pool.since[unit, first:last, at:end] = serial
+        going_on: Any = None
+        if first:
+            if state.unit != unit:
+                raise CacheError(f"{step.role}: unit {unit} cannot go on from what unit {state.unit} made")
+            going_on = state.states if unit == 0 else state.serial
+        # Only those with a cache of their own start others, which may follow them; unit 0 sees for itself whether anybody does.
+        return Command(serial, tokens, at, first, last, heads, going_on, pieces, believed_of(said), task.single is None, after)
+
+    def _pieces(
+        self, task: _Process, unit: int, layers: tuple[int, int], span: tuple[int, int], want: NDArray[np.int64]
+    ) -> tuple[Piece, ...]:
+        """Where the rows are that a unit lacks: all of them at its starter's most often."""
+        pool = self.pool
+        (first, last), (low, at) = layers, span
+        starter = task.parent.unit if isinstance(task.parent, _Process) else 0
+        order = [starter, *[each for each in range(pool.units) if each not in (starter, unit)]]
+        for source in order:
+            if source >= 0 and source != unit and (pool.tags[source, first:last, low:at] == want).all():
+                return (self._piece(source, first, last, low, at),)
+        found = []
+        for layer in range(first, last):
+            for position in range(low, at):
+                tag = want[layer - first, position - low]
+                if pool.tags[unit, layer, position] == tag:
+                    continue
+                source = next((each for each in order if each != unit and pool.tags[each, layer, position] == tag), -1)
+                if source < 0:
+                    raise CacheError(f"rows of layer {layer} at position {position}, which unit {unit} lacks, are nowhere any more")
+                found.append(self._piece(source, layer, layer + 1, position, position + 1))
+        return tuple(found)
+
+    def _piece(self, source: int, low: int, high: int, start: int, stop: int) -> Piece:
+        pool = self.pool
+        since = pool.since[source, low:high, start:stop].max(axis=1)
+        later = (since > pool.memory.stamps[source, low:high]).any()
+        return Piece(source, low, high, start, stop, tuple(since.tolist()) if later else ())
+
+    def _make(self) -> None:
+        """Make the main process's own pass; meanwhile others may need their next one."""
+        assert self.local is not None
+        task, step, command = self.made_here = self.local
+        self.local = None
+        flights = [flight for post in self.pool.posts.values() for flight in post.flights]
+        several = any(flight.task.single is None for flight in flights)
+        followed = several or any(piece.since for flight in flights for piece in flight.command.pieces)
+        start = time.perf_counter()
+
+        def stopped() -> bool:
+            return task.ended
+
+        def meanwhile() -> None:
+            self._meanwhile(start)
+
+        try:
+            if several or command.pieces:
+                states = self.pool.unit.make(command, stopped, meanwhile)
+                self.pool.unit.finish(stopped, meanwhile)
+            else:
+                states = self.pool.unit.make(command._replace(followed=followed))
+                self.pool.unit.finish()
+        except gpu_ordering.GaveUp:
+            self.pool.unit.finish()
+            self._note(0, start, "forward", task, step, "cancelled")
+            return
+        finally:
+            self.made_here = None
+        self._note(0, start, "forward", task, step)
+        self._passed(task, _Made(step, self.pool.decoder, states, 0, command.serial))
+
+    def _meanwhile(self, start: float) -> None:
+        """Between layers: answers that have come are looked at, and processes that can go on do."""
+        self._collect()
+        while self.ready and not self._over():
+            self._advance(self.ready.popleft())
+        if time.perf_counter() - start > self.pool.patience:
+            self.pool.look(self.pool.posts.values())
+            raise ProcessError(f"rows did not come within {self.pool.patience:g} s; the run is over")
+
+    def _collect(self) -> None:
+        """Take what workers have made."""
+        pool = self.pool
+        for number, post in pool.posts.items():
+            done = pool.board.words[number][DONE]
+            while post.flights and post.count - len(post.flights) < done:
+                self._landed(number, post.flights.popleft())
+
+    def _landed(self, number: int, flight: Flight) -> None:
+        pool, task, step, place = self.pool, flight.task, flight.step, flight.place
+        board = pool.board
+        made = board.slots[number][place][STATUS] == MADE
+        if self.recording:
+            _, ready, ended, _ = board.times[number][place]
+            fate = "cancelled" if task.ended or flight.stopped else "kept"
+            self._row(-1, flight.posted, ready, "link", task, None, fate)
+            self._row(number, ready, ended, "forward", task, step, fate)
+        if task.ended or flight.stopped:
+            return
+        if not made:
+            raise ProcessError(f"the process of unit {number} gave up a pass that nobody stopped; the run is over")
+        memory = pool.memory
+        output = _Made(step, pool.decoder, memory.states[number, : len(step.tokens)], number, flight.command.serial)
+        if step.heads:
+            output._logits = memory.logits[number : number + 1].clone()
+        self._passed(task, output)
+
+    def _passed(self, task: _Process, output: _Made) -> None:
+        task.answer = output
+        if task.single is not None:
+            task.value = output
+            self.free[task.unit] = True
+            self._end(task)
+        elif output.step.first < output.step.last:
+            self.ready.append(task)
+
+    def _take_over(self, task: _Process, step: Adopt) -> None:
+        """Promote a sub-process: its rows of layers [0, layers) at one position, and its state."""
+        start = time.perf_counter()
+        pool, (sub, at, layers, hypothesis) = self.pool, step
+        if task.unit != 0 or task.tags is None:
+            raise CacheError("only the main process takes over what a sub-process has made")
+        require_ended(sub)
+        task.book.adopt(sub.last, at, layers, hypothesis)
+        unit, memory, place = sub.unit, pool.memory, at + (hypothesis or 0)
+        if layers:
+            for tags in (pool.tags, memory.tags):
+                if (tags[unit, :layers, place] != sub.serial).any():
+                    raise CacheError(f"rows at position {at} of unit {unit} are no longer those of the process that is taken over")
+            memory.copy(0, unit, slice(0, layers), slice(at, at + 1), slice(place, place + 1))
+            for tags in (pool.tags[0], memory.tags[0], task.tags):
+                tags[:layers, at] = sub.serial
+            pool.since[0, :layers, at] = 0
+        made = sub.value
+        if hypothesis is not None:
+            # One pass has made several rows of this position; which of them lies in the place of the one taken over is left open.
+            pool.tags[unit, :layers, at : at + len(sub.last.tokens)] = GONE
+            made = made.alone(hypothesis)
+        states = None if made.states is None else made.states.clone()
+        pool.unit.finish()  # the unit that made them may write over them
+        task.answer = _Made(made.step, pool.decoder, states, 0, made.serial)
+        task.answer._logits = made._logits
+        sub.kept = True
+        self.work.account.adoptions += 1
+        self.work.account.adopted_rows += layers
+        self._note(-1, start, "promotion", sub)
+
+    # --- records ---
+
+    def _note(
+        self, unit: int, start: float, what: str, task: _Process | None, step: Forward | None = None, fate: str = "kept"
+    ) -> None:
+        if self.recording:
+            self._row(unit, start, time.perf_counter(), what, task, step, fate)
+
+    def _row(
+        self, unit: int, start: float, end: float, what: str, task: _Process | None, step: Forward | None = None, fate: str = "kept"
+    ) -> None:
+        number = 0 if task is None else task.number
+        if step is None:
+            row = Span(unit, start, end, what, number, -1, 0, 0, fate)
+            self.rows.append((row, None))
+        else:
+            depth = step.end - step.at if step.after else 0
+            more = step.first, step.last, fate, step.role, len(step.tokens), depth
+            row = Span(unit, start, end, what, number, step.end - 1, *more)
+            self.rows.append((row, task))

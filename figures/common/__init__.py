@@ -1,0 +1,1 @@
+"""What all figures share: style, labels, names, and where numbers come from."""

@@ -1,0 +1,136 @@
+"""What all figures share: colours that the colour-blind can tell apart, a second sign besides colour, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import matplotlib
+import polars as pl
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from model.base.checks import ParameterError
+
+_OKABE_ITO = matplotlib.color_sequences["okabe_ito"]
+# Without black, which is text's and the events', and without yellow, which is lost on white.
+COLOURS = tuple(to_hex(_OKABE_ITO[index]) for index in (5, 6, 3, 7, 1, 2))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "*", "h")
+# Dashes as lengths of line and gap [line widths].
+LINES: tuple[tuple[float, tuple[float, ...]], ...] = (
+    (0, ()), (0, (4, 1.6)), (0, (6, 2, 1, 2)), (0, (1, 1.6)), (0, (10, 2)), (0, (5, 1, 1, 1, 1, 1))
+)  # fmt: skip
+INK, GREY, PALE = "#000000", "#595959", "#c8c8c8"
+
+VIEWS = ("formula", "paths", "events")
+NAMES = {"formula": "formula", "paths": "simulated: paths", "events": "simulated: events"}
+METHODS = {
+    "autoregressive": "plain decoding", "speculative": "speculative", "adaptive": "adaptive drafts", "hierarchical": "hierarchical",
+    "beam": "beams", "ppd": "PPD", "ppd-processes": "PPD, processes", "ppd-streams": "PPD, streams", "pearl": "PEARL",
+    "bild": "BiLD", "early_exit": "early exit", "skipdecode": "SkipDecode",
+}  # fmt: skip
+"""What methods are called where there is little room."""
+
+_RULES: dict[Any, Any] = {
+    "font.size": 10.0,
+    "axes.titlesize": 12.0,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+    "legend.title_fontsize": 9.0,
+    "hatch.linewidth": 0.6,
+    "svg.hashsalt": "decodesim",
+    "svg.fonttype": "path",
+}
+
+
+class Look(NamedTuple):
+    """How one series is told from the others."""
+
+    colour: str
+    marker: str
+    line: tuple[float, tuple[float, ...]]
+
+
+@contextmanager
+def house() -> Iterator[None]:
+    """Draw by these rules and by no others: a reader's own matplotlibrc changes nothing, nor do these rules outlast the figure."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RULES)
+        yield
+
+
+def canvas(width: float, height: float, box: tuple[float, float, float, float]) -> tuple[Figure, Axes]:
+    """A figure [inches] with one pair of axes in `box` (left, bottom, width, height as shares of it)."""
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure, figure.add_axes(box)
+
+
+def side_by_side(count: int, height: float, bottom: float, top: float, gap: float) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels in a row, all between `bottom` and `top` (shares of its height), `gap` [inches] behind each."""
+    left, panel = 0.8, {1: 5.6, 2: 4.2}.get(count, 3.2)
+    width = left + count * (panel + gap)
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    boxes = [((left + index * (panel + gap)) / width, bottom, panel / width, top - bottom) for index in range(count)]
+    return figure, [figure.add_axes(box) for box in boxes]
+
+
+def page(figure: Figure) -> Bbox:
+    """The page that a figure needs [inches]: its own, and as much more as texts reach beyond it."""
+    extent = figure.get_tightbbox()
+    return Bbox.union([Bbox.from_bounds(0, 0, *figure.get_size_inches()), extent])
+
+
+def headed(figure: Figure, about: str) -> Figure:
+    """The same figure with a small line at its top that says what it is of; without one where there is nothing to say."""
+    if about:
+        width, height = figure.get_size_inches()
+        texts = [text for text in figure.texts if float(text.get_fontsize()) >= 12]  # the title, whose edge the line shares
+        left = texts[0].get_position()[0] if texts else 0.1 / width
+        size = min(8.0, 8.0 * (1 - left) * width / (0.065 * len(about)))
+        figure.text(left, 1 - 0.09 / height, about, fontsize=size, color=GREY, va="center", gid="subject")
+    return figure
+
+
+def looks(count: int) -> list[Look]:
+    """One look a series. Where colours do not suffice they become a ramp from dark to light, which greys keep in order."""
+    if count <= len(COLOURS):
+        colours = list(COLOURS[:count])
+    else:
+        colours = [to_hex(colormaps["cividis"](0.85 * index / (count - 1))) for index in range(count)]
+    return [
+        Look(colour, MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]) for index, colour in enumerate(colours)
+    ]
+
+
+def categories(count: int) -> list[Look]:
+    """One look for each of many series that have no order: every marker once, and the colours in turn."""
+    return [Look(COLOURS[index % len(COLOURS)], MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
+
+
+def points(colour: str) -> dict[str, tuple[float, str, str]]:
+    """Size, face and edge of a view's points: they fit into each other, so that agreement shows as a target."""
+    return {"formula": (9.5, "none", colour), "paths": (6.0, colour, colour), "events": (3.0, INK, INK)}
+
+
+def demand(rows: pl.DataFrame, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
+    """The rows with these columns, optional ones null where they lack; refuses none at all and a column that is needed."""
+    if not rows.height:
+        raise ParameterError(f"{what} needs at least one row, got none; take rows of a finished run")
+    if missing := [name for name in needed if name not in rows.columns]:
+        raise ParameterError(f"{what} needs the columns {', '.join(needed)}, got none called {', '.join(missing)}")
+    absent = [pl.lit(None).alias(name) for name in dict.fromkeys(optional) if name not in rows.columns]
+    return rows.with_columns(absent)

@@ -1,0 +1,55 @@
+"""The subject of a run's figures: its scenario, and the models, devices, batch and context that its costs name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model.base import bounded_files
+
+_MODELS = {"shape": "{}", "draft_shape": "draft {}", "medium_shape": "medium {}"}
+_DEVICES = {"device": "{}", "profile": "profile {}"}
+_MORE = {
+    "dtype": "{}", "ways": "TP {}", "tensor_parallel": "TP {}", "prompt": "prompt of {} tokens", "context": "context of {} tokens",
+    "cost_ratio": "c = {:.3g}",
+}  # fmt: skip
+_METHOD = {"sequences": "batch of {}", "batch": "batch of {}", "batching": "{} batching"}
+
+
+def of_run(folder: str | Path) -> str:
+    """One line on a run's directory, from its metadata; empty where there are none.
+
+    What is swept is left out: the figures say it of each point.
+    """
+    try:
+        return of_scenario(bounded_files.json_of(bounded_files.read_text(Path(folder) / "metadata.json"))["scenario"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # somebody else's
+        return ""
+
+
+def of_scenario(tables: Mapping[str, Any]) -> str:
+    """The same of a scenario's tables.
+
+    >>> tables = {"scenario": {"name": "mine"}, "cost": {"kind": "roofline", "device": "h100", "shape": "llama-3.1-8b"}}
+    >>> of_scenario(tables | {"sweep": {"cost.prompt": [512, 4096]}})
+    'mine: llama-3.1-8b, h100'
+    >>> method = {"name": "speculative", "sequences": 8}
+    >>> of_scenario({"scenario": {"name": "mine"}, "cost": {"cost_ratio": 0.1}, "method": [method]})
+    'mine: c = 0.1, batch of 8'
+    """
+    cost, sweep = tables.get("cost", {}), {path.rpartition(".")[2] for path in tables.get("sweep", {})}
+    methods = tables.get("method", [])
+    methods = [methods] if isinstance(methods, Mapping) else methods
+    costs = [cost | each.get("cost", {}) for each in methods] or [cost]
+    said = []
+    for name, text in (_MODELS | _DEVICES | _MORE).items():
+        values = [each[name] for each in costs if each.get(name) is not None]
+        if name not in sweep and values and values.count(values[0]) == len(values):
+            said.append(text.format(values[0]))
+    for name, text in _METHOD.items():
+        values = [each.get(name) for each in methods]
+        if name not in sweep and values and values[0] is not None and values.count(values[0]) == len(values):
+            said.append(text.format(values[0]))
+    name = tables.get("scenario", {}).get("name", "")
+    return f"{name}: {', '.join(said)}" if name and said else name or ", ".join(said)

@@ -1,0 +1,1 @@
+"""Figures of predictions beside measurements."""

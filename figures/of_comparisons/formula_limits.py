@@ -1,0 +1,144 @@
+"""Where do the formulas stop being true? One claim a figure: the formula, the simulation with the profile, the measurement."""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, demand, house
+from model.base.checks import ParameterError
+
+MOST_SERIES = 6
+"""Each has three lines, told apart by its marker alone."""
+TITLES = {
+    "verify": "Does a draft cost what Theorem 3.8 says?",
+    "ppd": "Does early prediction save what Theorem 4.1 says?",
+    "skipdecode": "Is time saved as layers are?",
+    "bild": "Is Big Little Decoder as fast as its ratio of layers says?",
+    "bus": "Are two processes as fast as one?",
+}
+"""What is asked of a claim; others are called by their name."""
+QUANTITIES = ("formula", "simulated", "measured")
+_NAMES = {"formula": "the formula", "simulated": "simulated with the profile (predicted)", "measured": "measured, ± its noise"}
+_COLOURS = {"formula": COLOURS[1], "simulated": COLOURS[0], "measured": INK}
+_LINES: dict[str, Any] = {"formula": LINES[1], "simulated": LINES[0], "measured": "none"}
+_NEEDED = ("claim", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name")
+
+
+def draw(rows: pl.DataFrame) -> Figure:
+    """Formula and simulation as lines, the measurement as points with its noise, of the rows of one claim.
+
+    `rows` are those of `sim.comparison.formula_validity`: claim, x, formula, simulated, measured, noise (relative), x_name, y_name;
+    optionally series, what tells rows of the same x apart, and about, what the formula was given. Each series has a marker of its
+    own.
+    """
+    table = demand(rows, "the figure of a formula's limits", _NEEDED, ("series", "about"))
+    claims = list(dict.fromkeys(table["claim"]))
+    if len(claims) > 1:
+        raise ParameterError(f"the figure of a formula's limits needs rows of one claim, got {', '.join(claims)}; draw each alone")
+    table = table.with_columns(pl.col("series").cast(pl.String).fill_null("")).sort("x", maintain_order=True)
+    names = list(dict.fromkeys(table["series"]))
+    if len(names) > MOST_SERIES:
+        raise ParameterError(f"there is room for at most {MOST_SERIES} series of a claim, got {len(names)}; draw fewer")
+    with house():
+        below = 0.22 * -(-(len(QUANTITIES) + len(list(filter(None, names)))) // _columns(names))  # of the legend [inches]
+        height = 5.3 + below
+        figure, axes = canvas(8.0, height, (0.1, (0.75 + below) / height, 0.87, 3.35 / height))
+        for number, name in enumerate(names):
+            _series(axes, table.filter(pl.col("series") == name), name, MARKERS[number])
+        _frame(axes, table)
+        figure.text(0.1, 1 - 0.3 / height, TITLES.get(claims[0], claims[0]), fontsize=13, weight="bold", va="center")
+        figure.text(0.1, 1 - 0.5 / height, told(table), fontsize=9.5, color=GREY, va="top", linespacing=1.4)
+        _legend(figure, names)
+    return figure
+
+
+def few(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows of as many series as there is room for, evenly chosen; where some are left out, `about` says so.
+
+    >>> rows = pl.DataFrame({"series": [f"k={k}" for k in range(11)], "about": "measured"})
+    >>> few(rows)["series"].to_list(), few(rows)["about"][0]
+    (['k=0', 'k=2', 'k=4', 'k=6', 'k=8', 'k=10'], 'measured; 6 of 11 series drawn')
+    """
+    names = list(dict.fromkeys(rows["series"]))
+    if len(names) <= MOST_SERIES:
+        return rows
+    chosen = [names[index] for index in np.linspace(0, len(names) - 1, MOST_SERIES).round().astype(int)]
+    said = pl.col("about") + f"; {MOST_SERIES} of {len(names)} series drawn"
+    return rows.filter(pl.col("series").is_in(chosen)).with_columns(said.alias("about"))
+
+
+def told(rows: pl.DataFrame) -> str:
+    """The answer: how far off the formula is, and how far the simulation.
+
+    >>> found = pl.DataFrame({"formula": [2.0, 3.0], "simulated": [1.0, None], "measured": [1.0, 2.0], "about": None})
+    >>> told(found)
+    'median error: formula 75.0 %, simulation 0.0 %'
+    """
+    said = []
+    for name, word in (("formula", "formula"), ("simulated", "simulation")):
+        own = rows.drop_nulls([name, "measured"])
+        if own.height:
+            errors = np.abs(own[name].to_numpy().astype(float) / own["measured"].to_numpy().astype(float) - 1)
+            said.append(f"{word} {100 * np.median(errors):.1f} %")
+    about = [str(each) for each in dict.fromkeys(rows["about"].drop_nulls()) if each]
+    return "\n".join([f"median error: {', '.join(said) or 'unknown'}", *([fill(about[0], 105)] if about else [])])
+
+
+def _series(axes: Axes, rows: pl.DataFrame, name: str, marker: str) -> None:
+    end = f" {name}" if name else ""
+    for quantity in QUANTITIES:
+        own = rows.drop_nulls([quantity])
+        if not own.height:
+            continue
+        colour, measured = _COLOURS[quantity], quantity == "measured"
+        if measured:
+            off = own["noise"].fill_null(0.0) * own[quantity]
+            axes.vlines(own["x"], own[quantity] - off, own[quantity] + off, colors=colour, linewidth=1.4, label=f"noise{end}")
+        axes.plot(
+            own["x"], own[quantity], color=colour, linestyle=_LINES[quantity], linewidth=1.6, marker=marker,
+            markersize=7 if measured else 5, markerfacecolor=colour if measured else "white", markeredgecolor=colour,
+            zorder=4 if measured else 3, label=f"{quantity}{end}",
+        )  # fmt: skip
+
+
+def _frame(axes: Axes, table: pl.DataFrame) -> None:
+    axes.grid(True)
+    y_name = str(table["y_name"][0])
+    axes.set_xlabel(str(table["x_name"][0]))
+    axes.set_ylabel(y_name)
+    xs = table["x"].to_numpy()
+    if np.all(xs == np.round(xs)):
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    if y_name.startswith("speed-up"):
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=LINES[3], zorder=1.5, label="plain")
+    axes.margins(0.06, 0.1)
+
+
+def _legend(figure: Figure, names: list[str]) -> None:
+    handles = []
+    for each in QUANTITIES:
+        colour, face = _COLOURS[each], _COLOURS[each] if each == "measured" else "white"
+        look = {"linestyle": _LINES[each], "linewidth": 1.6, "marker": MARKERS[0], "markersize": 6, "markerfacecolor": face}
+        handles.append(Line2D([], [], color=colour, label=_NAMES[each], **look))
+    handles += [
+        Line2D([], [], color=GREY, linestyle="none", marker=marker, markersize=6, label=name)
+        for name, marker in zip(names, MARKERS, strict=False)
+        if name
+    ]
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.1, 0.1 / figure.get_figheight()), "borderaxespad": 0}
+    figure.legend(handles=handles, ncols=_columns(names), columnspacing=1.8, **place)
+
+
+def _columns(names: list[str]) -> int:
+    """Of the legend: fewer where names are long."""
+    longest = max(map(len, names))
+    return 3 if longest <= 24 else 2 if longest <= 48 else 1

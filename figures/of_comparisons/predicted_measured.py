@@ -1,0 +1,126 @@
+"""Does the simulator predict real wall time? Each measured decoding against what was predicted of it from profiles alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from numpy.typing import NDArray
+
+from figures.common.style import GREY, INK, LINES, MARKERS, METHODS, PALE, Look, canvas, categories, demand, house
+from model.base.checks import ParameterError
+from model.logs.prediction_error import BAND, choices, floor
+
+Floats = NDArray[np.float64]
+
+MOST_METHODS = len(MARKERS)
+NEEDED = ("method", "settings", "predicted_s", "measured_s", "error", "noise")
+
+
+def draw(table: pl.DataFrame) -> Figure:
+    """A point for each row of `sim compare`: above, predicted over measured time after the first commit [ms]; below, the error.
+
+    The line is where they are equal; the band is 5 % about it, and dotted is how far off a prediction may be for the noise of the
+    measurements alone, 1.5 times its median. Hollow points are of runs that others on the machine have disturbed.
+    """
+    rows = demand(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch"))
+    rows = rows.with_columns(pl.col("disturbed").cast(pl.Boolean).fill_null(value=False))
+    if not (rows["predicted_s"].min() > 0 and rows["measured_s"].min() > 0):  # type: ignore[operator]
+        raise ParameterError("predicted_s and measured_s must be above 0 in every row; leave out decodings of a single commit")
+    methods = list(dict.fromkeys(rows["method"]))
+    if len(methods) > MOST_METHODS:
+        raise ParameterError(f"there is room for at most {MOST_METHODS} methods, got {len(methods)}; draw fewer")
+    styles = dict(zip(methods, categories(len(methods)), strict=True))
+    allowed = floor(rows["noise"].to_numpy())
+    with house():
+        figure, axes = canvas(8.4, 7.6, (0.095, 0.31, 0.64, 0.565))
+        below = figure.add_axes((0.095, 0.08, 0.64, 0.175))
+        ends = _ends(rows)
+        _bands(axes, ends, ends, allowed)
+        _bands(below, ends, np.zeros(2), allowed)
+        for (method, hollow), own in rows.group_by("method", "disturbed", maintain_order=True):
+            look = styles[str(method)]
+            _points(axes, own["measured_s"], 1e3 * own["predicted_s"], str(method), look, hollow=bool(hollow))
+            _points(below, own["measured_s"], 100 * own["error"], str(method), look, hollow=bool(hollow))
+        _frame(axes, below, ends)
+        figure.text(0.095, 0.96, "Does the simulator predict real wall time?", fontsize=13, weight="bold", va="center")
+        figure.text(0.095, 0.92, told(rows), fontsize=9.5, color=GREY, va="center")
+        _legend(figure, rows, styles, allowed)
+    return figure
+
+
+def told(rows: pl.DataFrame) -> str:
+    """The answer: how far off predictions are.
+
+    >>> told(pl.DataFrame({"error": [0.01, -0.04, 0.08], "settings": ["a", "b", "b"], "method": "ppd", "mismatch": ""}))
+    'median error 4.0 %; 67 % of 3 decodings (2 settings) are within 5 %'
+    """
+    errors = np.abs(rows["error"].to_numpy())
+    settings = choices(rows)
+    said = f"median error {100 * np.median(errors):.1f} %; {100 * np.mean(errors <= BAND):.0f} % of {rows.height} decodings"
+    said += f" ({settings} setting{'s' if settings > 1 else ''}) are within {100 * BAND:g} %"
+    return said + ("; a profile of ANOTHER machine" if rows["mismatch"].cast(pl.String).fill_null("").ne("").any() else "")
+
+
+def _ends(rows: pl.DataFrame) -> Floats:
+    """A little beyond all points, the same for both axes, shape (2,) [ms]."""
+    values = 1e3 * rows.select("predicted_s", "measured_s").to_numpy()
+    return np.array([values.min() / 1.2, values.max() * 1.2])
+
+
+def _bands(axes: Axes, x: Floats, middle: Floats, allowed: float) -> None:
+    """About equality: times [ms], or errors of 0 [%]."""
+    half = np.where(middle > 0, middle, 100.0)
+    axes.fill_between(x, middle - BAND * half, middle + BAND * half, color=PALE, alpha=0.7, linewidth=0, zorder=1, label="band")
+    axes.plot(x, middle, color=INK, linewidth=1.0, zorder=1.6, label="equal")
+    for side in (-allowed, allowed):
+        axes.plot(x, middle + side * half, color=GREY, linewidth=1.1, linestyle=LINES[3], zorder=1.5, label="noise")
+
+
+def _points(axes: Axes, measured: pl.Series, y: pl.Series, method: str, look: Look, *, hollow: bool) -> None:
+    axes.plot(
+        1e3 * measured, y, linestyle="none", marker=look.marker, markersize=5.5, zorder=3, color=look.colour,
+        markerfacecolor="none" if hollow else look.colour, markeredgecolor=look.colour if hollow else "white",
+        markeredgewidth=1.1 if hollow else 0.5, label=f"{method} disturbed" if hollow else method,
+    )  # fmt: skip
+
+
+def _frame(axes: Axes, below: Axes, ends: Floats) -> None:
+    axes.set_yscale("log")
+    axes.set_ylim(*ends)
+    for each in (axes, below):
+        each.grid(True)
+        each.set_xscale("log")
+        each.set_xlim(*ends)
+    wide = ends[1] / ends[0] > 30
+    for axis in (axes.xaxis, axes.yaxis, below.xaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 7)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+    axes.tick_params(labelbottom=False)
+    below.set_ylabel("error [%]")
+    below.set_xlabel("measured after the first commit: median of the repeats [ms]")
+    axes.set_ylabel("predicted, from profiles alone [ms]")
+
+
+def _legend(figure: Figure, rows: pl.DataFrame, styles: dict[str, Look], allowed: float) -> None:
+    dot: dict[str, Any] = {"linestyle": "none", "markersize": 7}
+    handles: list[Line2D | Patch] = []
+    for method, look in styles.items():
+        name = METHODS.get(method, method)
+        handles.append(Line2D([], [], marker=look.marker, color=look.colour, markeredgecolor="white", label=name, **dot))
+    if rows["disturbed"].any():
+        name = "hollow: disturbed by\nother work"
+        handles.append(Line2D([], [], marker="o", markerfacecolor="none", color=GREY, label=name, **dot))
+    handles += [
+        Line2D([], [], color=INK, linewidth=1.0, label="as predicted"),
+        Patch(color=PALE, alpha=0.7, label=f"within {100 * BAND:g} %"),
+        Line2D([], [], color=GREY, linewidth=1.1, linestyle=LINES[3], label=f"1.5 × the noise of\nrepeats: {100 * allowed:.1f} %"),
+    ]
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.745, 0.88), borderaxespad=0, handlelength=2.2)

@@ -1,0 +1,122 @@
+"""Where does a prediction go wrong? From the predicted to the measured time of one run, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from textwrap import fill
+from typing import Any, NamedTuple
+
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures.common.style import COLOURS, GREY, INK, METHODS, canvas, demand, house
+from model.base import checks
+from model.logs.prediction_error import PARTS
+
+_NAMES = {
+    "target": "target\npasses", "draft": "draft\npasses", "medium": "medium\npasses", "reads": "heads\nand reads",
+    "transfers": "starting\nprocesses", "waiting": "waiting", "rest": "the\nrest",
+}  # fmt: skip
+_MORE, _LESS, _WHOLE = COLOURS[1], COLOURS[0], GREY
+_WHOSE = ("predicted", "measured")
+_NEEDED = ("method", "settings", "error", *(f"{whose}_{part}_s" for part in (*PARTS, "total") for whose in _WHOSE))
+_NOTHING = 1e-9  # seconds: what a run has not
+_CUT = 0.35  # of the axis that steps fill, below which it is cut
+
+
+class Step(NamedTuple):
+    """A part of the whole, as predicted and as measured [s]."""
+
+    part: str
+    predicted: float
+    measured: float
+
+    @property
+    def more(self) -> float:
+        """What it took more than was predicted."""
+        return self.measured - self.predicted
+
+
+def steps(row: Mapping[str, Any]) -> list[Step]:
+    """The parts of a run, those left out that it has not.
+
+    >>> times = {f"{whose}_{part}_s": 0.0 for whose in ("predicted", "measured") for part in PARTS}
+    >>> steps(times | {"predicted_target_s": 2.0, "measured_target_s": 1.5, "measured_rest_s": 0.25})
+    [Step(part='target', predicted=2.0, measured=1.5), Step(part='rest', predicted=0.0, measured=0.25)]
+    """
+    found = [Step(part, row[f"predicted_{part}_s"], row[f"measured_{part}_s"]) for part in PARTS]
+    return [each for each in found if max(abs(each.predicted), abs(each.measured)) > _NOTHING]
+
+
+def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
+    """A waterfall: the whole time as predicted, what each part took more or less than predicted, the whole time as measured [ms].
+
+    `table` is what `sim compare` writes, `row` which of its rows; where left out, the one whose error is largest. Whole times are
+    those with the prompt, in which all parts were timed; over several processes they are the main one's.
+    """
+    rows = demand(table, "the figure of times by part", _NEEDED, ("prompt", "units"))
+    if row is None:
+        row = int(rows["error"].abs().arg_max() or 0)
+        which = f"the largest error of {rows.height} decodings" if rows.height > 1 else "the only decoding"
+    else:
+        checks.whole("row", row, 0, rows.height - 1)
+        which = f"row {row} of {rows.height} decodings"
+    chosen = rows.row(row, named=True)
+    with house():
+        figure, axes = canvas(8.6, 4.9, (0.1, 0.145, 0.875, 0.63))
+        _bars(axes, chosen)
+        predicted, measured = chosen["predicted_total_s"], chosen["measured_total_s"]
+        settings = f" ({chosen['settings']})" if chosen["settings"] else ""
+        off = _signed(100 * (predicted / measured - 1))
+        figure.text(0.1, 0.945, "Where does the prediction go wrong?", fontsize=13, weight="bold", va="center")
+        name = METHODS.get(chosen["method"], chosen["method"])
+        prompt = f", {chosen['prompt']}" if chosen["prompt"] else ""
+        said = f"{fill(f'{name}{settings}{prompt}', 110)}\nwith the prompt's time the prediction is off by {off} %; {which}"
+        if (chosen["units"] or 1) > 1:
+            said += f"\nthe main process of {chosen['units']}: its passes with what it reads of them"
+        figure.text(0.1, 0.91, said, fontsize=9.5, color=GREY, va="top", linespacing=1.4)
+    return figure
+
+
+def _bars(axes: Axes, row: Mapping[str, Any]) -> None:
+    found = steps(row)
+    predicted, measured = 1e3 * row["predicted_total_s"], 1e3 * row["measured_total_s"]
+    levels = [predicted]
+    for each in found:
+        levels.append(levels[-1] + 1e3 * each.more)
+    low, high = min(*levels, measured), max(*levels, measured)
+    cut = high - low < _CUT * high
+    bottom = max(low - 0.35 * (high - low), 0.0) if cut else min(0.0, low)
+    if high - low < 1e-6 * high:  # all as predicted
+        bottom = 0.0
+    axes.set_ylim(bottom, high + 0.16 * (high - bottom))
+    places = range(len(found) + 2)
+    for place, value, label in ((0, predicted, "predicted"), (places[-1], measured, "measured")):
+        axes.bar(place, value - bottom, 0.62, bottom=bottom, color=_WHOLE, zorder=2, label=label)
+        _word(axes, place, value, f"{value:.1f}", bold=True)
+    for place, each, before, after in zip(places[1:], found, levels, levels[1:], strict=False):
+        grew = each.more > 0
+        axes.bar(place, abs(after - before), 0.62, bottom=min(before, after), color=_MORE if grew else _LESS, zorder=2,
+                 hatch="" if grew else "///", edgecolor="white", linewidth=0, label=each.part)  # fmt: skip
+        told = f"{_signed(1e3 * each.more)}\n({_number(1e3 * each.predicted)} → {_number(1e3 * each.measured)})"
+        _word(axes, place, max(before, after), told)
+    for place, level in enumerate(levels):
+        axes.plot([place - 0.31, place + 0.69], [level, level], color=INK, linewidth=0.8, zorder=3, label="carried over")
+    axes.set_xticks(places, ["predicted\nwhole", *(_NAMES[each.part] for each in found), "measured\nwhole"])
+    axes.tick_params(axis="x", length=0)
+    axes.grid(True, axis="y")
+    axes.set_ylabel("time [ms]" + (f"  (axis cut at {bottom:.0f})" if bottom > 0 else ""))
+
+
+def _word(axes: Axes, x: float, y: float, text: str, *, bold: bool = False) -> None:
+    look: dict[str, Any] = {"fontsize": 9, "weight": "bold" if bold else "normal", "linespacing": 1.15}
+    axes.annotate(text, (x, y), (0, 4), textcoords="offset points", ha="center", va="bottom", **look)
+
+
+def _signed(value: float) -> str:
+    return "+" * (value > 0) + _number(value)
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1) + 0.0:.1f}".replace("-", "\N{MINUS SIGN}")  # and no zero with a sign

@@ -1,0 +1,153 @@
+"""What does a layer reach of its device's peaks? Operations per byte against operations per second [Williams2009].
+
+A pass over few tokens reads all weights for little arithmetic: it lies under the slope, where a wider pass takes no longer. That
+is what verifying a draft lives on, and it ends where points leave the slope.
+
+[Williams2009] S. Williams, A. Waterman, D. Patterson. Roofline: an insightful visual performance model for multicore architectures.
+CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike, NDArray
+
+from figures.common.labels import drawn, place
+from figures.common.provenance import is_measured, of_part
+from figures.common.style import GREY, INK, LINES, Look, canvas, house, looks
+from model.architectures.transformer import Shape
+from model.base.checks import ParameterError
+from model.hardware.profile import Profile
+from model.hardware.profile_costs import shape_of
+from model.hardware.roofline import Roofline
+
+Floats = NDArray[np.float64]
+
+MOST_PROFILES = 4
+"""More are not told apart."""
+_DOTTED: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (1, 1.6))}
+_NAMED = (1, 8, 64, 512, 4096)  # widths that are written beside their points
+
+
+class Points(NamedTuple):
+    """Stored rows of a layer, each of shape (rows,): how wide a pass was, its operations per byte, and operations in a second."""
+
+    width: Floats
+    intensity: Floats
+    rate: Floats
+
+
+def products_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
+    """Operations of a layer's products over so many tokens, and the bytes that they move at least: weights once, states in and out.
+
+    >>> from model.architectures.transformer import preset
+    >>> work, size = products_work(preset("llama-2-7b"), 1)
+    >>> round(float(work / size), 3)  # two operations for each weight of two bytes
+    1.0
+    """
+    got = np.asarray(tokens, dtype=np.float64)
+    work = sum((2.0 * inputs * outputs * got for inputs, outputs in part.matrices), np.zeros(got.shape))
+    size = sum((inputs * outputs + got * (inputs + outputs) for inputs, outputs in part.matrices), np.zeros(got.shape))
+    return np.asarray(work), np.asarray(size * part.bytes_each)
+
+
+def points(profile: Profile, ways: int = 1) -> Points:
+    """The stored times of a layer's products, at widths that are powers of two; or of layers as wholes, of one text at its least
+    context."""
+    part = shape_of(profile).shard(ways)
+    if "dense" in profile.parts:
+        rows = profile.rows("dense", ways)
+        width, seconds = rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()
+        work, size = products_work(part, width)
+    else:
+        rows = profile.rows("layer", ways)
+        rows = rows.filter(rows["batch"] == rows["batch"].min())
+        rows = rows.filter(rows["context"] == rows["context"].min())
+        width, seconds = rows["width"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()
+        where = (rows["width"].to_numpy(), rows["context"].to_numpy(), rows["batch"].to_numpy())
+        work = part.layer_flops(*where)
+        size = part.layer_weight_bytes + part.layer_kv_bytes(*where)
+    if not width.size:
+        known = ", ".join(map(str, profile.ways))
+        raise ParameterError(f"ways must be one of {known}, what profile {profile.name} has, got {ways}")
+    chosen = np.exp2(np.round(np.log2(width))) == width
+    chosen = chosen if chosen.any() else np.ones(width.shape, dtype=bool)
+    order = np.argsort(width[chosen])
+    return Points(*(each[chosen][order] for each in (width, work / size, work / seconds)))
+
+
+def draw(profiles: Sequence[Profile], *, ways: int = 1) -> Figure:
+    """A roof for each device and the stored points of each profile; filled where they were measured, hollow where composed.
+
+    Dotted, what the cost model of kind `roofline` says of the same layers, at its assumed efficiencies.
+    """
+    if not 1 <= len(profiles) <= MOST_PROFILES:
+        raise ParameterError(f"profiles must be 1 to {MOST_PROFILES}, got {len(profiles)}")
+    for each in profiles:
+        if each.kind != "model":
+            raise ParameterError(f"profile {each.name} is one of {each.kind}; a roofline shows layers of a model: take a model's")
+    found = [points(each, ways) for each in profiles]
+    with house():
+        figure, axes = canvas(11.2, 5.6, (0.075, 0.11, 0.585, 0.715))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        left = 0.6 * min(float(each.intensity.min()) for each in found)
+        ridges = [each.rate / each.bandwidth for each in profiles]
+        right = 2.5 * max(*(float(each.intensity.max()) for each in found), *ridges)
+        handles: list[Line2D] = []
+        peaks = dict.fromkeys((each.device, each.bandwidth, each.rate, peaks_from(each)) for each in profiles)
+        for (device, bandwidth, rate, whence), line in zip(peaks, LINES, strict=False):
+            at = np.array([left, rate / bandwidth, right])
+            said = f"{device}: {bandwidth / 1e9:,.0f} GB/s, {_told(rate)};\npeaks {whence}"
+            roof = np.minimum(rate, bandwidth * at)
+            axes.plot(at, roof, color=INK, linestyle=line, linewidth=1.4, zorder=1.6, label=f"roof {device}")
+            handles.append(Line2D([], [], color=INK, linestyle=line, linewidth=1.4, label=said))
+        texts: list[tuple[float, float, str]] = []
+        for profile, stored, look in zip(profiles, found, looks(len(profiles)), strict=True):
+            handles.append(_draw(axes, profile, stored, look, ways))
+            texts += [(x, y, f"{width:g}") for width, x, y in zip(*stored, strict=True) if width in _NAMED]
+        if any("dense" in each.parts for each in profiles):
+            handles.append(Line2D([], [], color=GREY, label="cost model of kind roofline:\nassumed efficiencies", **_DOTTED))
+        axes.set_xlim(left, right)
+        axes.set_ylim(0.5 * min(float(each.rate.min()) for each in found), 1.8 * max(each.rate for each in profiles))
+        axes.grid(True, which="major")
+        axes.set_xlabel("operations per byte [FLOP/byte]")
+        axes.set_ylabel("operations per second of a device [FLOP/s]")
+        place(axes, texts, drawn(axes), size=8)
+        figure.text(0.02, 0.945, "Throughput that a decoder layer reaches on its device", fontsize=13, weight="bold", va="center")
+        apart = all("dense" in each.parts for each in profiles)
+        without = "attention left out" if apart else "attention left out where it is told apart"
+        split = "" if ways == 1 else f" split {ways} ways"
+        told = f"a decoder layer{split} (numbers: tokens in the pass), {without}"
+        figure.text(0.02, 0.89, told, fontsize=9.5, color=GREY, va="center")
+        figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.675, 0.835), borderaxespad=0, labelspacing=0.7)
+    return figure
+
+
+def peaks_from(profile: Profile) -> str:
+    """Whether a profile's peaks are its vendor's (`published`) or were measured with it."""
+    return "measured" if profile.facts.get("peaks") == "measured" else "published"
+
+
+def _told(rate: float) -> str:
+    return f"{rate / 1e12:,.0f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:,.0f} GFLOP/s"
+
+
+def _draw(axes: Axes, profile: Profile, stored: Points, look: Look, ways: int) -> Line2D:
+    part = "dense" if "dense" in profile.parts else "layer"
+    measured = is_measured(profile, part, ways)
+    style: dict[str, Any] = {"linestyle": "none", "marker": look.marker, "markersize": 6.5, "markeredgecolor": look.colour,
+                             "markerfacecolor": look.colour if measured else "white", "markeredgewidth": 1.3}  # fmt: skip
+    axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **style)
+    if part == "dense":
+        model = Roofline(shape_of(profile), profile.bandwidth, profile.rate, ways=ways)
+        work, size = products_work(model.part, stored.width)
+        reached = work / model.products(stored.width)
+        axes.plot(work / size, reached, color=look.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
+    return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, ways)}", **style)

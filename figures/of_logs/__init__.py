@@ -1,0 +1,1 @@
+"""Figures of logs of real models."""

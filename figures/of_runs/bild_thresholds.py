@@ -1,0 +1,304 @@
+"""What do the thresholds of Big Little Decoder buy? Time against agreement with the large model, from a decision record.
+
+As Figures 4, 5 and 9 of [Kim2023], with another measure of quality: the share of tokens that the large model would have written
+itself, where the paper has BLEU and ROUGE-L. Tokens are taken as independent, and no threshold changes the text that was read.
+
+[Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
+
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, NAMES, VIEWS, Look, canvas, demand, house, looks
+from model.base import checks
+from model.costs.width_curve import CurveLike
+from model.methods.bild import theory as bild
+from model.methods.bild.threshold_decisions import Decisions
+
+Floats = NDArray[np.float64]
+
+BOTH, NO_ROLLBACK, NO_FALLBACK, LARGE, SMALL = "both policies", "no rollback", "no fallback", "large model", "small model"
+WINDOWS = tuple(range(3, 11))
+"""Lengths after which the small model hands over where nothing else makes it: Section 4.3 of [Kim2023]."""
+MOST_RECORDS, MOST_CURVES = 3, 8
+_LOOKS = {
+    BOTH: Look(COLOURS[0], MARKERS[0], LINES[0]), NO_ROLLBACK: Look(COLOURS[1], MARKERS[1], LINES[1]),
+    NO_FALLBACK: Look(COLOURS[2], MARKERS[2], LINES[3]),
+}  # fmt: skip
+_NEEDED = (
+    "name", "source", "cost_source", "variant", "policy", "fallback_threshold", "rollback_threshold", "maximum_draft", "cost_ratio",
+    "latency", "agreement",
+)  # fmt: skip
+_RECORDS = {
+    "outcomes_source": "record", "variant": "variant", "exit_layer": "exit layer", "maximum_draft": "drafts to",
+    "placement": "placed", "draft_layers": "draft layers", "cost_ratio": "c", "tokens": "tokens",
+}  # fmt: skip
+"""What makes a run's points those of another record: all but the thresholds."""
+_ORDER = {view: index for index, view in enumerate(VIEWS)}
+_ALONE = {LARGE: ("X", 10.0), SMALL: ("P", 9.0)}
+
+
+# --- Points -----------------------------------------------------------------------------------------------------------
+
+
+def points(
+    record: Decisions,
+    fallback_thresholds: Sequence[float],
+    rollback_thresholds: Sequence[float],
+    *,
+    cost_ratio: float,
+    cost_source: str,
+    maximum_draft: int = 10,
+    variant: str = "paper",
+    windows: Sequence[int] = WINDOWS,
+    verify_cost: CurveLike | None = None,
+    name: str = "record",
+) -> pl.DataFrame:
+    """A row for each choice: its rates, time per token over that of the large model alone, and agreement with it.
+
+    Policies: both, every pair of thresholds; no rollback, every fallback threshold; no fallback, every length of a window and
+    rollback threshold; and the two models alone. `cost_ratio` is a pass of the small model over one of the large, `cost_source`
+    where that is from (measured, published or assumed).
+
+    >>> record = Decisions([0.9, 0.4, 0.8, 0.7], [0.1, 3.0, 2.5, 0.2], [True, False, False, True], "assumed: by hand")
+    >>> rows = points(record, [0.5], [2.0], cost_ratio=0.25, cost_source="assumed", windows=[4])
+    >>> rows.select("policy", "fallback_rate", pl.col("rollback_rate", "latency", "agreement").round(3)).rows()[:3]
+    [('both policies', 0.25, 0.333, 0.972, 1.0), ('no rollback', 0.25, 0.0, 0.507, 0.754), ('no fallback', 0.0, 0.5, 1.032, 1.0)]
+    """
+    low = checks.array("fallback_thresholds", fallback_thresholds, 0)
+    high = checks.array("rollback_thresholds", rollback_thresholds, 0)
+    lengths = checks.whole_array("windows", windows, 1).astype(int)
+    checks.whole("maximum_draft", maximum_draft, 1)
+    checks.number("cost_ratio", cost_ratio, 0)
+    never = float(record.distance.max())  # nothing is taken back where the distance is not above it
+    choices = [(BOTH, x, y, maximum_draft) for y in high.tolist() for x in low.tolist()]
+    choices += [(NO_ROLLBACK, x, never, maximum_draft) for x in low.tolist()]
+    choices += [(NO_FALLBACK, 0.0, y, length) for y in high.tolist() for length in lengths.tolist()]
+    rows: list[dict[str, Any]] = []
+    for policy, fallback, rollback, most in choices:
+        found = record.rates(fallback, rollback, variant=variant)
+        falls, back = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))  # of nothing written none is taken back
+        speed = bild.speedup(falls, back, most, cost_ratio, variant=variant, verify_cost=verify_cost)
+        rows.append(
+            {
+                "policy": policy, "fallback_threshold": None if policy == NO_FALLBACK else fallback,
+                "rollback_threshold": None if policy == NO_ROLLBACK else rollback, "maximum_draft": most, "fallback_rate": falls,
+                "rollback_rate": back, "latency": 1 / float(speed),
+                "agreement": float(bild.agreement(record, fallback, rollback, most, variant=variant)),
+            }
+        )  # fmt: skip
+    rows.append({"policy": LARGE, "latency": 1.0, "agreement": 1.0})
+    rows.append({"policy": SMALL, "latency": float(cost_ratio), "agreement": float(record.agrees.mean())})
+    shared = {"name": name, "source": record.source, "cost_source": cost_source, "variant": variant}
+    return pl.DataFrame([{**shared, "cost_ratio": float(cost_ratio), **row} for row in rows], infer_schema_length=None)
+
+
+def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFrame:
+    """The points of a run whose outcomes are thresholds on a record, as `points` has them; `rows` is its table of results.
+
+    Times are those of a text of so many tokens, by the first view there is. A fallback threshold of 0 is no fallback, an infinite
+    rollback threshold no rollback. What the small model alone would write, no row says. Empty where no row has both thresholds.
+    """
+    needed = ("method", "fallback_threshold", "rollback_threshold", "agreement", "normalized_latency", "view")
+    if any(name not in rows.columns for name in needed):
+        return pl.DataFrame()
+    own = rows.filter(method="bild").drop_nulls(needed)
+    own = own.sort(pl.col("view").replace_strict(_ORDER, return_dtype=pl.Int8), maintain_order=True)
+    own = own.unique("point", keep="first").sort("point")
+    if not own.height:
+        return pl.DataFrame()
+    never = pl.col("rollback_threshold").is_infinite()
+    policy = pl.when(never).then(pl.lit(NO_ROLLBACK)).when(pl.col("fallback_threshold") == 0).then(pl.lit(NO_FALLBACK))
+    telling = [name for name in _RECORDS if name in own.columns and own[name].n_unique() > 1]
+    words = [pl.lit(f"{_RECORDS[name]} ") + pl.col(name).cast(pl.String).fill_null("-") for name in telling]
+    alone = {"policy": LARGE, "latency": 1.0, "agreement": 1.0}
+    own = own.select(
+        "fallback_threshold", "rollback_threshold", "maximum_draft", "fallback_rate", "rollback_rate", "variant", "agreement",
+        "view", "tokens", "cost_ratio", name=pl.concat_str(words, separator=", ") if telling else pl.lit("record"),
+        source="outcomes_source", cost_source=pl.lit(cost_source),
+        policy=policy.otherwise(pl.lit(BOTH)), latency="normalized_latency",
+    )  # fmt: skip
+    kept = ("name", "source", "cost_source", "variant", "view", "tokens", "cost_ratio")
+    whole = [part.head(1).select(kept).with_columns(**{key: pl.lit(value) for key, value in alone.items()})
+             for part in own.partition_by("name", maintain_order=True)]  # fmt: skip
+    return pl.concat([own, *whole], how="diagonal")
+
+
+def fits(rows: pl.DataFrame) -> bool:
+    """Whether there is anything to draw in these rows (of `of_run`), and room for all of it."""
+    if not rows.height or rows.filter(pl.col("policy") != LARGE).height < 2:
+        return False
+    return rows["name"].n_unique() <= MOST_RECORDS and _pairs(rows)["rollback_threshold"].n_unique() <= MOST_CURVES
+
+
+def frontier(rows: pl.DataFrame) -> pl.DataFrame:
+    """Those rows that none other beats, by latency: what is no slower and agrees more, or agrees no less and is faster.
+
+    >>> rows = pl.DataFrame({"latency": [0.5, 0.6, 0.7, 0.5], "agreement": [0.8, 0.7, 0.9, 0.6]})
+    >>> frontier(rows).rows()
+    [(0.5, 0.8), (0.7, 0.9)]
+    """
+    ordered = rows.sort("latency", -pl.col("agreement"), maintain_order=True)
+    before = pl.col("agreement").cum_max().shift(1)
+    return ordered.filter(before.is_null() | (pl.col("agreement") > before))
+
+
+# --- Drawing ----------------------------------------------------------------------------------------------------------
+
+
+def draw(rows: pl.DataFrame) -> Figure:
+    """A row of two panels a record, of rows as `points` makes them, or `of_run`.
+
+    Left, a curve for each rollback threshold along the fallback thresholds (Figure 9 of the paper); right, the best that both
+    policies together reach, and each alone (Figure 5), and the same of both on the other records (Figure 4).
+    """
+    table = demand(rows, "the figure of thresholds", _NEEDED, ("view", "tokens"))
+    records = table.partition_by("name", maintain_order=True)
+    if len(records) > MOST_RECORDS:
+        raise checks.ParameterError(f"rows must be of at most {MOST_RECORDS} records, got {len(records)}")
+    count = _pairs(table)["rollback_threshold"].n_unique()
+    if not 1 <= count <= MOST_CURVES:
+        raise checks.ParameterError(f"rows must have 1 to {MOST_CURVES} rollback thresholds, got {count}")
+    with house():
+        height = 1.05 + 4.3 * len(records)
+        figure, only = canvas(12.0, height, (0, 0, 1, 1))
+        only.remove()
+        for index, record in enumerate(records):
+            bottom = 0.6 + 4.3 * (len(records) - 1 - index)
+            left, right = (figure.add_axes((x, bottom / height, wide, 3.2 / height)) for x, wide in ((0.07, 0.36), (0.565, 0.415)))
+            others = [other for other in records if other is not record]
+            _thresholds(left, record)
+            _ablations(right, record, others)
+            for axes in (left, right):
+                _frame(axes, table)
+            figure.text(0.07, (bottom + 3.56) / height, _told(record), fontsize=9.5, color=GREY, va="center")
+        title = "Big Little Decoder: what is gained in time, what is lost in agreement with the large model?"
+        figure.text(0.02, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
+        told = "tokens taken as independent; a threshold is not taken to change the text that follows"
+        figure.text(0.02, 1 - 0.57 / height, told, fontsize=9.5, color=GREY, va="center")
+        _legend(figure, table, height)
+    return figure
+
+
+def _pairs(record: pl.DataFrame) -> pl.DataFrame:
+    """The rows that have both thresholds."""
+    return record.drop_nulls(["fallback_threshold", "rollback_threshold"])
+
+
+def _told(record: pl.DataFrame) -> str:
+    name, source, cost, variant, ratio = record.select("name", "source", "cost_source", "variant", "cost_ratio").row(0)
+    view, tokens = record.select("view", "tokens").row(0)
+    drafts = _pairs(record)["maximum_draft"][0]
+    told = f"{name} ({source}); " + (f"c = {ratio:.3g} ({cost}); " if ratio is not None else "")
+    played = f"; {NAMES[view]}, {tokens} tokens" if view is not None else ""
+    return f"{told}drafts of at most {drafts}, variant {variant}{played}"
+
+
+def _ends(values: pl.Series) -> tuple[float, float]:
+    ordered = values.drop_nulls().sort()
+    return float(ordered[0]), float(ordered[-1])
+
+
+def _thresholds(axes: Axes, record: pl.DataFrame) -> None:
+    own = _pairs(record)
+    values = own["rollback_threshold"].unique().sort()
+    handles = []
+    for value, look in zip(values, looks(len(values)), strict=True):
+        curve = own.filter(rollback_threshold=value).sort("fallback_threshold")
+        name, told = f"{value:g}", "never" if np.isinf(value) else f"{value:g}"
+        at, shares = curve["latency"], curve["agreement"]
+        axes.plot(at, shares, color=look.colour, linestyle=look.line, linewidth=1.3, label=f"rollback {name}")
+        axes.scatter(
+            at, shares, s=_sizes(curve["fallback_threshold"].to_numpy(), own), color=look.colour, marker=look.marker,
+            edgecolor="white", linewidth=0.5, zorder=2.5, label=f"fallback {name}",
+        )  # fmt: skip
+        handles.append(
+            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.3, label=told)
+        )
+    _alone(axes, record)
+    low, high = _ends(own["fallback_threshold"])
+    axes.set_title(f"Marks grow with the fallback threshold, {low:g} to {high:g}", fontsize=10)
+    axes.set_ylabel("tokens that agree with the large model")
+    title = "rollback\nthreshold\n[nats]"
+    axes.legend(handles=handles, title=title, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left")
+
+
+def _sizes(thresholds: Floats, own: pl.DataFrame) -> Floats:
+    """Areas of marks [square points]."""
+    ordered = np.sort(own["fallback_threshold"].unique().to_numpy())
+    return 12 + 60 * np.searchsorted(ordered, thresholds) / max(len(ordered) - 1, 1)
+
+
+def _ablations(axes: Axes, record: pl.DataFrame, others: Sequence[pl.DataFrame]) -> None:
+    for policy, look in _LOOKS.items():
+        own = record.filter(policy=policy)
+        axes.plot(
+            own["latency"], own["agreement"], linestyle="none", marker=look.marker, markersize=3.2, color=look.colour, alpha=0.3,
+            markeredgewidth=0, label=f"all {policy}",
+        )  # fmt: skip
+        best = frontier(own)
+        axes.plot(
+            best["latency"], best["agreement"], color=look.colour, linestyle=look.line, linewidth=1.6, marker=look.marker,
+            markersize=4.5, label=policy,
+        )  # fmt: skip
+    for other in others:
+        best = frontier(other.filter(policy=BOTH))
+        name, first = other["name"][0], (best["latency"][0], best["agreement"][0])
+        axes.plot(best["latency"], best["agreement"], color=GREY, linewidth=1.2, linestyle=LINES[2], label=f"other {name}")
+        axes.annotate(name, first, (4, -4), textcoords="offset points", fontsize=8.5, va="top", color=GREY)
+    _alone(axes, record)
+    axes.set_title("The best of each choice of policies", fontsize=10)
+
+
+def _alone(axes: Axes, record: pl.DataFrame) -> None:
+    for policy, (marker, size) in _ALONE.items():
+        at = record.filter(policy=policy)
+        axes.plot(
+            at["latency"], at["agreement"], linestyle="none", marker=marker, markersize=size, color=INK, markeredgecolor="white",
+            zorder=3, clip_on=False, label=policy,
+        )  # fmt: skip
+
+
+def _frame(axes: Axes, table: pl.DataFrame) -> None:
+    axes.grid(True)
+    (fast, slow), (least, most) = _ends(table["latency"]), _ends(table["agreement"])
+    across, up = 0.04 * (slow - fast) or 0.05, 0.04 * (most - least) or 0.05
+    axes.set_xlim(fast - across, slow + across)
+    axes.set_ylim(least - up, most + up)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if most - least > 0.05 else 1))
+    axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=(0, (1.2, 1.2)), zorder=1.5, label="as fast")
+    axes.set_xlabel("time per token, relative to the large model alone")
+
+
+def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:
+    present = set(table["policy"])
+    words = {BOTH: BOTH, NO_ROLLBACK: NO_ROLLBACK}
+    if NO_FALLBACK in present:
+        short, long = _ends(table.filter(policy=NO_FALLBACK)["maximum_draft"])
+        words[NO_FALLBACK] = f"{NO_FALLBACK}: windows of {short:g}" + (f" to {long:g}" if long > short else "")
+    handles = [
+        Line2D([], [], linestyle="none", marker=marker, markersize=size, color=INK, markeredgecolor="white", label=f"{name} alone")
+        for name, (marker, size) in _ALONE.items()
+        if name in present
+    ]
+    handles += [
+        Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=4.5, label=words[policy])
+        for policy, look in _LOOKS.items()
+        if policy in present
+    ]
+    if table["name"].n_unique() > 1:
+        handles.append(Line2D([], [], color=GREY, linewidth=1.2, linestyle=LINES[2], label="both policies, other record"))
+    figure.legend(
+        handles=handles, loc="center left", bbox_to_anchor=(0.017, 1 - 0.84 / height), ncols=len(handles), borderaxespad=0,
+        borderpad=0, columnspacing=1.5,
+    )  # fmt: skip

@@ -1,0 +1,121 @@
+"""How the latency of a point is distributed: what was simulated against the theory's probabilities."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures.common import naming
+from figures.common.style import COLOURS, GREY, INK, NAMES, VIEWS, canvas, demand, house
+from model.base import checks
+from model.base.checks import ParameterError
+
+_MOST_POINTS = 12
+MOST_BARS = 80
+"""Of more latencies than so many each bar is a range: single ones would be thinner than can be seen."""
+_NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller the axis ends
+
+
+def described(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+    """The rows with a `name` for each point, and where a layer's seconds are known its latencies in milliseconds, `latency_ms`."""
+    points = results.join(rows.select("point").unique(), "point", how="semi", maintain_order="left")
+    common = {row["point"]: ", ".join(_words(row)) for row in naming.once(points).iter_rows(named=True)}
+    found = rows.with_columns(name=pl.col("point").replace_strict(common, default="", return_dtype=pl.String))
+    if "seconds_per_layer" in points.columns and points["seconds_per_layer"].null_count() == 0:
+        seconds = dict(naming.once(points).select("point", "seconds_per_layer").iter_rows())
+        factor = 1e3 * pl.col("point").replace_strict(seconds, return_dtype=pl.Float64)
+        found = found.with_columns(latency_ms=pl.col("latency_layers") * factor)
+    return found
+
+
+def _words(row: dict[str, Any]) -> list[str]:
+    wanted = [name for name in naming.WORDS if name in naming.SETTINGS or name in naming.MAIN or name in ("sequences", "batching")]
+    return [naming.method(row), *naming.words(row, [*wanted, *(name for name in row if "." in name and name not in naming.WORDS)])]
+
+
+def draw(rows: pl.DataFrame) -> Figure:
+    """Relative frequencies of simulated latencies (`paths` as bars, `events` as crosses) and the pmf (`formula`, hollow circles).
+
+    `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has its own panel. Where
+    there are more than `MOST_BARS` latencies, none of them of a formula, each bar is that of a range. With `latency_ms` the axis is
+    in milliseconds; with `name` a point is called by it (see `described`).
+    """
+    table = demand(rows, "the distribution", ("point", "view", "latency_layers", "probability"), ("name",))
+    unit = "ms" if "latency_ms" in table.columns else "layer-times"
+    table = table.with_columns(latency_layers="latency_ms") if unit == "ms" else table
+    for view in table["view"].unique().sort():
+        checks.one_of("view", view, VIEWS)
+    points = table["point"].unique(maintain_order=True).to_list()
+    if len(points) > _MOST_POINTS:
+        raise ParameterError(f"the distribution has room for at most {_MOST_POINTS} points, got {len(points)}; choose some of them")
+    across = 1 if len(points) == 1 else 2 if len(points) <= 4 else 3
+    down = -(-len(points) // across)
+    with house():
+        width, height = max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.8)
+        figure, only = canvas(width, height, (0.12, 0.14, 0.84, 0.62))
+        panels = [only]
+        if len(points) > 1:
+            only.remove()
+            sides = {"left": 0.8 / width, "right": 0.98, "bottom": 0.6 / height, "top": 1 - 1.05 / height}
+            figure.subplots_adjust(**sides, wspace=0.28, hspace=0.75)
+            panels = [figure.add_subplot(down, across, index + 1) for index in range(len(points))]
+        for index, (axes, point) in enumerate(zip(panels, points, strict=True)):
+            _panel(axes, table.filter(pl.col("point").eq_missing(point)))
+            name = table.filter(pl.col("point").eq_missing(point))["name"][0] or f"point {point}"
+            axes.set_title(textwrap.fill(name, round(15 * width * axes.get_position().width)), fontsize=9, color=GREY)
+            axes.set_ylabel("probability")
+            if index >= len(points) - across:
+                axes.set_xlabel(f"latency  [{unit}]")
+        left = panels[0].get_position().x0
+        figure.text(left, 1 - 0.28 / height, "Distribution of the latency of a decoding", fontsize=13, weight="bold", va="center")
+        every = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        corner = (left, 1 - 0.42 / height)
+        figure.legend(every.values(), every.keys(), loc="upper left", bbox_to_anchor=corner, ncols=3, borderaxespad=0)
+    return figure
+
+
+def _panel(axes: Axes, rows: pl.DataFrame) -> None:
+    rows = _in_ranges(rows)
+    values = np.unique(rows["latency_layers"].to_numpy())
+    step = float(np.diff(values).min()) if len(values) > 1 else 1.0
+    axes.grid(True, axis="y")
+    parts = {view: rows.filter(pl.col("view") == view).sort("latency_layers") for view in VIEWS}
+    times = {view: part["latency_layers"].to_numpy() for view, part in parts.items() if part.height}
+    shares = {view: parts[view]["probability"].to_numpy() for view in times}
+    # Circles without a line between them: there is nothing between two values.
+    styles = {
+        "formula": {"marker": "o", "markersize": 7, "color": COLOURS[1], "markerfacecolor": "none", "markeredgewidth": 1.5},
+        "events": {"marker": "x", "markersize": 5, "color": INK},
+    }
+    if "paths" in times:
+        axes.bar(times["paths"], shares["paths"], 0.8 * step, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label=NAMES["paths"])
+    for view, style in styles.items():
+        if view in times:
+            axes.plot(times[view], shares[view], linestyle="none", label=NAMES[view], **style)  # type: ignore[arg-type]
+    top = float(rows["probability"].max())  # type: ignore[arg-type]
+    seen = rows.filter(pl.col("probability") > _NEGLIGIBLE * top)["latency_layers"].to_numpy()
+    if len(seen):
+        axes.set_xlim(seen.min() - 1.5 * step, seen.max() + 1.5 * step)
+    axes.set_ylim(0, 1.08 * top if top > 0 else 1)
+
+
+def _ranges(rows: pl.DataFrame) -> bool:
+    """Whether bars are of ranges of latencies."""
+    return rows["latency_layers"].n_unique() > MOST_BARS and "formula" not in rows["view"]
+
+
+def _in_ranges(rows: pl.DataFrame) -> pl.DataFrame:
+    """The same probabilities at the middles of ranges of one width, where single latencies are too many to be seen."""
+    values = rows["latency_layers"]
+    if not _ranges(rows):
+        return rows
+    low, high = (float(end) for end in (values.min(), values.max()))  # type: ignore[arg-type]
+    width = (high - low) / MOST_BARS
+    index = ((pl.col("latency_layers") - low) / width).floor().clip(0, MOST_BARS - 1)
+    ranges = rows.with_columns(latency_layers=low + (index + 0.5) * width)
+    return ranges.group_by("view", "latency_layers", maintain_order=True).agg(pl.col("probability").sum())

@@ -1,0 +1,194 @@
+"""Speed-up of each method against its price: the units that it reserves and keeps busy, and the unit-time that a token takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from figures.common import naming
+from figures.common.speedup_baseline import ONE, over_one_device
+from figures.common.style import GREY, INK, MARKERS, VIEWS, Look, categories, demand, house, looks
+from model.base import checks
+
+AXES = {
+    "held_units": "units reserved",
+    "mean_units": "mean busy units",
+    "compute_per_token": "unit-time per token, relative to plain decoding",
+}
+_Y = "speedup"
+_PLAIN = "autoregressive"
+MOST_SETTINGS = 6
+"""What methods are run on, rates and costs that were swept: each has a row of panels."""
+MOST_CHOICES = len(MARKERS)
+_SIDE, _WIDE, _HIGH, _GAP, _HEAD, _FOOT = 0.75, 3.3, 2.9, 0.35, 1.0, 0.6  # inches
+_BETWEEN = 0.75  # rows
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What speed-ups are over; one row a point, named by its choice; the settings, each with its rows; what all have in common."""
+
+    baseline: str
+    rows: pl.DataFrame
+    settings: list[tuple[str, pl.DataFrame]]
+    choices: list[str]
+    common: list[str]
+
+
+def fits(rows: pl.DataFrame) -> bool:
+    """Whether a run has several methods, or choices of one beside another, and room for all of its settings and choices."""
+    if not all(name in rows.columns for name in ("point", "view", "method", _Y, *AXES)) or rows["method"].n_unique() < 2:
+        return False
+    table = _table(rows)
+    return table.rows.height > 0 and len(table.settings) <= MOST_SETTINGS and len(table.choices) <= MOST_CHOICES
+
+
+def draw(rows: pl.DataFrame) -> Figure:
+    """A row of panels for each setting that was swept, a panel for each price of `AXES` that is not the same for all.
+
+    One colour and marker for each choice of a method, plain decoding a star at (1, 1). `rows` is a results table of several
+    methods. The last view of a point is drawn: events know of waiting, formulas do not. Where `exact` says that a method writes
+    another text than the target, its marks are hollow.
+    """
+    demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES))
+    for view in rows["view"].unique().sort():
+        checks.one_of("view", view, VIEWS)
+    table = _table(rows)
+    demand(table.rows, "the figure of methods (with values of speedup)", ())
+    checks.whole("settings of the figure of methods", len(table.settings), 1, MOST_SETTINGS)
+    checks.whole("choices of the figure of methods", len(table.choices), 1, MOST_CHOICES)
+    styles = dict(zip(table.choices, (looks if len(table.choices) <= 6 else categories)(len(table.choices)), strict=True))
+    prices = [x for x in AXES if not np.allclose([value for value in table.rows[x] if value is not None], 1)] or [[*AXES][-1]]
+    with house():
+        figure, panels, side = _panels(len(prices), len(table.settings), table.choices)
+        lossy = {*table.rows.filter(pl.col("exact").eq_missing(False))["choice"]}
+        for index, (name, part) in enumerate(table.settings):
+            for axes, x in zip(panels[index], prices, strict=True):
+                _panel(axes, part, x, styles, lossy)
+                if index == len(table.settings) - 1 or len(prices) == 1:
+                    axes.set_xlabel(AXES[x])
+            panels[index][0].set_title(name, fontsize=10)
+            panels[index][0].set_ylabel(f"speed-up over {table.baseline}")
+        width, height = figure.get_size_inches()
+        title = "What each method gains, and at what price"
+        figure.text(_SIDE / width, 1 - 0.34 / height, title, fontsize=13, weight="bold", va="center")
+        told = ["up is faster, left is cheaper", *table.common]
+        told += ["hollow: another text than the target's (lossy)"] if lossy else []
+        figure.text(_SIDE / width, 1 - 0.6 / height, "; ".join(told), fontsize=9.5, color=GREY, va="center")
+        _legend(figure, styles, lossy, (1 - side / width, 1 - _HEAD / height))
+    return figure
+
+
+def _table(rows: pl.DataFrame) -> _Table:
+    bounds = [f"{metric}_{end}" for metric in (_Y, *AXES) for end in ("low", "high")]
+    over_one = [f"speedup_over_one_device{end}" for end in ("", "_low", "_high")]
+    table = demand(rows, "the figure of methods", (), ("exact", *bounds, *over_one))
+    order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
+    table = table.drop_nulls([_Y]).sort("point", order).unique("point", keep="last", maintain_order=True)
+    table, baseline = over_one_device(table)
+    split = (pl.col("ways") if "ways" in table.columns else pl.lit(1)).fill_null(1)
+    if baseline != ONE:  # in units of as many devices as layers are split over, of which plain decoding has one
+        names = [name for name in table.columns if name == "held_units" or name.startswith("mean_units")]
+        table = table.with_columns(pl.col(name) / split for name in names).filter(pl.col("method") != _PLAIN)
+    table = table.filter((pl.col("method") != _PLAIN) | (split > 1))  # plain decoding on one unit is the star
+    over = baseline if "ways" in table.columns and table["ways"].count() else "plain decoding"
+    keys = [name for name in naming.telling(table) if name in naming.CHOICES]
+    # What was swept: columns that vary where the choice is the same.
+    group = ["method", *keys]
+    others = [name for name in naming.telling(table) if name not in keys]
+    counts = table.group_by(group).agg(pl.col(name).drop_nulls().n_unique() for name in others)
+    swept = [name for name in others if (counts[name] > 1).any()]
+    own = [name for name in others if name not in swept]
+    main = [name for name in naming.MAIN if name in table.columns and name not in swept and table[name].n_unique() > 1]
+    said = [*dict.fromkeys([*(name for name in naming.WORDS if name in {*keys, *own, *main}), *keys, *own])]
+    named = [", ".join([naming.method(row), *naming.words(row, said)]) for row in table.to_dicts()]
+    table = table.with_columns(choice=pl.Series(named, dtype=pl.String))
+    whole = table.select(swept).drop_nulls().unique(maintain_order=True) if swept else pl.DataFrame()
+    settings = [("", table)]
+    if whole.height:
+        settings = []
+        for values in whole.iter_rows(named=True):
+            here = pl.all_horizontal(pl.col(name).is_null() | (pl.col(name) == value) for name, value in values.items())
+            settings.append((", ".join(naming.words(values, swept)), table.filter(here)))
+    same = [name for name in ("tokens", "layers", "acceptance_rate", "cost_ratio") if name in table.columns]
+    return _Table(over, table, settings, table["choice"].unique(maintain_order=True).to_list(), naming.common(table, same))
+
+
+def _panels(across: int, settings: int, choices: Sequence[str]) -> tuple[Figure, list[list[Axes]], float]:
+    """The figure, a row of panels for each setting (of single panels three in a row), and the width of the legend [inches]."""
+    columns = (2 if settings == 4 else min(settings, 3)) if across == 1 else across
+    down = -(-settings // columns) if across == 1 else settings
+    side = 0.75 + 0.072 * max(len("as many tokens per unit-time"), *map(len, choices))
+    width = _SIDE + columns * (_WIDE + _GAP) + side
+    height = max(_HEAD + down * _HIGH + (down - 1) * _BETWEEN + _FOOT, _HEAD + 0.2 * (len(choices) + 4))
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    found: list[Axes] = []
+    for index in range(across * settings):
+        row, column = divmod(index, columns)
+        box = (_SIDE + column * (_WIDE + _GAP), height - _HEAD - row * (_HIGH + _BETWEEN) - _HIGH, _WIDE, _HIGH)
+        shared: dict[str, Any] = {"sharey": found[0]} if found else {}
+        axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height), **shared)
+        axes.tick_params(labelleft=column == 0)
+        found.append(axes)
+    return figure, [found[row * across : (row + 1) * across] for row in range(settings)], side
+
+
+def _panel(axes: Axes, table: pl.DataFrame, x: str, styles: dict[str, Look], lossy: set[str]) -> None:
+    axes.grid(True)
+    axes.axhline(1, color=INK, linewidth=1.0, zorder=1.5, label="plain speed")
+    axes.plot([1], [1], linestyle="none", marker="*", markersize=13, color=INK, zorder=2.5, label="plain decoding")
+    for choice, look in styles.items():
+        rows = table.filter(pl.col("choice") == choice).drop_nulls([x])
+        for whole, lines, across in (
+            (rows.drop_nulls([f"{_Y}_low", f"{_Y}_high"]), axes.vlines, False),
+            (rows.drop_nulls([f"{x}_low", f"{x}_high"]), axes.hlines, True),
+        ):
+            metric, other = (x, _Y) if across else (_Y, x)
+            lines(whole[other], whole[f"{metric}_low"], whole[f"{metric}_high"], colors=look.colour, linewidth=1.2, label=metric)
+        axes.plot(
+            rows[x], rows[_Y], linestyle="none", markersize=7, zorder=3, label=choice, **_mark(look, hollow=choice in lossy)
+        )
+    axes.margins(0.08)
+    axes.autoscale_view()
+    left, right = axes.get_xlim()
+    axes.set_xlim(min(left, 0.9), max(right, 1.3))
+    if x != "compute_per_token":
+        _fair(axes)
+    else:
+        axes.axvline(1, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="plain compute")
+
+
+def _mark(look: Look, *, hollow: bool) -> dict[str, Any]:
+    if hollow:
+        return {"marker": look.marker, "color": look.colour, "markerfacecolor": "#ffffff", "markeredgewidth": 1.7}
+    return {"marker": look.marker, "color": look.colour, "markeredgecolor": "white", "markeredgewidth": 0.6}
+
+
+def _fair(axes: Axes) -> None:
+    """As many times faster as there are units: as many plain decodings side by side give the same tokens in the same time."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    end = min(right, high)
+    axes.plot([1, end], [1, end], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, label="fair")
+    axes.set_xlim(left, right)
+    axes.set_ylim(low, high)
+
+
+def _legend(figure: Figure, styles: dict[str, Look], lossy: set[str], corner: tuple[float, float]) -> None:
+    handles = [Line2D([], [], linestyle="none", marker="*", markersize=12, color=INK, label="plain decoding")]
+    handles += [
+        Line2D([], [], linestyle="none", markersize=7, label=choice + (" (lossy)" if choice in lossy else ""),
+               **_mark(look, hollow=choice in lossy))
+        for choice, look in styles.items()
+    ]  # fmt: skip
+    even = "as many tokens per unit-time\nas plain decoding"
+    handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label=even))
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, borderaxespad=0, borderpad=0, handlelength=1.6)

@@ -1,0 +1,119 @@
+"""Up to which batch does speculative decoding pay? Speed-ups under measured, or assumed, times of a pass by batch and width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from figures.common.labels import at_right
+from figures.common.style import GREY, INK, canvas, house, looks
+from model.base import checks
+from model.costs.width_curve import PassTimes
+from model.methods.speculative.batch_break_even import batched_speedup, largest_batch
+
+Floats = NDArray[np.float64]
+
+_MOST_CURVES = 6
+
+
+def example() -> tuple[PassTimes, PassTimes, str]:
+    """An assumed target and an assumed draft, and what is assumed of them: nothing here was measured.
+
+    A roofline. A pass reads the weights (10 ms) and each sequence's cache (0.05 ms); its arithmetic (0.1 ms a token) hides behind
+    that while there is little. The draft takes a twelfth of that.
+
+    >>> target, draft, _ = example()
+    >>> float(target(1, 1, 1024)), float(target(256, 8, 1024)), round(float(draft(1, 1, 1024)), 3)
+    (10.05, 204.8, 0.838)
+    """
+    batches, widths = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256]), np.arange(1, 17)
+    reading = 10 + 0.05 * batches[:, None]
+    times = np.maximum(reading, 0.1 * batches[:, None] * widths)
+    draft = times[:, :1] / 12
+    told = "times assumed: reading 10 ms + 0.05 ms a sequence, or arithmetic 0.1 ms a token, whichever is longer; draft a twelfth"
+    return PassTimes(batches, widths, [1024], times[:, :, None]), PassTimes(batches, [1], [1024], draft[:, :, None]), told
+
+
+def draw(target: PassTimes, draft: PassTimes, acceptance_rates: Sequence[float], *, context: float, source: str) -> Figure:
+    """Left, speed over draft length at the greatest rate, a curve a batch; right, the best speed over batch, a curve a rate.
+
+    `source` says where the times are from (measured, published or assumed), and stands in the figure. A star is the best draft
+    length; a ring on a curve is the largest batch of the table up to which drafting pays.
+    """
+    rates = sorted(float(rate) for rate in checks.array("acceptance_rates", list(acceptance_rates), 0, 1))
+    if not 1 <= len(rates) <= _MOST_CURVES:
+        raise checks.ParameterError(f"acceptance_rates must be 1 to {_MOST_CURVES} rates, got {len(rates)}")
+    with house():
+        figure, left = canvas(11.6, 4.9, (0.065, 0.12, 0.34, 0.66))
+        right = figure.add_axes((0.56, 0.12, 0.34, 0.66))
+        _lengths(left, rates[-1], target, draft, context)
+        _batches(right, rates, target, draft, context)
+        for axes in (left, right):
+            axes.grid(True)
+            axes.axhline(1, color=INK, linewidth=1.0, zorder=1.8, label="plain")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        figure.text(0.065, 0.945, "Up to which batch does drafting pay?", fontsize=13, weight="bold", va="center")
+        figure.text(0.065, 0.89, f"{source}; context {context:g}", fontsize=9.5, color=GREY, va="center")
+    return figure
+
+
+def _lengths(axes: Axes, rate: float, target: PassTimes, draft: PassTimes, context: float) -> None:
+    every = target.batches.astype(int)
+    chosen = every[np.unique(np.linspace(0, len(every) - 1, min(len(every), _MOST_CURVES)).round().astype(int))]
+    lengths = np.arange(int(target.widths[-1]))
+    ends = []
+    for batch, look in zip(chosen, looks(len(chosen)), strict=True):
+        speeds = batched_speedup(rate, lengths, target, draft, int(batch), context)
+        best = int(speeds.argmax())
+        axes.plot(lengths, speeds, color=look.colour, linestyle=look.line, linewidth=1.5, label=f"batch {batch}")
+        axes.plot(
+            [best], [speeds[best]], linestyle="none", marker="*", markersize=12, color=look.colour, markeredgecolor="white",
+            zorder=3, label=f"best {batch}",
+        )  # fmt: skip
+        ends.append((float(speeds[-1]), f"batch {batch}", look.colour))
+    axes.set_xlim(0, max(lengths[-1], 1))
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("draft length γ  [tokens]")
+    axes.set_ylabel("speed-up over plain decoding of the same batch")
+    axes.set_title(f"α = {rate:g}   (star: best draft length)", fontsize=10.5)
+    at_right(axes, ends)
+
+
+def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassTimes, context: float) -> None:
+    ends, found = [], [largest_batch(rate, target, draft, context) for rate in rates]
+    for rate, gain, look in zip(rates, found, looks(len(rates)), strict=True):
+        axes.plot(
+            gain.batches, gain.speedups, color=look.colour, linestyle=look.line, linewidth=1.5, marker=look.marker, markersize=5,
+            label=f"rate {rate:g}",
+        )  # fmt: skip
+        told = f"α = {rate:g}: never"
+        if gain.largest:
+            at = gain.batches.index(gain.largest)
+            axes.plot(
+                [gain.largest], [gain.speedups[at]], linestyle="none", marker="o", markersize=14, markeredgewidth=1.6,
+                markerfacecolor="none", color=look.colour, label=f"largest {rate:g}",
+            )  # fmt: skip
+            told = f"α = {rate:g}: to {gain.largest}"
+        ends.append((gain.speedups[-1], told, look.colour))
+    # The best lengths of the greatest rate, as numbers above its points.
+    for batch, speed, length in zip(found[-1].batches, found[-1].speedups, found[-1].draft_lengths, strict=True):
+        axes.annotate(
+            f"{length}", (batch, speed), (0, 9), textcoords="offset points", ha="center", fontsize=8,
+            color=looks(len(rates))[-1].colour,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(found[0].batches, [f"{batch}" for batch in found[0].batches])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(found[0].batches[0] / 1.3, found[0].batches[-1] * 1.3)
+    axes.set_ylim(bottom=0)
+    axes.set_ylim(top=1.1 * axes.get_ylim()[1])
+    axes.set_xlabel("sequences per batch")
+    axes.set_ylabel("speed-up at the best draft length")
+    axes.set_title(f"ring: the largest batch that gains;  numbers: best γ at α = {rates[-1]:g}", fontsize=10.5)
+    at_right(axes, ends)

@@ -1,0 +1,1 @@
+"""Shapes of transformers: parameters, arithmetic, weights and cache of a pass."""

@@ -1,0 +1,732 @@
+"""Shapes of transformers, and the parameters, arithmetic, weights and cache that a pass takes: what follows without any clock.
+
+*Weights* are those of matrices; *parameters* are all numbers of a model, its norms, biases, learned positions, relative-position
+tables, embedding and encoder too. Arithmetic and traffic are of weights, of keys and values, and of rows of the embedding: norms,
+biases and activations, well below a percent, are left out. A projection onto the vocabulary is not a layer. Arithmetic counts a
+multiplication and an addition as two. Every position is attended to: a sliding window is not modelled, so behind more context
+than its window a shape that has one is charged too much.
+
+[Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863, Table 2.
+[Shoeybi2019] M. Shoeybi et al. Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism.
+arXiv:1909.08053.
+[Touvron2023] H. Touvron et al. Llama 2: Open Foundation and Fine-Tuned Chat Models. arXiv:2307.09288.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+
+Floats = NDArray[np.float64]
+
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1, "int8": 1}
+"""How many bytes a number takes, by its type."""
+NORMS = {"rms": 1, "layer": 2}
+"""How many vectors a norm has: a factor, or a factor and a shift."""
+BIASED = ("qkv", "out", "ffn", "head")
+"""The matrices that may have a bias: queries, keys and values; what attention puts out; feed-forward; the head."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One decoder, or an encoder and a decoder.
+
+    Parameters
+    ----------
+    layers, hidden
+        Decoder layers, and the width of the hidden state.
+    heads, kv_heads, head_dim
+        Of attention; keys and values of `kv_heads` are shared by groups of heads.
+    ffn, gated
+        Inner width of the feed-forward layer; 3 matrices where it is gated, else 2.
+    vocabulary, tied_head
+        Rows of the embedding, and of the projection onto the vocabulary; whether these are the same numbers.
+    encoder_layers
+        Layers of an encoder of the same sizes; where there are any each decoder layer attends to it besides, with as many heads.
+    dtype
+        Type of weights, keys and values: bfloat16, float16, float32, float8 or int8.
+    norm, norms
+        `rms` (a factor) or `layer` (a factor and a shift), and how many a layer has, without that of attention to an encoder.
+    biases
+        Which matrices have one, of `qkv`, `out`, `ffn` and `head`.
+    positions, buckets
+        Rows of a table of learned positions; rows of a table of relative positions in the decoder, and another in the encoder.
+    qk_norms
+        Whether queries and keys have a norm each, of the width of a head.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    gated: bool
+    vocabulary: int
+    tied_head: bool
+    encoder_layers: int = 0
+    dtype: str = "bfloat16"
+    norm: str = "rms"
+    norms: int = 2
+    biases: tuple[str, ...] = ()
+    positions: int = 0
+    buckets: int = 0
+    qk_norms: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary"):
+            checks.whole(name, getattr(self, name), 1)
+        for name in ("encoder_layers", "norms", "positions", "buckets"):
+            checks.whole(name, getattr(self, name), 0)
+        for name in ("gated", "tied_head", "qk_norms"):
+            checks.flag(name, getattr(self, name))
+        checks.one_of("dtype", self.dtype, BYTES)
+        checks.one_of("norm", self.norm, NORMS)
+        if not isinstance(self.biases, tuple):
+            raise ParameterError(f"biases must be a tuple of some of {', '.join(BIASED)}, got {checks.shown(self.biases)}")
+        for name in self.biases:
+            checks.one_of("bias", name, BIASED)
+        if self.heads % self.kv_heads:
+            raise ParameterError(f"kv_heads must divide heads={self.heads}, got {self.kv_heads}")
+
+    # --- How many numbers ---
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of a number [bytes]."""
+        return BYTES[self.dtype]
+
+    @property
+    def parameters(self) -> int:
+        """All numbers of the model.
+
+        >>> preset("llama-2-13b").parameters, preset("t5-large").parameters
+        (13015864320, 737668096)
+        """
+        decoder = self.layers * self.layer_parameters + self._norm + self.buckets * self.heads
+        return decoder + self.encoder_parameters + self.embedding_parameters + self.head_parameters
+
+    @property
+    def layer_parameters(self) -> int:
+        """All numbers of one decoder layer; a table of relative positions is not of a layer."""
+        across = self._attention_biases + self._norm if self.encoder_layers else 0
+        return self.layer_weights + self._layer_vectors + across
+
+    @property
+    def encoder_parameters(self) -> int:
+        """All numbers of the encoder, without its embedding, which is the decoder's; 0 without one."""
+        if not self.encoder_layers:
+            return 0
+        return self.encoder_layers * (self.encoder_layer_weights + self._layer_vectors) + self._norm + self.buckets * self.heads
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The embedding of tokens, and of positions where they are learned."""
+        return (self.vocabulary + self.positions) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """What the projection onto the vocabulary has of its own: nothing of its matrix where that is the embedding.
+
+        >>> preset("gpt2").head_parameters, preset("llama-2-7b").head_parameters, preset("phi-2").head_parameters - 2560 * 51200
+        (0, 131072000, 51200)
+        """
+        return (0 if self.tied_head else self.head_weights) + (self.vocabulary if "head" in self.biases else 0)
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one decoder layer.
+
+        >>> [preset(name).layers * preset(name).layer_weights for name in ("t5-large", "t5-small")]
+        [402653184, 25165824]
+        """
+        return self.encoder_layer_weights + (self._attention_weights if self.encoder_layers else 0)
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """The products of a decoder layer over new tokens, as engines join them: inputs and outputs of each.
+
+        Queries, keys and values together, what attention puts out; of attention to an encoder queries and output; feed-forward,
+        both matrices of a gated one together.
+
+        >>> preset("llama-2-7b").matrices
+        ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096))
+        """
+        inner, rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        across = ((self.hidden, inner), (inner, self.hidden)) if self.encoder_layers else ()
+        own = ((self.hidden, inner + 2 * rows), (inner, self.hidden))
+        return (*own, *across, (self.hidden, (2 if self.gated else 1) * self.ffn), (self.ffn, self.hidden))
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the projection onto the vocabulary, whether or not they are the embedding's."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def head_layers(self) -> float:
+        """That projection in layers: its weights over those of one layer; what `final_head` is if reading takes the time.
+
+        >>> {name: round(preset(name).head_layers, 3) for name in ("llama-2-13b", "opt-1.3b", "mt5-small")}
+        {'llama-2-13b': 0.517, 'opt-1.3b': 2.045, 'mt5-small': 40.708}
+        """
+        return self.head_weights / self.layer_weights
+
+    # --- What closed forms of whole decodings ask for, in whole numbers ---
+
+    def cache_bytes(self, layers: int | None = None, *, bytes_each: int | None = None) -> int:
+        """Keys and values of one position in so many layers, or in all [bytes]; a number takes what `dtype` says, or `bytes_each`.
+
+        >>> preset("llama-2-13b").cache_bytes(20) / 1e6  # what a sub-process of PPD hands over, at half depth
+        0.4096
+        """
+        depth = self._depth(layers)
+        each = self.bytes_each if bytes_each is None else bytes_each
+        checks.whole("bytes_each", each, 1)
+        return 2 * depth * self.kv_heads * self.head_dim * each
+
+    def operations(self, width: int, context: int, layers: int | None = None, *, heads: int = 0) -> int:
+        """Arithmetic of a pass over `width` positions behind `context` others, through so many layers, or all [operations].
+
+        2 for each weight and position, and 4 heads head_dim for each position and each that it attends to, itself included.
+        `heads` positions are projected onto the vocabulary. What it attends to of an encoder is left out, and the weights that make
+        keys and values of an encoder are taken for each position, though they are used once a text: `pass_flops` tells them apart.
+
+        >>> preset("llama-2-13b").operations(1, 0) / (2 * 40 * preset("llama-2-13b").layer_weights) < 1.0001
+        True
+        """
+        depth = self._depth(layers)
+        checks.whole("width", width, 1)
+        checks.whole("context", context, 0)
+        checks.whole("heads", heads, 0, width, "width")
+        attended = width * context + width * (width + 1) // 2
+        through = depth * (2 * width * self.layer_weights + 4 * self.heads * self.head_dim * attended)
+        return through + 2 * heads * self.head_weights
+
+    # --- One layer in a pass; numbers or arrays that broadcast ---
+
+    def layer_flops(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0) -> Floats:
+        """Arithmetic of one decoder layer in a pass over `width` new tokens of each of `batch` texts [operations].
+
+        `context` positions are in the cache, and a new token attends to them, to those before it and to itself; of an encoder to
+        `source` positions, whose keys and values are there (`encoder_flops` makes them). Numbers or arrays that broadcast.
+
+        >>> print(preset("llama-2-7b").layer_flops([1, 5], 1000) / 1e9)
+        [0.42 2.11]
+        """
+        w, past, texts, across = self._pass(width, context, batch, source)
+        seen = w * past + w * (w + 1) / 2 + w * across
+        return np.asarray(texts * (2 * w * self._decoding_weights + 4 * self.heads * self.head_dim * seen))
+
+    @property
+    def layer_weight_bytes(self) -> int:
+        """Weights of one decoder layer that a pass reads, once for all texts of a batch [bytes].
+
+        Those that make keys and values of an encoder are not read again: 2 of 16 matrices' worth in T5.
+
+        >>> preset("llama-2-7b").layer_weight_bytes / 1e6
+        404.75
+        >>> preset("t5-large").layer_weight_bytes / (2 * preset("t5-large").layer_weights)
+        0.875
+        """
+        return self._decoding_weights * self.bytes_each
+
+    def layer_kv_bytes(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0) -> Floats:
+        """Keys and values that one decoder layer reads and writes in such a pass [bytes].
+
+        Each position is read once for all new tokens of its text, the new ones too, and these are written.
+
+        >>> float(preset("llama-2-7b").layer_kv_bytes(1, 1000)) / 1e6  # 1001 read and one written, 16 kB each
+        16.42
+        """
+        w, past, texts, across = self._pass(width, context, batch, source)
+        return np.asarray(texts * (past + 2 * w + across) * self.cache_bytes(1))
+
+    def head_flops(self, positions: ArrayLike) -> Floats:
+        """Arithmetic of projecting so many positions onto the vocabulary [operations]."""
+        return np.asarray(2 * self.head_weights * checks.whole_array("positions", positions, 0))
+
+    def head_bytes(self, positions: ArrayLike) -> Floats:
+        """Weights read for that: once for all positions, and none for none [bytes]."""
+        return np.where(checks.whole_array("positions", positions, 0) > 0, float(self.head_weights * self.bytes_each), 0.0)
+
+    def embedding_bytes(self, tokens: ArrayLike) -> Floats:
+        """Rows of the embedding that so many tokens read, of their positions too where these are learned [bytes]."""
+        rows = 2 if self.positions else 1
+        return np.asarray(checks.whole_array("tokens", tokens, 0) * rows * self.hidden * self.bytes_each)
+
+    # --- A whole pass ---
+
+    def pass_flops(
+        self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0, *, heads: ArrayLike | None = None
+    ) -> Floats:
+        """Arithmetic of a pass through all decoder layers [operations].
+
+        `heads` positions of each text are projected onto the vocabulary: all `width`, as in a verification, where left out.
+
+        >>> float(preset("llama-2-13b").pass_flops(1, 0)) / 1e9
+        25.70
+        """
+        projected = self._projected(width, batch, heads)
+        return np.asarray(self.layers * self.layer_flops(width, context, batch, source) + self.head_flops(projected))
+
+    def pass_bytes(
+        self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0, *, heads: ArrayLike | None = None
+    ) -> Floats:
+        """Weights, keys and values and rows of the embedding that such a pass reads and writes [bytes].
+
+        >>> float(preset("llama-2-13b").pass_bytes(1, 0)) / 1e9
+        25.70
+        """
+        each = self.layer_weight_bytes + self.layer_kv_bytes(width, context, batch, source)
+        tokens = self._projected(width, batch, None)
+        return np.asarray(self.layers * each + self.head_bytes(self._projected(width, batch, heads)) + self.embedding_bytes(tokens))
+
+    def encoder_flops(self, source: ArrayLike, batch: ArrayLike = 1) -> Floats:
+        """Arithmetic of all that `source` positions take before the decoder begins; 0 without an encoder [operations].
+
+        The encoder's layers, in which every position attends to every other, and their keys and values in each decoder layer.
+        """
+        across, texts = self._source(source), checks.whole_array("batch", batch, 1)
+        attention = 4 * self.heads * self.head_dim * across**2
+        encoder = self.encoder_layers * (2 * across * self.encoder_layer_weights + attention)
+        return np.asarray(texts * (encoder + self.layers * 2 * across * self._crossing_weights))
+
+    def encoder_bytes(self, source: ArrayLike, batch: ArrayLike = 1) -> Floats:
+        """Weights and rows of the embedding read, keys and values written for that; 0 without an encoder [bytes]."""
+        across, texts = self._source(source), checks.whole_array("batch", batch, 1)
+        weights = (self.encoder_layers * self.encoder_layer_weights + self.layers * self._crossing_weights) * self.bytes_each
+        rows = texts * across
+        return np.asarray((rows > 0) * weights + rows * self.cache_bytes() + self.embedding_bytes(rows))
+
+    def prompt_flops(self, tokens: ArrayLike, batch: ArrayLike = 1) -> Floats:
+        """Arithmetic from a prompt of so many tokens to the first token of the output [operations].
+
+        Of a decoder one pass over the prompt, that projects its last position; else the encoder's, and a pass over the token that
+        begins a text.
+
+        >>> float(preset("llama-2-7b").prompt_flops(512)) / 1e12
+        6.70
+        """
+        if self.encoder_layers:
+            return np.asarray(self.encoder_flops(tokens, batch) + self.pass_flops(1, 0, batch, tokens))
+        return self.pass_flops(tokens, 0, batch, heads=1)
+
+    def prompt_bytes(self, tokens: ArrayLike, batch: ArrayLike = 1) -> Floats:
+        """Weights, keys and values and rows of the embedding read and written for that [bytes]."""
+        if self.encoder_layers:
+            return np.asarray(self.encoder_bytes(tokens, batch) + self.pass_bytes(1, 0, batch, tokens))
+        return self.pass_bytes(tokens, 0, batch, heads=1)
+
+    def memory_bytes(self, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0) -> Floats:
+        """All parameters, and keys and values of so many positions of so many texts [bytes].
+
+        >>> float(preset("llama-2-13b").memory_bytes(4096)) / 1e9
+        29.39
+        """
+        rows = checks.whole_array("context", context, 0) + self._source(source)
+        return np.asarray(self.parameters * self.bytes_each + checks.whole_array("batch", batch, 1) * rows * self.cache_bytes())
+
+    # --- Tensor parallelism ---
+
+    def shard(self, ways: int) -> Shape:
+        """What one of `ways` devices holds and computes of each layer, itself a shape: Section 3 of [Shoeybi2019].
+
+        Heads, feed-forward and vocabulary are divided, and norms, learned positions and biases behind a sum are on every device.
+        So are keys and values where there are more devices than `kv_heads`: each has one head of them. A vocabulary is rounded up.
+
+        >>> part = preset("llama-2-70b").shard(16)
+        >>> part.heads, part.kv_heads, part.ffn, part.hidden
+        (4, 1, 1792, 8192)
+        """
+        checks.whole("ways", ways, 1)
+        for name in ("heads", "ffn"):
+            if getattr(self, name) % ways:
+                raise ParameterError(f"ways must divide {name}={getattr(self, name)}, got {ways}")
+        if self.kv_heads % ways and ways % self.kv_heads:
+            raise ParameterError(f"ways must divide kv_heads={self.kv_heads} or be a multiple of it, got {ways}")
+        heads, kv_heads = self.heads // ways, max(1, self.kv_heads // ways)
+        return replace(self, heads=heads, kv_heads=kv_heads, ffn=self.ffn // ways, vocabulary=-(-self.vocabulary // ways))
+
+    # --- Parts ---
+
+    @property
+    def _norm(self) -> int:
+        return NORMS[self.norm] * self.hidden
+
+    @property
+    def _attention_weights(self) -> int:
+        return self.hidden * 2 * (self.heads + self.kv_heads) * self.head_dim
+
+    @property
+    def _attention_biases(self) -> int:
+        own = {"qkv": (self.heads + 2 * self.kv_heads) * self.head_dim, "out": self.hidden}
+        return sum(each for name, each in own.items() if name in self.biases)
+
+    @property
+    def encoder_layer_weights(self) -> int:
+        """Weights of one layer of the encoder; what one would have, without any."""
+        return self._attention_weights + (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def _layer_vectors(self) -> int:
+        """Norms and biases of a layer, without those of attention to an encoder."""
+        ffn = (2 if self.gated else 1) * self.ffn + self.hidden if "ffn" in self.biases else 0
+        between = 2 * NORMS[self.norm] * self.head_dim if self.qk_norms else 0
+        return self.norms * self._norm + self._attention_biases + ffn + between
+
+    @property
+    def _crossing_weights(self) -> int:
+        """Weights of a decoder layer that make keys and values of the encoder's positions."""
+        return 2 * self.hidden * self.kv_heads * self.head_dim if self.encoder_layers else 0
+
+    @property
+    def _decoding_weights(self) -> int:
+        return self.layer_weights - self._crossing_weights
+
+    def _pass(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike, source: ArrayLike) -> tuple[Floats, ...]:
+        w, past = checks.whole_array("width", width, 1), checks.whole_array("context", context, 0)
+        return w, past, checks.whole_array("batch", batch, 1), self._source(source)
+
+    def _source(self, source: ArrayLike) -> Floats:
+        found = checks.whole_array("source", source, 0)
+        if not self.encoder_layers and np.any(found > 0):
+            raise ParameterError(f"source must be 0 without an encoder, got {found.max():g}")
+        return found
+
+    def _projected(self, width: ArrayLike, batch: ArrayLike, heads: ArrayLike | None) -> Floats:
+        w, texts = checks.whole_array("width", width, 1), checks.whole_array("batch", batch, 1)
+        each = w if heads is None else checks.whole_array("heads", heads, 0)
+        if np.any(each > w):
+            raise ParameterError(f"heads must be at most width, got {checks.shown(heads)} for {checks.shown(width)}")
+        return np.asarray(each * texts)
+
+    def _depth(self, layers: int | None) -> int:
+        if layers is None:
+            return self.layers
+        checks.whole("layers", layers, 0, self.layers)
+        return layers
+
+
+# --- Known models: published ---
+
+
+def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int = 32_000, **more: Any) -> Shape:
+    return Shape(layers, hidden, heads, kv_heads, hidden // heads, ffn, True, vocabulary, False, **more)
+
+
+_BLOCK = ("qkv", "out", "ffn")
+
+
+def _opt(layers: int, hidden: int, heads: int) -> Shape:
+    # Two rows of the positions are for padding.
+    wide = hidden // heads, 4 * hidden
+    return Shape(layers, hidden, heads, heads, *wide, False, 50_272, True, norm="layer", biases=_BLOCK, positions=2048 + 2)
+
+
+def _gpt2(layers: int, hidden: int, heads: int) -> Shape:
+    wide = hidden // heads, 4 * hidden
+    return Shape(layers, hidden, heads, heads, *wide, False, 50_257, True, norm="layer", biases=_BLOCK, positions=1024)
+
+
+def _pythia(layers: int, hidden: int, heads: int, vocabulary: int) -> Shape:
+    wide = hidden // heads, 4 * hidden
+    return Shape(layers, hidden, heads, heads, *wide, False, vocabulary, False, norm="layer", biases=_BLOCK)
+
+
+def _t5(layers: int, hidden: int, heads: int, head_dim: int, ffn: int) -> Shape:
+    return Shape(layers, hidden, heads, heads, head_dim, ffn, False, 32_128, True, layers, buckets=32)
+
+
+def _mt5(layers: int, hidden: int, heads: int, ffn: int) -> Shape:
+    return Shape(layers, hidden, heads, heads, 64, ffn, True, 250_112, False, layers, buckets=32)
+
+
+PRESETS = {
+    "t5-small": _t5(6, 512, 8, 64, 2048),
+    "t5-base": _t5(12, 768, 12, 64, 3072),
+    "t5-large": _t5(24, 1024, 16, 64, 4096),
+    "t5-3b": _t5(24, 1024, 32, 128, 16_384),
+    "mt5-small": _mt5(8, 512, 6, 1024),
+    "mt5-base": _mt5(12, 768, 12, 2048),
+    "mt5-large": _mt5(24, 1024, 16, 2816),
+    "opt-125m": _opt(12, 768, 12),
+    "opt-1.3b": _opt(24, 2048, 32),
+    "opt-2.7b": _opt(32, 2560, 32),
+    "opt-6.7b": _opt(32, 4096, 32),
+    "opt-13b": _opt(40, 5120, 40),
+    "llama-68m": _llama(2, 768, 12, 12, 3072),
+    "llama-2-7b": _llama(32, 4096, 32, 32, 11_008),
+    "llama-2-13b": _llama(40, 5120, 40, 40, 13_824),
+    "llama-2-70b": _llama(80, 8192, 64, 8, 28_672),
+    "llama-3-8b": _llama(32, 4096, 32, 8, 14_336, 128_256),
+    "llama-3.1-8b": _llama(32, 4096, 32, 8, 14_336, 128_256),
+    "llama-3.2-1b": replace(_llama(16, 2048, 32, 8, 8192, 128_256), tied_head=True),
+    "codellama-34b": _llama(48, 8192, 64, 8, 22_016),
+    "vicuna-7b": _llama(32, 4096, 32, 32, 11_008),
+    "vicuna-13b": _llama(40, 5120, 40, 40, 13_824),
+    "mistral-7b": _llama(32, 4096, 32, 8, 14_336),
+    "qwen2.5-7b": _llama(28, 3584, 28, 4, 18_944, 152_064, biases=("qkv",)),
+    "gpt2": _gpt2(12, 768, 12),
+    "gpt2-xl": _gpt2(48, 1600, 25),
+    "pythia-160m": _pythia(12, 768, 12, 50_304),
+    "pythia-1.4b": _pythia(24, 2048, 16, 50_304),
+    "pythia-6.9b": _pythia(32, 4096, 32, 50_432),
+    "phi-2": Shape(32, 2560, 32, 32, 80, 10_240, False, 51_200, False, norm="layer", norms=1, biases=BIASED),
+}
+"""The models that the papers decode with, and widely known ones, each as published in its checkpoint's configuration; the type is
+that in which they are served, 16 bits, also of those that were released in 32."""
+
+
+def preset(name: str) -> Shape:
+    """The model of this name.
+
+    >>> preset("opt-1.3b").layers
+    24
+    """
+    checks.one_of("shape", name, PRESETS)
+    return PRESETS[name]
+
+
+def named(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
+    """The model of this name, or that of a file: a `config.json` of the transformers library, or the folder that one lies in.
+
+    `key` is what messages call the name. The type of the numbers is `dtype`, or what the file says, or bfloat16.
+
+    >>> named("llama-2-13b", "float16").bytes_each, named("llama-2-13b") == preset("llama-2-13b")
+    (2, True)
+    """
+    if not isinstance(name, str) or (name not in PRESETS and not is_path(name)):
+        raise ParameterError(f"{checks.unknown(key, name, PRESETS)}; or give the path of a config.json")
+    made = PRESETS[name] if name in PRESETS else _of_file(name, bounded_files.stamp(_config_at(name)))
+    return made if dtype is None else replace(made, dtype=dtype)
+
+
+def is_path(name: str) -> bool:
+    """Whether a name of a model is that of a file or a folder, whether or not that is there."""
+    return name not in PRESETS and (name.endswith(".json") or "/" in name or os.sep in name)
+
+
+def label(name: str) -> str:
+    """What to call a model that is given by its name or by its file: of a config.json, its folder.
+
+    >>> label("llama-2-13b"), label("models/mine/config.json"), label("mine.json")
+    ('llama-2-13b', 'mine', 'mine')
+    """
+    path = _config_at(name)
+    if name in PRESETS or not is_path(name):
+        return name
+    return path.absolute().parent.name or "model" if path.name == "config.json" else path.stem
+
+
+def _config_at(name: str) -> Path:
+    path = Path(name)
+    return path if path.suffix == ".json" else path / "config.json"
+
+
+@functools.lru_cache(maxsize=64)
+def _of_file(name: str, _: object) -> Shape:
+    path = _config_at(name)
+    config = _read(path)
+    try:
+        check_config(config)
+        return from_config(config, None if _says_dtype(config) else "bfloat16")
+    except ParameterError as error:
+        raise ParameterError(f"{path}: {error}") from None
+
+
+# --- Configurations of the transformers library ---
+
+_COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+_SIZES = {
+    "llama": _COMMON,
+    "mistral": (*_COMMON, "num_key_value_heads"),
+    "qwen2": (*_COMMON, "num_key_value_heads"),
+    "qwen3": (*_COMMON, "num_key_value_heads", "head_dim"),
+    "opt": ("num_hidden_layers", "hidden_size", "num_attention_heads", "ffn_dim", "vocab_size", "max_position_embeddings"),
+    "gpt2": ("n_layer", "n_embd", "n_head", "n_inner", "vocab_size", "n_positions"),
+    "gpt_neox": _COMMON,
+    "phi": _COMMON,
+    "t5": ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "d_kv", "relative_attention_num_buckets"),
+    "mt5": ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "d_kv", "relative_attention_num_buckets"),
+}
+"""By the type of a model the keys that say its layers, width, heads, feed-forward width and vocabulary, and what else has no
+default that all versions of the library share."""
+# What a file that says nothing means; mT5's default has changed, so its files must say it.
+_TIED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "phi"), False) | dict.fromkeys(("opt", "gpt2", "t5"), True)
+_FFN = {"t5": "relu", "mt5": "gated-gelu"}
+_OWN_HEAD_DIM = ("llama", "mistral", "qwen2", "qwen3")
+# The one variant that is counted. Quantised weights are of several types, and experts are not all read in a pass.
+_ALWAYS: dict[str, object] = dict.fromkeys(("quantization_config", "num_experts", "num_local_experts", "n_routed_experts"))
+_ONLY: dict[str, dict[str, object]] = {
+    "opt": {"do_layer_norm_before": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+    "gpt2": {"add_cross_attention": False},
+    "t5": {"is_encoder_decoder": True},
+    "mt5": {"is_encoder_decoder": True},
+}
+
+
+def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None) -> Shape:
+    """The shape that a `config.json` of the transformers library describes, given as its path or as what is in it.
+
+    Types of models are those of `_SIZES`; another type, a key that is missing and a variant that is not counted are errors. The
+    type of the numbers is `dtype`, or else what the file says.
+
+    >>> sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    >>> from_config({"model_type": "gpt2", **sizes}, dtype="bfloat16") == preset("gpt2")
+    True
+    """
+    config = source if isinstance(source, Mapping) else _read(Path(source))
+    check_config(config)
+    kind = config.get("model_type")
+    checks.one_of("model_type", kind, _SIZES)
+    assert isinstance(kind, str)
+    for key, value in (_ALWAYS | _ONLY.get(kind, {})).items():
+        found = config.get(key, value)
+        if found != value:
+            raise ParameterError(
+                f"{key} must be {'absent' if value is None else str(value).lower()} in a config of model_type {kind}: no other"
+                f" variant is counted, got {checks.shown(found)}"
+            )
+    if kind == "gpt2" and config.get("n_inner") is None:
+        config = {**config, "n_inner": 4 * _whole(config, "n_embd")}
+    layers, hidden, heads, ffn, vocabulary = (_whole(config, key) for key in _SIZES[kind][:5])
+    more: dict[str, Any] = {"dtype": _dtype(config) if dtype is None else dtype}
+    kv_heads, gated = heads, False
+    tied = _flag(config, "tie_word_embeddings", _TIED.get(kind))
+    if kind in ("t5", "mt5"):
+        head_dim, gated = _whole(config, "d_kv"), str(config.get("feed_forward_proj", _FFN[kind])).startswith("gated-")
+        more |= {"encoder_layers": layers, "buckets": _whole(config, "relative_attention_num_buckets")}
+        layers = _whole(config, "num_decoder_layers", layers)
+        return Shape(layers, hidden, heads, kv_heads, head_dim, ffn, gated, vocabulary, tied, **more)
+    if kind in ("opt", "gpt2", "gpt_neox", "phi"):
+        more |= {"norm": "layer", "biases": _BLOCK}
+    match kind:
+        case "opt":
+            if _whole(config, "word_embed_proj_dim", hidden) != hidden:
+                raise ParameterError(
+                    f"word_embed_proj_dim must be hidden_size={hidden}, got {config['word_embed_proj_dim']}: a projection behind"
+                    " the embedding is not counted"
+                )
+            # Two rows are for padding.
+            more |= {"positions": _whole(config, "max_position_embeddings") + 2}
+            more |= {} if _flag(config, "enable_bias", True) else {"biases": ()}
+        case "gpt2":
+            more |= {"positions": _whole(config, "n_positions")}
+        case "gpt_neox":
+            more |= {} if _flag(config, "attention_bias", True) else {"biases": ("ffn",)}
+        case "phi":
+            kv_heads = _whole(config, "num_key_value_heads", heads)
+            more |= {"norms": 1, "biases": BIASED, "qk_norms": _flag(config, "qk_layernorm", False)}
+        case _:
+            gated, kv_heads = True, _whole(config, "num_key_value_heads", heads if kind == "llama" else None)
+            more |= {"biases": _llama_biases(config, kind), "qk_norms": kind == "qwen3"}
+    head_dim = _head_dim(config, kind, hidden, heads)
+    return Shape(layers, hidden, heads, kv_heads, head_dim, ffn, gated, vocabulary, tied, **more)
+
+
+
+def _head_dim(config: Mapping[str, Any], kind: str, hidden: int, heads: int) -> int:
+    if kind in _OWN_HEAD_DIM and (kind == "qwen3" or config.get("head_dim") is not None):
+        return _whole(config, "head_dim")
+    if hidden % heads:
+        key, width = _SIZES[kind][2], _SIZES[kind][1]
+        raise ParameterError(f"{key} must divide {width}={hidden}, got {heads}")
+    return hidden // heads
+
+
+def _llama_biases(config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+    if kind == "qwen2":
+        return ("qkv",)
+    attention = ("qkv", "out") if kind != "mistral" and _flag(config, "attention_bias", False) else ()
+    return (*attention, "ffn") if kind == "llama" and _flag(config, "mlp_bias", False) else attention
+
+
+MOST_LAYERS, MOST_WIDE = 1_000, 2**24
+"""Of a configuration: layers, and any other size. The largest models that are published have 126 and about a million."""
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
+_WIDE = {key for keys in _SIZES.values() for key in keys} - {*_LAYERS} | {"num_key_value_heads", "head_dim", "d_kv", "num_experts"}
+_SMALL = ("eps", "epsilon")
+DEEP = ("text_config", "rope_parameters", "rope_scaling")
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration of the transformers library that no machine could build, before any does; and numbers that are none.
+
+    It need not be of a type that is counted: what is looked at here stands under these keys in all of them.
+
+    >>> check_config({"num_hidden_layers": 10**9})
+    Traceback (most recent call last):
+        ...
+    model.base.checks.ParameterError: num_hidden_layers must be between 1 and 1000, got 1000000000
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key in DEEP:
+            check_config(value)
+        if value is None or isinstance(value, str | list | Mapping):
+            continue
+        if key in _LAYERS:
+            checks.whole(key, value, 1, MOST_LAYERS)
+        elif key in _WIDE:
+            checks.whole(key, value, 1, MOST_WIDE)
+        elif key == "rope_theta" or key.endswith(_SMALL):
+            checks.number(key, value, 0, 1e-1 if key.endswith(_SMALL) else 1e12)
+            if not value and key == "rope_theta":
+                raise ParameterError("rope_theta must be above 0, got 0")
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        found = bounded_files.json_of(bounded_files.read_bytes(path, bounded_files.MOST_TOML))
+    except OSError as error:
+        raise ParameterError(f"cannot read the config {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ParameterError(f"the config {path} must be JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ParameterError(f"the config {path} must be a table of keys, got {checks.shown(found)}")
+    return found
+
+
+def _missing(config: Mapping[str, Any], key: str) -> ParameterError:
+    kind = config["model_type"]
+    needed = [each for each in _SIZES[kind] if each != "n_inner"] + ([] if kind in _TIED else ["tie_word_embeddings"])
+    return ParameterError(f"{key} is missing in a config of model_type {kind}, which needs {', '.join(needed)}")
+
+
+def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value  # the library writes null for what it derives
+    if value is None:
+        raise _missing(config, key)
+    checks.whole(key, value, 1)
+    return int(value)
+
+
+def _flag(config: Mapping[str, Any], key: str, default: bool | None) -> bool:
+    value = config.get(key, default)
+    if value is None:
+        raise _missing(config, key)
+    checks.flag(key, value)
+    return bool(value)
+
+
+def _says_dtype(config: Mapping[str, Any]) -> Any:
+    return config.get("dtype") or config.get("torch_dtype")
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    value = _says_dtype(config)
+    if value is None:
+        raise ParameterError(f"dtype is missing in the config; give one of {', '.join(BYTES)}: from_config(source, dtype=...)")
+    name = str(value).removeprefix("torch.")
+    checks.one_of("dtype", name, BYTES)
+    return name

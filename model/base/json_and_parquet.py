@@ -1,0 +1,74 @@
+"""A table with all that is known of it, as two files side by side: NAME.json, which says what it is, and NAME.parquet.
+
+Either is plain text or plain columns: nothing in them is executed. The JSON holds the table's checksum and is written last, so what
+is there is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model.base import bounded_files, checks, strict_json
+from model.base.checks import ParameterError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def save(path: Path, said: Mapping[str, Any], table: pl.DataFrame) -> Path:
+    """Write a JSON file and the table beside it, whole or not at all; the path of the JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
+    marked = [path.with_name(f".{each.name}.{secrets.token_hex(4)}") for each in (data, path)]
+    try:
+        table.write_parquet(marked[0], statistics=False)
+        digest = hashlib.sha256(marked[0].read_bytes()).hexdigest()
+        marked[1].write_text(strict_json.dumps({**said, "sha256": digest}, indent=1) + "\n", encoding="utf-8")
+        os.replace(marked[0], data)
+        os.replace(marked[1], path)
+    finally:
+        for each in marked:
+            each.unlink(missing_ok=True)
+    return path
+
+
+def load(
+    path: Path, keys: Collection[str], what: str, version: int, again: str, part: str | None = None
+) -> tuple[dict[str, Any], pl.DataFrame]:
+    """What a JSON file says, with just these keys and this schema version, and the table beside it, if that is its own.
+
+    `what` is what messages call it, `again` what to do with one of another version; `part` what it must say that it is part of.
+    """
+    try:
+        said = bounded_files.json_of(bounded_files.read_bytes(path))
+    except FileNotFoundError:
+        raise ParameterError("there is no such file") from None
+    except OSError as error:
+        raise ParameterError(f"it cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ParameterError(f"it cannot be read as JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(said, dict) or "schema_version" not in said:
+        raise ParameterError(f"it is not {what}: schema_version is missing")
+    if said["schema_version"] != version:
+        raise ParameterError(f"schema_version must be {version}, got {checks.shown(said['schema_version'])}; {again}")
+    if part is not None and "part" in said and said["part"] != part:  # before its keys, which are another part's
+        raise ParameterError(f"part must be {part!r}, got {checks.shown(said['part'])}: it is {what} of another kind")
+    known = {*keys, "schema_version", "sha256"}
+    for key in sorted(known ^ {*said}):
+        raise ParameterError(f"{key} is missing" if key in known else f"unknown key {key}; {checks.nearest(key, known)}")
+    data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
+    try:
+        content = bounded_files.read_bytes(data)
+    except OSError:
+        raise ParameterError(f"its table {data.name} is not beside it") from None
+    if hashlib.sha256(content).hexdigest() != said["sha256"]:
+        raise ParameterError(f"its table {data.name} is not the one that it was written with (sha256); restore both")
+    try:
+        return said, bounded_files.read_parquet(content)
+    except ParameterError as error:  # whatever somebody has made of it, with a checksum that fits
+        raise ParameterError(f"its table {data.name}: {error}; {again}") from None

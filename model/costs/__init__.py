@@ -1,0 +1,1 @@
+"""What a pass takes, in layer-times or in seconds."""

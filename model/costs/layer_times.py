@@ -1,0 +1,277 @@
+"""What a step costs. Times are in the cost model's own unit: layer-times here, the papers' assumption."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from model.base import checks
+from model.base.checks import ParameterError
+from model.costs.width_curve import PassTimes, WidthCurve, as_curve
+from model.steps import Forward
+
+DISPATCH_LAWS = ("linear", "tree")
+RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
+"""What says how long a pass of a role other than the target takes."""
+OPERATIONS = {"draft": "operations_ratio", "medium": "medium_operations_ratio"}
+"""What says how much arithmetic a token of such a pass takes."""
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """Every layer takes one time unit, whatever it is run on; what the theorem leaves out is given in layer-times.
+
+    Parameters
+    ----------
+    layers
+        Depth of the model: a head at this depth is the final head, above it an early one.
+    layer_times
+        One time per layer, where layers are uneven.
+    step
+        What a pass of the target takes once, whatever its width and depth: launching, preparing, sampling, what an engine adds. It
+        is paid by passes that begin at the first layer, or take up the outputs of several others [layer-times].
+    early_head, final_head
+        Projection onto the vocabulary at the exit layer and at the last layer [layer-times].
+    dispatch, dispatch_per_process, dispatch_law
+        Starting sub-processes holds the main process's unit for dispatch + dispatch_per_process * k (`linear`), or
+        dispatch + dispatch_per_process * log2(k + 1) (`tree`) [layer-times].
+    link
+        From the end of the dispatch to the start of a sub-process [layer-times].
+    promotion
+        Taking over a sub-process's hidden state and cache rows [layer-times].
+    propagation
+        Keys and values of a layer that a token skipped, made from the state that it left with [layer-times].
+    state_check
+        Comparing the states behind two layers, where that says whether a token may leave [layer-times].
+    cost_ratio, medium_cost_ratio
+        A whole pass of the draft model, and of the medium one of a hierarchy, in passes of the target [-].
+    operations_ratio, medium_operations_ratio
+        Arithmetic of a token in a pass of the draft model, and of the medium one, over that in a pass of the target [-].
+    draft_devices
+        Devices of a unit on which a smaller model runs by itself, over those of a unit of the target, which may have several: what
+        passes of smaller models count in unit-time [-].
+    verify_cost
+        What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
+        is bound by reading the weights. In a batch, of whatever kind, the width is that of all sequences of the pass together, and
+        a pass of the draft model is slower in proportion to one of the target over a token of each sequence.
+    by_texts
+        In the place of that, rows (role, texts, width, time): a pass over so many tokens of each of so many texts, in passes of
+        that model over one token of one.
+    """
+
+    layers: int
+    layer_times: tuple[float, ...] | None = None
+    step: float = 0.0
+    early_head: float = 0.0
+    final_head: float = 0.0
+    dispatch: float = 0.0
+    dispatch_per_process: float = 0.0
+    dispatch_law: str = "linear"
+    link: float = 0.0
+    promotion: float = 0.0
+    propagation: float = 0.0
+    state_check: float = 0.0
+    cost_ratio: float | None = None
+    medium_cost_ratio: float | None = None
+    operations_ratio: float | None = None
+    medium_operations_ratio: float | None = None
+    draft_devices: float = 1.0
+    verify_cost: tuple[tuple[int, float], ...] | None = None
+    by_texts: tuple[tuple[str, int, int, float], ...] | None = None
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        for field in fields(self):
+            if field.type == "float":
+                checks.number(field.name, getattr(self, field.name), 0)
+        for name in (*RATIOS.values(), *OPERATIONS.values()):
+            if getattr(self, name) is not None:
+                checks.number(name, getattr(self, name), 0)
+        checks.one_of("dispatch_law", self.dispatch_law, DISPATCH_LAWS)
+        if self.verify_cost is not None:
+            if not isinstance(self.verify_cost, tuple | list):
+                raise ParameterError(f"verify_cost must be pairs of a width and a time, got {checks.shown(self.verify_cost)}")
+            self.curve  # noqa: B018  it is checked where it is made
+        if self.layer_times is not None:
+            if len(self.layer_times) != self.layers:
+                raise ParameterError(
+                    f"layer_times must have one time for each of layers={self.layers}, got {len(self.layer_times)}"
+                )
+            for index, time in enumerate(self.layer_times):
+                checks.number(f"layer_times[{index}]", time, 0)
+            if not sum(self.layer_times) > 0:
+                raise ParameterError("layer_times must not all be zero; leave them out for layers of one time unit each")
+
+    @cached_property
+    def _layers(self) -> tuple[float, ...]:
+        """Time of the first n layers, for each n."""
+        return tuple(accumulate(self.layer_times or (1.0,) * self.layers, initial=0.0))
+
+    @cached_property
+    def depths(self) -> tuple[float, ...]:
+        """Time from the start of a pass to the end of each layer: `depths[n]` is that of layers [0, n), with the pass's `step`."""
+        return 0.0, *(self.step + time for time in self._layers[1:])
+
+    def span(self, first: int, last: int) -> float:
+        """Time of layers [first, last), without a head; from the first layer on with the pass's `step`."""
+        return self.depths[last] - self.depths[first]
+
+    def layers_of(self, first: int, last: int, gaps: Iterable[tuple[int, int]] = ()) -> float:
+        """Time of layers [first, last) but for those in gaps, without the `step` of a pass.
+
+        >>> UnitCost(4, step=10.0).layers_of(0, 4, [(0, 1)]), UnitCost(4, step=10.0).span(0, 4)
+        (3.0, 14.0)
+        """
+        return self._layers[last] - self._layers[first] - sum(self._layers[stop] - self._layers[start] for start, stop in gaps)
+
+    def head(self, layer: int) -> float:
+        """Time of projecting one position onto the vocabulary after this many layers."""
+        return self.final_head if layer == self.layers else self.early_head
+
+    @cached_property
+    def curve(self) -> WidthCurve | None:
+        """The target's time by width."""
+        return None if self.verify_cost is None else as_curve(self.verify_cost)
+
+    @cached_property
+    def target_pass(self) -> float:
+        """A whole pass of the target over one token, with its head: what plain decoding takes for a token."""
+        return self.depths[-1] + self.final_head
+
+    def whole(self, role: str) -> float | None:
+        """Time of a whole pass of a model other than the target, its head included; None where there is no ratio for its role."""
+        ratio = getattr(self, RATIOS[role]) if role in RATIOS else None
+        return None if ratio is None else ratio * self.target_pass
+
+    def required(self, role: str) -> float:
+        """`whole` for a method that cannot do without it; an error names the ratio that is missing."""
+        whole = self.whole(role)
+        if whole is None:
+            raise ParameterError(f"{RATIOS[role]} is required: the time of a pass of the {role} model over one of the target")
+        return whole
+
+    def operations(self, role: str) -> float:
+        """Arithmetic of a token in a pass of a model, in that of a token in the target's; nan where nothing says it."""
+        ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])
+        return float("nan") if ratio is None else float(ratio)
+
+    def of_batch(self, sequences: int, widest: int = 1) -> UnitCost:
+        """The costs of a full batch: each pass takes what one over as many tokens of each of its sequences does.
+
+        `widest` is the widest pass that is asked for, in tokens of one sequence; `verify_cost` must reach as many of all of them.
+
+        >>> cost = UnitCost(4, verify_cost=((1, 1.0), (2, 1.25), (8, 2.0)), cost_ratio=0.1).of_batch(2, widest=4)
+        >>> cost.target_pass, cost.slowdown(4) * cost.target_pass, cost.whole("draft")
+        (5.0, 8.0, 0.5)
+        """
+        if sequences == 1 or self.curve is None:
+            return self
+        one = self.layers_slowdown(sequences)
+        scaled = {name: getattr(self, name) * one for name in ("early_head", "final_head", "propagation", "state_check")}
+        times = tuple(time * one for time in self.layer_times or (1.0,) * self.layers)
+        pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, widest + 1))
+        return replace(self, layer_times=times, verify_cost=pairs, **scaled)
+
+    def layer_times_of(self, step: Forward) -> list[float]:
+        """Times of the layers of a pass, one by one; a head belongs to the last."""
+        role, tokens, _, first, last, *_ = step
+        whole = self.whole(role)
+        if whole is not None:
+            return [whole / last * self.draft_slowdown(len(step.texts))] * (last - first)
+        times = [self.propagation if step.rows_only else self.layers_of(layer, layer + 1) for layer in range(first, last)]
+        for gap in step.gaps:
+            times[gap[0] - first : gap[1] - first] = [0.0] * (gap[1] - gap[0])
+        times[-1] += self._at_the_end(step)
+        factor = self.layers_slowdown(len(tokens), len(step.texts))
+        times = [time * factor for time in times]
+        times[0] += self._once(step)
+        return times
+
+    def forward(self, step: Forward) -> float:
+        """Time of a whole pass: of a model that has a ratio its share, of any other its layers one by one.
+
+        The head is read once for all positions that it projects, as the layers are.
+        """
+        role, tokens, _, first, last, *_ = step
+        whole = self.whole(role)
+        if whole is not None:
+            return whole * self.draft_slowdown(len(step.texts)) if step.texts else whole
+        if step.rows_only:
+            layers = self.propagation * sum(stop - start for start, stop in step.spans)
+        else:
+            layers = self.layers_of(first, last, step.gaps)
+        return self._once(step) + (layers + self._at_the_end(step)) * self.layers_slowdown(len(tokens), len(step.texts))
+
+    def _once(self, step: Forward) -> float:
+        """What a pass takes once: nothing where it goes on from another, or only fills in rows."""
+        begins = (not step.first or step.joins) and step.first < step.last
+        return self.step if begins and not step.rows_only else 0.0
+
+    def _at_the_end(self, step: Forward) -> float:
+        """Time of what a pass does behind its last layer, whatever its width."""
+        return (self.head(step.last) if step.heads else 0.0) + (self.state_check if step.compared else 0.0)
+
+    def slowdown(self, width: int, texts: int = 1) -> float:
+        """A pass of the target over so many tokens, as many of each of the texts, in passes over one.
+
+        >>> rows = ("target", 1, 1, 1.0), ("target", 1, 2, 1.2), ("target", 2, 1, 1.1), ("target", 2, 2, 1.6)
+        >>> cost = UnitCost(4, by_texts=rows)
+        >>> cost.slowdown(2), cost.slowdown(2, texts=2), cost.slowdown(4, texts=2)
+        (1.2, 1.1, 1.6)
+        """
+        if self.by_texts is not None:
+            count = max(texts, 1)
+            return float(self._tables["target"](count, width // count, 0))
+        return 1.0 if self.curve is None or width == 1 else float(self.curve.relative(width))
+
+    def layers_slowdown(self, width: int, texts: int = 1) -> float:
+        """The same of layers and heads alone: a wider pass takes its `step` once, too.
+
+        >>> cost = UnitCost(4, step=1.0, verify_cost=((1, 1.0), (2, 1.8)))
+        >>> cost.slowdown(2) * cost.target_pass, cost.step + cost.layers_slowdown(2) * 4
+        (9.0, 9.0)
+        """
+        whole = self.slowdown(width, texts)
+        return whole if not self.step else max(whole * self.target_pass - self.step, 0.0) / (self.target_pass - self.step)
+
+    def widened(self, time: float, width: int, texts: int = 1) -> float:
+        """Time of a pass from the first layer on over so many tokens, given its time over one."""
+        return self.step + (time - self.step) * self.layers_slowdown(width, texts)
+
+    def draft_slowdown(self, texts: int) -> float:
+        """A pass of the draft model over a token of each of so many texts, in passes over one."""
+        if self.by_texts is not None:
+            return float(self._tables["draft"](max(texts, 1), 1, 0))
+        return self.slowdown(max(texts, 1))
+
+    @cached_property
+    def _tables(self) -> dict[str, PassTimes]:
+        rows = self.by_texts or ()
+        found = {}
+        for role in dict.fromkeys(row[0] for row in rows):
+            times = {(texts, width): time for each, texts, width, time in rows if each == role}
+            batches, widths = ([*dict.fromkeys(key[axis] for key in times)] for axis in (0, 1))
+            found[role] = PassTimes(batches, widths, [0], [[[times[batch, width]] for width in widths] for batch in batches])
+        return found
+
+    def dispatching(self, processes: int) -> float:
+        """Time for which starting this many sub-processes holds the starter's unit."""
+        count = processes if self.dispatch_law == "linear" else math.log2(processes + 1)
+        return self.dispatch + self.dispatch_per_process * count
+
+    @property
+    def only_layers(self) -> bool:
+        """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
+        times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.propagation, self.state_check
+        return not any((*times, self.step)) and self.layer_times is None and self.verify_cost is None and self.by_texts is None
+
+    @property
+    def plain(self) -> bool:
+        """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
+        # What a draft pass or a wide one costs, or leaving early, is nothing to a method that has none.
+        foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost", "by_texts"))
+        return replace(self, **foreign, draft_devices=1.0, propagation=0.0, state_check=0.0) == UnitCost(self.layers)

@@ -1,0 +1,1 @@
+"""Devices and profiles, and what passes take on them in seconds."""

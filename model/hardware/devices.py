@@ -1,0 +1,205 @@
+"""Devices that models run on: what their vendor prints of memory, bandwidth, arithmetic and links. Published, not measured.
+
+Rates are those of dense matrices, accumulated in 32 bits: vendors print twice that for matrices half of whose numbers are zero.
+They are peaks, which no kernel reaches. That of float32 is of ordinary cores: TF32 is faster, but rounds what it multiplies to 10
+bits. A GB of memory capacity is 2^30 bytes, as memory chips are made; of a rate it is 10^9.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from model.architectures.transformer import BYTES
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+
+BETWEEN = {
+    "memory_bytes": (1e6, 1e16), "bandwidth": (1e8, 1e17), "link": (1e5, 1e17), "host_link": (1e5, 1e17),
+    "cache_bytes": (1e2, 1e13), "rates": (1e8, 1e20),
+}  # fmt: skip
+"""Between what a device's numbers lie, in bytes, bytes/s and operations/s: far beyond these they are in another unit."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, by its vendor's documents.
+
+    Parameters
+    ----------
+    name
+        What it is called.
+    memory_bytes, bandwidth
+        Its memory [bytes], and how fast that is read [bytes/s].
+    rates
+        Dense arithmetic by the type of the numbers, on tensor cores where there are any for it [operations/s].
+    link, host_link
+        To another such device, and to the host, in one direction [bytes/s]; without a link of their own devices go over the host's.
+    cache_bytes
+        Last cache before the memory [bytes].
+    source
+        The documents that say so.
+    """
+
+    name: str
+    memory_bytes: float
+    bandwidth: float
+    rates: Mapping[str, float] = field(hash=False)
+    link: float
+    host_link: float
+    cache_bytes: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in ("name", "source"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable() or len(value) > 1000:
+                raise ParameterError(f"{name} must be a line of text, got {checks.shown(value)}")
+        if not self.name or len(self.name) > 100 or self.name.startswith(".") or {*self.name} & {*"/\\:"}:
+            raise ParameterError(f"name must be usable in the name of a file (no slash), got {checks.shown(self.name)}")
+        for name in ("memory_bytes", "bandwidth", "link", "host_link", "cache_bytes"):
+            checks.number(name, getattr(self, name), *BETWEEN[name])
+        rates: Any = self.rates
+        if not isinstance(rates, Mapping) or not rates:
+            raise ParameterError(f"rates must be a table with one for some of {', '.join(BYTES)}, got {checks.shown(self.rates)}")
+        for dtype, rate in self.rates.items():
+            checks.one_of("dtype", dtype, BYTES)
+            checks.number(f"rates[{dtype}]", rate, *BETWEEN["rates"])
+
+    @property
+    def published(self) -> bool:
+        """Whether it is one of the known devices, not one that a file gives."""
+        return DEVICES.get(self.name) == self
+
+    def rate(self, dtype: str) -> float:
+        """Dense arithmetic on numbers of this type [operations/s].
+
+        >>> device("t4").rate("bfloat16")
+        Traceback (most recent call last):
+            ...
+        model.base.checks.ParameterError: t4 has no published rate for dtype 'bfloat16'; known: float16, float32, int8
+        """
+        if dtype not in self.rates:
+            known = ", ".join(sorted(self.rates))
+            raise ParameterError(f"{self.name} has no published rate for dtype {checks.shown(dtype)}; known: {known}")
+        return self.rates[dtype]
+
+    def ridge(self, dtype: str) -> float:
+        """The arithmetic intensity from which on arithmetic, not memory, takes the time [operations/byte].
+
+        S. Williams, A. Waterman and D. Patterson. Roofline. Communications of the ACM 52(4), 2009.
+
+        >>> round(device("a100").ridge("bfloat16")), round(device("h100").ridge("bfloat16"))
+        (153, 295)
+        """
+        return self.rate(dtype) / self.bandwidth
+
+
+_MB, _GB = 2**20, 2**30
+_AMPERE = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "int8": 624e12}
+_HOPPER = {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12, "float8": 1978.9e12, "int8": 1978.9e12}
+_GEN3, _GEN4, _GEN5 = 16e9, 32e9, 64e9
+"""PCI Express of 16 lanes in one direction, by its generation, as vendors print it [bytes/s]."""
+
+DEVICES = {
+    each.name: each
+    for each in (
+        Device("t4", 16 * _GB, 320e9, {"float16": 65e12, "float32": 8.1e12, "int8": 130e12}, _GEN3, _GEN3, 4 * _MB,
+               "NVIDIA T4 datasheet; cache: NVIDIA Turing GPU Architecture whitepaper (TU104)"),
+        Device("titan-xp", 12 * _GB, 547.7e9, {"float32": 12.15e12}, _GEN3, _GEN3, 3 * _MB,
+               "NVIDIA TITAN Xp specifications (3840 cores at 1582 MHz; no tensor cores, no fast half precision); cache: GP102"),
+        Device("v100", 32 * _GB, 900e9, {"float16": 125e12, "float32": 15.7e12}, 150e9, _GEN3, 6 * _MB,
+               "NVIDIA V100 datasheet, SXM2; cache: NVIDIA Tesla V100 GPU Architecture whitepaper"),
+        Device("a40", 48 * _GB, 696e9, {"bfloat16": 149.7e12, "float16": 149.7e12, "float32": 37.4e12, "int8": 299.3e12},
+               56.25e9, _GEN4, 6 * _MB,
+               "NVIDIA A40 datasheet (NVLink 112.5 GB/s both ways); cache: NVIDIA Ampere GA102 GPU Architecture whitepaper"),
+        Device("a100", 80 * _GB, 2039e9, _AMPERE, 300e9, _GEN4, 40 * _MB,
+               "NVIDIA A100 datasheet, 80 GB SXM; cache: NVIDIA A100 Tensor Core GPU Architecture whitepaper"),
+        Device("a100-40gb", 40 * _GB, 1555e9, _AMPERE, 300e9, _GEN4, 40 * _MB,
+               "NVIDIA A100 datasheet, 40 GB SXM; cache: NVIDIA A100 Tensor Core GPU Architecture whitepaper"),
+        Device("l40s", 48 * _GB, 864e9,
+               {"bfloat16": 362.05e12, "float16": 362.05e12, "float32": 91.6e12, "float8": 733e12, "int8": 733e12},
+               _GEN4, _GEN4, 96 * _MB,
+               "NVIDIA L40S datasheet; cache: NVIDIA Ada GPU Architecture whitepaper, of the whole chip AD102"),
+        Device("rtx-3090", 24 * _GB, 936e9, {"bfloat16": 71e12, "float16": 71e12, "float32": 35.6e12, "int8": 284e12},
+               56.25e9, _GEN4, 6 * _MB, "NVIDIA Ampere GA102 GPU Architecture whitepaper"),
+        Device("rtx-4090", 24 * _GB, 1008e9,
+               {"bfloat16": 165.2e12, "float16": 165.2e12, "float32": 82.6e12, "float8": 330.3e12, "int8": 660.6e12},
+               _GEN4, _GEN4, 72 * _MB, "NVIDIA Ada GPU Architecture whitepaper"),
+        Device("h100", 80 * _GB, 3350e9, _HOPPER, 450e9, _GEN5, 50 * _MB,
+               "NVIDIA H100 datasheet, SXM; rates and cache: NVIDIA H100 Tensor Core GPU Architecture whitepaper"),
+        Device("h200", 141 * _GB, 4800e9, _HOPPER, 450e9, _GEN5, 50 * _MB,
+               "NVIDIA H200 datasheet, SXM; rates and cache as H100, whose chip it has"),
+    )
+}  # fmt: skip
+"""Devices that the papers and the measurements at hand ran on, by their name."""
+
+
+def device(name: str) -> Device:
+    """The device of this name, or that of a file in TOML (`write` makes one).
+
+    >>> device("h100").bandwidth / 1e12
+    3.35
+    """
+    if name in DEVICES:
+        return DEVICES[name]
+    if not is_path(name):
+        raise ParameterError(f"{checks.unknown('device', name, DEVICES)}; or give the path of a device's .toml")
+    return _of_file(name, bounded_files.stamp(name))
+
+
+def is_path(name: str) -> bool:
+    """Whether a name of a device is that of a file, whether or not that is there."""
+    return name not in DEVICES and (name.endswith(".toml") or "/" in name or os.sep in name)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_file(name: str, _: object) -> Device:
+    """A device from its file, checked: without a name it is called after the file."""
+    path = Path(name)
+    try:
+        said = bounded_files.toml_of(bounded_files.read_text(path, bounded_files.MOST_TOML))
+    except OSError as error:
+        raise ParameterError(f"cannot read the device {path}: {error.strerror}; `sim ls devices h100` prints such a file") from None
+    except ValueError as error:
+        raise ParameterError(f"the device {path} must be TOML: {(str(error).splitlines() or ['damaged'])[0]}") from None
+    known = [each.name for each in fields(Device)]
+    for key in said:
+        if key not in known:
+            raise ParameterError(f"{path}: {checks.unknown('key', key, known)}")
+    given: dict[str, Any] = {"name": path.stem, "source": f"given in {path.name}"} | said
+    missing = [key for key in known if key not in given]
+    if missing:
+        raise ParameterError(f"{path}: {missing[0]} is missing; a device has {', '.join(known)} (`sim ls devices h100` prints one)")
+    try:
+        return Device(**given)
+    except ParameterError as error:
+        raise ParameterError(f"{path}: {error}") from None
+
+
+def written(of: Device) -> str:
+    """A device as the TOML of its file, units as comments.
+
+    >>> print(written(device("titan-xp")).splitlines()[2])
+    bandwidth = 5.477e+11  # bytes/s
+    """
+    units = {"memory_bytes": "bytes", "bandwidth": "bytes/s", "link": "bytes/s in one direction, to another such device",
+             "host_link": "bytes/s in one direction, to the host", "cache_bytes": "bytes, of the last cache"}  # fmt: skip
+    lines = [f'name = "{of.name}"', *(f"{key} = {_number(getattr(of, key))}  # {unit}" for key, unit in units.items())]
+    lines += [f"source = {_quoted(of.source)}", "", "[rates]  # dense operations/s"]
+    lines += [f"{dtype} = {_number(rate)}  # ridge {of.ridge(dtype):.1f} operations/byte" for dtype, rate in of.rates.items()]
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    short = f"{float(value):.12g}"
+    return short if "." in short or "e" in short else f"{short}.0"
+
+
+def _quoted(text: str) -> str:
+    inner = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{inner}"'

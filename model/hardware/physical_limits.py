@@ -1,0 +1,239 @@
+"""What no time may beat: bytes that must come from memory over its bandwidth, arithmetic over the peak rate; and what none exceeds.
+
+The weights of a small model stay in the device's last cache, and are then read faster than memory allows. At most as many bytes as
+the cache holds can be spared; the rest must come from memory, and that is the limit that is held against a time. Where the cache
+holds all, arithmetic alone is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.architectures.transformer import BYTES, Shape
+from model.base.checks import ParameterError
+from model.hardware.profile import AXES, Profile
+
+if TYPE_CHECKING:
+    from model.logs.decoding import Decoding
+
+Floats = NDArray[np.float64]
+PARTS = ("layer", "dense", "head")
+"""Parts whose arithmetic and bytes follow from a model's shape."""
+
+
+class Reached(NamedTuple):
+    """What the rows of one part reach, arrays of shape (rows,)."""
+
+    part: str
+    ways: int
+    busy: int
+    axes: dict[str, Floats]
+    seconds: Floats
+    moved: Floats
+    """Bytes of weights, and of keys and values, that a row's pass needs, wherever they come from."""
+    operations: Floats
+    from_memory: Floats
+    """Bytes of those that the cache cannot have held."""
+
+    def bandwidth(self) -> Floats:
+        """Bytes per second."""
+        return self.moved / self.seconds
+
+    def rate(self) -> Floats:
+        """Operations per second."""
+        return self.operations / self.seconds
+
+    def place(self, row: int) -> str:
+        """A row as messages name it."""
+        split = [f"ways {self.ways}"] * (self.ways > 1) + [f"busy {self.busy}"] * (self.busy > 0)
+        return f"{self.part} at {', '.join([f'{axis} {values[row]:g}' for axis, values in self.axes.items()] + split)}"
+
+
+def reached(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> Iterator[Reached]:
+    """What each row reaches, part by part, for a model of this shape.
+
+    Parameters
+    ----------
+    source
+        Positions of the encoder that each layer attends to, of encoder-decoders.
+    in_sequence
+        Whether layers were timed one after the other, each with weights of its own, so that one cache serves all of them. A layer
+        timed alone, over and over, has the cache to itself.
+    """
+    shape = replace(shape, dtype=profile.dtype)
+    # A layer's time is the median over layers: half of them take no longer, and share the cache in the best case.
+    sharing = math.ceil(shape.layers / 2) if in_sequence else 1
+    table = profile.table
+    for part in PARTS:
+        for ways, busy in sorted(set(table.filter(table["part"] == part).select("ways", "busy").iter_rows())):
+            rows = profile.rows(part, ways, busy)
+            axes = {axis: rows[axis].to_numpy().astype(np.float64) for axis in AXES[part]}
+            seconds = np.maximum(rows["time_s"].to_numpy(), 1e-12)
+            moved, operations = _needed(shape, part, axes, ways, source)
+            together = 1 if part == "head" else sharing
+            from_memory = np.maximum(moved - profile.cache_bytes * ways / together, 0.0)
+            yield Reached(part, int(ways), int(busy), axes, seconds, moved, operations, from_memory)
+
+
+def check(
+    profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True, tolerance: float = 0.0, most: float = math.inf
+) -> tuple[str, ...]:
+    """Refuse a profile with a time that is too short for its device, naming the row, the limit and by how much.
+
+    Peaks that were measured with the profile (`peaks` in its facts) are what some kernels reached, and others may reach more: what
+    beats them is returned, a line for each part and limit, and refused only if it beats them `most` times.
+
+    Parameters
+    ----------
+    tolerance
+        How much faster than its peaks a device may seem [-]: clocks rise, and peaks are measured to a few percent.
+    most
+        How many times faster than measured peaks is no better kernel but a mistake [-].
+    """
+    beaten = []
+    measured = profile.facts.get("peaks") == "measured"
+    for each in reached(profile, shape, source=source, in_sequence=in_sequence):
+        limits = (
+            ("arithmetic", each.operations, profile.rate * each.ways, "FLOP/s"),
+            ("memory", each.from_memory, profile.bandwidth * each.ways, "B/s"),
+        )
+        for limit, amount, peak, unit in limits:
+            ratio = amount / each.seconds / (peak * (1 + tolerance))
+            worst = int(np.argmax(ratio))
+            if ratio[worst] <= 1:
+                continue
+            found = f"{amount[worst] / each.seconds[worst]:.3g} {unit}"
+            beside = f", what its cache of {profile.cache_bytes / 1e6:.0f} MB can hold left out" if limit == "memory" else ""
+            where = f"{each.place(worst)}: time_s={each.seconds[worst]:.3g} would be {found}{beside}, and {profile.device}"
+            known = f"{where} was measured to reach {peak:.3g} ({limit})"
+            remedy = "look at the clock, the shape and the dtype"
+            if not measured:
+                raise ParameterError(f"{where} reaches {peak:.3g} at most ({limit}); {remedy}")
+            if ratio[worst] > most:
+                raise ParameterError(f"{known}: more than {most:g} times that is a mistake; {remedy}")
+            beaten.append(f"{known}: either its peak was measured too low or this time is too short")
+    return tuple(beaten)
+
+
+# --- what takes too long to be true ---
+
+SLOWEST = 100.0
+"""Times that the peaks of a device would need: what is slower than that was timed with another clock, or is in another unit [-]."""
+LAUNCH_S = 1e-4
+"""Of each operation besides [s]: small models are bound by launches, which take a tenth of it at most."""
+LAUNCHES = {"layer": 50, "dense": 50, "attention": 20, "head": 10, "gemm": 1, "decode": 20}
+"""Operations of each part, at most: of a layer launched kernel by kernel. Kernels of attention may fill few of a device's cores."""
+
+
+TILE = 128
+"""Positions that kernels of attention work on together, at least."""
+
+
+def longest(moved: Floats | float, operations: Floats | float, bandwidth: float, rate: float, launches: float = 1) -> Floats:
+    """The longest that a pass which moves so much can take on a device with these peaks, all that is in doubt counted for it [s].
+
+    A hundredth of both peaks, one after the other, and a tenth of a millisecond for each operation that is launched. Tables in
+    milliseconds that are taken for seconds are far beyond.
+
+    >>> print(longest(2 * 4096**2, 2 * 4096**2, 2e12, 312e12))  # a product of a model of 7 billion weights on an A100: 20 us
+    0.0018
+    """
+    return np.asarray(SLOWEST * (moved / bandwidth + operations / rate) + launches * LAUNCH_S, dtype=np.float64)
+
+
+def refuse_slow(profile: Profile) -> None:
+    """Refuse a profile with a time that is far too long for its device, naming the row."""
+    table = profile.table
+    for part, launches in LAUNCHES.items():
+        rows = table.filter(table["part"] == part)
+        if not rows.height or profile.dtype not in BYTES:
+            continue
+        axes = {axis: rows[axis].to_numpy().astype(np.float64) for axis in AXES[part]}
+        ways, busy = (rows[name].to_numpy() for name in ("ways", "busy"))
+        moved, operations = _work_of(profile, part, axes)
+        # Others at work on the same memory take their share of it.
+        bound = longest(moved, operations, profile.bandwidth, profile.rate, launches) * (1 + busy)
+        seconds = rows["time_s"].to_numpy()
+        if (seconds > bound).any():
+            row = int(np.argmax(seconds / bound))
+            at = ", ".join(f"{axis} {values[row]:g}" for axis, values in (axes | {"ways": ways}).items())
+            raise ParameterError(
+                f"{part} at {at}: time_s={seconds[row]:.3g} is too long: {profile.device} at a hundredth of its peaks takes at most"
+                f" {bound[row]:.3g} s; look at the unit of the times, the shape and the dtype"
+            )
+
+
+def _work_of(profile: Profile, part: str, axes: dict[str, Floats]) -> tuple[Floats, Floats]:
+    """Bytes and operations of rows of a profile of a model, or of one of operations."""
+    if part == "gemm":
+        m, n, k = (axes[name] for name in ("m", "n", "k"))
+        return (m * k + n * k + m * n) * BYTES[profile.dtype], 2 * m * n * k
+    if part == "decode":
+        return tiled(axes, BYTES[profile.dtype])
+    said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
+    try:
+        shape = replace(Shape(**said), dtype=profile.dtype)
+    except (TypeError, ParameterError):  # `model.hardware.profile_costs.shape_of` says it where the shape is needed
+        return np.full(axes[AXES[part][0]].shape, np.inf), np.zeros(axes[AXES[part][0]].shape)
+    if part == "attention":
+        width, context, batch = axes["width"], np.maximum(axes["context"], TILE), axes["batch"]
+        return shape.layer_kv_bytes(width, context, batch), shape.layer_flops(width, context, batch)
+    source = profile.facts.get("source", 0) if shape.encoder_layers else 0
+    return _needed(shape, part, axes, 1, source if isinstance(source, int) and source > 0 else 0)
+
+
+def tiled(axes: Mapping[str, Floats], bytes_each: int) -> tuple[Floats, Floats]:
+    """Bytes and operations of the attention of one new token for each text, by whole tiles of positions."""
+    positions = axes["batch"] * np.maximum(axes["context"] + 1, TILE)
+    return 2 * positions * axes["kv_heads"] * axes["head_dim"] * bytes_each, 4 * positions * axes["heads"] * axes["head_dim"]
+
+
+def longest_run(decoding: Decoding, profiles: Mapping[str, Profile], shapes: Mapping[str, Shape]) -> float:
+    """The longest that a decoding can have taken on the machine of these profiles, by the passes that it made, all in turn [s]."""
+    total = LAUNCH_S * (1 + 10 * len(decoding.reads))
+    for (role, width, first, last, heads, gaps, *_), (passes, attended, read) in decoding.account.passes_by_kind.items():
+        if role not in profiles:
+            return math.inf
+        profile, shape = profiles[role], shapes[role]
+        layers = max(last - first - sum(high - low for low, high in gaps), 0)
+        kept = shape.cache_bytes(1)
+        moved = passes * (layers * shape.layer_weight_bytes + float(shape.head_bytes(min(heads, 1)))) + layers * read * kept
+        each = 2.0 * shape.layer_weight_bytes / shape.bytes_each * width
+        work = passes * (layers * each + float(shape.head_flops(heads)))
+        work += layers * attended * 4 * shape.heads * shape.head_dim
+        count = passes * (layers * LAUNCHES["layer"] + LAUNCHES["head"] + LAUNCHES["layer"])
+        total += float(longest(moved, work, profile.bandwidth, profile.rate, count))
+    return total
+
+
+def limit(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> str:
+    """Which limits a profile's layers are held against, in words."""
+    parts = [each for each in reached(profile, shape, source=source, in_sequence=in_sequence) if each.part != "head"]
+    cached = all((each.from_memory == 0).all() for each in parts)
+    if cached:
+        return "arithmetic alone: the cache can hold the weights, which may come faster than memory gives them"
+    return "memory and arithmetic: the cache cannot hold the weights"
+
+
+def _needed(shape: Shape, part: str, axes: dict[str, Floats], ways: int, source: int) -> tuple[Floats, Floats]:
+    """Bytes and operations of the rows of a part, on all its devices together."""
+    if part == "head":
+        positions = axes["positions"]
+        return _full(shape.head_bytes(positions), positions), _full(shape.head_flops(positions), positions)
+    if part == "dense":
+        tokens = axes["tokens"]
+        operations = 2.0 * shape.layer_weight_bytes / shape.bytes_each * tokens
+        return _full(shape.layer_weight_bytes, tokens), _full(operations, tokens)
+    width, context, batch = axes["width"], axes["context"], axes["batch"]
+    moved = shape.layer_weight_bytes + shape.layer_kv_bytes(width, context, batch, source)
+    return _full(moved, width), _full(shape.layer_flops(width, context, batch, source), width)
+
+
+def _full(values: object, like: Floats) -> Floats:
+    return np.broadcast_to(np.asarray(values, dtype=np.float64), like.shape)

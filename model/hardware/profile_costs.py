@@ -1,0 +1,160 @@
+"""What a pass takes by a profile: measured points as they are, interpolation between them, held efficiency beyond."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from model.architectures.transformer import Shape
+from model.base import checks
+from model.base.checks import ParameterError
+from model.hardware.interpolation import NONE, Bound, Estimate, Surface
+from model.hardware.profile import AXES, Profile
+from model.hardware.roofline import Efficiency, Roofline
+
+PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""All of a device's peaks: a bound that no time beats."""
+
+
+def shape_of(profile: Profile) -> Shape:
+    """The shape of the model that a profile is of."""
+    said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
+    try:
+        return Shape(**said)
+    except TypeError as error:
+        raise ParameterError(f"shape of profile {profile.name}: {str(error).partition('() ')[2]}") from None
+
+
+class Measured:
+    """A profile as a cost model.
+
+    A layer is looked up as a whole, or as its products and its attention, with two reductions where it is split over devices. What
+    a profile lacks besides (a step's overhead, transfers) takes no time, and `missing` says so.
+
+    Parameters
+    ----------
+    profile
+        Of kind `model`.
+    ways
+        Devices that each layer is split over: those that the profile has.
+    """
+
+    def __init__(self, profile: Profile, *, ways: int = 1) -> None:
+        if profile.kind != "model":
+            raise ParameterError(f"profile {profile.name} is one of {profile.kind}; a pass needs one of a model, or compose it")
+        checks.whole("ways", ways, 1)
+        if ways not in profile.ways:
+            has = ", ".join(map(str, profile.ways))
+            raise ParameterError(f"ways must be one of {has}, what profile {profile.name} has, got {ways}")
+        self.profile, self.ways = profile, ways
+        self.shape = shape_of(profile)
+        self._surfaces: dict[tuple[str, int, int], Surface | None] = {}
+
+    @property
+    def provenance(self) -> str:
+        """Whether it was measured or composed, and by whom."""
+        whom = "; ".join(dict.fromkeys(source.repository for source in self.profile.sources))
+        return f"{self.profile.provenance} ({whom})"
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """Parts of a pass that the profile has no times of: they take none."""
+        wanted = ["head", "embedding", "step", "send"] + ["all_reduce"] * (self.ways > 1) + ["attention"] * self._split
+        return tuple(part for part in wanted if part not in self.profile.parts)
+
+    @property
+    def _split(self) -> bool:
+        """Whether layers are in parts."""
+        return "layer" not in self.profile.parts
+
+    def surface(self, part: str, *, ways: int | None = None, busy: int = 0) -> Surface | None:
+        """The times of a part, or none where the profile has none of it."""
+        key = part, self.ways if ways is None else ways, busy
+        if key not in self._surfaces:
+            rows = self.profile.rows(*key)
+            self._surfaces[key] = None if not rows.height else Surface(
+                {axis: rows[axis].to_numpy() for axis in AXES[part]}, rows["time_s"].to_numpy(),
+                spread=((rows["high_s"] - rows["low_s"]) / 2 / rows["time_s"].clip(1e-12)).to_numpy(),
+                error=self.profile.errors.get(part), bound=self._bound(part, key[1]),
+            )  # fmt: skip
+        return self._surfaces[key]
+
+    def _bound(self, part: str, ways: int) -> Bound | None:
+        peak = Roofline(self.shape, self.profile.bandwidth, self.profile.rate, PEAKS, ways)
+        bounds: dict[str, Bound] = {
+            "layer": lambda width, context, batch: peak.layer(width, context, batch).seconds,
+            "dense": peak.products,
+            "attention": peak.attention,
+            "head": lambda positions: peak.head(positions).seconds,
+            "embedding": lambda tokens: peak.embedding(tokens).seconds,
+            "all_reduce": lambda size: np.asarray(size) / self.profile.bandwidth,
+            "send": lambda size: np.asarray(size) / self.profile.bandwidth,
+        }
+        return bounds.get(part)
+
+    def part(self, part: str, *point: ArrayLike) -> Estimate | None:
+        """Any part by its name [s]; None where the profile has nothing of it."""
+        surface = self.surface(part)
+        return None if surface is None else surface(*point)
+
+    def _or_none(self, part: str, *point: ArrayLike) -> Estimate:
+        surface = self.surface(part)
+        if surface is None:
+            surface = self.surface(part, ways=1)
+        return NONE if surface is None else surface(*point)
+
+    def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
+        """One decoder layer [s]."""
+        if not self._split:
+            surface = self.surface("layer", busy=busy)
+            if surface is None:
+                known = sorted(int(each) for each in self.profile.table["busy"].unique())
+                raise ParameterError(
+                    f"busy must be one of {', '.join(map(str, known))}, what profile {self.profile.name} has, got {busy};"
+                    " measure it"
+                )
+            return surface(width, context, batch)
+        if busy:
+            has = f"what profile {self.profile.name} has"
+            raise ParameterError(f"busy must be 0, {has}, got {busy}; a device of its own is not slowed down")
+        tokens = np.asarray(width) * np.asarray(batch)
+        products = self.surface("dense")
+        assert products is not None  # `ways` are those that have it
+        total = products(tokens) + self.attention(width, context, batch)
+        if self.ways > 1:
+            total = total + self._or_none("all_reduce", tokens * self.shape.hidden * self.shape.bytes_each).repeated(2)
+        return total
+
+    def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Estimate:
+        """Attention of one layer [s]. Split over devices, each reads as many bytes as whole layers of a smaller batch would."""
+        surface = self.surface("attention")
+        if surface is not None:
+            return surface(width, context, batch)
+        whole = self.surface("attention", ways=1)
+        if whole is None:
+            return NONE
+        share = np.asarray(batch) * self.shape.shard(self.ways).kv_heads / self.shape.kv_heads
+        return whole(width, context, share)
+
+    def head(self, positions: ArrayLike) -> Estimate:
+        """Projection of so many positions [s]; split over devices, each has its part of the vocabulary."""
+        surface = self.surface("head")
+        if surface is not None:
+            return surface(positions)
+        whole = self.surface("head", ways=1)
+        return NONE if whole is None else whole(positions).repeated(1 / self.ways)
+
+    def embedding(self, tokens: ArrayLike) -> Estimate:
+        """Embedding so many tokens [s]."""
+        return self._or_none("embedding", tokens)
+
+    def step(self, batch: ArrayLike = 1) -> Estimate:
+        """What a pass takes once [s]."""
+        return self._or_none("step", batch)
+
+    def transfer(self, size: ArrayLike) -> Estimate:
+        """Handing bytes over [s]."""
+        return self._or_none("send", size)

@@ -1,0 +1,353 @@
+"""Logs of decisions: what models said during decodings, read by read, as a table and a JSON file beside it
+(`model.base.json_and_parquet`).
+
+Part `own`: a method's own decisions, every read and its answer in the order that they were asked, a row each.
+
+===========  ==========================================================================================================
+column       what it holds
+===========  ==========================================================================================================
+text         which decoding, from 0: an entry of `texts` in the JSON
+order        the place of the read in its decoding, from 0
+kind         what was asked (`model.steps.Read`)
+role, layer  of which model, behind which of its layers
+at, tail     the pass: the cache position of its first token, and its tokens
+position     of the token that the read is about; of several hypotheses that of their pass
+row          the text of a batch, by its number
+offset       the position of the pass that was read, from its end
+width        how many answers were asked for
+token        the token that was asked about, where one was
+hypotheses   of several hypotheses, their tokens by their index in the pass, and their scores
+number       the answer where it is a number: a chance, a confidence, a distance [nats]
+tokens       the answer where it is a token or several, best first
+follows      of continuations of hypotheses, whose they are
+scores       and how likely both are together, the logarithm [nats]
+===========  ==========================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_args, get_type_hints
+
+from model.base import checks, json_and_parquet, strict_json, typed_values
+from model.base.checks import ParameterError
+from model.interpret.account import Account
+from model.logs.decoding import Answered, Decoding
+from model.steps import Commit, Continuation, Read
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SCHEMA_VERSION = 1
+PARTS = ("own",)
+KINDS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
+NUMBERS = ("chance", "uniform", "confidence", "saturation", "distance")
+"""Reads whose answer is a number."""
+UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("text", "order"), "1"), "kind": "name", "role": "name",
+        **dict.fromkeys(("layer", "at", "position", "row", "offset", "width"), "1"), "token": "token", "number": "as asked",
+        "tokens": "tokens", "follows": "1", "scores": "nats", "tail": "tokens", "hypotheses": "1, nats",
+    }
+)  # fmt: skip
+class _Commit(TypedDict):
+    kind: str
+    tokens: list[int]
+    drafted: int | None
+    back: int
+    text: NotRequired[int | None]
+
+
+class _Passes(TypedDict):
+    role: str
+    width: int
+    first: int
+    last: int
+    heads: int
+    gaps: list[list[int]]
+    rows_only: bool
+    compared: int
+    passes: int
+    attended: int
+    read: int
+
+
+class _Text(TypedDict):
+    name: str
+    method: str
+    settings: dict[str, Any]
+    prompt: list[int]
+    asked: int
+    stop: list[int] | int | None
+    seconds: float | None
+    commits: list[_Commit]
+    passes: list[_Passes]
+    adoptions: int
+    adopted_rows: int
+
+
+class _Model(TypedDict):
+    name: str
+    checksum: str
+    layers: int
+
+
+class _Said(TypedDict):
+    """What the JSON file of a log says."""
+
+    part: str
+    source: str
+    models: dict[str, _Model]
+    sampling: dict[str, Any] | None
+    seed: int
+    date: str
+    versions: dict[str, str]
+    texts: list[_Text]
+    columns: dict[str, str]
+    rows: int
+
+
+_COLUMNS: dict[str, Any] = {
+    **{name: int for name, unit in UNITS.items() if unit in ("1", "token")}, "kind": str, "role": str, "number": float,
+    **dict.fromkeys(("tokens", "follows", "tail"), list[int]), "scores": list[float], "hypotheses": list[dict[str, Any]],
+}  # fmt: skip
+_NOT_ALWAYS = frozenset(("token", "number", "tokens", "follows", "scores", "hypotheses"))
+"""Columns that not every kind of read has."""
+_KEYS = ("part", "source", "models", "sampling", "seed", "date", "versions", "texts", "columns", "rows")
+_PASSES = ("role", "width", "first", "last", "heads", "gaps", "rows_only", "compared")
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionLog:
+    """Decodings with all that was read in them, and what they were made with.
+
+    Parameters
+    ----------
+    names
+        What each decoding's prompt is called.
+    models
+        By role what is known of each model: name, checksum of its weights, layers.
+    sampling, seed
+        The law that tokens were drawn from, if any were, and what the luck came of.
+    """
+
+    decodings: tuple[Decoding, ...]
+    names: tuple[str, ...]
+    models: Mapping[str, Mapping[str, Any]]
+    sampling: Mapping[str, Any] | None = None
+    seed: int = 0
+    date: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    source: str = "measured: what the models said"
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.decodings):
+            raise ParameterError(f"names must be as many as decodings, {len(self.decodings)}, got {len(self.names)}")
+        if not self.decodings:
+            raise ParameterError("a log must have at least one decoding, got none")
+        checks.whole("seed", self.seed, 0)
+
+    def table(self) -> pl.DataFrame:
+        """A row for each read."""
+        import polars as pl
+
+        whole, words, some = pl.Int64, pl.String, pl.List(pl.Int64)
+        schema: dict[str, Any] = dict.fromkeys(UNITS, whole) | {"kind": words, "role": words, "number": pl.Float64}
+        schema |= {"tokens": some, "follows": some, "scores": pl.List(pl.Float64), "tail": some}
+        schema |= {"hypotheses": pl.List(pl.Struct({"token": pl.Int64, "score": pl.Float64}))}
+        columns: dict[str, list[Any]] = {name: [] for name in UNITS}
+        for text, decoding in enumerate(self.decodings):
+            for order, each in enumerate(decoding.reads):
+                row = {"text": text, "order": order, **_row(each)}
+                for name, values in columns.items():
+                    values.append(row.get(name))
+        return pl.DataFrame(columns, schema=schema)
+
+
+def _row(each: Answered) -> dict[str, Any]:
+    found = {name: getattr(each, name) for name in ("kind", "role", "layer", "at", "position", "offset", "width", "token")}
+    found |= {"row": each.text, "tail": [*each.tail]}
+    if each.hypotheses:
+        found["hypotheses"] = [{"token": token, "score": score} for token, score in each.hypotheses]
+    if each.kind in NUMBERS:
+        return found | {"number": float(each.answer)}
+    if each.kind == "beams":
+        return found | {name: [getattr(one, key) for one in each.answer] for name, key in _CONTINUATION}
+    return found | {"tokens": each.answer if isinstance(each.answer, list) else [each.answer]}
+
+
+_CONTINUATION = (("tokens", "token"), ("follows", "follows"), ("scores", "score"))
+
+
+def _answered(row: Mapping[str, Any]) -> Answered:
+    kind = row["kind"]
+    if kind in NUMBERS:
+        answer: Any = row["number"]
+    elif kind == "beams":
+        answer = [Continuation(*each) for each in zip(row["tokens"], row["follows"], row["scores"], strict=True)]
+    else:
+        answer = row["tokens"] if kind == "top" else row["tokens"][0]
+    hypotheses = tuple((each["token"], each["score"]) for each in row["hypotheses"] or ())
+    return Answered(
+        kind, row["role"], row["layer"], row["position"], row["row"], row["token"], row["at"], tuple(row["tail"]), row["offset"],
+        row["width"], hypotheses, answer,
+    )  # fmt: skip
+
+
+# --- files ---
+
+
+def save(log: DecisionLog, where: str | Path) -> Path:
+    """Write FILE.parquet and FILE.json beside it, by the name of either; whole or not at all. The path of the JSON."""
+    table = log.table()
+    said = {
+        "schema_version": SCHEMA_VERSION, "part": "own", "source": log.source, "models": log.models, "sampling": log.sampling,
+        "seed": log.seed, "date": log.date, "versions": dict(log.versions),
+        "texts": [_text(name, each) for name, each in zip(log.names, log.decodings, strict=True)], "columns": dict(UNITS),
+        "rows": table.height,
+    }  # fmt: skip
+    return json_and_parquet.save(json_of(where), said, table)
+
+
+def json_of(where: str | Path) -> Path:
+    """The JSON file of a log that is named by either of its two.
+
+    >>> json_of("runs/own.parquet").name
+    'own.json'
+    """
+    path = Path(where)
+    if path.suffix not in (".parquet", ".json") or not path.stem:
+        raise ParameterError(f"a log must be named FILE.parquet, got {checks.shown(path.name)}; its JSON is put beside it")
+    return path.with_suffix(".json")
+
+
+def _stops(said: Any) -> tuple[int, ...]:
+    """Tokens that end a text; a file may say none, or one by itself."""
+    return () if said is None else (said,) if isinstance(said, int) else tuple(said)
+
+
+def _text(name: str, decoding: Decoding) -> dict[str, Any]:
+    passes = [
+        dict(zip(_PASSES, kind, strict=True)) | dict(zip(("passes", "attended", "read"), counts, strict=True))
+        for kind, counts in decoding.account.passes_by_kind.items()
+    ]
+    same = ("method", "asked", "seconds")
+    return {
+        "name": name, **{key: getattr(decoding, key) for key in same}, "settings": plain(decoding.settings),
+        "prompt": [*decoding.prompt], "stop": [*decoding.stop],
+        "commits": [_said(commit) for commit in decoding.commits], "passes": passes,
+        "adoptions": decoding.account.adoptions, "adopted_rows": decoding.account.adopted_rows,
+    }  # fmt: skip
+
+
+def _said(commit: Commit) -> dict[str, Any]:
+    """Without the text where there is no batch of which each puts out its own."""
+    found = commit._asdict()
+    return found if commit.text is not None else {key: value for key, value in found.items() if key != "text"}
+
+
+def _commit(said: Mapping[str, Any]) -> Commit:
+    return Commit(said["kind"], tuple(said["tokens"]), said["drafted"], said["back"], said.get("text"))
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON can say them, which knows no infinity.
+
+    >>> plain({"rollback_threshold": float("inf"), "lengths": (3, 4)})
+    {'rollback_threshold': 'inf', 'lengths': [3, 4]}
+    """
+    return {key: strict_json.plain(value) for key, value in settings.items()}
+
+
+def _full(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_full(each) for each in value)
+    return math.inf if value == "inf" else value
+
+
+def load(where: str | Path) -> DecisionLog:
+    """A log by the name of either of its files. Nothing of it is run: methods are only named."""
+    path = json_of(where)
+    try:
+        said, table = json_and_parquet.load(path, _KEYS, "a log of decisions", SCHEMA_VERSION, "decode it again")
+        typed_values.check(said, _Said, "")
+        checks.one_of("part", said["part"], PARTS)
+        if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
+            raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; decode it again")
+        if said["texts"]:
+            _check_table(table, len(said["texts"]))
+        texts = [*_texts(said["texts"], table)]
+        names = tuple(each["name"] for each in said["texts"])
+        more = {key: said[key] for key in ("models", "sampling", "seed", "date", "versions", "source")}
+        return DecisionLog(tuple(texts), names, **more)
+    except ParameterError as error:
+        raise ParameterError(f"{path.name}: {error}") from None
+
+
+def _check_table(table: pl.DataFrame, texts: int) -> None:
+    """Refuse rows that are of no text, or whose answer is not of their kind; rows count from 1."""
+    import polars as pl
+
+    typed_values.check_columns(table, _COLUMNS, _NOT_ALWAYS)
+    held = table["hypotheses"].explode().drop_nulls()
+    if held.len():
+        typed_values.check_columns(held.struct.unnest(), {"token": int, "score": float})
+    col = pl.col
+    answer = pl.when(col("kind").is_in([*NUMBERS])).then(col("number").is_not_null()).otherwise(col("tokens").list.len() > 0)
+    same = (col("tokens").list.len() == col("follows").list.len()) & (col("tokens").list.len() == col("scores").list.len())
+    whole = table.select(
+        text=(col("text") >= 0) & (col("text") < texts),
+        kind=col("kind").is_in([*KINDS]),
+        number=answer.fill_null(False),
+        follows=((col("kind") != "beams") | same).fill_null(False),
+    )
+    bounds = {
+        "text": f"between 0 and {texts - 1}", "kind": f"one of {', '.join(KINDS)}", "number": "an answer, here or in tokens",
+        "follows": "as many as tokens and scores",
+    }  # fmt: skip
+    for name, bound in bounds.items():
+        good = whole[name].to_numpy()
+        if not good.all():
+            row = int((~good).argmax())
+            raise ParameterError(f"row {row + 1}, column {name}: must be {bound}, got {checks.shown(table[name].to_list()[row])}")
+
+
+def _of_today(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of logs from before static batches were one of several ways of batching: they had `batch` sequences of `lengths`."""
+    if "batch" not in settings:
+        return settings
+    rest = {key: value for key, value in settings.items() if key != "batch"}
+    static = settings["batch"] != 1 or settings.get("lengths") is not None
+    return rest | {"sequences": settings["batch"]} | ({"batching": "static"} if static else {})
+
+
+def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding]:
+    if not said:
+        return
+    reads: list[list[Answered]] = [[] for _ in said]
+    for row in table.sort("text", "order").iter_rows(named=True):
+        reads[row["text"]].append(_answered(row))
+    for each, own in zip(said, reads, strict=True):
+        for key in sorted({*each} - {*_Text.__annotations__}):
+            raise ParameterError(f"unknown key {key} of a text; {checks.nearest(key, _Text.__annotations__)}")
+        commits = tuple(_commit(one) for one in each["commits"])
+        account = Account(adoptions=each["adoptions"], adopted_rows=each["adopted_rows"])
+        for name in ("adoptions", "adopted_rows"):
+            checks.whole(name, each[name], 0)
+        for one in each["passes"]:
+            for name in ("width", "passes", "attended", "read", "first", "last", "heads", "compared"):
+                checks.whole(f"{name} of passes", one[name], 0)
+            if any(len(gap) != 2 for gap in one["gaps"]):
+                raise ParameterError(f"gaps of passes must be pairs of layers, got {checks.shown(one['gaps'])}")
+            role, width, first, last, heads, gaps, rows_only, compared = (one[key] for key in _PASSES)
+            kind = role, width, first, last, heads, tuple((low, high) for low, high in gaps), rows_only, compared
+            account.passes_by_kind[kind] = [one["passes"], one["attended"], one["read"]]
+        settings = _of_today({key: _full(value) for key, value in each["settings"].items()})
+        yield Decoding(
+            each["method"], settings, tuple(each["prompt"]), each["asked"], commits, account, _stops(each["stop"]), each["seconds"],
+            tuple(own),
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Speculative decoding with draft lengths that are chosen while decoding."""

@@ -1,0 +1,225 @@
+"""Draft lengths chosen while decoding: each policy sees what a decoder sees, how many tokens of a round were drafted and accepted.
+
+A policy serves many decodings at once, and a single one as an array of one. Both must decide alike to the last bit: numpy's own
+logarithm and exponential may round one value and many differently, so those of the C library are used here, value by value.
+
+[Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
+arXiv:2211.17192.
+[Strawberries] Team 28. Fast Inference from Transformers via Speculative Decoding. Project slides ("with adaptive gamma").
+[transformers] huggingface/transformers, src/transformers/generation/candidate_generator.py.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+Indices = NDArray[np.intp]
+
+ESTIMATORS = ("tested", "drafted")
+"""What accepted tokens are divided by: those that were tested, which estimates alpha, or all that were drafted, which is biased."""
+RISE = 2
+"""What [transformers] adds to the draft length after a round whose drafts were all accepted; after any other it takes one off."""
+
+
+# --- Theorem 3.8 along the draft length -----------------------------------------------------------------------------
+
+
+def gradient(acceptance_rate: ArrayLike, draft_length: ArrayLike, cost_ratio: ArrayLike) -> Floats:
+    """dS/dgamma of Theorem 3.8 of [Leviathan2023] at a real draft length, exact at alpha = 0 and 1 [speed-up per token].
+
+    S' = (a (-ln alpha)/(1 - alpha) (gamma c + 1) - c (1 - a)/(1 - alpha)) / (gamma c + 1)^2 with a = alpha^(gamma+1). It may be
+    positive at gamma = 0 where no whole draft length helps: at 0 whenever c < -alpha ln(alpha) / (1 - alpha), above alpha > c.
+
+    >>> [round(float(gradient(rate, 2, 0.1)), 6) for rate in (0, 0.7, 1)]
+    [-0.069444, 0.187749, 0.625]
+    """
+    rate = checks.array("acceptance_rate", acceptance_rate, 0, 1)
+    length = checks.array("draft_length", draft_length, 0)
+    ratio = checks.array("cost_ratio", cost_ratio, 0)
+    inside = (rate > 0) & (rate < 1)
+    safe = np.where(inside, rate, 0.5)
+    log, gap = _each(math.log, safe), 1 - safe
+    power = (length + 1) * log
+    time = length * ratio + 1
+    # At the ends: -alpha^(gamma+1) ln(alpha) / (1 - alpha) is 0 and 1, and the tokens of a round 1 and gamma + 1.
+    slope = np.where(inside, _each(math.exp, power) * (-log / gap), rate)
+    tokens = np.where(inside, -_each(math.expm1, power) / gap, 1 + rate * length)
+    return np.asarray((slope * time - ratio * tokens) / time**2)
+
+
+def _each(function: Callable[[float], float], values: Floats) -> Floats:
+    return np.array([function(value) for value in values.ravel().tolist()]).reshape(values.shape)
+
+
+def thresholds(cost_ratio: float, longest: int) -> Floats:
+    """The acceptance rates above which gamma + 1 drafts are faster than gamma, for gamma = 0, ..., longest - 1.
+
+    S(gamma + 1) > S(gamma) in Theorem 3.8 of [Leviathan2023] is alpha^-1 + ... + alpha^-(gamma+1) < gamma + 1/c: true of all rates
+    above one, which is c for gamma = 0 (Corollary 3.9) and rises with gamma. So the best draft length is the number of these that
+    are below alpha.
+
+    >>> thresholds(0.1, 3).round(4).tolist()
+    [0.1, 0.3504, 0.533]
+    """
+    checks.number("cost_ratio", cost_ratio, 0)
+    checks.whole("longest", longest, 0)
+    length = np.arange(float(longest))
+    low, high = np.zeros(longest), np.ones(longest)  # beyond 1 if c > 1: no rate is above that either
+    for _ in range(64):
+        middle = (low + high) / 2
+        pays = _one_more_pays(middle, length, cost_ratio)
+        low, high = np.where(pays, low, middle), np.where(pays, middle, high)
+    return np.asarray(low)
+
+
+def _one_more_pays(rate: Floats, length: Floats, ratio: float) -> NDArray[np.bool_]:
+    """alpha^(gamma+1) (gamma c + 1) > c (1 + alpha + ... + alpha^gamma)."""
+    return np.asarray(rate ** (length + 1) * (length * ratio + 1) * (1 - rate) > ratio * (1 - rate ** (length + 1)))
+
+
+# --- Policies -------------------------------------------------------------------------------------------------------
+
+
+class Policy(ABC):
+    """The draft lengths of the next rounds of many decodings."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.length: Whole = np.full(count, first, dtype=np.int64)
+
+    @abstractmethod
+    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+        """A round of each of these decodings is over; set their lengths."""
+
+
+class Constant(Policy):
+    """Always the same; drafts that stop earlier do so by themselves."""
+
+    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+        pass
+
+
+class Heuristic(Policy):
+    """The schedule "heuristic" of [transformers]: two more if all drafts were accepted, otherwise one less, but at least one.
+
+    >>> policy = Heuristic(3, longest=4, count=2)
+    >>> policy.learn(np.array([0, 1]), np.array([3, 0]), np.array([3, 3]))
+    >>> policy.length.tolist()
+    [4, 2]
+    """
+
+    def __init__(self, first: int, longest: int, count: int) -> None:
+        super().__init__(first, count)
+        self.longest = longest
+
+    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+        length = self.length[which]
+        risen, fallen = np.minimum(length + RISE, self.longest), np.maximum(length - 1, 1)
+        self.length[which] = np.where(accepted == drafted, risen, fallen)
+
+
+class Running(Policy):
+    """A policy that goes by the cumulative mean of acceptances: (prior_accepted + accepted) / (prior_tested + tested).
+
+    Of a round, min(accepted + 1, drafted) tokens are tested: what follows the first rejection is not. With estimator "drafted" all
+    that were drafted are counted instead.
+    """
+
+    def __init__(
+        self, first: int, bounds: tuple[int, int], ratio: float, estimator: str, prior: tuple[float, float], count: int
+    ) -> None:
+        super().__init__(first, count)
+        self.shortest, self.longest = bounds
+        self.ratio = ratio
+        self.estimator = estimator
+        self.accepted, self.tested = np.full(count, float(prior[0])), np.full(count, float(prior[1]))
+        self.thresholds = thresholds(ratio, self.longest)
+
+    def estimate(self, which: Indices) -> Floats:
+        """What these decodings take alpha for."""
+        return np.asarray(self.accepted[which] / self.tested[which])
+
+    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+        self.accepted[which] += accepted
+        self.tested[which] += drafted if self.estimator == "drafted" else np.minimum(accepted + 1, drafted)
+        self.length[which] = self.chosen(which)
+
+    @abstractmethod
+    def chosen(self, which: Indices) -> Whole:
+        """The next draft lengths of these decodings."""
+
+
+class Optimum(Running):
+    """The whole draft length that is the best for the estimate.
+
+    >>> policy = Optimum(5, bounds=(1, 20), ratio=0.1, estimator="tested", prior=(1, 2), count=1)
+    >>> policy.learn(np.array([0]), np.array([5]), np.array([5]))  # 6 of 7: the best for a rate of .857 is 7 drafts
+    >>> policy.length.tolist()
+    [7]
+    """
+
+    def chosen(self, which: Indices) -> Whole:
+        best = np.searchsorted(self.thresholds, self.estimate(which), side="left")
+        return np.asarray(np.clip(best, self.shortest, self.longest), dtype=np.int64)
+
+
+class Measured(Running):
+    """As `Optimum`, where the time of a verification by its width is measured: `widths[g]` is that of g drafts and one token more.
+
+    All lengths are compared, since a measured curve need not make a best one by steps; of equally good ones the shortest is taken.
+
+    >>> policy = Measured(5, bounds=(1, 3), ratio=0.1, estimator="tested", prior=(1, 2), widths=np.array([1, 1, 1, 2]), count=1)
+    >>> policy.learn(np.array([0]), np.array([5]), np.array([5]))  # 7 drafts, were width free; the third doubles the time
+    >>> policy.length.tolist()
+    [2]
+    """
+
+    def __init__(
+        self, first: int, bounds: tuple[int, int], ratio: float, estimator: str, prior: tuple[float, float], widths: ArrayLike,
+        count: int,
+    ) -> None:  # fmt: skip
+        super().__init__(first, bounds, ratio, estimator, prior, count)
+        self.times = (np.asarray(widths) + ratio * np.arange(self.longest + 1))[self.shortest :]
+
+    def chosen(self, which: Indices) -> Whole:
+        rate = self.estimate(which)
+        # Products and sums one after another: the same, to the last bit, of many decodings and of one.
+        power, tokens, speeds = np.ones_like(rate), np.ones_like(rate), []
+        for length in range(self.longest + 1):
+            if length >= self.shortest:
+                speeds.append(tokens / self.times[length - self.shortest])
+            power = power * rate
+            tokens = tokens + power
+        return np.asarray(np.argmax(speeds, axis=0) + self.shortest, dtype=np.int64)
+
+
+class Gradient(Running):
+    """Gradient ascent on Theorem 3.8 with the estimate for alpha, one step a round: the method of [Strawberries].
+
+    gamma is a real number; of the whole ones below and above it the better one is drafted.
+    """
+
+    def __init__(
+        self, first: int, bounds: tuple[int, int], ratio: float, estimator: str, prior: tuple[float, float], step: float, count: int
+    ) -> None:
+        super().__init__(first, bounds, ratio, estimator, prior, count)
+        self.step = step
+        self.place = np.full(count, float(first))
+
+    def chosen(self, which: Indices) -> Whole:
+        estimate, place = self.estimate(which), self.place[which]
+        climbed = np.clip(place + self.step * gradient(estimate, place, self.ratio), self.shortest, self.longest)
+        self.place[which] = climbed
+        below = np.floor(climbed).astype(np.int64)
+        between = climbed > below
+        # Where gamma is whole there is no other choice, and at the longest no threshold.
+        more = estimate > self.thresholds[np.where(between, below, 0)]
+        return np.asarray(below + (between & more))

@@ -1,0 +1,26 @@
+"""Speculative decoding with a draft length that changes, path by path: rounds whose lengths the policy sets for each path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from model.costs.layer_times import UnitCost
+from model.methods.adaptive.algorithm import Parameters
+from model.methods.rounds import Tally, round_prices, varying
+from model.outcomes.outcome_laws import Outcomes
+from model.outcomes.random_streams import BLOCK
+
+LAST_MATTERS = False
+"""The last token is never a drafted one."""
+
+
+def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes] | Mapping[str, Any]) -> Tally:
+    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
+    prices = round_prices(cost, parameters.longest, apart=parameters.placement == "apart")
+    if not isinstance(outcomes, Mapping):
+        return varying(parameters.started(BLOCK), tokens, outcomes, prices)
+    doubts = np.concatenate([np.zeros((0, BLOCK), dtype=np.uint8), *outcomes["confidence"]])
+    return varying(parameters.started(BLOCK), tokens, outcomes["accept"], prices, doubts)

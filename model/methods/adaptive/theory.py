@@ -1,0 +1,315 @@
+"""What is known in closed form of draft lengths that are chosen while decoding; the policies themselves are in
+`model/methods/adaptive/draft_length_policies.py`.
+
+Acceptances are independent with rate `acceptance_rate` (alpha) unless a law is given. gamma is the draft length, c the
+`cost_ratio`; times are in passes of the target model unless said otherwise.
+
+[Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
+arXiv:2211.17192.
+[transformers] huggingface/transformers, src/transformers/generation/candidate_generator.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Account, Work, of_passes
+from model.methods.adaptive.algorithm import Parameters
+from model.methods.adaptive.draft_length_policies import RISE, Heuristic, thresholds
+from model.methods.prediction import Prediction
+from model.methods.rounds import (
+    AcceptanceLaw,
+    Moments,
+    ReplayRounds,
+    RoundPrices,
+    Rounds,
+    each_record,
+    mean_of,
+    mixed,
+    operations_of,
+    round_prices,
+    slowest_of,
+    varying,
+)
+from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
+from model.methods.speculative.theory import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
+from model.outcomes.outcome_laws import Chain, Replay, ReplayChances, TwoClass
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+Law = AcceptanceLaw | Mapping[str, AcceptanceLaw | TwoClass]
+
+UNKNOWN = Moments(*[float("nan")] * 6)
+
+
+# --- A decoding as a whole ------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost) -> Prediction:
+    """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in layer-times.
+
+    By dynamic programming over the position and what a policy remembers: for `heuristic` the draft length, for `confidence` nothing
+    (there the variance is nan: drafts that go on behind a rejection share their doubts with the next round's). What `gradient` and
+    `optimum` remember are counts that grow; they have no value here, and all is nan.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = predict(Parameters(40, "heuristic", draft_length=5), 128, Iid(0.7), UnitCost(40, cost_ratio=0.1))
+    >>> round(float(found.plain_latency / found.latency), 3)  # 1.891 for many tokens
+    1.886
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    count = int(np.asarray(tokens))
+    prices = round_prices(cost, parameters.longest, apart=parameters.placement == "apart")
+    accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
+    found = UNKNOWN
+    if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
+        found = heuristic_moments(parameters.first, parameters.longest, count, accept, prices)
+    elif isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds):
+        found = confidence_moments(parameters.longest, count, accept, doubt, prices)
+    ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
+    plain = count * cost.target_pass
+    known = not np.isnan(found.rounds)
+    values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
+    rounds = (found.rounds, found.drafted, found.operations) if known else ()
+    return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*values, *rounds)))
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds, whatever is drafted."""
+    return slowest_of(tokens, round_prices(cost, parameters.longest, apart=parameters.placement == "apart"))
+
+
+def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
+    """What the passes of both models come to, in the mean; nan where it matters where they stand, None where `predict` is."""
+    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=1.0))  # whatever a pass costs
+    if found.rounds is None:
+        return None
+    rounds, drafted = float(found.rounds), float(np.asarray(found.drafted))
+    both = {"target": of_passes(parameters.layers, rounds, rounds + drafted, heads=rounds + drafted)}
+    return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted, heads=drafted)} if drafted else {}))
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; the `account` is not looked at."""
+    return operations_of(rounds, round_prices(cost, parameters.longest))
+
+
+def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
+    """The moments of `model.methods.rounds.varying` with the policy of [transformers], exactly, from the draft length `first` on.
+
+    Forward over the positions at which a round starts, the draft length there, and the outcome before it.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> flat = np.ones(4)
+    >>> heuristic_moments(1, 3, 4, Iid(1.0), RoundPrices(flat, flat, flat)).rounds  # rounds of 1 and 3 drafts, the second cut to 1
+    2.0
+    """
+    if isinstance(law, Replay | ReplayRounds):
+        return _of_records(first, longest, tokens, law, prices)
+    if isinstance(law, ReplayChances):
+        return mixed([heuristic_moments(first, longest, tokens, chain, prices) for chain in law.chains])
+    if not isinstance(law, Chain | Rounds):
+        raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
+    low, high = law.draft_chances(tokens, longest)
+    lengths = np.arange(1, longest + 1)
+    risen = np.minimum(lengths + RISE, longest) - 1
+    # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; by how far ahead of the
+    # position, draft length and outcome before.
+    ahead = np.zeros((7, longest + 1, longest, 2))
+    ahead[0, 0, first - 1, 0] = 1.0
+    for start in range(tokens):
+        count = np.minimum(lengths, tokens - 1 - start)
+        most = int(count[-1])
+        spent = _spent(ahead[:, 0], RoundPrices(*(price[count] for price in prices)), count)
+        ahead = np.concatenate([ahead[:, 1:], np.zeros((7, 1, longest, 2))], axis=1)
+        places = np.arange(most)
+        for before in (0, 1):
+            rates = high[start + places, places].copy()
+            if most and not before:
+                rates[0] = low[start, 0]
+            survival = np.concatenate([[1.0], np.cumprod(rates)])
+            ends = np.where(places[:, None] < count, (survival[:-1] * (1 - rates))[:, None], 0.0)
+            rejected = spent[:, None, :, before] * ends
+            ahead[:, :most, :-1, 0] += rejected[:, :, 1:]
+            ahead[:, :most, 0, 0] += rejected[:, :, 0]
+            behind = high[start + count, count]  # of the last position alone it may be wrong: no round starts after that
+            whole = spent[:, :, before] * survival[count]
+            for outcome, chance in ((0, 1 - behind), (1, behind)):
+                where: Any = slice(None), count, risen, outcome
+                np.add.at(ahead, where, whole * chance)
+    _, mean, square, *rest = ahead[:, 0].sum(axis=(1, 2)).tolist()
+    return Moments(mean, max(square - mean**2, 0.0), *rest)
+
+
+def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
+    """The moments of those that start a round here, once it is paid for; axes: moment, draft length, outcome before."""
+    mass, first = now[0], now[1]
+    time, busy, operations = (price[:, None] for price in prices)
+    added = [
+        0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, drafted[:, None] * mass,
+    ]  # fmt: skip
+    return np.asarray(now + np.array(added))
+
+
+def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
+    choice = each_record(law, tokens)
+    return mean_of(varying(Heuristic(first, longest, choice.shape[1]), tokens, law.drafts(iter([choice])), prices))
+
+
+def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: RoundPrices) -> Moments:
+    """The means of `model.methods.rounds.varying` with doubts, exactly; the variance is nan.
+
+    A draft ends behind a kept token with chance `doubt.low_if_accepted`. Behind a rejected one, of which it does not know, it goes
+    on until it is unsure, with chance `doubt.low_if_rejected` a token, or has drafted `longest` tokens.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> flat = np.ones(4)
+    >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), RoundPrices(flat, flat, flat)).rounds  # one draft a round
+    5.0
+    """
+    low, high = law.draft_chances(tokens, longest)
+    charges = np.array([*prices, np.ones(longest + 1), np.arange(longest + 1.0)])
+    goes_on = 1 - doubt.low_if_accepted
+    starts = np.zeros((tokens + 1, 2))
+    starts[0, 0] = 1.0
+    total = np.zeros(len(charges))
+    for start in range(tokens):
+        count = min(longest, tokens - 1 - start)
+        wasted = _behind_a_rejection(charges[:, 1 : count + 1], doubt.low_if_rejected)
+        for before in (0, 1):
+            reached = starts[start, before]  # the chance that the draft goes on to this place, and all before it are kept
+            for place in range(count):
+                rate = (high if place or before else low)[start + place, place]
+                starts[start + 1 + place, 0] += reached * (1 - rate)
+                total += reached * (1 - rate) * wasted[:, place]
+                ends = reached * rate * (doubt.low_if_accepted if place < count - 1 else 1.0)
+                total += ends * charges[:, place + 1]
+                _bonus(starts, start + 1 + place, ends, high[start + 1 + place, place + 1])
+                reached *= rate * goes_on
+            if not count:
+                total += reached * charges[:, 0]
+    return Moments(float(total[0]), float("nan"), *total[1:].tolist())
+
+
+def _behind_a_rejection(charges: Floats, unsure: float) -> Floats:
+    """The expected charge of a draft whose first rejected token is at each place; `charges` are by drafted tokens, from 1."""
+    expected = charges.copy()
+    for place in range(charges.shape[1] - 2, -1, -1):
+        expected[:, place] = unsure * charges[:, place] + (1 - unsure) * expected[:, place + 1]
+    return expected
+
+
+def _bonus(starts: Floats, place: int, chance: float, success: float) -> None:
+    """The target's own token behind a whole draft; its position has an outcome, before the next round's first."""
+    starts[place + 1, 0] += chance * (1 - success)
+    starts[place + 1, 1] += chance * success
+
+
+# --- Many tokens: laws of the draft length --------------------------------------------------------------------------
+
+
+def heuristic_lengths(acceptance_rate: ArrayLike, longest: int) -> Floats:
+    """The share of rounds that draft 0, 1, ..., `longest` tokens in the long run, with the schedule "heuristic" of [transformers].
+
+    gamma goes to min(gamma + 2, longest) with chance alpha^gamma, otherwise to max(gamma - 1, 1). It falls by single steps, so as
+    much goes up across the gap above gamma as comes down: pi(gamma + 1) (1 - alpha^(gamma+1)) = pi(gamma) alpha^gamma +
+    pi(gamma - 1) alpha^(gamma-1). Derived here; shares stand along a new last axis.
+
+    >>> heuristic_lengths(0.5, 3).round(4).tolist()  # pi(2) = 2/3 pi(1), pi(3) = 16/21 pi(1)
+    [0.0, 0.4118, 0.2745, 0.3137]
+    """
+    rate = checks.array("acceptance_rate", acceptance_rate, 0, 1)
+    checks.whole("longest", longest, 1)
+    # What is never rejected ends at the longest; any rate will do until that is put right.
+    sure = rate == 1
+    safe = np.where(sure, 0.5, rate)
+    shares = np.zeros((*rate.shape, longest + 1))
+    shares[..., 1] = 1.0
+    for gamma in range(1, longest):
+        up = shares[..., gamma] * safe**gamma + shares[..., gamma - 1] * safe ** (gamma - 1)
+        shares[..., gamma + 1] = up / (1 - safe ** (gamma + 1))
+        shares /= shares.max(axis=-1, keepdims=True)  # near 1 they would run over
+    shares /= shares.sum(axis=-1, keepdims=True)
+    shares[sure] = np.arange(longest + 1) == longest
+    return np.asarray(shares)
+
+
+def speedup_of_lengths(acceptance_rate: ArrayLike, length_pmf: ArrayLike, cost_ratio: ArrayLike) -> Floats:
+    """Speed over plain decoding for many tokens, where rounds draft 0, 1, ... tokens with these shares: E[N] / (1 + c E[gamma]).
+
+    Theorem 3.8 of [Leviathan2023] for more than one gamma. The length of a round must not depend on what it accepts itself.
+
+    >>> float(speedup_of_lengths(0.7, heuristic_lengths(0.7, 50), 0.1).round(4))  # the best single length, 4, gives 1.981
+    1.8907
+    """
+    ratio = checks.array("cost_ratio", cost_ratio, 0)
+    mass = checks.distributions("length_pmf", length_pmf)
+    mean = (mass * np.arange(mass.shape[-1])).sum(axis=-1)
+    return np.asarray(expected_tokens_random_length(acceptance_rate, mass) / (1 + ratio * mean))
+
+
+def stopped_lengths(low: float, longest: int) -> Floats:
+    """The chances that a draft has 0, 1, ..., `longest` tokens if it ends behind each with chance `low`, whatever is accepted.
+
+    A geometric law cut at `longest`; for `speedup_of_lengths`.
+
+    >>> stopped_lengths(0.5, 3).tolist()
+    [0.0, 0.5, 0.25, 0.25]
+    """
+    checks.number("low", low, 0, 1)
+    checks.whole("longest", longest, 1)
+    places = np.arange(longest + 1.0)
+    chances = np.where(places > 0, low * (1 - low) ** np.maximum(places - 1, 0.0), 0.0)
+    chances[longest] = (1 - low) ** (longest - 1)
+    return np.asarray(chances)
+
+
+def biased_lengths(acceptance_rate: float, cost_ratio: float, longest: int) -> Floats:
+    """The share of rounds that draft 0, 1, ..., `longest` tokens in the end if alpha is taken for the mean of accepted/drafted.
+
+    At draft length gamma that mean is h(gamma) = (alpha + ... + alpha^gamma)/gamma, which falls with gamma, and the best length for
+    it falls too: so there is one gamma >= 1 that is the best for its own h, or two neighbours of which the shorter calls for the
+    longer and the longer for the shorter. Between these a cumulative mean settles at the threshold, with the share that keeps it
+    there. Derived here; at alpha = .88, c = .117 it drafts 4 tokens where 8 are best, and is 8.9 % slower.
+
+    >>> import numpy as np
+    >>> lengths = biased_lengths(0.88, 0.117, 20)
+    >>> int(lengths.argmax()), round(1 - float(speedup_of_lengths(0.88, lengths, 0.117) / speedup(0.88, 8, 0.117)), 3)
+    (4, 0.089)
+    """
+    checks.number("acceptance_rate", acceptance_rate, 0, 1)
+    checks.whole("longest", longest, 1)
+    wanted = thresholds(cost_ratio, longest)
+    shares = np.zeros(longest + 1)
+    for gamma in range(1, longest):
+        # The threshold of gamma is the rate above which gamma + 1 is better.
+        here, longer = (float(drafted_from_acceptance(acceptance_rate, length)) for length in (gamma, gamma + 1))
+        if here <= wanted[gamma]:
+            shares[gamma] = 1.0
+            return shares
+        if longer <= wanted[gamma]:
+            # In a round of gamma the mean gains gamma (h - threshold), in one of gamma + 1 it loses as much.
+            gain, loss = gamma * (here - wanted[gamma]), (gamma + 1) * (wanted[gamma] - longer)
+            shares[gamma], shares[gamma + 1] = loss / (gain + loss), gain / (gain + loss)
+            return shares
+    shares[longest] = 1.0
+    return shares
+
+
+def oracle_gain(acceptance_rate: ArrayLike, cost_ratio: ArrayLike) -> Floats:
+    """How much faster the bound on all policies is than the best fixed draft length: `oracle_speedup` over the best `speedup`.
+
+    Section 3.5 of [Leviathan2023] says "up to ~60%". For each c it is largest at some alpha near one, and that largest gain rises
+    to e/(e - 1) = 1.582 as drafts come to cost nothing.
+
+    >>> round(float(oracle_gain(0.965, 0.05)), 3)
+    1.565
+    """
+    best = optimal_draft_length(acceptance_rate, cost_ratio)
+    return np.asarray(oracle_speedup(acceptance_rate, cost_ratio) / speedup(acceptance_rate, best, cost_ratio))

@@ -1,0 +1,52 @@
+"""Plain decoding: one token after another, each through all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from model.base import checks
+from model.methods.batching import BATCHING, Batching
+from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Steps
+
+
+@dataclass(frozen=True)
+class Parameters(Batching):
+    """What the plain decoder needs to know: the depth of the model, and whether tokens are drawn or the likeliest taken.
+
+    A batch of `sequences` takes the same time in every way of `batching`.
+    """
+
+    layers: int
+    sampled: bool = False
+
+    OUTCOMES = ()
+    COSTS = ()
+    EXACT = True
+    BATCHINGS = BATCHING
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        checks.flag("sampled", self.sampled)
+        self.check_batching()
+
+    @property
+    def units(self) -> int:
+        """Compute units that it reserves."""
+        return 1
+
+
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
+    layers = parameters.layers
+    says: Literal["next", "sample"] = SAMPLED if parameters.sampled else GREEDY
+    text = list(prompt)
+    if text[:-1]:
+        yield Forward("target", tuple(text[:-1]), 0, 0, layers)
+    for at in range(len(prompt) - 1, len(prompt) - 1 + tokens):
+        out = yield Forward("target", (text[at],), at, 0, layers, heads=1)
+        text.append((yield Read(says, out)))
+        yield Commit("token", (text[-1],))
+        if text[-1] in stop:
+            return

@@ -1,0 +1,42 @@
+"""Plain decoding in closed form: every token takes every layer and the final head."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Totals, Work
+from model.methods.autoregressive.algorithm import Parameters
+from model.methods.prediction import Prediction
+from model.outcomes.outcome_laws import Law
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: UnitCost) -> Prediction:
+    """Time and unit-time are both the same constant; `law` is not looked at.
+
+    >>> float(predict(Parameters(40), 128, None, UnitCost(40)).latency)
+    5120.0
+    """
+    n = checks.whole_array("tokens", tokens, 1)
+    d = checks.whole_array("layers", parameters.layers, 1)
+    latency = n * (d if cost.plain else cost.span(0, cost.layers) + cost.final_head)
+    one = np.ones_like(latency)
+    return Prediction(latency, 0 * one, latency, one, one, latency)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: of every one."""
+    return tokens * cost.target_pass, tokens * cost.target_pass
+
+
+def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:
+    """What the passes of a decoding come to; `law` is not looked at.
+
+    >>> work(Parameters(40), 10, None).of["target"].layer_passes, work(Parameters(40), 10, None).of["target"].rows_read
+    (400, 2200.0)
+    """
+    layers = parameters.layers * tokens
+    attended = layers * (tokens + 1) / 2
+    return Work({"target": Totals(tokens, layers, layers, attended, attended, head_runs=tokens, heads=tokens)})

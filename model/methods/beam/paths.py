@@ -1,0 +1,20 @@
+"""Speculative beam search, path by path: a step of the search takes the place of a token, and rounds have their own prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from model.costs.layer_times import UnitCost
+from model.methods.beam.algorithm import Parameters
+from model.methods.beam.theory import beam_round_prices
+from model.methods.rounds import Tally, fixed
+from model.outcomes.outcome_laws import Outcomes
+from model.outcomes.random_streams import BLOCK
+
+LAST_MATTERS = False
+"""The last step is never a drafted one."""
+
+
+def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes]) -> Tally:
+    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 steps."""
+    return fixed(parameters.draft_length, tokens, outcomes, beam_round_prices(parameters, cost), BLOCK)

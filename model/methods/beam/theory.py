@@ -1,0 +1,242 @@
+"""Speculative decoding for beam search in closed form: Appendix A.4 of [Leviathan2023], and the rule of the deck.
+
+A beam search keeps the k best hypotheses, `beams`, and every step adds a token to each. In a round the draft model makes gamma
+steps, `draft_length`, and the target tests them in one pass. Both rules of `model.methods.beam.algorithm` then make as many steps
+as drafted ones are accepted, and one more; a tested step is accepted with chance `acceptance_rate` (alpha), not the same in the
+two:
+
+* `exact`: the target's k best hypotheses are among the draft's u, `draft_beams`, in a step whose steps before were accepted. It is
+  lower than that of one token, and rises with u.
+* `per-beam`: the drafted token of the hypothesis that wins is its likeliest. It is assumed that the rounds of all hypotheses run
+  in lock step and cost the same, and that the progress of a round is that of the hypothesis that wins.
+
+Times are in passes of the target over one token; c = `cost_ratio` is that of a pass of the draft model, over however many
+hypotheses. What a pass of the target costs by its width, t, is `verify_cost`; without it width is free. By `arrangement`:
+
+=====================  ============================================  ===============================
+rule, arrangement      a round of gamma drafted steps                a step of a plain beam search
+=====================  ============================================  ===============================
+exact                  gamma c + t(k + u gamma)                      t(k)
+per-beam, batched      gamma c + t(k (gamma + 1))                    t(k)
+per-beam, sequential   k (gamma c + t(gamma + 1))                    k
+per-beam, parallel     gamma c + t(gamma + 1), on k units            1, on k units
+=====================  ============================================  ===============================
+
+[Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
+arXiv:2211.17192.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.costs.width_curve import CurveLike, as_curve
+from model.interpret.account import Account, Work, of_passes
+from model.methods.beam.algorithm import ARRANGEMENTS, Parameters
+from model.methods.prediction import Prediction
+from model.methods.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of
+from model.methods.speculative.theory import expected_tokens
+
+Floats = NDArray[np.float64]
+
+
+# --- A decoding as a whole ------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: UnitCost) -> Prediction:
+    """Exactly `tokens` steps, truncated drafts and the law's memory included; times in layer-times.
+
+    Plain decoding is greedy, of one text, as for every method; over a beam search of equal width: `speedup_over_beam_search`.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> choice = Parameters(40, draft_length=3, beams=3, rule="per-beam", arrangement="sequential")
+    >>> found = predict(choice, 128, Iid(0.79), UnitCost(40, cost_ratio=0.75 / 6.39))
+    >>> round(float(found.plain_latency / found.latency), 3)  # of many tokens .717
+    0.713
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    prices = beam_round_prices(parameters, cost)
+    found = moments(parameters.draft_length, int(np.asarray(tokens)), law, prices)
+    plain = float(np.asarray(tokens)) * cost.target_pass
+    ratio = _constant_ratio(prices.time, prices.busy)
+    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
+    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
+    return Prediction(*values)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds."""
+    return slowest_of(tokens, beam_round_prices(parameters, cost))
+
+
+def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:
+    """What the passes of both models come to, in the mean; nan where it matters where they stand, and how many are projected.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = work(Parameters(40, draft_length=3, beams=4), 128, Iid(0.79)).of  # one pass for all beams
+    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
+    (44.446, 131.273)
+    """
+    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=0.0, operations_ratio=0.0))
+    assert found.rounds is not None and found.drafted is not None and found.operations is not None  # noqa: PT018
+    apart = 1 if parameters.arrangement == "batched" else parameters.beams
+    rounds, drafted = apart * float(found.rounds), apart * float(found.drafted)
+    both = {"target": of_passes(parameters.layers, rounds, float(found.operations))}
+    return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted)} if drafted else {}))
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """The arithmetic of rounds that had (accepted, drafted) steps, in tokens of the target; the `account` is not looked at."""
+    return operations_of(rounds, beam_round_prices(parameters, cost))
+
+
+def _constant_ratio(time: Floats, busy: Floats) -> float:
+    """Units busy, where they are the same in every round, whatever its length."""
+    units = busy / time
+    return float(units[0]) if np.ptp(units) < 1e-12 else float("nan")
+
+
+def beam_round_prices(parameters: Parameters, cost: UnitCost) -> RoundPrices:
+    """What a round takes that drafts 0, 1, ..., `draft_length` steps; times [layer-times] as in the table above.
+
+    Where hypotheses have sub-processes of their own, starting them takes the dispatch; to other units it takes the link besides.
+    Arithmetic goes by the tokens of passes: k (gamma + 1) in the target and k gamma in the draft model, whatever the arrangement;
+    by the exact rule k + u gamma, and k + u (gamma - 1), since a draft starts from k hypotheses.
+
+    >>> cost = UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5)
+    >>> for arrangement in ("sequential", "parallel", "batched"):
+    ...     choice = Parameters(40, draft_length=1, beams=3, rule="per-beam", arrangement=arrangement)
+    ...     print([prices.tolist() for prices in beam_round_prices(choice, cost)])
+    [[120.0, 132.0], [120.0, 132.0], [3.0, 7.5]]
+    [[42.0, 46.0], [120.0, 132.0], [3.0, 7.5]]
+    [[40.0, 44.0], [40.0, 44.0], [3.0, 7.5]]
+    """
+    draft = cost.required("draft")
+    beams, drafted = parameters.beams, np.arange(parameters.draft_length + 1.0)
+    widths = pass_width(drafted, beams, parameters.draft_width, parameters.rule, parameters.arrangement)
+    alone = drafted * draft + cost.target_pass * np.array([cost.slowdown(int(width)) for width in widths])
+    read = beams + parameters.draft_width * (drafted - 1)  # by the draft model, if it drafts
+    operations = np.asarray(beams + parameters.draft_width * drafted + np.where(drafted > 0, read * cost.operations("draft"), 0.0))
+    if parameters.arrangement == "batched":
+        return RoundPrices(alone, alone, operations)
+    starting = cost.dispatching(beams)
+    busy = starting + beams * alone
+    if parameters.arrangement == "sequential":
+        return RoundPrices(busy, busy, operations)
+    return RoundPrices(starting + (cost.link if beams > 1 else 0.0) + alone, busy, operations)
+
+
+# --- A round ----------------------------------------------------------------------------------------------------------
+
+
+def expected_steps(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
+    """Expected steps of a beam search that a round makes: (1 - alpha^(gamma+1)) / (1 - alpha), Eq. 1 of [Leviathan2023] [steps].
+
+    That of tokens in ordinary speculative decoding, since in either rule drafted steps are accepted up to the first that is not.
+
+    >>> round(float(expected_steps(0.79, 3)), 3)
+    2.907
+    """
+    return expected_tokens(acceptance_rate, draft_length)
+
+
+def pass_width(drafted: ArrayLike, beams: int, draft_beams: int, rule: str, arrangement: str) -> NDArray[np.int64]:
+    """How many tokens a pass of the target tests after so many `drafted` steps.
+
+    w + u gamma for the exact rule (Appendix A.4 of [Leviathan2023]); gamma + 1 for a hypothesis by itself.
+
+    >>> [int(pass_width(3, 2, 5, *form)) for form in (("exact", "batched"), ("per-beam", "batched"), ("per-beam", "parallel"))]
+    [17, 8, 4]
+    """
+    steps = checks.whole_array("drafted", drafted, 0).astype(np.int64)
+    if rule == "exact":
+        return np.asarray(beams + draft_beams * steps)
+    return np.asarray((steps + 1) * (beams if arrangement == "batched" else 1))
+
+
+# --- Speed for many tokens --------------------------------------------------------------------------------------------
+
+
+def speedup(
+    acceptance_rate: ArrayLike,
+    draft_length: ArrayLike,
+    cost_ratio: ArrayLike,
+    beams: int,
+    *,
+    rule: str = "exact",
+    arrangement: str = "batched",
+    draft_beams: int | None = None,
+    verify_cost: CurveLike | None = None,
+) -> Floats:
+    """Speed over greedy decoding of one text, for many tokens: expected steps of a round over its time in the table above.
+
+    For per-beam rounds one after another it is Theorem 3.8 of [Leviathan2023] over k. Of beam widths 3 and 5 the deck reports .79
+    and .45, with acceptance rates of .79 and .75; its draft length, not stated, is taken as 3, and c as 0.75 / 6.39. Read as
+    accepted over drafted tokens, these rates give .831 and .481.
+
+    >>> deck = [(3, 0.79), (5, 0.75)]
+    >>> [round(float(speedup(a, 3, 0.75 / 6.39, k, rule="per-beam", arrangement="sequential")), 3) for k, a in deck]
+    [0.717, 0.404]
+    >>> from model.methods.speculative.theory import acceptance_from_drafted
+    >>> rates = [(k, acceptance_from_drafted(share, 3)) for k, share in deck]
+    >>> [round(float(speedup(a, 3, 0.75 / 6.39, k, rule="per-beam", arrangement="sequential")), 3) for k, a in rates]
+    [0.831, 0.481]
+    """
+    gamma = checks.whole_array("draft_length", draft_length, 0)
+    ratio = checks.array("cost_ratio", cost_ratio, 0)
+    wide = _check(beams, rule, arrangement, draft_beams)
+    verifying = _relative(verify_cost, pass_width(gamma, beams, wide, rule, arrangement))
+    turns = beams if arrangement == "sequential" else 1
+    return np.asarray(expected_steps(acceptance_rate, gamma) / (turns * (gamma * ratio + verifying)))
+
+
+def speedup_over_beam_search(
+    acceptance_rate: ArrayLike,
+    draft_length: ArrayLike,
+    cost_ratio: ArrayLike,
+    beams: int,
+    *,
+    rule: str = "exact",
+    arrangement: str = "batched",
+    draft_beams: int | None = None,
+    verify_cost: CurveLike | None = None,
+) -> Floats:
+    """Speed over a beam search of the same width without drafts, its hypotheses arranged in the same way, for many tokens.
+
+    `speedup` over that of draft_length = 0. The deck's .79 and .45 are, over k sequential hypotheses, 2.37 and 2.25.
+
+    >>> round(float(speedup_over_beam_search(0.79, 3, 0.75 / 6.39, 3, rule="per-beam", arrangement="sequential")), 3)
+    2.150
+    """
+    ours = speedup(
+        acceptance_rate, draft_length, cost_ratio, beams,
+        rule=rule, arrangement=arrangement, draft_beams=draft_beams, verify_cost=verify_cost,
+    )  # fmt: skip
+    return np.asarray(ours / plain_speed(beams, arrangement, verify_cost=verify_cost))
+
+
+def plain_speed(beams: int, arrangement: str = "batched", *, verify_cost: CurveLike | None = None) -> Floats:
+    """Speed of a beam search without drafts over greedy decoding of one text: 1/k one after another, 1 in parallel, else 1/t(k).
+
+    >>> float(plain_speed(5, "sequential")), float(plain_speed(5, verify_cost=[(1, 1.0), (5, 1.25)]))
+    (0.2, 0.8)
+    """
+    checks.whole("beams", beams, 1)
+    checks.one_of("arrangement", arrangement, ARRANGEMENTS)
+    if arrangement == "batched":
+        return np.asarray(1 / _relative(verify_cost, np.asarray(beams)))
+    return np.asarray(1.0 / (beams if arrangement == "sequential" else 1))
+
+
+def _relative(verify_cost: CurveLike | None, width: NDArray[np.int64]) -> Floats:
+    return np.ones(width.shape) if verify_cost is None else as_curve(verify_cost).relative(width)
+
+
+def _check(beams: int, rule: str, arrangement: str, draft_beams: int | None) -> int:
+    """Refuse what `Parameters` does; u."""
+    return Parameters(1, 0, beams, rule, draft_beams, arrangement).draft_width

@@ -1,0 +1,1 @@
+"""Big Little Decoder."""

@@ -1,0 +1,233 @@
+"""Big Little Decoder of exactly so many tokens, with its decisions by output position: paths, and exact expectations.
+
+A segment that starts at output position s drafts at most min(G, l - 1 - s) tokens, so that the large model writes the last one.
+What becomes of the small model's token at a position is decided there once for all (`model.methods.bild.threshold_decisions`):
+behind a rollback the positions that were drafted in vain are met again, with the same luck. Where the next segment starts depends
+on positions before it alone, what it costs on those from there on: so means by position are exact. Costs of neighbours are not
+independent; there is no variance here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Totals, Work
+from model.interpret.world import UNLIKELY, UNSURE
+from model.methods import rounds
+from model.methods.bild.algorithm import Parameters
+from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, Recorded
+from model.methods.rounds import Tally
+
+Floats = NDArray[np.float64]
+
+
+class Prices(NamedTuple):
+    """Time, unit-time and arithmetic of a segment [unsure, tokens written], and of the pass behind a rollback [tokens kept].
+
+    The last axis of each is the number of tokens; the first of `segment` and `again` are the three prices.
+    """
+
+    segment: Floats
+    again: Floats
+
+
+def prices(parameters: Parameters, cost: UnitCost) -> Prices:
+    """What a segment takes: a run of the small model for each token it wrote, one if it was unsure, and a pass of the large one.
+
+    Apart, what is written goes to the large model and back. With an exit layer each token goes through the first layers by itself:
+    behind a whole draft the last one too, without a head.
+
+    >>> found = prices(Parameters(24, maximum_draft=2), UnitCost(24, cost_ratio=0.25, operations_ratio=0.0625))
+    >>> found.segment[0].tolist(), found.segment[2].tolist()
+    ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
+    """
+    written = np.arange(parameters.longest + 1.0)
+    runs = written + np.array([[0.0], [1.0]])
+    slowdown = np.array([cost.slowdown(width) for width in range(1, parameters.widest + 1)])
+    if parameters.exit_layer is None:
+        time, busy = (runs * cost.required("draft") * share + cost.target_pass * slowdown for share in (1.0, cost.draft_devices))
+        moved = 2 * cost.link * (runs > 0) if parameters.placement == "apart" else 0.0
+        operations = 1 + written + np.where(runs > 0, runs * cost.operations("draft"), 0.0)
+    else:
+        first, layers = parameters.exit_layer, parameters.layers
+        little = cost.span(0, first)
+        wider = np.array([cost.layers_slowdown(width) for width in range(1, parameters.widest + 1)])
+        deep = cost.step + (cost.span(first, layers) + cost.final_head) * wider
+        time = busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
+        moved, operations = 0.0, np.broadcast_to(1 + written, runs.shape)
+    again = cost.target_pass * np.append(slowdown[1:], np.nan)
+    return Prices(np.array([time + moved, busy, operations]), np.array([again, again, written + 2]))
+
+
+def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: Prices, replications: int) -> Tally:
+    """Segments of many replications at once, from tiles of the decisions at the first tokens - 1 positions.
+
+    >>> flat = Prices(np.ones((3, 2, 3)), np.ones((3, 3)))
+    >>> luck = iter([np.array([[0], [1], [0], [2], [0]], dtype=np.uint8)])  # two stay, for one it is unsure; then it is taken back
+    >>> tally = segments(Parameters(24, maximum_draft=2), 6, luck, flat, 1)
+    >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist()
+    ([3.0], [4.0], [0, 3, 0])
+    """
+    longest, again = parameters.longest, parameters.variant == "code"
+    segment = price.segment.reshape(len(price.segment), -1)  # looked up by one number, which is faster than by two
+    time, busy, operations, passes, drafted = np.zeros((5, replications))
+    accepted = np.zeros(longest + 1, dtype=np.int64)
+    place, written = np.zeros((2, replications), dtype=np.uint8)
+    behind = np.zeros(replications, dtype=np.bool_)  # a rollback: this position is the large model's too
+    for position, (decision, clear) in enumerate(_looking_ahead(decisions, longest, tokens, replications)):
+        most = min(longest, tokens - 1 - position)
+        starting = (place == 0) & ~behind
+        np.copyto(written, np.minimum(clear, most), where=starting)
+        unsure = (written < most).view(np.uint8)
+        at = unsure * np.intp(segment.shape[-1] // 2) + written
+        for total, each in zip((time, busy, operations), segment, strict=True):
+            total += each.take(at) * starting
+        passes += starting
+        drafted += written * starting
+        back = (place < written) & (decision == UNLIKELY) & ~behind
+        ends = (back | (place == written)) & ~behind
+        accepted += np.bincount(place[ends], minlength=longest + 1)
+        if again:
+            accepted[0] += int(np.count_nonzero(behind))
+            passes += behind
+            for total, each in zip((time, busy, operations), price.again, strict=True):
+                total += np.where(back, each[place], 0.0)
+        place = (place + 1) * ~(ends | behind)
+        behind = back & again
+    return Tally(time, busy, operations, passes, drafted, accepted)
+
+
+def _looking_ahead(tiles: Iterator[Digits], longest: int, tokens: int, replications: int) -> Iterator[tuple[Digits, Digits]]:
+    """For each of `tokens` positions its decisions, and at how many from there on, of at most `longest`, the model is sure."""
+    rows = np.zeros((0, replications), dtype=np.uint8)
+    ended = False
+    while not ended:
+        while not ended and len(rows) <= 2 * longest + _ROWS:
+            tile = next(tiles, None)
+            ended = tile is None
+            rows = rows if tile is None else np.concatenate([rows, tile])
+        if ended:
+            # At the last position nothing is decided.
+            rows = np.concatenate([rows, np.zeros((1, replications), dtype=np.uint8)])
+        ready = len(rows) if ended else len(rows) - longest
+        clear = np.zeros_like(rows)
+        after = clear[0]
+        for row in reversed(range(len(rows))):
+            after = np.minimum(after + 1, longest).astype(np.uint8) * (rows[row] != UNSURE)
+            clear[row] = after
+        yield from zip(rows[:ready], clear[:ready], strict=True)
+        rows = rows[ready:]
+
+
+_ROWS = 256
+
+
+def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Prices) -> rounds.Moments:
+    """Means of what `segments` adds up, exactly; the variance is nan but for records, each of which is played once.
+
+    >>> flat = Prices(np.ones((3, 2, 4)), np.ones((3, 4)))
+    >>> found = moments(Parameters(24, maximum_draft=3), 128, Independent(0.0, 0.21), flat)
+    >>> round(found.rounds, 3)  # a window of 3 tokens, of which each stays with chance 0.79: as speculative decoding
+    44.446
+    """
+    if isinstance(law, Recorded):
+        law.cover(tokens - 1)
+        decisions = np.ascontiguousarray(law.records[:, : tokens - 1].T)
+        return rounds.mean_of(segments(parameters, tokens, iter([decisions]), price, len(law.records)))
+    totals, passes, drafted = np.zeros(3), 0.0, 0.0
+    for each in starts(parameters, tokens, law):
+        most = len(each.unsure)
+        segment = price.segment[:, 1, :most] @ each.unsure + price.segment[:, 0, most] * each.whole
+        totals += each.mass * (segment + price.again[:, :most] @ each.again)
+        passes += each.mass * (1 + each.again.sum())
+        drafted += each.mass * each.drafted
+    return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))
+
+
+class Start(NamedTuple):
+    """What may come of a segment that starts at a position, with the chance that one does."""
+
+    mass: float
+    late: float
+    """The chance that one does and the small model has two tokens to read first."""
+    unsure: Floats
+    """The chances that 0, 1, ... tokens are written, and then it is unsure."""
+    whole: float
+    """The chance that as many are written as may be."""
+    drafted: float
+    """Tokens written, in the mean."""
+    again: Floats
+    """The chances that 0, 1, ... tokens are kept, the next is taken back, and the large model runs once more."""
+
+
+def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[Start]:
+    """The segments of `segments`, position by position: where the next starts depends on decisions before it alone."""
+    fallback, rollback = law.chances(tokens - 1)
+    mass, late = np.zeros((2, tokens + 1))
+    mass[0] = 1.0
+    code = parameters.variant == "code"
+    for start in range(tokens):
+        most = min(parameters.longest, tokens - 1 - start)
+        here = slice(start, start + most)
+        f, r = fallback[here], rollback[here]
+        written = np.concatenate([[1.0], np.cumprod(1 - f)])  # at least so many
+        stays = np.concatenate([[1.0], np.cumprod((1 - f) * (1 - r))])
+        back = stays[:-1] * (1 - f) * r  # so many kept, and the next taken back
+        again = back if code else np.zeros_like(back)
+        yield Start(mass[start], late[start], written[:-1] * f, written[-1], written[1:].sum(), again)
+        mass[start + 1 : start + 1 + most] += mass[start] * stays[:-1] * f
+        mass[start + 1 + code : start + 1 + code + most] += mass[start] * back
+        mass[start + 1 + most] += mass[start] * stays[-1]
+        # It has not read the last token of a whole draft; nor, behind one more token of the large model, that before it.
+        late[start + 1 + most] += mass[start] * stays[-1]
+        late[start + 2 : start + 2 + most] += mass[start] * again
+
+
+def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
+    """What the passes of both models come to, in the mean; None for records.
+
+    With an exit layer all passes are the target's: one token at a time through the first layers, together through the others.
+
+    >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).of  # always unsure
+    >>> found["target"].passes, found["draft"].passes  # the last token needs no draft
+    (10.0, 9.0)
+    """
+    if not isinstance(law, Independent):
+        return None
+    early = parameters.exit_layer
+    large, small = np.zeros((2, 5))  # passes, tokens, positions attended to and read; heads
+    for place, each in enumerate(starts(parameters, tokens, law)):
+        most = len(each.unsure)
+        written = np.append(each.unsure, each.whole)
+        drafted = np.arange(most + 1.0)
+        large += each.mass * _wide(place, drafted + 1, written, heads=drafted + 1)
+        kept = np.arange(float(most))
+        large += each.mass * _wide(place, kept + 2, each.again, heads=np.ones(most))
+        asked = np.minimum(drafted + 1, most)
+        runs = asked if early is None else drafted + 1  # the last token of a whole draft goes through the first layers too
+        seen = place * runs + runs * (runs + 1) / 2
+        small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ asked])
+        if early is None:
+            small += each.late * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
+    if early is not None:
+        first, others = _totals(early, small)._replace(head_runs=float(small[4])), _totals(parameters.layers - early, large)
+        return Work({"target": Totals(*(one + other for one, other in zip(first, others, strict=True)))})
+    found = {"target": _totals(parameters.layers, large)}
+    return Work(found | {"draft": _totals(parameters.draft_layers, small)} if tokens > 1 else found)
+
+
+def _wide(place: int, width: Floats, chances: Floats, heads: Floats) -> Floats:
+    """Passes over so many tokens from a place on, each with a chance: their number, tokens, what these attend to and read, heads.
+    """
+    attended = place * width + width * (width + 1) / 2
+    return np.array([chances.sum(), chances @ width, chances @ attended, chances @ (place + width), chances @ heads])
+
+
+def _totals(layers: int, sums: Floats) -> Totals:
+    passes, tokens, attended, read, heads = map(float, sums)
+    return Totals(passes, layers * passes, layers * tokens, layers * attended, layers * read, head_runs=passes, heads=heads)

@@ -1,0 +1,20 @@
+"""Big Little Decoder, path by path: where the small model is unsure says how long a segment is, what goes back where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from model.costs.layer_times import UnitCost
+from model.methods.bild.algorithm import Parameters
+from model.methods.bild.finite_bild import prices, segments
+from model.methods.bild.threshold_decisions import Digits
+from model.methods.rounds import Tally
+from model.outcomes.random_streams import BLOCK
+
+LAST_MATTERS = False
+"""The last token is never a drafted one."""
+
+
+def walk(parameters: Parameters, tokens: int, cost: UnitCost, decisions: Iterator[Digits]) -> Tally:
+    """Time, unit-time and segments of a block of replications, from the decisions at the first tokens - 1 positions."""
+    return segments(parameters, tokens, decisions, prices(parameters, cost), BLOCK)

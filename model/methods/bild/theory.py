@@ -1,0 +1,358 @@
+"""Big Little Decoder in closed form: a small model writes until it is unsure, a large one reads what it wrote [Kim2023].
+
+In a segment the small model writes n tokens: before each it runs, and with chance `fallback_rate` (f) it is unsure and hands over;
+at `maximum_draft` tokens (G, Section 7.1.2) it hands over in any case. The large model reads them in one pass, takes the first one
+back that it finds too unlikely, each with chance `rollback_rate` (r), independently, and writes a token itself. A token is written
+and kept with chance s = (1 - f)(1 - r), so a segment gives the tokens of a speculative round with alpha = s and gamma = G. The run
+that finds the small model unsure gives no token; Algorithm 1 makes it too (its line 3 runs the small model, line 4 asks it).
+
+Two variants, named: `paper` is Algorithm 1; `code` what its authors released: after a rollback the large model runs once more, over
+the j tokens kept, the corrected one and one more, and writes another token. There a rollback needs that the two models also
+disagree about the likeliest token; r means that.
+
+Functions broadcast over numpy arrays. Times are in passes of the large model over one token; `cost_ratio` (c) is a pass of the
+small model, and `verify_cost` what a pass of the large one costs by its width (`model.costs.width_curve`).
+
+[Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.costs.width_curve import CurveLike, as_curve
+from model.interpret.account import Account, Work
+from model.methods.bild import finite_bild
+from model.methods.bild.algorithm import VARIANTS as VARIANTS
+from model.methods.bild.algorithm import Parameters
+from model.methods.bild.finite_bild import moments, prices
+from model.methods.bild.threshold_decisions import DecisionLaw, Decisions
+from model.methods.prediction import Prediction
+from model.methods.speculative.theory import sum_of_powers
+
+Floats = NDArray[np.float64]
+
+# --- A decoding -------------------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: UnitCost) -> Prediction:
+    """Exactly `tokens` tokens, the last draft cut short; times in layer-times. The variance is nan but for recorded decisions.
+
+    >>> from model.methods.bild.threshold_decisions import Independent
+    >>> found = predict(Parameters(24), 1000, Independent(0.11, 0.01), UnitCost(24, cost_ratio=0.25))
+    >>> round(float(found.plain_latency / found.latency), 2), round(float(speedup(0.11, 0.01, 10, 0.25)), 2)
+    (2.46, 2.47)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    price = prices(parameters, cost)
+    found = moments(parameters, int(np.asarray(tokens)), law, price)
+    ratio = 1.0 if np.array_equal(price.segment[0], price.segment[1]) else float("nan")
+    plain = float(np.asarray(tokens)) * cost.target_pass
+    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
+    return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations)))
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """The arithmetic of passes, in that of a token in the large model; runs of the small one count one token each."""
+    large = account.of("target").layer_passes / parameters.layers
+    small = account.passes_of["draft"]
+    return large + (small * cost.operations("draft") if small else 0.0)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: a segment puts out one token, and one taken back takes a pass more."""
+    price = prices(parameters, cost)
+    again = float(np.nanmax(price.again[0], initial=0.0))
+    return tokens * (float(price.segment[0].max()) + again), tokens * (float(price.segment[1].max()) + again)
+
+
+def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
+    """What the passes of both models come to, in the mean; None for records."""
+    return finite_bild.work(parameters, tokens, law)
+
+
+# --- A segment: tokens and passes -------------------------------------------------------------------------------------
+
+
+def expected_tokens(
+    fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike, *, variant: str = "paper"
+) -> Floats:
+    """Expected tokens of a segment: 1 + s + ... + s^G, s = (1 - f)(1 - r); in the variant `code` P(rollback) more [tokens].
+
+    Eq. 1 of Leviathan et al. with alpha = s and gamma = G.
+
+    >>> round(float(expected_tokens(0.11, 0.01, 10)), 3), float(expected_tokens(0, 0, 10)), float(expected_tokens(1, 0, 10))
+    (6.321, 11.0, 1.0)
+    """
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    tokens = sum_of_powers(np.asarray((1 - fallback) * (1 - rollback)), most + 1)
+    return np.asarray(tokens + _extra(fallback, rollback, most, variant))
+
+
+def small_runs(fallback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
+    """Expected passes of the small model in a segment: E min(n + 1, G) = (1 - (1 - f)^G) / f, G at f = 0 [passes].
+
+    >>> float(small_runs(0.5, 2)), float(small_runs(0, 10)), float(small_runs(1, 10))
+    (1.5, 10.0, 1.0)
+    """
+    fallback, most = _rate("fallback_rate", fallback_rate), _draft(maximum_draft)
+    return sum_of_powers(np.asarray(1 - fallback), most)
+
+
+def large_inputs(fallback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
+    """Expected tokens that the large model reads in a segment: 1 + E[n] = 1 + (1 - f) + ... + (1 - f)^G [tokens].
+
+    What was written since its last pass, and its own last token. `extra_large_inputs` are those of the variant `code` besides.
+
+    >>> float(large_inputs(0.5, 2)), float(large_inputs(1, 10))
+    (1.75, 1.0)
+    """
+    fallback, most = _rate("fallback_rate", fallback_rate), _draft(maximum_draft)
+    return sum_of_powers(np.asarray(1 - fallback), most + 1)
+
+
+def extra_large_inputs(fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
+    """What the variant `code` reads besides: j + 2 tokens behind a rollback that keeps j, sum over j < G [tokens].
+
+    >>> round(float(extra_large_inputs(0.11, 0.01, 10)), 3)
+    0.295
+    """
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    return _sum(fallback, rollback, most, lambda j: np.asarray(j + 2.0))
+
+
+def rollback_probability(fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
+    """The chance that a segment ends in a rollback: r (1 - f) (1 + s + ... + s^(G-1)).
+
+    The first token taken back is the (j+1)-th with chance (1 - f)^(j+1) (1 - r)^j r.
+
+    >>> round(float(rollback_probability(0.11, 0.01, 10)), 4), float(rollback_probability(0.3, 0, 10))
+    (0.0537, 0.0)
+    """
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    return _rollback(fallback, rollback, most)
+
+
+# --- A record of decisions -------------------------------------------------------------------------------------------
+
+
+def agreement(
+    record: Decisions,
+    fallback_threshold: ArrayLike,
+    rollback_threshold: ArrayLike,
+    maximum_draft: int,
+    *,
+    variant: str = "paper",
+) -> Floats:
+    """The share of a decoding's tokens that the large model would have written itself: all of its own, and of the others some.
+
+    >>> record = Decisions([0.9, 0.9], [0.1, 3.0], [True, False], "assumed: by hand")
+    >>> [float(value) for value in agreement(record, 0.0, [2.0, 9.0], 1)]  # the wrong one taken back, or left
+    [1.0, 0.75]
+    """
+    found = record.rates(fallback_threshold, rollback_threshold, variant=variant)
+    rates = found.fallback_rate, np.nan_to_num(found.rollback_rate)
+    tokens = expected_tokens(*rates, maximum_draft, variant=variant)
+    own = expected_tokens(*rates, maximum_draft) - 1
+    return np.asarray((tokens - own + own * np.nan_to_num(found.agreement_kept)) / tokens)
+
+
+# --- Many segments: speed, arithmetic, memory -------------------------------------------------------------------------
+
+
+def speedup(
+    fallback_rate: ArrayLike,
+    rollback_rate: ArrayLike,
+    maximum_draft: ArrayLike,
+    cost_ratio: ArrayLike,
+    *,
+    variant: str = "paper",
+    verify_cost: CurveLike | None = None,
+) -> Floats:
+    """Speed over the large model alone, for many tokens: E[tokens] / (1 + c (1 - (1 - f)^G) / f).
+
+    With `verify_cost` the 1 is E[t(n + 1)] / t(1). In the variant `code` a rollback takes one more pass of the large model.
+    f = 0 is a draft of a fixed length, Theorem 3.8 of Leviathan et al. with gamma = G and alpha = 1 - r; f = 1 is 1 / (1 + c).
+
+    >>> round(float(speedup(0.11, 0.01, 10, 6 / 24)), 2), round(float(speedup(1, 0, 10, 0.25)), 2)
+    (2.47, 0.8)
+    """
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    ratio = checks.array("cost_ratio", cost_ratio, 0)
+    tokens = expected_tokens(fallback, rollback, most, variant=variant)
+    return np.asarray(tokens / (ratio * small_runs(fallback, most) + _verification(fallback, rollback, most, variant, verify_cost)))
+
+
+def effective_cost_ratio(
+    speed: ArrayLike, fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike, *, variant: str = "paper"
+) -> Floats:
+    """The c at which `speedup` is `speed`: (E[tokens] / S - large runs) f / (1 - (1 - f)^G); nan where no c is small enough.
+
+    The rates that the paper's Figure 8 says and its 1.85x give .386 to .408, where layers give 6/24 = .25.
+
+    >>> [round(float(effective_cost_ratio(1.85, 0.11, r, 10)), 3) for r in (0.01, 0.0)]
+    [0.386, 0.408]
+    """
+    wanted = checks.array("speed", speed, 0)
+    if np.any(wanted == 0):
+        raise checks.ParameterError("speed must be above 0, got 0.0; it is a speed-up over the large model alone")
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    spare = expected_tokens(fallback, rollback, most, variant=variant) / wanted - 1 - _extra(fallback, rollback, most, variant)
+    return np.asarray(np.where(spare >= 0, spare, np.nan) / small_runs(fallback, most))
+
+
+def operations_factor(
+    fallback_rate: ArrayLike,
+    rollback_rate: ArrayLike,
+    maximum_draft: ArrayLike,
+    operations_ratio: ArrayLike,
+    *,
+    variant: str = "paper",
+) -> Floats:
+    """Arithmetic over that of the large model alone: (E[inputs] + c^ E[small runs]) / E[tokens]; FLOPs in Figure 8 of [Kim2023].
+
+    `operations_ratio` (c^) is the arithmetic of a token in the small model over that in the large one: of weights alone, without
+    embeddings and heads, 25.2M / 402.7M for T5 (Table 2).
+
+    >>> [round(float(operations_factor(0.11, r, 10, 25.2 / 402.7)), 2) for r in (0.0, 0.01)]
+    [1.06, 1.1]
+    """
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    ratio = checks.array("operations_ratio", operations_ratio, 0)
+    inputs = large_inputs(fallback, most)
+    if _is_code(variant):
+        inputs = inputs + extra_large_inputs(fallback, rollback, most)
+    return np.asarray((inputs + ratio * small_runs(fallback, most)) / expected_tokens(fallback, rollback, most, variant=variant))
+
+
+def memory_factor(
+    fallback_rate: ArrayLike,
+    rollback_rate: ArrayLike,
+    maximum_draft: ArrayLike,
+    memory_ratio: ArrayLike,
+    *,
+    variant: str = "paper",
+) -> Floats:
+    """Weights read over those that the large model alone reads: (large runs + m E[small runs]) / E[tokens]; MOPs in Figure 8.
+
+    `memory_ratio` (m) is the weights of the small model over those of the large one. A pass reads them once, however wide it is.
+
+    >>> [round(float(memory_factor(0.11, r, 10, 25.2 / 402.7)), 3) for r in (0.0, 0.01)]
+    [0.212, 0.22]
+    """
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    ratio = checks.array("memory_ratio", memory_ratio, 0)
+    runs = 1 + _extra(fallback, rollback, most, variant) + ratio * small_runs(fallback, most)
+    return np.asarray(runs / expected_tokens(fallback, rollback, most, variant=variant))
+
+
+def intensity_factor(
+    fallback_rate: ArrayLike,
+    rollback_rate: ArrayLike,
+    maximum_draft: ArrayLike,
+    operations_ratio: ArrayLike,
+    memory_ratio: ArrayLike,
+    *,
+    variant: str = "paper",
+) -> Floats:
+    """Arithmetic per weight read over that of the large model alone: `operations_factor` / `memory_factor`; Figure 8's intensity.
+
+    Of the variant `paper` it does not depend on the rollback rate: tokens cancel. In `code` it does, by the pass behind a rollback:
+    that is j + 2 tokens wide, so while rollbacks are rare and drafts long the intensity rises a little; counted for the one token
+    that it is good for, it falls, to 4.85 and 4.72 here.
+
+    >>> phi = 25.2 / 402.7
+    >>> [[round(float(intensity_factor(0.11, r, 10, phi, phi, variant=v)), 2) for r in (0, 0.01, 0.02)] for v in VARIANTS]
+    [[5.0, 5.0, 5.0], [5.0, 5.02, 5.03]]
+    """
+    choice = fallback_rate, rollback_rate, maximum_draft
+    operations = operations_factor(*choice, operations_ratio, variant=variant)
+    return np.asarray(operations / memory_factor(*choice, memory_ratio, variant=variant))
+
+
+def early_exit_speedup(
+    fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike, exit_layer: ArrayLike, layers: ArrayLike
+) -> Floats:
+    """Speed over the whole model, where its first `exit_layer` layers are the small model: Section 4.4 of [Kim2023].
+
+    Both share those layers' keys and values, so nothing is read twice: n + 1 tokens go through the first layers one by one, the run
+    that finds the model unsure among them, and together through the rest: E[tokens] / (1 - c + c (1 + E[n])), c = exit_layer /
+    layers. Heads are left out.
+
+    >>> round(float(early_exit_speedup(0.3, 0.05, 10, 1, 8)), 3)
+    2.3
+    """
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    depth, exit_ = checks.whole_array("layers", layers, 1), checks.whole_array("exit_layer", exit_layer, 1)
+    if np.any(exit_ > depth):
+        first = tuple(np.argwhere(exit_ > depth)[0])
+        got, bound = (np.broadcast_to(each, np.broadcast_shapes(exit_.shape, depth.shape))[first] for each in (exit_, depth))
+        raise checks.ParameterError(f"exit_layer must be between 1 and layers={bound:g}, got {got:g}")
+    ratio = exit_ / depth
+    time = 1 - ratio + ratio * large_inputs(fallback, most)
+    return np.asarray(expected_tokens(fallback, rollback, most) / time)
+
+
+# --- Helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _rates(fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    return _rate("fallback_rate", fallback_rate), _rate("rollback_rate", rollback_rate), _draft(maximum_draft)
+
+
+def _rate(name: str, values: ArrayLike) -> Floats:
+    return checks.array(name, values, 0, 1)
+
+
+def _draft(values: ArrayLike) -> Floats:
+    return checks.whole_array("maximum_draft", values, 1)
+
+
+def _is_code(variant: str) -> bool:
+    checks.one_of("variant", variant, VARIANTS)
+    return variant == "code"
+
+
+def _extra(fallback: Floats, rollback: Floats, most: Floats, variant: str) -> Floats:
+    """Passes of the large model, and tokens, that a rollback gives besides."""
+    return _rollback(fallback, rollback, most) if _is_code(variant) else np.asarray(0.0)
+
+
+def _rollback(fallback: Floats, rollback: Floats, most: Floats) -> Floats:
+    survive = np.asarray((1 - fallback) * (1 - rollback))
+    return np.asarray(rollback * (1 - fallback) * sum_of_powers(survive, most))
+
+
+def _sum(fallback: Floats, rollback: Floats, most: Floats, weight: Callable[[int], Floats]) -> Floats:
+    """The sum of weight(j) over j < G times the chance that a rollback keeps j tokens."""
+    total = np.zeros(np.broadcast_shapes(fallback.shape, rollback.shape, most.shape))
+    chance = np.asarray((1 - fallback) * rollback)
+    for j in range(_largest(most)):
+        total = total + np.where(j < most, chance, 0.0) * weight(j)
+        chance = np.asarray(chance * (1 - fallback) * (1 - rollback))
+    return np.asarray(total)
+
+
+def _verification(fallback: Floats, rollback: Floats, most: Floats, variant: str, verify_cost: CurveLike | None) -> Floats:
+    """Expected time of the large model's passes in a segment, in passes over one token."""
+    if verify_cost is None:
+        return np.asarray(1 + _extra(fallback, rollback, most, variant))
+    curve = as_curve(verify_cost)
+    total = np.zeros(np.broadcast_shapes(fallback.shape, most.shape))
+    written = np.ones_like(fallback)  # the chance that the small model writes j tokens at least
+    for j in range(_largest(most) + 1):
+        ends = np.where(j < most, written * fallback, np.where(j == most, written, 0.0))
+        total = total + ends * curve.relative(j + 1)
+        written = np.asarray(written * (1 - fallback))
+    if _is_code(variant):
+        total = total + _sum(fallback, rollback, most, lambda j: curve.relative(j + 2))
+    return np.asarray(total)
+
+
+def _largest(most: Floats) -> int:
+    return int(most.max()) if most.size else 0

@@ -1,0 +1,240 @@
+"""What two models say of the same tokens, and what follows for the thresholds of Big Little Decoder [Kim2023].
+
+A decision record has, for each token that the small model proposes, its largest probability (`confidence`) and the large model's
+cross-entropy of the token it would write (`distance` [nats]): Sections 3.3 and 3.4 of [Kim2023]. It hands over where it is less
+confident than `fallback_threshold`; what it kept is taken back where the distance is above `rollback_threshold`. So one record
+answers for every pair of thresholds, as long as the text that was read is the one that would have been written: a threshold changes
+what follows, and the record does not know that.
+
+[Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.interpret.world import UNLIKELY, UNSURE
+from model.methods.bild.algorithm import VARIANTS
+
+Floats = NDArray[np.float64]
+Digits = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
+
+COLUMNS = ("confidence", "distance", "agrees")
+
+
+class Rates(NamedTuple):
+    """What thresholds come to: arrays of the thresholds' shape; nan where nothing is kept."""
+
+    fallback_rate: Floats
+    rollback_rate: Floats
+    agreement_kept: Floats
+    """Of the small model's tokens that stay, the share that the large model would have written itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """A decision record: a value of each kind for each token, and where they are from.
+
+    `agrees`: whether the token is the large model's likeliest too. `source` begins with `measured` or `assumed`, and says of what.
+
+    >>> record = Decisions([0.9, 0.4, 0.8, 0.7], [0.1, 3.0, 2.5, 0.2], [True, False, False, True], "assumed: by hand")
+    >>> [round(float(value), 3) for value in record.rates(0.5, 2.0)]  # one of four falls back, one of three is taken back
+    [0.25, 0.333, 1.0]
+    """
+
+    confidence: Any
+    distance: Any
+    agrees: Any
+    source: str
+
+    def __post_init__(self) -> None:
+        found = {
+            "confidence": _column("confidence", self.confidence, 0, 1),
+            "distance": _column("distance", self.distance, 0, np.inf),
+            "agrees": _column("agrees", self.agrees, 0, 1),
+        }
+        sizes = {name: values.size for name, values in found.items()}
+        if len(set(sizes.values())) > 1 or not sizes["confidence"]:
+            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            name, size = min(sizes.items(), key=lambda item: item[1])
+            raise checks.ParameterError(
+                f"columns must have one value for each token, at least one, got {listed}; {name} has none in row {size + 1}"
+            )
+        halves = np.flatnonzero((found["agrees"] != 0) & (found["agrees"] != 1))
+        if halves.size:
+            raise checks.ParameterError(f"agrees must be true or false, got {found['agrees'][halves[0]]:g} in row {halves[0] + 1}")
+        for name, values in found.items():
+            object.__setattr__(self, name, values.astype(np.bool_) if name == "agrees" else values)
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, ArrayLike], source: str) -> Decisions:
+        """From a table's columns; others than these are an error."""
+        missing = [name for name in COLUMNS if name not in columns]
+        if missing:
+            raise checks.ParameterError(
+                f"column {missing[0]} is missing; a decision record has {', '.join(COLUMNS)}, got {checks.shown([*columns])}"
+            )
+        unknown = [name for name in columns if name not in COLUMNS]
+        if unknown:
+            raise checks.unknown("column", unknown[0], COLUMNS)
+        return cls(**columns, source=source)
+
+    def rates(self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, *, variant: str = "paper") -> Rates:
+        """The rates at these thresholds; in the variant `code` a rollback needs that the two disagree besides."""
+        checks.one_of("variant", variant, VARIANTS)
+        low = checks.array("fallback_threshold", fallback_threshold, 0)
+        # None is far enough for a threshold of infinity, which is as good as the largest number.
+        high = checks.array("rollback_threshold", np.minimum(rollback_threshold, np.finfo(np.float64).max), 0)
+        low, high = np.broadcast_arrays(low, high)
+        found = np.array([self._rates(*pair, variant) for pair in zip(low.ravel(), high.ravel(), strict=True)]).reshape(low.size, 3)
+        return Rates(*(column.reshape(low.shape) for column in found.T))
+
+    def _rates(self, low: float, high: float, variant: str) -> tuple[float, float, float]:
+        written = self.confidence >= low
+        back = written & (self.distance > high)
+        if variant == "code":
+            back &= ~self.agrees
+        stays = written & ~back
+        share = np.count_nonzero
+        nan = float("nan")
+        return (
+            1 - share(written) / written.size,
+            share(back) / share(written) if written.any() else nan,
+            share(stays & self.agrees) / share(stays) if stays.any() else nan,
+        )
+
+    def decided(self, fallback_threshold: float, rollback_threshold: float, *, variant: str = "paper") -> Digits:
+        """What becomes of each token at these thresholds: 0, 1 or 2 as in `model.interpret.world`.
+
+        >>> record = Decisions([0.9, 0.4, 0.8], [0.1, 3.0, 2.5], [True, False, False], "assumed: by hand")
+        >>> record.decided(0.5, 2.0).tolist()
+        [0, 1, 2]
+        """
+        checks.one_of("variant", variant, VARIANTS)
+        unsure = self.confidence < fallback_threshold
+        back = self.distance > rollback_threshold
+        if variant == "code":
+            back = back & ~self.agrees
+        return np.asarray(np.where(unsure, UNSURE, np.where(back, UNLIKELY, 0)), dtype=np.uint8)
+
+
+class Independent:
+    """What becomes of the small model's token at each output position: it falls back with chance f, is taken back with (1 - f) r.
+
+    One coin a position decides: below f nothing is written, up to f + (1 - f) r what is written is taken back, above it stays.
+    `fallback_rate` and `rollback_rate` are numbers, or lists with one for each position.
+
+    >>> [tile.tolist() for tile in Independent(0.2, 0.5).sample(iter([np.array([[0.1, 0.5, 0.7]])]))]
+    [[[1, 2, 0]]]
+    """
+
+    def __init__(self, fallback_rate: ArrayLike, rollback_rate: ArrayLike) -> None:
+        self.fallback_rate = checks.array("fallback_rate", fallback_rate, 0, 1)
+        self.rollback_rate = checks.array("rollback_rate", rollback_rate, 0, 1)
+        for name, rates in (("fallback_rate", self.fallback_rate), ("rollback_rate", self.rollback_rate)):
+            if rates.ndim > 1 or not rates.size:
+                raise checks.ParameterError(f"{name} must be a number or a list of numbers, got {checks.shown(rates.tolist())}")
+
+    def chances(self, positions: int) -> tuple[Floats, Floats]:
+        """f and r at each position, each of shape (positions,)."""
+        return self._first("fallback_rate", positions), self._first("rollback_rate", positions)
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Digits]:
+        """Tiles of decisions, as in `model.interpret.world`, from tiles of coins."""
+        start = 0
+        for tile in coins:
+            fallback, rollback = (rates[start:, None] for rates in self.chances(start + len(tile)))
+            start += len(tile)
+            unsure = tile < fallback
+            back = ~unsure & (tile < fallback + (1 - fallback) * rollback)
+            yield np.uint8(UNSURE) * unsure + np.uint8(UNLIKELY) * back
+
+    def _first(self, name: str, positions: int) -> Floats:
+        rates: Floats = getattr(self, name)
+        if rates.ndim and len(rates) < positions:
+            raise checks.ParameterError(
+                f"{name} must have one rate for each of {positions} output positions, got {len(rates)}; give more or fewer tokens"
+            )
+        return np.asarray(np.broadcast_to(rates[:positions] if rates.ndim else rates, positions))
+
+
+class Recorded:
+    """Decisions of recorded texts; a replication is one of them, drawn with equal chances by its first coin.
+
+    `records` has shape (texts, positions) and holds 0, 1 and 2 as in `model.interpret.world`.
+    """
+
+    def __init__(self, records: ArrayLike) -> None:
+        values = checks.whole_array("records", checks.array("records", records, 0, 2), 0)
+        if values.ndim != 2 or not values.size:
+            raise checks.ParameterError("records must be lists of decisions, all of one length of at least 1")
+        self.records: Digits = values.astype(np.uint8)
+
+    def sample(self, coins: Iterator[Floats]) -> Iterator[Digits]:
+        """Tiles of decisions from tiles of coins."""
+        chosen, start = None, 0
+        for tile in coins:
+            if chosen is None:
+                chosen = (tile[0] * len(self.records)).astype(np.intp)
+            self.cover(start + len(tile))
+            yield self.records[chosen, start : start + len(tile)].T
+            start += len(tile)
+
+    def cover(self, positions: int) -> None:
+        """Refuse more positions than there are."""
+        if positions > self.records.shape[1]:
+            raise checks.ParameterError(
+                f"records must cover {positions} output positions, got {self.records.shape[1]}; give longer texts or fewer tokens"
+            )
+
+
+DecisionLaw = Independent | Recorded
+
+
+def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisions:
+    """A record that nobody measured: of a small model that knows how often it is right. `coins` are uniform, shape (3, count).
+
+    Its confidence is u^(1/sureness), which is Beta(sureness, 1); it agrees with the large model with just that chance c. The large
+    model gives the token 1 - (1 - c) v if it agrees and (1 - c) v if not, v uniform. Assumed in every part; for figures and tests
+    until there are records.
+
+    >>> record = synthetic(2, [[0.5, 0.01], [0.5, 0.5], [0.5, 0.5]])
+    >>> record.confidence.round(3).tolist(), record.agrees.tolist(), record.distance.round(3).tolist()
+    ([0.794, 0.215], [True, False], [0.109, 0.936])
+    """
+    checks.whole("count", count, 1)
+    checks.number("sureness", sureness, 0)
+    luck = checks.array("coins", coins, 0, 1)
+    if luck.shape != (3, count):
+        raise checks.ParameterError(f"coins must have the shape [3, {count}], got {list(luck.shape)}")
+    confidence = luck[0] ** (1 / sureness) if sureness else np.zeros(count)
+    agrees = luck[1] < confidence
+    rest = (1 - confidence) * luck[2]
+    likely = np.maximum(np.where(agrees, 1 - rest, rest), np.finfo(np.float64).tiny)
+    return Decisions(confidence, -np.log(likely), agrees, "assumed: a small model that knows how often it is right")
+
+
+def _column(name: str, values: ArrayLike, low: float, high: float) -> Floats:
+    if isinstance(values, list | tuple):
+        for row, value in enumerate(values, start=1):
+            # Words are none, though they may read as numbers, nor is true where it is no answer.
+            if not isinstance(value, int | float | np.number | np.bool_) or (isinstance(value, bool) and name != "agrees"):
+                raise checks.ParameterError(f"{name} must be a list of numbers, got {checks.shown(value)} in row {row}")
+    try:
+        column = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise checks.ParameterError(f"{name} must be a list of numbers, got {checks.shown(values)}") from None
+    if column.ndim != 1:
+        raise checks.ParameterError(f"{name} must be a list of numbers, got {checks.shown(values)}")
+    bad = np.flatnonzero(~((column >= low) & (column <= high) & np.isfinite(column)))
+    if bad.size:
+        bound = f"between {low:g} and {high:g}" if np.isfinite(high) else f"finite and at least {low:g}"
+        raise checks.ParameterError(f"{name} must be {bound}, got {column[bad[0]]:g} in row {bad[0] + 1}")
+    return column.copy()

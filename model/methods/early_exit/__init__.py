@@ -1,0 +1,1 @@
+"""Early exit, by confidence (CALM) or at a fixed layer."""

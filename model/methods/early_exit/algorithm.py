@@ -1,0 +1,252 @@
+"""Early exit: a token leaves the model at the first layer that is sure of it, a batch at the layer that is sure of all its texts.
+
+[Schuster2022]. Behind each layer from `first_check` on the confidence is compared with a threshold that falls with the position
+(`decayed_threshold`). Keys and values of the layers that a token skips are made from the state that it left with:
+for each token at once (`propagate`), or when a later token first comes to the layer (`backfill`, CALM-DEC in Section 4.4 of
+[DelCorro2023]). With an `exit_layer` all tokens leave there, unasked. Lossy.
+
+[Schuster2022] T. Schuster et al. Confident Adaptive Language Modeling. NeurIPS 2022, arXiv:2207.07061.
+[t5x] google-research/t5x, t5x/contrib/calm, which decays its threshold in another way than the paper.
+[DelCorro2023] L. Del Corro et al. SkipDecode. arXiv:2307.02628.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.methods import batching
+from model.steps import Commit, Forward, Read, Step, Steps
+
+FORMS = ("paper", "code")
+MEASURES = ("softmax", "state")
+
+FILLS = ("propagate", "backfill")
+SURE = 0.5
+"""The threshold where none is given: for worlds that say 0 or 1."""
+
+
+@dataclass(frozen=True)
+class Parameters(batching.StaticBatching):
+    """A choice of early exit.
+
+    `measure`: the largest probability behind a layer (`softmax`), for which the state is projected onto the vocabulary there, or
+    how little the state has changed in it (`state`). `threshold` (lambda), `temperature` (tau), `decay` (`paper` or `code`) and
+    `longest` (N) say how sure is sure; where outcomes are given as hazards there are none. `fill` is `propagate` or `backfill`.
+    `sequences` are decoded together; `lengths` are those of all sequences of static batches.
+    """
+
+    layers: int
+    measure: str = "softmax"
+    first_check: int = 1
+    threshold: float | None = None
+    temperature: float | None = None
+    decay: str | None = None
+    longest: int | None = None
+    fill: str = "propagate"
+    exit_layer: int | None = None
+
+    OUTCOMES = ("exit",)
+    COSTS = ("early_head", "propagation", "state_check", "verify_cost")
+    EXACT = False
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        checks.one_of("measure", self.measure, MEASURES)
+        checks.whole("first_check", self.first_check, 1, self.layers, "layers")
+        checks.one_of("fill", self.fill, FILLS)
+        self.check_batching()
+        if self.fill == "backfill" and self.batching == batching.STATIC and self.sequences > 1:
+            raise checks.ParameterError(
+                f"sequences must be 1 with fill='backfill' and batching='static', got {self.sequences}; sequences of a batch would"
+                " each lack other rows; choose fill='propagate'"
+            )
+        if self.exit_layer is not None:
+            self._check_fixed()
+        self._check_threshold()
+
+    def _check_fixed(self) -> None:
+        checks.whole("exit_layer", self.exit_layer, 1, self.layers, "layers")
+        plain_choice = {"measure": "softmax", "first_check": 1, "threshold": None, "fill": "propagate"}
+        for name, plain in (plain_choice | dict.fromkeys(("temperature", "decay", "longest"))).items():
+            if getattr(self, name) != plain:
+                raise checks.ParameterError(
+                    f"{name} has no bearing with an exit_layer, where all tokens leave, got {checks.shown(getattr(self, name))};"
+                    " leave it out"
+                )
+
+    def _check_threshold(self) -> None:
+        if self.threshold is not None:
+            checks.number("threshold", self.threshold, 0, 1)
+        if self.temperature is not None:
+            checks.number("temperature", self.temperature, 0)
+        if self.decay is not None:
+            checks.one_of("decay", self.decay, FORMS)
+        if self.longest is not None:
+            checks.whole("longest", self.longest, 1, checks.MAX_TOKENS)
+        falling = {name: getattr(self, name) for name in ("temperature", "decay", "longest")}
+        given = [name for name, value in falling.items() if value is not None]
+        missing = [name for name, value in falling.items() if value is None]
+        if given and self.threshold is None:
+            raise checks.ParameterError(f"threshold is required with {given[0]}, which says how it falls")
+        if given and missing:
+            raise checks.ParameterError(
+                f"{missing[0]} is required with {given[0]}: thresholds fall by all of {', '.join(falling)}; give all three, or none"
+            )
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: with one exit for all nothing is compared or propagated."""
+        fixed = table.get("exit_layer") is not None
+        alone = table.get("lengths") is None and table.get("fill") != "backfill"
+        unless = {"propagation": fixed, "state_check": fixed or table.get("measure") != "state", "verify_cost": alone}
+        return tuple(name for name in cls.COSTS if not unless.get(name))
+
+    @classmethod
+    def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """The outcomes that a choice asks for: none where all tokens leave at one layer."""
+        return cls.OUTCOMES if table.get("exit_layer") is None else ()
+
+    @property
+    def units(self) -> int:
+        """Compute units that it reserves."""
+        return 1
+
+    @property
+    def widest(self) -> int:
+        """The most tokens of one pass that runs layers."""
+        return self.together
+
+    def check_tokens(self, tokens: int) -> None:
+        """Refuse a threshold that falls over fewer tokens than there are, and lengths that do not go with them."""
+        if self.longest is not None and tokens > self.longest:
+            raise checks.ParameterError(f"longest must be at least tokens={tokens}, over which thresholds fall, got {self.longest}")
+        super().check_tokens(tokens)
+
+    def widest_of(self, tokens: int) -> int:
+        """The most tokens of one pass, whatever it runs: `backfill` may have to make the rows of all places before at once."""
+        return max(self.widest, tokens - 1) if self.fill == "backfill" else self.widest
+
+    def needed(self, column: int) -> float:
+        """The confidence that the token of this place, from 0, needs."""
+        if self.threshold is None:
+            return SURE
+        if self.decay is None or self.longest is None or self.temperature is None:
+            return self.threshold
+        return float(decayed_threshold(self.threshold, column, self.longest, self.temperature, form=self.decay))
+
+
+def decode(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
+) -> Steps:
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+
+    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
+    """
+    parameters.check_tokens(tokens)
+    start = len(prompt) - 1
+    if start and not prompts:
+        yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
+    for batch in batching.texts(parameters, tokens):
+        yield from batching.read_prompts(parameters.layers, prompt, prompts, tuple(batch))
+        last = dict(zip(batch, batching.last_words(prompt, prompts, tuple(batch)), strict=True))
+        owed = None
+        if parameters.fill == "backfill":
+            owed = Owed(parameters.layers, start, tuple(batch) if parameters.texts > 1 else ())
+        for column in range(max(batch.values())):
+            texts = tuple(text for text, length in batch.items() if length > column and (last[text] not in stop or not column))
+            if not texts:
+                break
+            step = Forward(
+                "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
+                texts=texts if parameters.texts > 1 else (),
+            )  # fmt: skip
+            if parameters.exit_layer is not None:
+                out = yield step._replace(last=parameters.exit_layer)
+            else:
+                out = yield from _leave_early(parameters, step, parameters.needed(column), owed)
+            for index, text in enumerate(texts):
+                last[text] = yield Read("next", out, index - len(texts))
+            yield Commit("column", tuple(last[text] for text in texts))
+
+
+class Owed:
+    """Rows that were skipped: of each layer how many it holds, and of all positions the tokens and the states they left with."""
+
+    def __init__(self, layers: int, start: int, text: tuple[int, ...]) -> None:
+        self.text = text
+        self.held = [start] * layers
+        self.start = start
+        self.tokens: list[int] = []
+        self.states: list[Any] = []
+
+
+def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: Owed | None) -> Generator[Step, Any, Any]:
+    """Run layers until they are sure of all texts; the output that the tokens are read from."""
+    layers, width = parameters.layers, len(step.tokens)
+    softmax = parameters.measure == "softmax"
+    out, depth = None, 0
+    while depth < layers:
+        behind = parameters.first_check if not depth else depth + 1
+        if owed is not None:
+            yield from _backfill(owed, step.at, depth, behind)
+        heads = width if softmax or behind == layers else 0
+        compared = 0 if softmax or behind == layers else width
+        out = yield step._replace(first=depth, last=behind, state=out, heads=heads, compared=compared)
+        depth = behind
+        if depth < layers and (yield from _sure(out, "confidence" if softmax else "saturation", width, threshold)):
+            break
+    if depth < layers and not softmax:
+        state, out = out, (yield step._replace(first=depth, last=depth, state=out))
+    else:
+        state = out
+    if owed is not None:
+        owed.held[:depth] = [step.at + 1] * depth
+        owed.tokens += step.tokens
+        owed.states.append(state)
+    elif depth < layers:
+        yield step._replace(first=depth, last=layers, state=state, heads=0, rows_only=True)
+    return out
+
+
+def _sure(out: Any, measure: Literal["confidence", "saturation"], width: int, threshold: float) -> Generator[Step, Any, bool]:
+    for index in range(width):
+        if (yield Read(measure, out, index - width)) < threshold:
+            return False
+    return True
+
+
+def _backfill(owed: Owed, at: int, first: int, last: int) -> Steps:
+    """Make the rows that layers [first, last) lack of the positions before."""
+    for layer in range(first, last):
+        lacking = owed.held[layer] - owed.start
+        tokens = tuple(owed.tokens[lacking:])
+        if tokens:
+            states = tuple(owed.states[lacking:])
+            yield Forward("target", tokens, owed.held[layer], layer, layer + 1, states, texts=owed.text, rows_only=True)
+            owed.held[layer] = at
+
+
+def decayed_threshold(
+    threshold: ArrayLike, position: ArrayLike, longest: ArrayLike, temperature: ArrayLike, *, form: str = "paper"
+) -> NDArray[np.float64]:
+    """The confidence that the token at `position` needs: early tokens more, as their errors go on.
+
+    paper: clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), [Schuster2022]; code: lambda (0.9 + 0.1 exp(-tau t / N)), [t5x].
+    They are the same at lambda = 1 alone; the paper's starts above lambda, the code's at it. There is nothing to clip.
+
+    >>> [round(float(decayed_threshold(0.8, t, 100, 4, form=form)), 3) for form in FORMS for t in (0, 50, 100)]
+    [0.82, 0.734, 0.722, 0.8, 0.731, 0.721]
+    """
+    checks.one_of("form", form, FORMS)
+    level = checks.array("threshold", threshold, 0, 1)
+    place, most = checks.array("position", position, 0), checks.whole_array("longest", longest, 1)
+    falling = 0.1 * np.exp(-checks.array("temperature", temperature, 0) * place / most)
+    if form == "code":
+        return np.asarray(level * (0.9 + falling))
+    return np.asarray(0.9 * level + falling)

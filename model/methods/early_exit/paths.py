@@ -1,0 +1,21 @@
+"""Early exit, path by path: a column takes what its deepest text takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.costs.layer_times import UnitCost
+from model.methods.early_exit.algorithm import Parameters
+from model.methods.early_exit.finite_early_exit import Depth, decodings
+from model.outcomes.random_streams import BLOCK
+
+
+def walk(
+    parameters: Parameters, tokens: int, cost: UnitCost, depths: Iterator[Depth]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Time and unit-time, each of shape (BLOCK,), from the depths of all texts at each place."""
+    time = decodings(parameters, tokens, depths, cost, BLOCK)
+    return time, time

@@ -1,0 +1,405 @@
+"""Hierarchical speculative decoding in closed form: a small model drafts for a medium one, which drafts for the large one.
+
+What is counted of a round, with a1 = `medium_acceptance_rate` (of the small model's tokens by the medium one), a2 =
+`acceptance_rate` (of the medium model's tokens by the large one), gamma = `draft_length`, c = `cost_ratio` and m =
+`medium_cost_ratio` (times of passes of the small and the medium model over one of the large), E[n] = a1 + ... + a1^gamma, E2 =
+(1 - a2^(gamma+1)) / (1 - a2):
+
+    reading      tokens                     cost in passes of the large model
+    literal      E2                         1 + gamma c + m (1 + gamma - E[n])
+    reuse        E2                         1 + gamma c + m (gamma - E[n] + a1^gamma)
+    bonus        E2 + (a1 a2)^gamma a2      as reuse
+    recursive    E2                         1 + m R(gamma) + c D(gamma), R and D of a1 and the inner draft length
+
+The readings are those of `model.methods.hierarchical.algorithm`; R and D are `model.methods.speculative.theory.target_runs` and
+`draft_runs`. All tokens are independent. That luck goes by output position in all simulations here, and the small model's is used
+again behind a token that the large one rejects, changes no mean: whether a round starts at a position is told by the luck before
+it. `predict` has the variance, and laws with memory. In `literal`, sampled, a2 is what the large model accepts of the tokens that
+are really offered, which are not of the medium model's law. Every function broadcasts over numpy arrays.
+
+[Deck] N. Tulsian, V. Goyal, R. Aggarwal. Speculative decoding (slides), "Hierarchical speculative decoding".
+[Chen2024] Z. Chen et al. Cascade Speculative Drafting for Even Faster LLM Inference. NeurIPS 2024, arXiv:2312.11462.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.costs.width_curve import CurveLike, as_curve
+from model.interpret.account import Account, Work, of_passes
+from model.methods.hierarchical import finite_hierarchical
+from model.methods.hierarchical.algorithm import READINGS, Parameters
+from model.methods.prediction import Prediction
+from model.methods.speculative.theory import acceptance_from_length, draft_runs, expected_tokens, sum_of_powers, target_runs
+
+Floats = NDArray[np.float64]
+
+
+# --- A decoding as a whole --------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cost: UnitCost) -> Prediction:
+    """Exactly `tokens` tokens, truncated drafts, coins that are used again and the laws' memory included; times in layer-times.
+
+    `laws` has the laws of `accept` and `medium_accept`. The variance is nan in the reading `recursive`.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> choice, unit = Parameters(40, draft_length=3), UnitCost(40, cost_ratio=0.117, medium_cost_ratio=0.5)
+    >>> found = predict(choice, 128, {"accept": Iid(0.771), "medium_accept": Iid(0.972)}, unit)
+    >>> round(float(found.plain_latency / found.latency), 3), round(float(speedup(0.771, 0.972, 3, 0.117, 0.5)), 3)
+    (1.455, 1.46)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    accept, medium_accept = laws["accept"], laws["medium_accept"]
+    found = finite_hierarchical.moments(parameters, int(np.asarray(tokens)), accept, medium_accept, cost)
+    alike = cost.draft_devices == 1 and (parameters.placement == "together" or not cost.link)
+    ratio = 1.0 if alike else float("nan")
+    plain = float(np.asarray(tokens)) * cost.target_pass
+    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
+    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
+    return Prediction(*values)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: more passes of the smaller models, and moves, than any round has."""
+    price = finite_hierarchical.prices(parameters, cost)
+    mediums = parameters.longest + 2
+    drafts = mediums * max(parameters.draft_length, parameters.inner_draft_length or 0)
+    busy = drafts * price.draft + mediums * price.medium + float(price.verify.max())
+    return tokens * (busy + 2 * (drafts + mediums + 1) * price.link), tokens * busy
+
+
+def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
+    """What the passes of the three models come to, in the mean; nan where it matters where they stand, and how wide they are.
+
+    Passes of a model are what one more unit of time for each of its passes adds to the time.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = work(Parameters(40, draft_length=3), 128, {"accept": Iid(0.79), "medium_accept": Iid(0.9)}).of
+    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
+    (44.446, 131.273)
+    """
+    unpaid, small, medium = (
+        predict(parameters, tokens, laws, UnitCost(1, cost_ratio=c, medium_cost_ratio=m)) for c, m in ((0, 0), (1, 0), (0, 1))
+    )
+    assert unpaid.rounds is not None and unpaid.drafted is not None  # noqa: PT018
+    rounds, offered = float(unpaid.rounds), float(unpaid.drafted)
+    passes = {"medium": float(medium.busy - unpaid.busy), "draft": float(small.busy - unpaid.busy)}
+    depths = {"medium": parameters.medium_layers, "draft": parameters.draft_layers}
+    found = {"target": of_passes(parameters.layers, rounds, rounds + offered, heads=rounds + offered)}
+    return Work(found | {role: of_passes(depths[role], count) for role, count in passes.items() if count})
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """The arithmetic of rounds of which so many had (accepted, offered) tokens, in that of a token in a pass of the large model.
+
+    A pass of the large model is over what is offered and one token more; one of the medium over what the small model has drafted
+    for it since its last, and one more.
+    """
+    large = sum(count * (offered + 1) for (_, offered), count in rounds.items())
+    small, medium = (account.passes_of[role] for role in ("draft", "medium"))
+    return large + small * cost.operations("draft") + (small + medium) * cost.operations("medium")
+
+
+# --- One round --------------------------------------------------------------------------------------------------------
+
+
+def tokens_per_round(
+    acceptance_rate: ArrayLike, medium_acceptance_rate: ArrayLike, draft_length: ArrayLike, *, reading: str = "literal"
+) -> Floats:
+    """Expected tokens of a round: E2 = (1 - a2^(gamma+1)) / (1 - a2), and (a1 a2)^gamma a2 more in the reading `bonus` [tokens].
+
+    Eq. 1 of Leviathan et al. at the rate of the medium model; a bonus token counts if the small model's draft was kept as a whole,
+    and the large model accepts all of it and the token itself.
+
+    >>> float(tokens_per_round(0.5, 1.0, 2)), float(tokens_per_round(0.5, 1.0, 2, reading="bonus"))
+    (1.75, 1.875)
+    """
+    checks.one_of("reading", reading, READINGS)
+    rate, medium, gamma = _rate(acceptance_rate), _rate(medium_acceptance_rate, "medium_acceptance_rate"), _length(draft_length)
+    tokens = expected_tokens(rate, gamma)
+    if reading == "bonus":
+        return np.asarray(tokens + medium**gamma * rate ** (gamma + 1))
+    return np.array(np.broadcast_to(tokens, np.broadcast_shapes(tokens.shape, medium.shape)))
+
+
+def medium_passes(
+    medium_acceptance_rate: ArrayLike,
+    draft_length: ArrayLike,
+    *,
+    reading: str = "literal",
+    inner_draft_length: ArrayLike | None = None,
+) -> Floats:
+    """Expected passes of the medium model in a round, as in the table above [passes].
+
+    In `recursive`, R(gamma) of a decoding of gamma tokens by drafts of `inner_draft_length`.
+
+    >>> [float(medium_passes(0.5, 2, reading=name)) for name in ("literal", "reuse", "bonus")]
+    [2.25, 1.5, 1.5]
+    >>> float(medium_passes(1.0, 7, reading="recursive", inner_draft_length=3))
+    2.0
+    """
+    inner = _inner(reading, inner_draft_length)
+    rate, gamma = _rate(medium_acceptance_rate, "medium_acceptance_rate"), _length(draft_length)
+    if inner is not None:
+        return target_runs(gamma, rate, inner)
+    kept = rate * sum_of_powers(rate, gamma)
+    if reading == "literal":
+        return np.asarray(1 + gamma - kept)
+    # gamma - E[n] + a1^gamma, written as 1 + (gamma - 1 tokens that may be missing).
+    return np.asarray(1 + (gamma - 1) - rate * sum_of_powers(rate, gamma - 1))
+
+
+def small_passes(
+    medium_acceptance_rate: ArrayLike,
+    draft_length: ArrayLike,
+    *,
+    reading: str = "literal",
+    inner_draft_length: ArrayLike | None = None,
+) -> Floats:
+    """Expected passes of the small model in a round: gamma, and in the reading `recursive` D(gamma) of the inner drafts [passes].
+
+    >>> float(small_passes(0.5, 3)), float(small_passes(1.0, 7, reading="recursive", inner_draft_length=3))
+    (3.0, 5.0)
+    """
+    inner = _inner(reading, inner_draft_length)
+    rate, gamma = _rate(medium_acceptance_rate, "medium_acceptance_rate"), _length(draft_length)
+    if inner is not None:
+        return draft_runs(gamma, rate, inner)
+    return np.array(np.broadcast_to(gamma, np.broadcast_shapes(gamma.shape, rate.shape)))
+
+
+def cost_per_round(
+    medium_acceptance_rate: ArrayLike,
+    draft_length: ArrayLike,
+    cost_ratio: ArrayLike,
+    medium_cost_ratio: ArrayLike,
+    *,
+    reading: str = "literal",
+    inner_draft_length: ArrayLike | None = None,
+    verify_cost: CurveLike | None = None,
+) -> Floats:
+    """Expected time of a round, as in the table above [passes of the large model over one token].
+
+    With `verify_cost` its 1 is t(gamma + 1) / t(1), and for a bonus token t(gamma + 2) / t(1); the medium model's passes cost the
+    same whatever their width.
+
+    >>> round(float(cost_per_round(0.944, 3, 0.117, 0.5, reading="reuse")), 3)
+    1.934
+    >>> float(cost_per_round(1.0, 3, 0.0, 0.5, reading="reuse"))  # a perfect and free small model: one medium pass
+    1.5
+    """
+    small, medium = checks.array("cost_ratio", cost_ratio, 0), checks.array("medium_cost_ratio", medium_cost_ratio, 0)
+    drafting = small * small_passes(medium_acceptance_rate, draft_length, reading=reading, inner_draft_length=inner_draft_length)
+    passes = medium_passes(medium_acceptance_rate, draft_length, reading=reading, inner_draft_length=inner_draft_length)
+    verifying = _verification(_rate(medium_acceptance_rate), _length(draft_length), reading, verify_cost)
+    return np.asarray(verifying + drafting + medium * passes)
+
+
+def speedup(
+    acceptance_rate: ArrayLike,
+    medium_acceptance_rate: ArrayLike,
+    draft_length: ArrayLike,
+    cost_ratio: ArrayLike,
+    medium_cost_ratio: ArrayLike,
+    *,
+    reading: str = "literal",
+    inner_draft_length: ArrayLike | None = None,
+    verify_cost: CurveLike | None = None,
+) -> Floats:
+    """Speed over plain decoding, for many tokens: expected tokens over the expected cost of a round.
+
+    >>> round(float(speedup(0.771, 0.972, 3, 0.117, 0.5)), 2)  # the deck's hierarchy, its rates fitted
+    1.46
+    """
+    tokens = tokens_per_round(acceptance_rate, medium_acceptance_rate, draft_length, reading=reading)
+    cost = cost_per_round(
+        medium_acceptance_rate, draft_length, cost_ratio, medium_cost_ratio,
+        reading=reading, inner_draft_length=inner_draft_length, verify_cost=verify_cost,
+    )  # fmt: skip
+    return np.asarray(tokens / cost)
+
+
+# --- Does it pay? -----------------------------------------------------------------------------------------------------
+
+
+def breakeven_kept(draft_length: ArrayLike, cost_ratio: ArrayLike, medium_cost_ratio: ArrayLike) -> Floats:
+    """How many tokens E[n] of a draft the medium model must keep, in the reading `literal`: 1 + gamma c / m [tokens].
+
+    More than that, and the hierarchy is faster than the large and the medium model alone, with the same draft length: then
+    1 + gamma c + m (1 + gamma - E[n]) < 1 + gamma m. In `reuse` it is E[n] + 1 - a1^gamma that must be more.
+
+    >>> round(float(breakeven_kept(3, 0.117, 0.5)), 2)
+    1.7
+    """
+    gamma, small, medium = _length(draft_length), checks.array("cost_ratio", cost_ratio, 0), _medium_ratio(medium_cost_ratio)
+    return np.asarray(1 + gamma * small / medium)
+
+
+def breakeven_medium_acceptance_rate(
+    draft_length: ArrayLike, cost_ratio: ArrayLike, medium_cost_ratio: ArrayLike, *, reading: str = "literal"
+) -> Floats:
+    """The a1 above which the hierarchy is faster than the large and the medium model alone; nan where none is high enough.
+
+    `breakeven_kept` solved for a1; `literal` or `reuse`, whose rounds give as many tokens as those of the two models.
+
+    >>> round(float(breakeven_medium_acceptance_rate(3, 0.117, 0.5)), 3), float(breakeven_medium_acceptance_rate(3, 0.5, 0.5))
+    (0.75, nan)
+    """
+    checks.one_of("reading", reading, ("literal", "reuse"))
+    needed, gamma = np.broadcast_arrays(breakeven_kept(draft_length, cost_ratio, medium_cost_ratio), _length(draft_length))
+    # a1 + ... + a1^gamma = needed, or 1 + a1 + ... + a1^(gamma-1) = needed.
+    terms, length = (gamma, needed + 1) if reading == "literal" else (gamma - 1, needed)
+    return _rate_of_length(length, terms)
+
+
+def breakeven_small_acceptance_rate(
+    acceptance_rate: ArrayLike,
+    medium_acceptance_rate: ArrayLike,
+    draft_length: ArrayLike,
+    cost_ratio: ArrayLike,
+    medium_cost_ratio: ArrayLike,
+    *,
+    reading: str = "literal",
+    inner_draft_length: ArrayLike | None = None,
+) -> Floats:
+    """The rate a at which the large model must accept the small one's own tokens for the two alone to be as fast.
+
+    E(a) / (1 + gamma c) = the hierarchy's speed, both with this draft length. Below it the hierarchy is the faster one. nan where
+    no rate is high enough: the hierarchy is faster in any case; 0 where any rate is.
+
+    >>> round(float(breakeven_small_acceptance_rate(0.771, 0.972, 3, 0.117, 0.5)), 3)
+    0.535
+    """
+    speed = speedup(
+        acceptance_rate, medium_acceptance_rate, draft_length, cost_ratio, medium_cost_ratio,
+        reading=reading, inner_draft_length=inner_draft_length,
+    )  # fmt: skip
+    gamma = _length(draft_length)
+    length = np.maximum(speed * (1 + gamma * np.asarray(cost_ratio, dtype=np.float64)), 1.0)
+    return _rate_of_length(length, gamma)
+
+
+def rates_of_speeds(
+    medium_speedup: ArrayLike,
+    hierarchy_speedup: ArrayLike,
+    draft_length: ArrayLike,
+    cost_ratio: ArrayLike,
+    medium_cost_ratio: ArrayLike,
+    *,
+    reading: str = "literal",
+    inner_draft_length: ArrayLike | None = None,
+) -> tuple[Floats, Floats]:
+    """The acceptance rates (a2, a1) that explain two measured speeds, of the large and medium model alone and of the hierarchy.
+
+    Theorem 3.8 of Leviathan et al. solved for a2, then `speedup` for a1, in which it rises. nan where there is none: then no
+    independent acceptance explains the two at these costs. The deck's speeds, 1.13 and 1.46, with its small model's
+    time of 0.75 in 6.39, if the medium model's is a half, and if it is 0.9:
+
+    >>> [round(float(rate), 3) for rate in rates_of_speeds(1.13, 1.46, 3, 0.75 / 6.39, 0.5)]
+    [0.771, 0.972]
+    >>> [round(float(rate), 3) for rate in rates_of_speeds(1.13, 1.46, 3, 0.75 / 6.39, 0.9)]
+    [nan, nan]
+    """
+    pair, goal = checks.array("medium_speedup", medium_speedup, 0), checks.array("hierarchy_speedup", hierarchy_speedup, 0)
+    gamma, medium = _length(draft_length), checks.array("medium_cost_ratio", medium_cost_ratio, 0)
+    large = _rate_of_length(pair * (1 + gamma * medium), gamma)
+    known = np.where(np.isnan(large), 0.0, large)
+
+    def speed(rate: ArrayLike) -> Floats:
+        return speedup(known, rate, gamma, cost_ratio, medium, reading=reading, inner_draft_length=inner_draft_length)
+
+    possible = ~np.isnan(large) & (speed(0.0) <= goal) & (goal <= speed(1.0))
+    low, high = np.zeros(possible.shape), np.ones(possible.shape)
+    for _ in range(60):
+        middle = (low + high) / 2
+        slow = speed(middle) < goal
+        low, high = np.where(slow, middle, low), np.where(slow, high, middle)
+    return np.array(np.broadcast_to(large, possible.shape)), np.asarray(np.where(possible, high, np.nan))
+
+
+# --- Another hierarchy ------------------------------------------------------------------------------------------------
+
+
+def cascade_speedup(
+    acceptance_rate: ArrayLike,
+    medium_acceptance_rate: ArrayLike,
+    inner_rounds: ArrayLike,
+    inner_draft_length: ArrayLike,
+    cost_ratio: ArrayLike,
+    medium_cost_ratio: ArrayLike,
+) -> Floats:
+    """Speed of a vertical cascade: (1 - a2 phi(a2)^n) / ((1 - a2) (1 + n m + n k c)), whatever n = `inner_rounds` rounds give.
+
+    The expected walltime improvement factor of a vertical cascade in [Chen2024]: the medium model makes n speculative rounds with
+    inner drafts of k = `inner_draft_length`, and offers all that they give. phi(x) = 1 - (1 - x) (1 + a1 x + ... + (a1 x)^k) is the
+    generating function of the tokens of one. With n = 1, k = 0 it is Theorem 3.8 of Leviathan et al. with gamma = 1.
+
+    >>> round(float(cascade_speedup(0.8, 0.6, 1, 0, 0.1, 0.3)), 6), round(1.8 / 1.3, 6)
+    (1.384615, 1.384615)
+    >>> round(float(cascade_speedup(1.0, 1.0, 2, 3, 0.0, 0.5)), 6)  # 2 rounds of 4 tokens, and one more
+    4.5
+    """
+    rate, medium = _rate(acceptance_rate), _rate(medium_acceptance_rate, "medium_acceptance_rate")
+    n = checks.whole_array("inner_rounds", inner_rounds, 0)
+    k = checks.whole_array("inner_draft_length", inner_draft_length, 0)
+    small, ratio = checks.array("cost_ratio", cost_ratio, 0), checks.array("medium_cost_ratio", medium_cost_ratio, 0)
+    # In powers that are added up, so that nothing cancels near a2 = 1: 1 - phi^n = (1 - phi) (1 + phi + ... + phi^(n-1)).
+    series = sum_of_powers(medium * rate, k + 1)
+    phi = np.asarray(1 - (1 - rate) * series)
+    return np.asarray((1 + rate * series * sum_of_powers(phi, n)) / (1 + n * ratio + n * k * small))
+
+
+# --- Helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _rate(values: ArrayLike, name: str = "acceptance_rate") -> Floats:
+    return checks.array(name, values, 0, 1)
+
+
+def _length(values: ArrayLike) -> Floats:
+    return checks.whole_array("draft_length", values, 1)
+
+
+def _medium_ratio(values: ArrayLike) -> Floats:
+    ratio = checks.array("medium_cost_ratio", values, 0)
+    if np.any(ratio == 0):
+        raise checks.ParameterError("medium_cost_ratio must be above 0, got 0; nothing is saved where the medium model is free")
+    return ratio
+
+
+def _inner(reading: str, inner_draft_length: ArrayLike | None) -> Floats | None:
+    checks.one_of("reading", reading, READINGS)
+    if reading != "recursive":
+        if inner_draft_length is not None:
+            raise checks.ParameterError(
+                f"inner_draft_length must be left out for reading {reading!r}, got {checks.shown(inner_draft_length)};"
+                " only 'recursive' has inner drafts"
+            )
+        return None
+    if inner_draft_length is None:
+        raise checks.ParameterError("inner_draft_length must be given for reading 'recursive', got none")
+    return checks.whole_array("inner_draft_length", inner_draft_length, 0)
+
+
+def _verification(medium: Floats, gamma: Floats, reading: str, verify_cost: CurveLike | None) -> Floats:
+    if verify_cost is None:
+        return np.asarray(1.0)
+    curve = as_curve(verify_cost)
+    if reading != "bonus":
+        return curve.relative(gamma + 1)
+    longer = medium**gamma
+    return np.asarray((1 - longer) * curve.relative(gamma + 1) + longer * curve.relative(gamma + 2))
+
+
+def _rate_of_length(length: ArrayLike, gamma: ArrayLike) -> Floats:
+    """`acceptance_from_length`, nan where no rate gives that many tokens."""
+    length, gamma = (np.asarray(values, dtype=np.float64) for values in np.broadcast_arrays(length, gamma))
+    possible = (length >= 1) & (length <= gamma + 1) & (gamma >= 1)
+    return np.where(possible, acceptance_from_length(np.where(possible, length, 1.0), np.maximum(gamma, 1)), np.nan)

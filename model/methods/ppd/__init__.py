@@ -1,0 +1,1 @@
+"""Predictive Pipelined Decoding."""

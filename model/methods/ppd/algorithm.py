@@ -1,0 +1,264 @@
+"""Predictive Pipelined Decoding: early candidates decoded ahead on other units.
+
+Algorithms 1 and 2 of [Yang2024], and three forms that the paper leaves open.
+
+* `literal`: Algorithm 2 (Algorithm 1 is the case exit_layer = layers/2), with its barrier: main process and sub-processes wait
+  for each other before the match is looked at. Needs exit_layer >= layers/2.
+* `eager`: sub-processes run on towards their own exit layer and nobody waits for them; the wrong ones are stopped when the main
+  process knows. Needs exit_layer >= layers/2. Without overheads it takes the time of `literal`, to the last bit.
+* `flat`: Algorithm 2 for any exit layer on k+1 units: a promoted process that is already past the exit layer predicts where it is.
+* `nested`: for any exit layer, sub-processes predict too: a tree of processes; stopping one stops what it started.
+
+In all but the nested form the candidates of a round may be `batched`: one pass over k hypotheses on one other unit, in place of k
+passes on k. They share the weights of its layers, so where reading these is what takes time it takes the time of one candidate.
+
+In all of them the last token's sub-processes are started and counted, as the paper counts them.
+
+[Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
+Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.methods.batching import Batching
+from model.methods.demand import Demand
+from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
+
+HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %
+FORMS = ("literal", "eager", "nested", "flat")
+
+
+@dataclass(frozen=True)
+class Parameters(Batching):
+    """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form.
+
+    `sampled` draws the final token in place of taking the likeliest (Appendix B); the candidates are the likeliest all the same.
+    `batched` has one unit read all candidates in one pass.
+    """
+
+    layers: int
+    exit_layer: int
+    candidates: int
+    form: str = "literal"
+    sampled: bool = False
+    batched: bool = False
+
+    OUTCOMES = ("match",)
+    COSTS = (
+        "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "fitted_on", "verify_cost",
+    )  # fmt: skip
+    EXACT = True
+
+    def __post_init__(self) -> None:
+        self.check_batching()
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        checks.whole("exit_layer", self.exit_layer, 1, self.layers, "layers")
+        checks.whole("candidates", self.candidates, 1, checks.MAX_CANDIDATES)
+        checks.one_of("form", self.form, FORMS)
+        checks.flag("sampled", self.sampled)
+        checks.flag("batched", self.batched)
+        if self.batched and self.form == "nested":
+            raise checks.ParameterError(
+                "batched must be false in the nested form, whose sub-processes predict too, got true; choose form='flat'"
+            )
+        if self.form in ("literal", "eager") and 2 * self.exit_layer < self.layers:
+            raise checks.ParameterError(
+                f"exit_layer must be at least layers/2={self.layers / 2:g} in the {self.form} form, got {self.exit_layer};"
+                " below it choose form='nested' (sub-processes predict too) or form='flat' (k+1 units)"
+            )
+        if self.units > checks.MAX_UNITS:
+            raise checks.ParameterError(
+                f"nested needs {checks.shown(self.units)} units for candidates={self.candidates} and"
+                f" exit_layer={self.exit_layer} of layers={self.layers}, more than {checks.MAX_UNITS}; take fewer candidates"
+                " or a later exit_layer"
+            )
+
+    @property
+    def units(self) -> int:
+        """Compute units that it reserves: k+1, where candidates are batched 2, and in the nested form as many as are busy at once
+        where layers alone take time.
+        """
+        if self.form != "nested":
+            return 2 if self.batched else self.candidates + 1
+        generations = -(-self.layers // self.exit_layer)
+        # The sum of candidates**i over the generations, in one step: with thousands of them it has thousands of digits.
+        return generations if self.candidates == 1 else (self.candidates**generations - 1) // (self.candidates - 1)
+
+    @property
+    def widest(self) -> int:
+        """Tokens of its widest pass behind the prompt."""
+        return self.candidates if self.batched else 1
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: without batched candidates no pass is wide."""
+        return cls.COSTS if table.get("batched", False) is not False else cls.COSTS[:-1]
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it never wants more units than these, whatever anything costs; heads and links make nested trees grow."""
+        return self.form != "nested"
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: heads, links and dispatches change who is at work beside whom, and let nested trees grow."""
+        head, final = cost.head(self.exit_layer), cost.final_head
+        subs = 1 if self.batched else self.candidates
+        before = cost.span(0, self.exit_layer) + head + cost.dispatching(subs)
+        if self.form == "nested":
+            return self._demand_of_tree(before, cost, tokens)
+        wide = cost.slowdown(self.candidates) if self.batched else 1.0
+        gaps = {self.exit_layer} | ({max(self.exit_layer, self.layers - self.exit_layer)} if tokens > 1 else set())
+        rests = [cost.span(gap, self.layers) + final for gap in gaps]
+        if self.form == "eager":
+            return self._eager_demand(subs, wide, before, rests[0], cost, tokens)
+        units = 1
+        for gap, rest in zip(gaps, rests, strict=True):
+            takes_time = cost.span(0, self.layers - gap) * wide > 0
+            units = max(units, (subs if takes_time else 1) + (cost.link < rest))
+        return Demand(units, subs if cost.link else 1)
+
+    def _eager_demand(self, subs: int, wide: float, before: float, rest: float, cost: UnitCost, tokens: int) -> Demand:
+        depths = [cost.span(0, layer) * wide for layer in range(self.exit_layer + 1)]
+        run = rest - cost.link  # for so long a sub-process has been at work when it is stopped
+        transfers = subs if cost.link else 1
+        if tokens > 1 and cost.link > before + rest:  # the next round's are sent while these are under way, wanted or not
+            transfers = max(transfers, 2)
+        if run <= 0:  # they arrive when it is known which one is right
+            return Demand(1, transfers)
+        stopped = _within(run, [depths]) if tokens > 1 else None
+        return Demand((subs if depths[-1] else 1) + 1, transfers, stopped)
+
+    def _demand_of_tree(self, before: float, cost: UnitCost, tokens: int) -> Demand:
+        """That of the nested form, whose processes send out their own after `before`."""
+        k, exit_layer = self.candidates, self.exit_layer
+        first = [*(cost.span(0, layer) for layer in range(exit_layer + 1)), before - cost.dispatching(k)]
+        second = [before + cost.span(exit_layer, layer) for layer in range(exit_layer, self.layers + 1)]
+        life, apart = second[-1] + cost.final_head, before + cost.link
+        generations = math.ceil(life / apart * (1 - _ROUNDING)) if apart * checks.MAX_UNITS > life else checks.MAX_UNITS + 1
+        units = 1
+        for _ in range(generations - 1):
+            units = 1 + k * units
+            if units > checks.MAX_UNITS:
+                break
+        births = [number * apart for number in range(1, generations)] if units <= checks.MAX_UNITS else [apart]
+        transfers = k if cost.link else 1
+        if cost.link and tokens > 1:
+            # What is under way when the first process has ended and begins anew may still be when that sends.
+            sent = max([before, *(born + before for born in births if born + before < life * (1 - _ROUNDING))])
+            transfers += k == 1 and sent + cost.link > (life + before) * (1 + _ROUNDING)
+        stretches = [first, [first[-1], before], [*second, life]]
+        found = {_within(life - born, stretches) for born in births} if tokens > 1 else set()
+        return Demand(units, transfers, "anywhere" if "anywhere" in found else "layers" if "layers" in found else None)
+
+
+_ROUNDING = 1e-9
+
+
+def _within(age: float, stretches: Sequence[Sequence[float]]) -> str | None:
+    """Where a process of this age is, in the stretches for which it holds a unit, given by their ends and all between layers.
+
+    None where it is at the end of a stretch.
+    """
+    near = _ROUNDING * stretches[-1][-1]
+    for marks in stretches:
+        if marks[0] + near < age < marks[-1] - near:
+            return "layers" if any(abs(age - mark) <= near for mark in marks) else "anywhere"
+    return None
+
+
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
+    if prompt[:-1]:
+        yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
+    form = {"literal": _barrier, "flat": _barrier, "eager": _eager, "nested": _nested}[parameters.form]
+    yield from form(parameters, prompt[-1], len(prompt) - 1, len(prompt) - 1 + tokens, stop)
+
+
+def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
+    """Algorithm 2. The main process is at depth `depth` of `token`, whose early prediction is made at layer `gap`."""
+    layers, exit_layer, candidates, places, says = _fields(parameters)
+    depth, gap, out = 0, exit_layer, None
+    while True:
+        out = yield Forward("target", (token,), at, depth, gap, out, HEAD)
+        early = yield Read("top", out, -1, candidates)
+        subs = yield Fork(_ahead(early, at + 1, layers - gap, places), places)
+        out = yield Forward("target", (token,), at, gap, layers, out, HEAD)
+        yield Join(subs)
+        token, at = (yield Read(says, out)), at + 1
+        match, done = token in early, at == end or token in stop
+        yield Commit("match" if match else "miss", (token,))
+        if done:
+            return
+        if match:
+            depth = layers - gap
+            gap = max(exit_layer, depth)
+            out = yield _promoted(subs, early.index(token), at, depth, candidates)
+        else:
+            depth, gap, out = 0, exit_layer, None
+
+
+def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
+    """As Algorithm 2, but sub-processes run to their exit layer, and only the right one is ever waited for."""
+    layers, exit_layer, candidates, places, says = _fields(parameters)
+    depth, out = 0, None
+    while True:
+        out = yield Forward("target", (token,), at, depth, exit_layer, out, HEAD)
+        early = yield Read("top", out, -1, candidates)
+        subs = yield Fork(_ahead(early, at + 1, exit_layer, places), places)
+        out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
+        token, at = (yield Read(says, out)), at + 1
+        match, done = token in early, at == end or token in stop
+        right = early.index(token) if match and not done else None
+        wanted = None if right is None else subs[right if len(subs) == candidates else 0]
+        yield Stop(tuple([sub for sub in subs if sub is not wanted]))
+        yield Commit("match" if match else "miss", (token,))
+        if done:
+            return
+        depth, out = 0, None
+        if right is not None:
+            depth = exit_layer
+            yield Join((wanted,))
+            out = yield _promoted(subs, right, at, depth, candidates)
+
+
+def _nested(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
+    """A process that decodes what follows `token` and starts the like for each candidate. On a match the right one goes on."""
+    layers, exit_layer, candidates, _, says = _fields(parameters)
+    anywhere = (None,) * candidates
+    while True:
+        out = yield Forward("target", (token,), at, 0, exit_layer, None, HEAD)
+        early = yield Read("top", out, -1, candidates)
+        subs = yield Fork(tuple(_nested(parameters, guess, at + 1, end, stop) for guess in early), anywhere)
+        out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
+        token, at = (yield Read(says, out)), at + 1
+        match, done = token in early, at == end or token in stop
+        yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or done))
+        yield Commit("match" if match else "miss", (token,))
+        if done:
+            return
+        if match:
+            return
+
+
+def _ahead(early: Sequence[int], at: int, last: int, places: Sequence[int]) -> tuple[Forward, ...]:
+    """The passes of a round's sub-processes: one for each candidate, or on a single unit one for all, none following another."""
+    if len(places) < len(early):
+        return (Forward("target", tuple(early), at, 0, last, after=(-1,) * len(early)),)
+    return tuple([Forward("target", (guess,), at, 0, last) for guess in early])
+
+
+def _promoted(subs: Sequence[Any], right: int, at: int, depth: int, candidates: int) -> Adopt:
+    """Take over the right candidate: its process, or what is its own of the one that read them all."""
+    return Adopt(subs[right], at, depth) if len(subs) == candidates else Adopt(subs[0], at, depth, right)
+
+
+def _fields(parameters: Parameters) -> tuple[int, int, int, tuple[int, ...], Literal["next", "sample"]]:
+    places = (1,) if parameters.batched else tuple(range(1, parameters.candidates + 1))
+    return parameters.layers, parameters.exit_layer, parameters.candidates, places, SAMPLED if parameters.sampled else GREEDY

@@ -1,0 +1,24 @@
+"""Predictive Pipelined Decoding, path by path: every token is decoded in the stage that the matches before it lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.costs.layer_times import UnitCost
+from model.methods.ppd.algorithm import Parameters
+from model.methods.ppd.theory import stages
+from model.methods.stages import sums
+from model.outcomes.random_streams import BLOCK
+
+LAST_MATTERS = False
+"""The match of the last token starts nothing, so its coin is not drawn."""
+
+
+def walk(
+    parameters: Parameters, tokens: int, cost: UnitCost, matches: Iterator[NDArray[np.bool_]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Time and unit-time, each of shape (BLOCK,), from the matches of the first tokens - 1 positions."""
+    return sums(stages(parameters, cost), matches, tokens, BLOCK)

@@ -1,0 +1,596 @@
+"""Predictive Pipelined Decoding in closed form: Theorem 4.1 of [Yang2024] and what holds beyond it.
+
+Every function broadcasts over numpy arrays. Times are in layer-times [layers], compute in layer-times summed over the units that
+are busy [layer-units]. Output positions count from 1; a match at position j lets the process of position j + 1 start early, so the
+last position's match never shortens anything.
+
+[Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
+Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Totals, Work
+from model.methods.ppd.algorithm import Parameters
+from model.methods.prediction import Prediction
+from model.methods.stages import Stage, moments
+from model.outcomes.outcome_laws import Iid, Law, Markov
+
+Floats = NDArray[np.float64]
+
+
+# --- Theorem 4.1 ------------------------------------------------------------------------------------------------------
+
+
+def expected_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """Expected time to generate `tokens` tokens: E[T] = d l - (d - d') (l - 1) p [layers].
+
+    Theorem 4.1 of [Yang2024], for exit_layer >= layers/2. Below that it is the latency of the nested form, in which sub-processes
+    predict too (`nested_compute`, `nested_units` give its price); the flat form on k+1 units has `flat_latency`.
+
+    >>> round(float(expected_latency(40, 20, 128, 0.6837)), 3)
+    3383.402
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    rate = checks.array("match_rate", match_rate, 0, 1)
+    # In place, so that a large grid of match rates needs no second array of its size.
+    out = np.asarray(rate * ((d - exit_at) * (1 - n)))
+    return np.add(out, d * n, out=out)
+
+
+def expected_compute(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
+) -> Floats:
+    """Expected unit-time busy: E[C] = E[T] + k (d - d') l [layer-units].
+
+    Theorem 4.1 of [Yang2024]; the last token's sub-processes are counted. It holds for exit_layer >= layers/2 only.
+
+    >>> round(float(expected_compute(40, 20, 128, 0.6837, 3)), 3)
+    11063.402
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    _upper_half(d, exit_at, "Theorem 4.1's compute")
+    k = checks.whole_array("candidates", candidates, 1)
+    return expected_latency(d, exit_at, n, match_rate) + k * (d - exit_at) * n
+
+
+def expected_runs(tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """Expected number of runs (maximal stretches of tokens joined by matches): E[N] = l - (l - 1) p.
+
+    From the proof of Theorem 4.1 of [Yang2024]: N - 1 is binomial with l - 1 trials of chance 1 - p.
+
+    >>> float(expected_runs(128, 0.5))
+    64.5
+    """
+    n = checks.whole_array("tokens", tokens, 1)
+    return np.asarray(n - (n - 1) * checks.array("match_rate", match_rate, 0, 1))
+
+
+def latency_variance(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """Var T = (d - d')^2 (l - 1) p (1 - p) [layers^2]; from the law of N in the proof of Theorem 4.1.
+
+    >>> float(latency_variance(40, 20, 128, 0.5))
+    12700.0
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    return np.asarray((d - exit_at) ** 2 * Iid(match_rate).variance(n - 1))
+
+
+def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) -> tuple[Floats, Floats]:
+    """The law of T: values in increasing order [layers], and their probabilities.
+
+    T = d l - (d - d') B with B ~ Bin(l - 1, p), from the proof of Theorem 4.1 of [Yang2024]. With exit_layer = layers all the mass
+    is at d l.
+
+    >>> values, probabilities = latency_pmf(40, 20, 3, 0.5)
+    >>> values.tolist(), probabilities.round(12).tolist()
+    ([80.0, 100.0, 120.0], [0.25, 0.5, 0.25])
+    """
+    return _law_of_latency(layers, exit_layer, tokens, Iid(match_rate))
+
+
+def normalized_latency(match_rate: ArrayLike) -> Floats:
+    """Latency per token over that of plain decoding, for exit_layer = layers/2 and many tokens: 1 - p/2.
+
+    Eq. 3 of [Yang2024] over d.
+
+    >>> round(float(normalized_latency(0.7415)), 3), round(float(normalized_latency(0.2163)), 3)
+    (0.629, 0.892)
+    """
+    return np.asarray(1 - checks.array("match_rate", match_rate, 0, 1) / 2)
+
+
+def mean_units(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
+    """Average number of busy units, for exit_layer = layers/2 and many tokens: (k + 2 - p) / (2 - p).
+
+    Eq. 5 of [Yang2024]: the limit of E[C] / E[T], and of E[C / T]. For a finite number of tokens the two differ
+    (`expected_compute` over `expected_latency`, and `expected_units_ratio`). Candidates that are batched on one unit count as one
+    here, as in all unit-times: (3 - p) / (2 - p), however many they are, where a wide pass takes no longer than a narrow one.
+
+    >>> round(float(mean_units(0.7415, 5)), 3), round(float(mean_units(0.2163, 1)), 3), round(float(mean_units(0.6837, 3)), 3)
+    (4.973, 1.561, 3.279)
+    """
+    p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)
+    return np.asarray((k + 2 - p) / (2 - p))
+
+
+def compute_per_token(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
+    """Compute per token in units of d, for exit_layer = layers/2 and many tokens: (2 + k - p) / 2. Eq. 6 of [Yang2024].
+
+    >>> float(compute_per_token(0.5, 3))
+    2.25
+    """
+    p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)
+    return np.asarray((2 + k - p) / 2)
+
+
+def expected_units_ratio(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
+) -> Floats:
+    """E[C / T], the expected average number of busy units of one decoding: 1 + k (d - d') l E[1 / T].
+
+    Not the ratio of the expectations, which is smaller (Jensen); equal at l = 1, p = 0, p = 1 and exit_layer = layers.
+
+    >>> round(float(expected_units_ratio(40, 20, 16, 0.6837, 3)), 4)
+    3.2226
+    >>> round(float(expected_compute(40, 20, 16, 0.6837, 3) / expected_latency(40, 20, 16, 0.6837)), 4)
+    3.2075
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    _upper_half(d, exit_at, "Theorem 4.1's compute")
+    k = checks.whole_array("candidates", candidates, 1)
+    mass = _binomial(n - 1, checks.array("match_rate", match_rate, 0, 1))
+    saved = (d - exit_at)[..., None] * np.arange(mass.shape[-1])
+    # Where there are fewer tokens than columns the mass is zero, and the time must only not be.
+    time = np.maximum((d * n)[..., None] - saved, 1.0)
+    return np.asarray(1 + k * (d - exit_at) * n * (mass / time).sum(axis=-1))
+
+
+# --- Other laws of the matches ----------------------------------------------------------------------------------------
+
+
+def position_latency(layers: ArrayLike, exit_layer: ArrayLike, match_rates: ArrayLike) -> tuple[Floats, Floats]:
+    """Mean and variance of T [layers, layers^2] where position j matches with chance `match_rates[j]`, independently.
+
+    One rate per token, the last of which has no effect. E[T] = d l - (d - d') sum p_j; Var T = (d - d')^2 sum p_j (1 - p_j), over
+    j < l. For exit_layer >= layers/2, or the nested form.
+
+    >>> mean, variance = position_latency(40, 20, [0.1, 0.9, 0.5])
+    >>> float(mean), round(float(variance), 9)
+    (100.0, 72.0)
+    """
+    rates = checks.array("match_rates", match_rates, 0, 1)
+    if not rates.shape or not rates.shape[-1]:
+        raise checks.ParameterError(f"match_rates must be a list with a rate for each token, got {match_rates!r}")
+    d, exit_at, n = _shape(layers, exit_layer, rates.shape[-1])
+    saved = rates[..., :-1]
+    return (
+        np.asarray(d * n - (d - exit_at) * saved.sum(axis=-1)),
+        np.asarray((d - exit_at) ** 2 * (saved * (1 - saved)).sum(axis=-1)),
+    )
+
+
+def markov_latency(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, correlation: ArrayLike
+) -> tuple[Floats, Floats]:
+    """Mean and variance of T [layers, layers^2] where matches are a stationary chain with correlation rho between neighbours.
+
+    The mean is that of independent matches; the variance grows with rho (`model.outcomes.outcome_laws.Markov`). For exit_layer >=
+    layers/2, or the nested form; in the flat form the mean moves too (`flat_latency`).
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    spread = Markov(match_rate, correlation).variance(n - 1)
+    return expected_latency(d, exit_at, n, match_rate), np.asarray((d - exit_at) ** 2 * spread)
+
+
+# --- What the theorem leaves out: heads, dispatch, links, promotion ------------------------------------------------------
+
+
+def literal_gaps(
+    layers: ArrayLike,
+    exit_layer: ArrayLike,
+    *,
+    early_head: ArrayLike = 0.0,
+    dispatch: ArrayLike = 0.0,
+    link: ArrayLike = 0.0,
+    final_head: ArrayLike = 0.0,
+    promotion: ArrayLike = 0.0,
+) -> tuple[Floats, Floats]:
+    """Time between two tokens of Algorithm 2 with its barrier, after a miss and after a match [layers].
+
+    The main process and the sub-processes wait for each other: after a miss d + e + s + max(e_f, b); after a match d - d' less,
+    and the promotion more. All overheads are in layer-times. For exit_layer >= layers/2; at exit_layer = layers nothing is early,
+    and the head there is a final one.
+
+    >>> [float(gap) for gap in literal_gaps(40, 20, early_head=0.5, dispatch=0.5, link=2, final_head=0.5, promotion=1)]
+    [43.0, 24.0]
+    """
+    d, exit_at, _ = _shape(layers, exit_layer, 1)
+    _upper_half(d, exit_at, "the barrier of Algorithm 2")
+    e, s, b, f, m = _overheads(early_head, dispatch, link, final_head, promotion)
+    after_miss = d + e + s + np.maximum(f, b)
+    return np.asarray(after_miss), np.asarray(after_miss - (d - exit_at) + m)
+
+
+def eager_gaps(
+    layers: ArrayLike,
+    exit_layer: ArrayLike,
+    *,
+    early_head: ArrayLike = 0.0,
+    dispatch: ArrayLike = 0.0,
+    link: ArrayLike = 0.0,
+    final_head: ArrayLike = 0.0,
+    promotion: ArrayLike = 0.0,
+) -> tuple[Floats, Floats]:
+    """Time between two tokens of the eager form, after a miss and after a match [layers].
+
+    Sub-processes run on towards their exit layer and a miss waits for nobody: after a miss d + e + s + e_f; after a match
+    min(d', d - d' + e_f - b) less, which is how far the right sub-process has come, and the promotion more. (It is negative where
+    the link is so slow that the right sub-process has not started when its token is known; it is waited for all the same.)
+
+    >>> [round(float(gap), 2) for gap in eager_gaps(32, 24, early_head=2.41, final_head=2.41)]
+    [36.82, 26.41]
+    """
+    d, exit_at, _ = _shape(layers, exit_layer, 1)
+    _upper_half(d, exit_at, "the eager timeline")
+    e, s, b, f, m = _overheads(early_head, dispatch, link, final_head, promotion)
+    after_miss = d + e + s + f
+    return np.asarray(after_miss), np.asarray(after_miss - np.minimum(exit_at, d - exit_at + f - b) + m)
+
+
+def latency_of_gaps(after_miss: ArrayLike, after_match: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """E[T] = G0 + (l - 1) (p G1 + (1 - p) G0) for the gaps G0 after a miss and G1 after a match, in the unit of the gaps.
+
+    >>> round(float(latency_of_gaps(*eager_gaps(32, 24, early_head=2.41, final_head=2.41), 128, 0.6)))
+    3920
+    """
+    miss, match = checks.array("after_miss", after_miss), checks.array("after_match", after_match)
+    n, p = checks.whole_array("tokens", tokens, 1), checks.array("match_rate", match_rate, 0, 1)
+    return np.asarray(miss * n - (n - 1) * p * (miss - match))
+
+
+def break_even_match_rate(after_miss: ArrayLike, after_match: ArrayLike, plain: ArrayLike, tokens: ArrayLike) -> Floats:
+    """The match rate at which the expected time equals plain decoding's, from the gaps and the plain time of one token.
+
+    (G0 - plain) / (G0 - G1) * l / (l - 1). Above 1 it cannot pay; infinite where a match saves nothing or there is one token.
+    For many tokens, without a slow link and in layer-times it is (e + s) / (x - mu), x being how far a match is ahead.
+
+    >>> gaps = literal_gaps(40, 20, early_head=0.517, final_head=0.517)
+    >>> round(float(break_even_match_rate(*gaps, plain=40.517, tokens=10**6)), 3)
+    0.026
+    """
+    miss, match = checks.array("after_miss", after_miss), checks.array("after_match", after_match)
+    n, base = checks.whole_array("tokens", tokens, 1), checks.array("plain", plain, 0)
+    loss, gain = (miss - base) * n, (miss - match) * (n - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.where(loss <= 0, 0.0, np.where(gain > 0, loss / gain, np.inf))
+    return np.asarray(rate)
+
+
+# --- Nested: exit layers below d/2, sub-processes predict too -----------------------------------------------------------
+
+
+def nested_waste(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike) -> Floats:
+    """Unit-time that one wrong sub-process costs, with all that it starts before it is stopped [layer-units].
+
+    W = sum over i of k^i (d - (i + 1) d')^+: its i-th generation starts i d' later and is stopped with it. d - d' for
+    exit_layer >= layers/2.
+    """
+    d, exit_at, _ = _shape(layers, exit_layer, 1)
+    k = checks.whole_array("candidates", candidates, 1)
+    nested_units(d, exit_at, k)  # refuses trees whose numbers would run over
+    total = np.zeros(np.broadcast_shapes(d.shape, exit_at.shape, k.shape))
+    for generation in range(int(np.max(np.ceil(d / exit_at))) - 1):
+        rest = d - (generation + 1) * exit_at
+        # Where there is no such generation its power is not taken: it might run over.
+        total = total + k ** np.where(rest > 0, generation, 0) * np.maximum(rest, 0)
+    return total
+
+
+def nested_compute(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
+) -> Floats:
+    """Expected unit-time busy of the nested form, any exit layer: d l + (k l - (l - 1) p) W [layer-units].
+
+    W is `nested_waste`. Its latency is `expected_latency`. What is started for beyond the last token is counted, as in the paper.
+
+    >>> round(float(nested_compute(40, 10, 64, 0.23, 3))), float(nested_compute(40, 20, 128, 0.5, 3))
+    (34512, 11530.0)
+    >>> float(expected_compute(40, 20, 128, 0.5, 3))
+    11530.0
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)
+    return np.asarray(d * n + (k * n - (n - 1) * p) * nested_waste(d, exit_at, k))
+
+
+def nested_units(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike) -> Floats:
+    """Most units the nested form ever uses at once: sum of k^i for i below ceil(d / d'). k + 1 at layers/2 <= exit_layer < layers.
+
+    >>> float(nested_units(12, 4, 2))
+    7.0
+    """
+    d, exit_at, _ = _shape(layers, exit_layer, 1)
+    k = checks.whole_array("candidates", candidates, 1)
+    generations = np.ceil(d / exit_at)
+    with np.errstate(over="ignore"):
+        units = np.asarray(sum(np.where(i < generations, k**i, 0.0) for i in range(int(np.max(generations)))))
+    if np.any(units > checks.MAX_UNITS):
+        raise checks.ParameterError(
+            f"nested needs up to {units.max():g} units, more than {checks.MAX_UNITS}; take fewer candidates or a later exit_layer"
+        )
+    return units
+
+
+# --- Flat: any exit layer on k+1 units ----------------------------------------------------------------------------------
+
+
+def flat_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
+    """Expected time of the flat form with independent matches, any exit layer on k+1 units [layers].
+
+    A promoted process that is past the exit layer predicts where it is, so below layers/2 the depths of prediction alternate
+    between d' and d - d' along a run: E[T] = d l - p [A (d - d') + (l - 1 - A) d'], where A = (l - 1)/(1 + p)
+    + p (1 - (-p)^(l - 1))/(1 + p)^2 is the expected number of positions that predict at d'. (The match rate is taken to be the
+    same at both depths.) From layers/2 on it is Theorem 4.1. Other laws: `flat_latency_of_law`.
+
+    >>> round(float(flat_latency(40, 10, 128, 0.5)))
+    3636
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    p = checks.array("match_rate", match_rate, 0, 1)
+    early = _early_predictions(n - 1, p)
+    below = d * n - p * (early * (d - exit_at) + (n - 1 - early) * exit_at)
+    return np.asarray(np.where(2 * exit_at >= d, expected_latency(d, exit_at, n, p), below))
+
+
+def flat_compute(
+    layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
+) -> Floats:
+    """Expected unit-time busy of the flat form with independent matches: E[T] + k [A (d - d') + (l - A) d'] [layer-units].
+
+    A is the expected number of the l positions that predict at the exit layer (see `flat_latency`); each token's sub-processes
+    run from its prediction to its verification. From layers/2 on it is Theorem 4.1.
+
+    >>> float(flat_compute(40, 20, 128, 0.5, 3)) == float(expected_compute(40, 20, 128, 0.5, 3))
+    True
+    """
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)
+    early = _early_predictions(n, p)
+    run = np.where(2 * exit_at >= d, n * (d - exit_at), early * (d - exit_at) + (n - early) * exit_at)
+    return np.asarray(flat_latency(d, exit_at, n, p) + k * run)
+
+
+# --- Any law, any cost: stages -----------------------------------------------------------------------------------------
+
+
+def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
+    """The stages of a form of Predictive Pipelined Decoding, for as many units as it wants [the cost model's unit].
+
+    Time and unit-time of a decoding are sums over its tokens, whatever the law of the matches. The nested form has stages without
+    overheads only.
+
+    >>> for stage in stages(Parameters(40, 10, 3, form="flat"), UnitCost(40)):
+    ...     print(stage)
+    Stage(time=40.0, busy=130.0, on_match=1)
+    Stage(time=10.0, busy=40.0, on_match=2)
+    Stage(time=30.0, busy=120.0, on_match=1)
+    """
+    d, exit_at, k = parameters.layers, parameters.exit_layer, parameters.candidates
+    if cost.layers != d:
+        raise checks.ParameterError(f"cost must be that of a model of layers={d}, got one of {cost.layers}")
+    if parameters.form == "nested":
+        return _nested_stages(d, exit_at, k, cost)
+    # Who reads all candidates in one pass is a single process, whose layers take as long as so many tokens do.
+    others, wide = (1, k) if parameters.batched else (k, 1)
+    if parameters.form == "eager":
+        return _eager_stages(d, exit_at, others, wide, cost)
+    first = _barrier_stage(cost, others, wide, 0, exit_at, promoted=False, on_match=1)
+    late = d - exit_at
+    if late <= exit_at:
+        return first, _barrier_stage(cost, others, wide, late, exit_at, promoted=True, on_match=1)
+    return (
+        first,
+        _barrier_stage(cost, others, wide, late, late, promoted=True, on_match=2),
+        _barrier_stage(cost, others, wide, exit_at, exit_at, promoted=True, on_match=1),
+    )
+
+
+def _barrier_stage(cost: UnitCost, k: int, wide: int, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
+    """Algorithm 2, taken up at layer `depth` and predicting at `gap`: main process and k sub-processes wait for each other."""
+    before = cost.span(depth, gap) + cost.head(gap) + cost.dispatching(k)
+    rest, start = cost.span(gap, cost.layers) + cost.final_head, _start(cost, cost.layers - gap, wide)
+    time = before + max(rest, cost.link + start)
+    return Stage(time + (cost.promotion if promoted else 0.0), before + rest + k * start, on_match)
+
+
+def _start(cost: UnitCost, layers: int, wide: int) -> float:
+    """Time of a sub-process, over so many tokens through so many layers from the first on."""
+    return cost.widened(cost.span(0, layers), wide) if layers else 0.0
+
+
+def _eager_stages(d: int, exit_at: int, k: int, wide: int, cost: UnitCost) -> tuple[Stage, ...]:
+    alone, rest = cost.span(0, exit_at), cost.span(exit_at, d) + cost.final_head
+    start = _start(cost, exit_at, wide)
+    main = cost.head(exit_at) + cost.dispatching(k) + rest
+    # How far a sub-process has come when its token is known: below zero where it has yet to start, and is waited for all the same.
+    ahead = min(start, rest - cost.link)
+    run = max(ahead, 0.0)
+    after_match = Stage(start - ahead + cost.promotion + main, start - run + main + k * run, 1)
+    return Stage(alone + main, alone + main + k * run, 1), after_match
+
+
+def _nested_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage, ...]:
+    if not cost.plain:
+        raise checks.ParameterError(
+            "form 'nested' has no closed form with overheads or uneven layers in [cost]; leave them out, or ask for"
+            " views = ['events'] alone"
+        )
+    waste = float(nested_waste(d, exit_at, k))
+    return Stage(float(d), d + k * waste, 1), Stage(float(exit_at), d + (k - 1) * waste, 1)
+
+
+ARRAYS = True
+"""`predict` takes arrays in the fields of its parameters, the tokens and the match rate, where these are all there is."""
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost) -> Prediction:
+    """What the theory says of a decoding, for as many units as the method reserves.
+
+    With the papers' plain cost and independent matches these are the closed forms, and fields of `parameters`, `tokens` and the
+    law's rate may be arrays that broadcast. Otherwise the stages are summed over the law, one decoding at a time.
+    """
+    if isinstance(law, Iid) and cost.plain and not (parameters.batched and cost.verify_cost is not None):
+        closed = _closed_form(parameters, tokens, law.match_rate)
+        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.match_rate)
+        lacking = np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()
+        if not lacking or any(np.ndim(value) for value in given):
+            return closed
+        # For one point, what has no closed form is summed.
+        _, variance, _, ratio = moments(stages(parameters, UnitCost(parameters.layers)), np.asarray(tokens).item(), law)
+        return replace(closed, latency_variance=np.asarray(variance), units_ratio=np.asarray(ratio))
+    checks.whole("tokens", tokens, 1)
+    n = int(np.asarray(tokens))
+    latency, variance, busy, ratio = moments(stages(parameters, cost), n, law)
+    plain = n * (cost.span(0, parameters.layers) + cost.final_head)
+    values = (latency, variance, busy, ratio, float(parameters.units), plain)
+    return Prediction(*(np.asarray(value) for value in values))
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: all tokens in the stage that takes most.
+
+    >>> slowest(Parameters(40, 20, 3), 10, UnitCost(40))
+    (400.0, 1000.0)
+    """
+    steps = stages(parameters, cost)
+    return tokens * max(step.time for step in steps), tokens * max(step.busy for step in steps)
+
+
+def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
+    """What the passes of a decoding come to, in the mean; None in the forms that stop processes, or start some behind others.
+
+    A token takes the main process through all layers, or behind a match through those from d - d-bar on, and k others through
+    d - d-bar, one position on: k passes, or where they are batched one. Two heads a token.
+
+    >>> found = work(Parameters(40, 20, 3), 10, Iid(0.5))
+    >>> float(found.of["target"].layer_passes), float(expected_compute(40, 20, 10, 0.5, 3)), found.adopted_rows
+    (910.0, 910.0, 90.0)
+    """
+    if parameters.form not in ("literal", "flat") or 2 * parameters.exit_layer < parameters.layers:
+        return None
+    ahead, places = parameters.layers - parameters.exit_layer, np.arange(tokens)
+    matched = np.append(0.0, np.diff(law.mean(places)))
+    main, candidates = parameters.layers - ahead * matched, parameters.candidates
+    # The passes of others a token, and of how many tokens each is.
+    others, wide = (1, candidates) if parameters.batched else (candidates, 1)
+    layers = float(main.sum())
+    seen = float(main @ (places + 1))
+    attended = seen + candidates * ahead * float((places + 2).sum())
+    read = seen + others * ahead * float((places + 1 + wide).sum())
+    runs, computed = layers + others * ahead * tokens, layers + candidates * ahead * tokens
+    found = Totals((2 + others) * tokens, runs, computed, attended, read, head_runs=2 * tokens, heads=2 * tokens)
+    matches = float(matched.sum())
+    return Work({"target": found}, matches, ahead * matches)
+
+
+def distribution(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> tuple[Floats, Floats] | None:
+    """The law of the latency: values in increasing order and their probabilities; None where it is not a matter of their number.
+
+    >>> values, probabilities = distribution(Parameters(40, 20, 1), 3, Iid(0.5), UnitCost(40))
+    >>> values.tolist(), probabilities.round(12).tolist()
+    ([80.0, 100.0, 120.0], [0.25, 0.5, 0.25])
+    """
+    steps = stages(parameters, cost)
+    if len(steps) != 2:
+        return None
+    miss, match = steps
+    times = np.asarray(tokens * miss.time - np.arange(tokens) * (miss.time - match.time), dtype=np.float64)
+    # Where a match saves nothing all numbers of matches take the same time.
+    values, which = np.unique(times, return_inverse=True)
+    return values, np.asarray(np.bincount(which, weights=law.pmf(tokens - 1)), dtype=np.float64)
+
+
+def _closed_form(parameters: Parameters, tokens: ArrayLike, rate: Floats) -> Prediction:
+    d, exit_at, n = _shape(parameters.layers, parameters.exit_layer, tokens)
+    k = checks.whole_array("candidates", parameters.candidates, 1)
+    if parameters.batched:
+        k = np.ones_like(k)
+    unknown = np.asarray(np.nan)
+    units = k + 1
+    if parameters.form == "nested":
+        latency, busy = expected_latency(d, exit_at, n, rate), nested_compute(d, exit_at, n, rate, k)
+        variance, ratio, units = latency_variance(d, exit_at, n, rate), unknown, nested_units(d, exit_at, k)
+    elif parameters.form == "flat" and np.any(2 * exit_at < d):
+        latency, busy = flat_latency(d, exit_at, n, rate), flat_compute(d, exit_at, n, rate, k)
+        variance = ratio = unknown
+    else:
+        latency, busy = expected_latency(d, exit_at, n, rate), expected_compute(d, exit_at, n, rate, k)
+        variance, ratio = latency_variance(d, exit_at, n, rate), unknown
+        if latency.size * float(n.max()) <= _MOST_TERMS:
+            ratio = expected_units_ratio(d, exit_at, n, rate, k)
+    return Prediction(latency, variance, busy, ratio, units, d * n)
+
+
+_MOST_TERMS = 20_000_000
+"""Beyond so many terms E[C / T] of a grid is left out: it is a sum over the number of matches, at every point."""
+
+
+# --- Helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _shape(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    d = checks.whole_array("layers", layers, 1)
+    exit_at = checks.whole_array("exit_layer", exit_layer, 1)
+    if np.any(exit_at > d):
+        bad = tuple(np.argwhere(exit_at > d)[0])
+        top, value = (np.broadcast_to(a, np.broadcast_shapes(d.shape, exit_at.shape))[bad] for a in (d, exit_at))
+        raise checks.ParameterError(f"exit_layer must be between 1 and layers={top:g}, got {value:g}")
+    return d, exit_at, checks.whole_array("tokens", tokens, 1)
+
+
+def _early_predictions(positions: Floats, p: Floats) -> Floats:
+    """Expected number among the first positions of a flat decoding that predict at the exit layer, not at layers - exit_layer."""
+    return np.asarray(positions / (1 + p) + p * (1 - (-p) ** positions) / (1 + p) ** 2)
+
+
+def _upper_half(d: ArrayLike, exit_at: ArrayLike, what: str) -> None:
+    bad = 2 * np.asarray(exit_at) < np.asarray(d)
+    if np.any(bad):
+        first = tuple(np.argwhere(bad)[0])
+        top, value = (np.broadcast_to(a, bad.shape)[first] for a in (d, exit_at))
+        raise checks.ParameterError(
+            f"exit_layer must be at least layers/2={top / 2:g} for {what}, got {value:g}; below it there are two forms,"
+            " nested (nested_compute: sub-processes predict too) and flat (flat_latency: k+1 units)"
+        )
+
+
+def _overheads(*values: ArrayLike) -> list[Floats]:
+    names = ("early_head", "dispatch", "link", "final_head", "promotion")
+    return [checks.array(name, value, 0) for name, value in zip(names, values, strict=True)]
+
+
+def _law_of_latency(layers: int, exit_layer: int, tokens: int, law: Law) -> tuple[Floats, Floats]:
+    d, exit_at, n = (int(value) for value in _shape(layers, exit_layer, tokens))
+    if exit_at == d:
+        return np.array([float(d * n)]), np.array([1.0])
+    mass = law.pmf(n - 1)
+    return d * n - (d - exit_at) * np.arange(n - 1, -1, -1.0), mass[::-1]
+
+
+def _binomial(trials: Floats, p: Floats) -> Floats:
+    """Binomial probabilities of 0, 1, ..., max(trials) along a new last axis; exact at p = 0 and p = 1."""
+    from scipy.special import gammaln, xlog1py, xlogy
+
+    n, rate = trials[..., None], p[..., None]
+    count = np.arange(trials.max() + 1.0)
+    rest = np.maximum(n - count, 0.0)
+    log = gammaln(n + 1) - gammaln(count + 1) - gammaln(rest + 1) + xlogy(count, rate) + xlog1py(rest, -rate)
+    return np.asarray(np.where(count <= n, np.exp(log), 0.0))

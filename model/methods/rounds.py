@@ -1,0 +1,469 @@
+"""Draft and verify, round by round: laws of rounds, the walk of many replications at once, and its moments.
+
+A round that starts at output position s drafts min(gamma, l - s) tokens, so that it never goes beyond the last position l; in a
+batch that is kept full gamma, of which those beyond are dropped. Position
+t is tested as the (t - s)-th of its draft; a rejected or the last position of a round is the target's own token, and the next round
+starts behind it. What a round costs depends on how many tokens it drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, Replay, ReplayChances
+
+Bytes = NDArray[np.uint8]
+
+
+# --- Laws of rounds: how many drafted tokens survive if a draft starts here ---------------------------------------------
+
+
+class Rounds:
+    """Every round has its own luck: at least j of its tokens survive with chance `survival[j - 1]`, whatever happened before.
+
+    It covers rates by position in the draft (survival is their cumulative product), one rate drawn for each round (its moments),
+    and a histogram of accepted lengths. One coin, that of the round's first position, decides.
+
+    >>> law = Rounds.by_draft_position([0.8, 0.5])
+    >>> law.survival.tolist()
+    [0.8, 0.4]
+    """
+
+    def __init__(self, survival: ArrayLike) -> None:
+        self.survival = checks.array("survival", survival, 0, 1)
+        if self.survival.ndim != 1 or np.any(np.diff(self.survival) > 0):
+            given = checks.shown(self.survival.tolist())
+            raise checks.ParameterError(f"survival must be a list of chances that do not rise, got {given}")
+
+    @classmethod
+    def by_draft_position(cls, acceptance_rates: ArrayLike) -> Rounds:
+        """The j-th drafted token is accepted with chance `acceptance_rates[j - 1]` if those before it were."""
+        return cls(np.cumprod(checks.array("acceptance_rates", acceptance_rates, 0, 1)))
+
+    @classmethod
+    def shared_rate(cls, acceptance_rate: float, concentration: float, longest: int) -> Rounds:
+        """One rate for each round, drawn from a Beta law of this mean with a + b = `concentration`.
+
+        E[B^j] is the product of (a + i)/(a + b + i) over i below j.
+
+        >>> Rounds.shared_rate(0.8, 10, 2).survival.round(4).tolist()  # Beta(8, 2)
+        [0.8, 0.6545]
+        """
+        checks.number("acceptance_rate", acceptance_rate, 0, 1)
+        checks.number("concentration", concentration, 0)
+        i = np.arange(longest)
+        if concentration == 0:  # all or nothing
+            return cls.by_draft_position(np.where(i == 0, acceptance_rate, 1.0))
+        return cls.by_draft_position((acceptance_rate * concentration + i) / (concentration + i))
+
+    def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
+        return np.concatenate([self._lengths(tile, longest) for tile in coins])
+
+    def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
+        """For each position, which drafted tokens are accepted there."""
+        return _by_rounds(row for tile in coins for row in self._lengths(tile, len(self.survival)))
+
+    def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
+        """Chance that the token at each position and place in its draft is accepted; after failures and successes alike."""
+        self._cover(longest)
+        known = np.concatenate([[1.0], self.survival[:longest]])
+        rates = np.zeros(longest + 1)  # nothing is known, or asked, of the place behind the draft
+        np.divide(known[1:], known[:-1], out=rates[:longest], where=known[:-1] > 0)
+        chances = np.broadcast_to(rates, (positions, longest + 1))
+        return chances, chances
+
+    def _lengths(self, tile: Floats, longest: int) -> NDArray[np.int64]:
+        # As many as there are chances above the coin.
+        return np.asarray(np.searchsorted(-self.survival[:longest], -tile, side="left"))
+
+    def _cover(self, longest: int) -> None:
+        if longest > len(self.survival):
+            raise checks.ParameterError(
+                f"acceptance must be known for each of draft_length={longest} places in a draft, got {len(self.survival)}"
+            )
+
+
+class ReplayRounds:
+    """Recorded rounds: `records[i, j]` tokens survive in record i if a draft starts at position j.
+
+    A replication is one of the records, drawn with equal chances by its first coin.
+
+    >>> law = ReplayRounds([[2, 0, 1], [3, 2, 1]])
+    >>> law.survivors(iter([np.array([[0.2, 0.7], [0.0, 0.0]])]), longest=2).tolist()
+    [[2, 2], [0, 2]]
+    """
+
+    def __init__(self, records: ArrayLike) -> None:
+        values = checks.whole_array("records", records, 0)
+        if values.ndim != 2 or not values.size:
+            raise checks.ParameterError("records must be lists of accepted lengths, all of one length of at least 1")
+        self.records = values.astype(np.int64)
+
+    @property
+    def count(self) -> int:
+        """How many records there are, each as likely."""
+        return len(self.records)
+
+    def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
+        return np.asarray(np.minimum(np.array(list(self._rows(coins))), longest))
+
+    def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
+        """For each position, which drafted tokens are accepted there."""
+        return _by_rounds(self._rows(coins))
+
+    def _rows(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
+        chosen, position = None, 0
+        for tile in coins:
+            if chosen is None:
+                chosen = (tile[0] * len(self.records)).astype(np.intp)
+            for _ in tile:
+                if position == self.records.shape[1]:
+                    raise checks.ParameterError(f"records must cover more than {position} output positions; take fewer tokens")
+                yield self.records[chosen, position]
+                position += 1
+
+
+def _by_rounds(lengths: Iterable[NDArray[np.int64]]) -> Iterator[Outcomes]:
+    """Remember, for each replication, how many survive of the round that it is in."""
+    current: NDArray[np.int64] | None = None
+    for here in lengths:
+
+        def outcome(phase: Bytes, here: NDArray[np.int64] = here) -> Bools:
+            nonlocal current
+            current = here if current is None else np.where(phase == 0, here, current)
+            return np.asarray(phase < current)
+
+        yield outcome
+
+
+class ReplayLog(ReplayRounds):
+    """A log as it was played: its sequences one after another in a circle, each round cut where its sequence ends.
+
+    A replication begins with one of the sequences, drawn with equal chances by its first coin. Over as many positions as the log
+    has, any of them takes exactly the rounds of the log.
+
+    >>> law = ReplayLog([[2, 0], [1, 9, 0]])  # accepted lengths are cut: no draft goes beyond its sequence
+    >>> law.survivors(iter([np.array([[0.2, 0.7]] * 5)]), longest=3).tolist()
+    [[1, 1], [0, 1], [1, 0], [1, 1], [0, 0]]
+    """
+
+    def __init__(self, sequences: Sequence[ArrayLike]) -> None:
+        held = [checks.whole_array(f"sequences[{index}]", each, 0) for index, each in enumerate(sequences)]
+        if not held or not all(each.ndim == 1 and each.size for each in held):
+            raise checks.ParameterError("sequences must be lists of accepted lengths, each of at least one")
+        remaining = [np.arange(each.size - 1, -1, -1) for each in held]
+        self.line = np.concatenate([np.minimum(each, most) for each, most in zip(held, remaining, strict=True)]).astype(np.int64)
+        self.begins = np.cumsum([0, *(each.size for each in held[:-1])])
+
+    @property
+    def count(self) -> int:
+        """How many sequences it may begin with, each as likely."""
+        return len(self.begins)
+
+    @cached_property
+    def records(self) -> NDArray[np.int64]:  # type: ignore[override]
+        """The whole circle from each sequence on; shape (sequences, positions of the log)."""
+        return np.stack([np.roll(self.line, -begin) for begin in self.begins])
+
+    def _rows(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
+        at: NDArray[np.intp] | None = None
+        for tile in coins:
+            if at is None:
+                at = self.begins[(tile[0] * self.count).astype(np.intp)]
+            for _ in tile:
+                yield self.line[at]
+                at = (at + 1) % self.line.size
+
+
+RoundLaw = Rounds | ReplayRounds
+AcceptanceLaw = Law | RoundLaw
+
+
+# --- Many replications at once ------------------------------------------------------------------------------------------
+
+
+class RoundPrices(NamedTuple):
+    """What a round takes, by how many tokens it drafts: 0, 1, 2, ..."""
+
+    time: Floats
+    busy: Floats
+    operations: Floats
+    """Arithmetic, in that of a token in a pass of the target."""
+
+
+class Tally(NamedTuple):
+    """What many decodings took and did: arrays of one value for each, but for `accepted`."""
+
+    time: Floats
+    busy: Floats
+    operations: Floats
+    rounds: Floats
+    drafted: Floats
+    accepted: NDArray[np.int64]
+    """Rounds, of all decodings together, that accepted 0, 1, 2, ... tokens."""
+
+
+def fixed(
+    draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: RoundPrices, replications: int, *, cut: bool = True
+) -> Tally:
+    """Rounds of one draft length, `cut` short at the end or not: then what is drafted beyond it is dropped.
+
+    >>> law = ReplayRounds([[1, 0, 2, 1, 0]])  # of a draft from position 0 one token survives: 2 come out; then 2 survive
+    >>> coins = iter([np.zeros((4, 1))])
+    >>> tally = fixed(2, 5, law.drafts(coins), RoundPrices(*np.array([[1.0, 1.1, 1.2]] * 3)), 1)
+    >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist(), tally.time.round(12).tolist()
+    ([2.0], [4.0], [0, 1, 1], [2.4])
+    """
+    whole = max(tokens - draft_length, 0) if cut else tokens  # a round that starts before this position drafts all its tokens
+    starts = np.zeros(replications)
+    late = np.zeros((draft_length, replications), dtype=np.bool_)  # those that start after it, by what remains to be drafted
+    reached = np.zeros(draft_length + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
+    tile = np.zeros((_ROWS, replications), dtype=np.uint8)  # that place, position by position
+    phase, going_on = np.zeros(replications, dtype=np.uint8), np.empty(replications, dtype=np.bool_)
+
+    def count(rows: Bytes, first: int) -> None:
+        starting = rows == 0
+        full = max(min(whole - first, len(rows)), 0)
+        np.add(starts, np.add.reduce(starting[:full].view(np.uint8), axis=0, dtype=np.uint8), out=starts)
+        for row in range(full, len(rows)):
+            late[tokens - 1 - first - row] = starting[row]
+        reached[0] += int(np.count_nonzero(starting))
+        for place in range(1, draft_length + 1):
+            reached[place] += int(np.count_nonzero(rows == place))
+
+    filled = first = 0
+    for position in range(tokens):
+        tile[filled] = phase
+        filled += 1
+        if filled == _ROWS or position == tokens - 1:
+            count(tile[:filled], first)
+            first, filled = position + 1, 0
+        if position == tokens - 1:
+            break
+        # A round goes on where a drafted token is accepted; its place may not be beyond the draft.
+        np.less(phase, draft_length, out=going_on)
+        going_on &= next(outcomes)(phase)
+        phase += 1
+        phase *= going_on.view(np.uint8)
+    rounds, drafted = starts + late.sum(axis=0), starts * draft_length
+    time, busy, operations = (starts * price[draft_length] for price in prices)
+    for remaining, starting in enumerate(late):
+        time += starting * prices.time[remaining]
+        busy += starting * prices.busy[remaining]
+        operations += starting * prices.operations[remaining]
+        drafted += starting * remaining
+    return Tally(time, busy, operations, rounds, drafted, reached - np.append(reached[1:], 0))
+
+
+class Lengths(Protocol):
+    """Draft lengths that change from round to round, each decoding's by its own luck; see
+    `model.methods.adaptive.draft_length_policies`."""
+
+    length: NDArray[np.int64]
+    """Of the next round of each decoding."""
+
+    def learn(self, which: NDArray[np.intp], accepted: NDArray[np.int64], drafted: NDArray[np.int64]) -> None:
+        """A round of each of these decodings is over; set their lengths."""
+
+
+def varying(
+    lengths: Lengths,
+    tokens: int,
+    outcomes: Iterator[Outcomes],
+    prices: RoundPrices,
+    doubts: NDArray[np.uint8] | None = None,
+) -> Tally:
+    """Rounds of changing draft lengths, one for each of `lengths.length`; `prices` must reach to the longest.
+
+    With `doubts`, of shape (tokens - 1, replications) and as in `model.outcomes.outcome_laws.TwoClass`, a draft ends with the first
+    token that it is unsure of. It does not know of a rejection, so behind one it goes on as it would.
+    """
+    replications = len(lengths.length)
+    unsure = None if doubts is None else _next_unsure(doubts)
+    start, everyone = np.zeros(replications, dtype=np.int64), np.arange(replications)
+    limit = np.minimum(lengths.length, tokens - 1)
+    time, busy, operations, rounds, drafted_in_all = np.zeros((5, replications))
+    counts = np.zeros(len(prices.time), dtype=np.int64)
+    for position in range(tokens):
+        place = position - start
+        ends = place == limit  # the target's own token, behind a whole draft
+        if position < tokens - 1:
+            kept = next(outcomes)(place.astype(np.uint8))
+            ends |= ~kept
+        which = everyone[ends]
+        accepted, drafted = place[which], limit[which]
+        if doubts is not None and unsure is not None and position < tokens - 1:
+            # Behind a draft that was kept as a whole this is no bound: there is nothing to be unsure of.
+            drafted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
+            # A kept token of which the draft is unsure is its last.
+            limit = np.where(~ends & (doubts[position] >= 2), place + 1, limit)
+        time[which] += prices.time[drafted]
+        busy[which] += prices.busy[drafted]
+        operations[which] += prices.operations[drafted]
+        rounds[which] += 1
+        drafted_in_all[which] += drafted
+        counts += np.bincount(accepted, minlength=len(counts))
+        lengths.learn(which, accepted, drafted)
+        start[which] = position + 1
+        limit[which] = np.minimum(lengths.length[which], tokens - 2 - position)
+    return Tally(time, busy, operations, rounds, drafted_in_all, counts)
+
+
+def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """For each position the first from there on at which a draft would be unsure of a wrong token."""
+    positions = np.arange(len(doubts))[:, None]
+    found = np.where(doubts & 1, positions, len(doubts))
+    return np.asarray(np.minimum.accumulate(found[::-1])[::-1])
+
+
+def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: int = 1) -> RoundPrices:
+    """What a round takes that drafts 0, 1, ..., `longest` tokens: so many passes of the draft model, and one of the target.
+
+    Where the models are on units `apart`, a round takes the link twice, to the draft model and back; without drafts not at all.
+    With several `texts` each pass is over as many tokens of each. Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1
+    tokens in the target, gamma in the draft model.
+
+    >>> prices = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5), 2, apart=True)
+    >>> [each.tolist() for each in prices]
+    [[40.0, 48.0, 52.0], [40.0, 44.0, 48.0], [1.0, 2.5, 4.0]]
+    """
+    drafted = np.arange(longest + 1.0)
+    draft = cost.required("draft") * cost.draft_slowdown(texts)
+    verify = cost.target_pass * np.array([cost.slowdown(width * texts, texts) for width in range(1, longest + 2)])
+    time, busy = (drafted * draft * share + verify for share in (1.0, cost.draft_devices))
+    operations = texts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
+    return RoundPrices(time + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
+
+
+def slowest_of(tokens: int, prices: RoundPrices) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds whose rounds put out a token at least."""
+    return tokens * float(prices.time.max()), tokens * float(prices.busy.max())
+
+
+def operations_of(rounds: Mapping[tuple[int, int], int], prices: RoundPrices) -> float:
+    """The arithmetic of rounds of which so many had (accepted, drafted) tokens."""
+    return float(sum(count * prices.operations[drafted] for (_, drafted), count in rounds.items()))
+
+
+_ROWS = 32
+"""Positions that are counted together; no more than a byte can count."""
+
+
+# --- Expectations -------------------------------------------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """Mean and variance of the time, means of unit-time, arithmetic, rounds and drafted tokens of one decoding."""
+
+    time: float
+    variance: float
+    busy: float
+    operations: float
+    rounds: float
+    drafted: float
+
+
+def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices, *, cut: bool = True) -> Moments:
+    """The moments of `fixed`, exactly: forward over the positions at which a round starts, and the outcome before each.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> flat = np.ones(4)
+    >>> round(moments(3, 128, Iid(0.79), RoundPrices(flat, flat, flat)).rounds, 3)  # 128 / 2.907 is 44.030
+    44.446
+    """
+    if isinstance(law, Replay | ReplayRounds):
+        return _of_records(draft_length, tokens, law, prices, cut)
+    if isinstance(law, ReplayChances):
+        return mixed([moments(draft_length, tokens, chain, prices, cut=cut) for chain in law.chains])
+    if not isinstance(law, Chain | Rounds):
+        raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
+    state, _ = _forward(draft_length, tokens, law, prices, cut)
+    _, mean, square, *rest = state[:, tokens].sum(axis=1).tolist()
+    return Moments(mean, max(square - mean**2, 0.0), *rest)
+
+
+class Starts(NamedTuple):
+    """The chance that a round starts at each position, and that it does so behind a draft of at least one token, all kept."""
+
+    mass: Floats
+    behind_whole: Floats
+
+
+def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
+    """Where the rounds of `fixed` start.
+
+    >>> from model.outcomes.outcome_laws import ByPosition
+    >>> [each.tolist() for each in starts(2, 5, ByPosition([1, 1, 0, 0, 1]))]
+    [[1.0, 0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0, 0.0]]
+    """
+    nothing = np.zeros(draft_length + 1)
+    state, whole = _forward(draft_length, tokens, law, RoundPrices(nothing, nothing, nothing), True)
+    return Starts(state[0, :tokens].sum(axis=1), whole[:tokens])
+
+
+def _forward(
+    draft_length: int, tokens: int, law: Chain | Rounds, prices: RoundPrices, cut: bool
+) -> tuple[Floats, Floats]:
+    low, high = law.draft_chances(tokens, draft_length)
+    whole = np.zeros(tokens + 1)
+    # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; position; outcome before.
+    state = np.zeros((7, tokens + 1, 2))
+    state[0, 0, 0] = 1.0
+    for start in range(tokens):
+        count = min(draft_length, tokens - 1 - start)
+        drafted = count if cut else draft_length
+        time, busy, operations = (price[drafted] for price in prices)
+        mass, first = state[0, start], state[1, start]
+        spent = state[:, start] + np.array(
+            [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, drafted * mass]
+        )
+        along = start + np.arange(count), np.arange(count)
+        for before in (0, 1):
+            rates = high[along].copy()
+            if count and not before:
+                rates[0] = low[start, 0]
+            survival = np.concatenate([[1.0], np.cumprod(rates)])
+            ends = survival[:-1] * (1 - rates)
+            state[:, start + 1 : start + 1 + count, 0] += spent[:, before, None] * ends
+            # The token behind a whole draft has an outcome too: it is before the next round's first.
+            behind = (high if count or before else low)[start + count, count]
+            for outcome, chance in ((0, 1 - behind), (1, behind)):
+                state[:, start + 1 + count, outcome] += spent[:, before] * (survival[-1] * chance)
+            whole[start + 1 + count] += state[0, start, before] * survival[-1] * (count > 0)
+    return state, whole
+
+
+def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices, cut: bool) -> Moments:
+    choice = each_record(law, tokens)
+    return mean_of(fixed(draft_length, tokens, law.drafts(iter([choice])), prices, choice.shape[1], cut=cut))
+
+
+def each_record(law: Replay | ReplayRounds, tokens: int) -> Floats:
+    """Coins with which each record of a law is played once; shape (tokens - 1 or 1, records)."""
+    count = law.count if isinstance(law, ReplayRounds) else len(law.records)
+    return np.broadcast_to((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), count))
+
+
+def mixed(parts: Sequence[Moments]) -> Moments:
+    """The moments of a decoding that is of one of these kinds, all equally likely.
+
+    >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)])[:2]
+    (2.0, 4.0)
+    """
+    time, variance, *rest = np.array(parts).T
+    return Moments(float(time.mean()), float(variance.mean() + time.var()), *(float(values.mean()) for values in rest))
+
+
+def mean_of(tally: Tally) -> Moments:
+    """The moments of decodings that are all equally likely."""
+    means = tally.busy, tally.operations, tally.rounds, tally.drafted
+    return Moments(float(tally.time.mean()), float(tally.time.var()), *(float(values.mean()) for values in means))

@@ -1,0 +1,185 @@
+"""SkipDecode: the later a token, the fewer layers it goes through; all texts of a batch at once.
+
+Sections 2.3 and 2.4 of [DelCorro2023]. The prompt goes through all layers, the token that is generated at a position through as
+many as the schedule has for it (`exit_layers`): the first `warm_up` ones, then the topmost. As the schedule never rises, no
+layer that is run lacks keys and values: the cache refuses a pass for which it does. A batch begins when the one before has ended,
+since its texts must stand at the same position; the place of a text that has ended stays empty. Lossy.
+
+[DelCorro2023] L. Del Corro et al. SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference.
+arXiv:2307.02628.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base import checks
+from model.methods import batching
+from model.steps import Commit, Forward, Read, Steps
+
+Floats = NDArray[np.float64]
+
+ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
+    "half-up": lambda layers: np.floor(layers + 0.5),
+    "half-even": np.round,
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+"""How a whole number of layers is made of the schedule, to nine digits; the paper does not say. Table 4 speaks for
+`half-up` if the decay starts behind 60 tokens, the longest prompt of E2E, and behind 38, the median, as much for `half-even`."""
+
+
+@dataclass(frozen=True)
+class Parameters(batching.StaticBatching):
+    """A choice of SkipDecode: the least and the most layers of a token, and between which positions they fall.
+
+    `prompt` and `sequence` are the positions where the schedule begins and ends: the longest prompt, and the longest text with it.
+    `warm_up` layers are the first ones of every token. `power` 1 is the linear schedule, `rounding` makes whole layers of it
+    (`half-up`, `half-even`, `floor` or `ceil`). `sequences` are decoded together; `lengths` are those of all sequences of static
+    batches, in the order that they come, if not all of one length: the longest of as many tokens as the scenario says, at most
+    sequence - prompt.
+    """
+
+    layers: int
+    min_layers: int
+    max_layers: int
+    prompt: int
+    sequence: int
+    warm_up: int = 1
+    rounding: str = "half-up"
+    power: float = 1.0
+
+    OUTCOMES = ()
+    COSTS = ("verify_cost",)
+    EXACT = False
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
+        checks.whole("max_layers", self.max_layers, 1, self.layers, "layers")
+        checks.whole("min_layers", self.min_layers, 1, self.max_layers, "max_layers")
+        checks.whole("warm_up", self.warm_up, 0, self.min_layers, "min_layers")
+        checks.whole("sequence", self.sequence, 1, checks.MAX_TOKENS)
+        checks.whole("prompt", self.prompt, 0, self.sequence - 1, "sequence-1")
+        checks.one_of("rounding", self.rounding, ROUNDINGS)
+        checks.number("power", self.power, 0)
+        self.check_batching()
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a pass is wide only in a batch."""
+        return () if table.get("sequences", 1) == 1 and table.get("lengths") is None else cls.COSTS
+
+    @property
+    def units(self) -> int:
+        """Compute units that it reserves."""
+        return 1
+
+    @property
+    def widest(self) -> int:
+        """The most tokens of one pass."""
+        return self.together
+
+    def check_tokens(self, tokens: int) -> None:
+        """Refuse more tokens than the schedule has positions for."""
+        room = self.sequence - self.prompt
+        if tokens > room:
+            raise checks.ParameterError(
+                f"tokens must be at most sequence-prompt={room}, which the schedule has positions for, got {tokens};"
+                " give a longer sequence or fewer tokens"
+            )
+        super().check_tokens(tokens)
+
+
+def decode(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
+) -> Steps:
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+
+    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
+    """
+    parameters.check_tokens(tokens)
+    gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
+    layers, start = parameters.layers, len(prompt) - 1
+    if start and not prompts:
+        yield Forward("target", tuple(prompt[:-1]), 0, 0, layers)
+    for batch in batching.texts(parameters, tokens):
+        texts = tuple(batch)
+        yield from batching.read_prompts(layers, prompt, prompts, texts)
+        words = batching.last_words(prompt, prompts, texts)
+        for column in range(max(batch.values())):
+            if column in batch.values() or any(word in stop for word in words):  # texts that have ended
+                going = [word not in stop or not column for word in words]
+                live = [index for index, text in enumerate(texts) if batch[text] > column and going[index]]
+                texts, words = tuple([texts[index] for index in live]), tuple([words[index] for index in live])
+            if not texts:
+                break
+            width = len(texts)
+            numbers = texts if parameters.texts > 1 else ()
+            out = yield Forward("target", words, start + column, 0, layers, None, width, None, (), numbers, gaps[column])
+            read = []
+            for offset in range(-width, 0):
+                read.append((yield Read("next", out, offset)))
+            words = tuple(read)
+            yield Commit("column", words)
+
+
+def exit_layers(
+    min_layers: int,
+    max_layers: int,
+    prompt: int,
+    sequence: int,
+    generated: int,
+    *,
+    rounding: str | None = None,
+    power: float = 1.0,
+) -> Floats:
+    """The layers of the first, second, ..., last of `generated` tokens: min + (max - min) (1 - t)^power [layers].
+
+    power = 1 is the paper's linear decay, "token_idx" in Section 2.3; another is the power law that it leaves for later. The last
+    position of the longest sequence has t < 1: min_layers is reached there by rounding alone.
+
+    >>> exit_layers(8, 16, 60, 160, 4).tolist(), exit_layers(8, 16, 60, 160, 100, rounding="half-up")[[0, 6, 7, 99]].tolist()
+    ([16.0, 15.92, 15.84, 15.76], [16.0, 16.0, 15.0, 8.0])
+    """
+    _check(min_layers, max_layers, prompt, sequence, generated)
+    rising = _decayed(np.arange(float(generated)) / (sequence - prompt), power)
+    return _rounded(np.asarray(min_layers + (max_layers - min_layers) * rising), rounding)
+
+
+def schedule(parameters: Parameters, tokens: int) -> list[int]:
+    """The layers of the first, second, ... token."""
+    bounds = parameters.min_layers, parameters.max_layers, parameters.prompt, parameters.sequence
+    layers = exit_layers(*bounds, tokens, rounding=parameters.rounding, power=parameters.power)
+    return [int(each) for each in layers]
+
+
+def skipped(parameters: Parameters, budget: int) -> tuple[tuple[int, int], ...]:
+    """The layers that a token with so many leaves out: those between the first `warm_up` and the topmost."""
+    top = parameters.layers - (budget - parameters.warm_up)
+    return ((parameters.warm_up, top),) if parameters.warm_up < top else ()
+
+
+def _check(min_layers: int, max_layers: int, prompt: int, sequence: int, generated: int) -> None:
+    checks.whole("max_layers", max_layers, 1, checks.MAX_LAYERS)
+    checks.whole("min_layers", min_layers, 1, max_layers, "max_layers")
+    checks.whole("sequence", sequence, 1, checks.MAX_TOKENS)
+    checks.whole("prompt", prompt, 0, sequence - 1, "sequence-1")
+    checks.whole("generated", generated, 1, sequence - prompt, "sequence-prompt")
+
+
+def _decayed(t: Floats, power: float) -> Floats:
+    checks.number("power", power, 0)
+    return np.asarray((1 - t) ** power)
+
+
+def _rounded(layers: Floats, rounding: str | None) -> Floats:
+    if rounding is None:
+        return layers
+    checks.one_of("rounding", rounding, ROUNDINGS)
+    # Steps of tenths and the like are not exact: what is a half but for rounding is one.
+    return np.asarray(ROUNDINGS[rounding](np.round(layers, 9)))

@@ -1,0 +1,181 @@
+"""SkipDecode in closed form: the layers that a generated token goes through fall with its position [DelCorro2023].
+
+The prompt goes through all layers. The token at position i, counted from 0, goes through (1 - t) max + t min of them, with
+t = (i - prompt) / (sequence - prompt) and `sequence` the longest text, prompt included (Section 2.3). All texts of a batch exit
+together, at the position of the column. Layers are the first `warm_up` ones and then the topmost (Section 2.4); as the schedule
+never rises, every layer that a token uses has the keys and values of all tokens before it, and none is computed again.
+
+The "speed-up" of the paper is a ratio of layers, `layer_speedup`. Time is another thing, `time_speedup`: what does not shrink with
+the layers, the projection onto the vocabulary first of all, is not skipped. Lossy: what it does to the text no formula says.
+
+[DelCorro2023] L. Del Corro et al. SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference.
+arXiv:2307.02628.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Account, Totals, Work
+from model.methods import batching
+from model.methods.prediction import Prediction
+from model.methods.skipdecode.algorithm import ROUNDINGS as ROUNDINGS
+from model.methods.skipdecode.algorithm import Parameters, schedule, skipped
+from model.methods.skipdecode.algorithm import exit_layers as exit_layers
+
+Floats = NDArray[np.float64]
+
+
+
+# --- The schedule -----------------------------------------------------------------------------------------------------
+
+
+def mean_layers(
+    min_layers: int,
+    max_layers: int,
+    prompt: int,
+    sequence: int,
+    generated: int,
+    rounding: str | None = None,
+    *,
+    power: float = 1.0,
+) -> float:
+    """The mean of `exit_layers`: max - (max - min) (n - 1) / (2 (sequence - prompt)) for the linear schedule [layers].
+
+    Of a whole budget, n = sequence - prompt, that is (max + min) / 2 and half a step more.
+
+    >>> mean_layers(8, 16, 60, 160, 100), round(mean_layers(8, 16, 60, 160, 34, "half-up"), 1)
+    (12.04, 14.7)
+    """
+    layers = exit_layers(min_layers, max_layers, prompt, sequence, generated, rounding=rounding, power=power)
+    if rounding is None and power == 1:
+        return max_layers - (max_layers - min_layers) * (generated - 1) / (2 * (sequence - prompt))
+    return float(layers.mean())
+
+
+def generated_of_mean(
+    mean: float,
+    min_layers: int,
+    max_layers: int,
+    prompt: int,
+    sequence: int,
+    *,
+    rounding: str | None = None,
+    within: float = 0.05,
+) -> tuple[int, ...]:
+    """The response lengths whose mean layers are a printed `mean`, to `within` half a unit of its last digit.
+
+    >>> generated_of_mean(14.7, 8, 16, 60, 160, rounding="half-up")
+    (34, 35)
+    """
+    checks.number("mean", mean, 0)
+    checks.number("within", within, 0)
+    layers = exit_layers(min_layers, max_layers, prompt, sequence, sequence - prompt, rounding=rounding)
+    means = np.cumsum(layers) / np.arange(1.0, len(layers) + 1)
+    return tuple(int(n) + 1 for n in np.flatnonzero(np.abs(means - mean) <= within * (1 + 1e-9)))
+
+
+def spans(budget: int, warm_up: int, layers: int) -> tuple[tuple[int, int], ...]:
+    """The layers that a token with a budget of so many goes through, as half-open ranges: the first `warm_up`, then the topmost.
+
+    >>> spans(8, 1, 24), spans(24, 1, 24), spans(1, 1, 24)
+    (((0, 1), (17, 24)), ((0, 24),), ((0, 1),))
+    """
+    checks.whole("layers", layers, 1, checks.MAX_LAYERS)
+    checks.whole("budget", budget, 1, layers, "layers")
+    checks.whole("warm_up", warm_up, 0, budget, "budget")
+    top = layers - (budget - warm_up)
+    if top <= warm_up:
+        return ((0, layers),)
+    return tuple((first, last) for first, last in ((0, warm_up), (top, layers)) if first < last)
+
+
+# --- A decoding -------------------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost) -> Prediction:
+    """`tokens` tokens of every text, or as many as `lengths` says; nothing is left to luck, `law` is not looked at.
+
+    Plain decoding is that of the same batches.
+
+    >>> from model.methods.skipdecode.algorithm import Parameters
+    >>> found = predict(Parameters(24, 8, 16, 60, 160), 100, None, UnitCost(24))
+    >>> float(found.latency), round(float(found.plain_latency / found.latency), 3)
+    (1204.0, 1.993)
+    """
+    return Prediction(*(np.asarray(value, dtype=np.float64) for value in _times(parameters, int(np.asarray(tokens)), cost)))
+
+
+def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, ...]:
+    parameters.check_tokens(tokens)
+    gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
+    layers = [cost.layers_of(0, parameters.layers, each) + cost.final_head for each in gaps]
+    columns = batching.columns(parameters, tokens)
+    latency = sum(cost.step + layers[column] * cost.layers_slowdown(width) for column, width in columns)
+    return latency, 0.0, latency, 1.0, parameters.units, batching.plain_time(parameters, tokens, cost)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: of every one."""
+    latency, _, busy, *_ = _times(parameters, tokens, cost)
+    return latency, busy
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
+    """The arithmetic of the passes, in that of a token in the whole model; heads left out."""
+    return account.layer_passes / parameters.layers
+
+
+def work(parameters: Parameters, tokens: int, law: Any) -> Work:
+    """What the passes of all batches come to; `law` is not looked at.
+
+    >>> from model.methods.skipdecode.algorithm import Parameters
+    >>> work(Parameters(24, 8, 16, 60, 160), 100, None).of["target"].layer_passes
+    1204.0
+    """
+    budgets = schedule(parameters, tokens)
+    rows = [(budgets[place], width, place + 1) for place, width in batching.columns(parameters, tokens)]
+    layers, widths, seen = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
+    attended = float(layers @ (widths * seen))
+    total = Totals(len(rows), float(layers.sum()), float(layers @ widths), attended, attended)
+    return Work({"target": total._replace(head_runs=len(rows), heads=float(widths.sum()))})
+
+
+# --- Speed ------------------------------------------------------------------------------------------------------------
+
+
+def layer_speedup(layers: ArrayLike, mean: ArrayLike) -> Floats:
+    """What the paper calls speed-up: the layers of the whole model over the mean layers of a generated token [-].
+
+    >>> round(float(layer_speedup(24, 14.7)), 2)  # Table 4, E2E, labelled 2x
+    1.63
+    """
+    whole, mean_ = checks.array("layers", layers, 0), checks.array("mean", mean, 0)
+    _refuse_nothing("mean", mean_)
+    return np.asarray(whole / mean_)
+
+
+def time_speedup(layers: ArrayLike, mean: ArrayLike, fixed: ArrayLike) -> Floats:
+    """Speed over the whole model: (layers + fixed) / (mean + fixed), `fixed` what a token takes beside its layers [layer-times].
+
+    The projection onto the vocabulary alone is 2.05 layers of OPT-1.3B.
+
+    >>> round(float(time_speedup(24, 14.7, 2.05)), 2)
+    1.56
+    """
+    whole, mean_, more = (checks.array(name, given, 0) for name, given in (("layers", layers), ("mean", mean), ("fixed", fixed)))
+    _refuse_nothing("mean", np.asarray(mean_ + more))
+    return np.asarray((whole + more) / (mean_ + more))
+
+
+# --- Helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_nothing(name: str, values: Floats) -> None:
+    if np.any(values == 0):
+        raise checks.ParameterError(f"{name} must be above 0, got 0.0; a token goes through a layer at least")

@@ -1,0 +1,295 @@
+"""Speculative decoding: a small model drafts, the large one checks all drafted tokens in one pass.
+
+Algorithm 1 of [Leviathan2023] (Algorithm 2 of [Chen2023] is the same with other letters). Greedy, a drafted token is kept if it is
+the target's own; sampled, with chance min(1, p/q), and the first that is not is replaced by one from norm(max(0, p - q)), so that
+the output has the target's law exactly. A round gives one token more than it accepts. Drafts are cut to what remains to be decoded.
+
+Texts of a batch draft together and are verified in one pass; each takes what it accepts, so that they stand at unequal positions. A
+round drafts as many tokens for all as for the text that can use the most, and what is beyond a text's end is not looked at. Texts
+that have ended leave the batch; the next one begins when all have. So a static batch is decoded; of one that is kept full one
+sequence is, whose drafts are never cut (`model/methods/batching.py`).
+
+[Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
+arXiv:2211.17192.
+[Chen2023] C. Chen et al. Accelerating Large Language Model Decoding with Speculative Sampling. arXiv:2302.01318.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.methods import batching
+from model.methods.demand import Demand, of_one_process
+from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, ended
+
+PLACEMENTS = ("together", "apart")
+MAX_DRAFT = 250
+"""Longer drafts than anybody makes; positions within one are kept in a byte."""
+
+
+@dataclass(frozen=True)
+class Parameters(batching.StaticBatching):
+    """A choice of speculative decoding: gamma = `draft_length`, whether tokens are `sampled`, and whether the draft model is on a
+    unit of its own (`placement` apart).
+
+    `draft_layers` is the depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth. `sequences` are
+    decoded together, by default in continuous batching; `lengths` are those of all sequences of static batches.
+    """
+
+    layers: int
+    draft_length: int
+    sampled: bool = False
+    placement: str = "together"
+    draft_layers: int = 1
+
+    OUTCOMES = ("accept",)
+    ROLES = ("draft",)
+    COSTS = ("verify_cost", "link")
+    IMITATES = MappingProxyType({"draft": ("target", "accept")})
+    EXACT = True
+    BATCHINGS = batching.BATCHING
+    ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
+
+    def __post_init__(self) -> None:
+        checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
+        check_models(self)
+        self.check_batching()
+
+    @classmethod
+    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
+        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a round drafts."""
+        return self.draft_length
+
+    @property
+    def widest(self) -> int:
+        """The most tokens of one pass of the target, of all sequences that are played together."""
+        return self.together * (self.longest + 1)
+
+    @property
+    def units(self) -> int:
+        """Compute units that it reserves."""
+        return 2 if self.placement == "apart" else 1
+
+    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+        """What it may want at once: it is one process."""
+        return of_one_process(self.units, cost)
+
+    @property
+    def beyond(self) -> int:
+        """How many positions after the end of the longest sequence a pass may reach: sequences draft along with others."""
+        return self.longest if self.together > 1 or not self.cut else 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether the last drafts of a sequence are cut to what remains to be decoded: an engine that keeps its batch full drafts
+        as many tokens for every sequence in each step.
+        """
+        return self.sequences == 1 or self.batching != batching.CONTINUOUS
+
+
+def check_models(parameters: Any) -> None:
+    """Refuse what no choice of a draft and a target may be."""
+    checks.whole("layers", parameters.layers, 1, checks.MAX_LAYERS)
+    checks.whole("draft_layers", parameters.draft_layers, 1, checks.MAX_LAYERS)
+    checks.flag("sampled", parameters.sampled)
+    checks.one_of("placement", parameters.placement, PLACEMENTS)
+
+
+class Guess(NamedTuple):
+    """A drafted token, and the output, at a position of it, that it was read from: the law that it was drawn from, if it was."""
+
+    token: int
+    output: Any
+    offset: int = -1
+
+
+@dataclass
+class Text:
+    """A text that is decoded: its tokens so far and where it ends, how many positions of it the draft model's cache holds, and its
+    number in a batch.
+    """
+
+    tokens: list[int]
+    end: int
+    rows: int
+    number: int | None = None
+
+    @property
+    def room(self) -> int:
+        """How many drafted tokens it can use: the target gives one more."""
+        return self.end - len(self.tokens) - 1
+
+
+def decode(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
+) -> Steps:
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+
+    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each. Of a batch that is kept full
+    it is one sequence, and so of one in lockstep.
+    """
+    parameters.check_tokens(tokens)
+    if parameters.texts > 1:
+        yield from _in_batches(parameters, prompt, tokens, stop, prompts)
+        return
+    prompt = prompts[0] if prompts else prompt
+    text, end = list(prompt), len(prompt) + tokens
+    drafter = yield from start(parameters, text)
+    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
+        room = end - len(text) - 1
+        guesses = yield from draft(drafter, text, min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
+        kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled, room)
+        yield from commit(text, guesses, kept, token, stop)
+        drafter.rows = min(drafter.rows, len(text) - 1)
+
+
+def _in_batches(
+    parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int], prompts: Sequence[Sequence[int]]
+) -> Steps:
+    """The same of several texts: all that are left draft together, then are verified together."""
+    target, gamma = Model("target", parameters.layers, 0), parameters.draft_length
+    drafter = yield from start(parameters, [0] if prompts else prompt)
+    for batch in batching.texts(parameters, tokens):
+        live: list[Text] = []
+        for number, length in batch.items():
+            own = prompts[number] if prompts else prompt
+            live.append(Text([*own], len(own) + length, len(own) - 1, number))
+            if prompts:
+                yield from read(parameters, drafter, live[-1])
+        while live:
+            drafted = yield from draft_together(drafter, live, min(gamma, max(text.room for text in live)))
+            yield from _take(target, live, drafted, parameters.sampled, stop)
+            live = [text for text in live if text.room >= 0 and text.tokens[-1] not in stop]
+
+
+def _take(
+    target: Model, texts: Sequence[Text], drafted: Sequence[Sequence[Guess]], sampled: bool, stop: Collection[int]
+) -> Steps:
+    """Check the drafted tokens of all texts in one pass, and put out what each keeps."""
+    width = len(drafted[0]) + 1
+    words = [(text.tokens[-1], *[guess.token for guess in guesses]) for text, guesses in zip(texts, drafted, strict=True)]
+    out = yield _over(target, texts, words, [len(text.tokens) - 1 for text in texts], width)
+    for index, (text, guesses) in enumerate(zip(texts, drafted, strict=True), -len(texts)):
+        own = guesses[: text.room]
+        kept, token = yield from judge(out, own, sampled, index * width)
+        yield from commit(text.tokens, own, kept, token, stop, text.number)
+        text.rows = min(text.rows, len(text.tokens) - 1)
+
+
+@dataclass
+class Model:
+    """A model of the decoder's, the unit it runs on, and how many positions of the text its cache holds."""
+
+    role: str
+    layers: int
+    unit: int
+    rows: int = 0
+    sampled: bool = False
+
+
+def start(parameters: Any, text: Sequence[int]) -> Generator[Step, Any, Model]:
+    """Let both models read the prompt but for its last token; the draft model."""
+    rows = len(text) - 1
+    drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, getattr(parameters, "sampled", False))
+    yield from read(parameters, drafter, Text([*text], 0, rows))
+    return drafter
+
+
+def read(parameters: Any, drafter: Model, text: Text) -> Steps:
+    """Let both models read a text but for its last token."""
+    words, numbers = tuple(text.tokens[:-1]), () if text.number is None else (text.number,)
+    if words:
+        yield Forward("target", words, 0, 0, parameters.layers, texts=numbers)
+        yield Forward("draft", words, 0, 0, drafter.layers, unit=drafter.unit, texts=numbers)
+
+
+def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
+    """Have so many tokens drafted behind the text, one after another."""
+    one = Text([*text], 0, model.rows)
+    found = yield from draft_together(model, [one], length)
+    model.rows = one.rows
+    return found[0]
+
+
+def draft_together(model: Model, texts: Sequence[Text], length: int) -> Generator[Step, Any, list[list[Guess]]]:
+    """Have so many tokens drafted behind each text, one after another, in passes over all of them."""
+    guesses: list[list[Guess]] = [[] for _ in texts]
+    ahead = [[*text.tokens] for text in texts]
+    for _ in range(length):
+        # After a round whose drafts were all kept a text has two tokens to read: the last of them, and the target's own. All
+        # texts of the batch read two then, the others one of them again.
+        width = max(len(own) - text.rows for text, own in zip(texts, ahead, strict=True))
+        out = yield _over(model, texts, [own[-width:] for own in ahead], [len(own) - width for own in ahead], 1)
+        for index, (text, own) in enumerate(zip(texts, ahead, strict=True)):
+            text.rows, offset = len(own), (index + 1 - len(texts)) * width - 1
+            guesses[index].append(Guess((yield Read(SAMPLED if model.sampled else GREEDY, out, offset)), out, offset))
+            own.append(guesses[index][-1].token)
+    return guesses
+
+
+def _over(model: Model, texts: Sequence[Text], words: Sequence[Sequence[int]], places: Sequence[int], heads: int) -> Forward:
+    """A pass over as many words of each text, from its place on, that projects so many of each."""
+    tokens = tuple([word for own in words for word in own])
+    numbers = tuple([text.number for text in texts if text.number is not None])
+    unequal = tuple(places) if len({*places}) > 1 else ()
+    return Forward(
+        model.role, tokens, min(places), 0, model.layers, None, heads * len(texts), model.unit, texts=numbers, places=unequal
+    )
+
+
+def verify(
+    model: Model, text: Sequence[int], guesses: Sequence[Guess], sampled: bool, room: int | None = None
+) -> Generator[Step, Any, tuple[int, int]]:
+    """Check the drafted tokens in one pass: how many are kept, of at most `room`, and the model's own token that follows them."""
+    out = yield look(model, text, guesses)
+    return (yield from judge(out, guesses[:room], sampled, -len(guesses) - 1))
+
+
+def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: int = 1) -> Forward:
+    """The pass over the drafted tokens, and over so many of the text's last that the model has not read."""
+    width = (*text[-unread:], *[guess.token for guess in guesses])
+    return Forward(model.role, width, len(text) - unread, 0, model.layers, None, len(guesses) + 1, model.unit)
+
+
+def judge(
+    out: Any, guesses: Sequence[Guess], sampled: bool, first: int | None = None
+) -> Generator[Step, Any, tuple[int, int]]:
+    """What a pass over drafted tokens says of them: how many are kept, and the model's own token that follows them.
+
+    The first of them is judged by the position of the pass whose index, from its end, is `first`; in a pass over nothing but one
+    text there is one for each and one more.
+    """
+    count = len(guesses)
+    begin = -count - 1 if first is None else first
+    for index, guess in enumerate(guesses):
+        offset = begin + index
+        if not sampled:
+            own = yield Read("next", out, offset)
+            if own != guess.token:
+                return index, own
+            continue
+        p = yield Read("chance", out, offset, token=guess.token)
+        q = yield Read("chance", guess.output, guess.offset, token=guess.token)
+        if not (yield Read("uniform", out, offset)) < p / q:
+            return index, (yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset))
+    return count, (yield Read(SAMPLED if sampled else GREEDY, out, begin + count))
+
+
+def commit(
+    text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: Collection[int] = (), number: int | None = None
+) -> Steps:
+    """Put out what a round gave: the drafted tokens that were kept and one more; nothing behind one that ends texts, of `stop`."""
+    new = [*[guess.token for guess in guesses[:kept]], token]
+    new = ended(new, stop)
+    text += new
+    yield Commit("round", tuple(new), len(guesses), text=number)

@@ -1,0 +1,186 @@
+"""Speculative decoding where acceptances are not independent coins of one rate: what each mechanism does to the tokens of a round.
+
+In [Leviathan2023] every tested token is accepted with one chance alpha (Section 3.1, after Definition 3.1). Real drafts depart from
+it in different ways, and two that sound alike, a rate shared by a round and coins that follow each other, move the mean in opposite
+directions. So each function is named for its mechanism. The draft length is gamma; expectations are per round [tokens], with the
+bonus token.
+
+[Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
+arXiv:2211.17192.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.methods.speculative.rates_from_logs import dependence
+from model.methods.speculative.theory import sum_of_powers
+from model.outcomes.outcome_laws import Markov
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+
+def expected_tokens_by_draft_position(acceptance_rates: ArrayLike) -> Floats:
+    """E[N] = 1 + sum over j of alpha_1 ... alpha_j, where the j-th draft, if it is tested, is accepted with chance alpha_j.
+
+    The rates of one draft stand along the last axis. Of rates with one mean, those that fall along the draft give more tokens than
+    equal ones do, those that rise give fewer: the first draft is tested most often.
+
+    >>> [round(float(expected_tokens_by_draft_position(rates)), 3) for rates in ([0.9, 0.7], [0.8, 0.8], [0.7, 0.9])]
+    [2.53, 2.44, 2.33]
+    """
+    rates = checks.array("acceptance_rates", acceptance_rates, 0, 1)
+    if not rates.shape:
+        raise checks.ParameterError(f"acceptance_rates must be a list with a rate for each draft position, got {rates:g}")
+    return np.asarray(1 + np.cumprod(rates, axis=-1).sum(axis=-1))
+
+
+def beta_moments(a: ArrayLike, b: ArrayLike, draft_length: int) -> Floats:
+    """The moments E[B], ..., E[B^gamma] of a Beta(a, b) law, along a new last axis: products of (a + i) / (a + b + i).
+
+    >>> beta_moments(1, 1, 3).round(4).tolist()
+    [0.5, 0.3333, 0.25]
+    """
+    first, second = checks.array("a", a, 0), checks.array("b", b, 0)
+    for name, values in (("a", first), ("b", second)):
+        if np.any(values == 0):
+            raise checks.ParameterError(f"{name} must be above 0, got 0.0; a rate that is certain is no Beta law")
+    checks.whole("draft_length", draft_length, 0)
+    step = np.arange(float(draft_length))
+    return np.asarray(np.cumprod((first[..., None] + step) / ((first + second)[..., None] + step), axis=-1))
+
+
+def expected_tokens_shared_rate(moments: ArrayLike) -> Floats:
+    """E[N] = 1 + E[B] + ... + E[B^gamma], where all tests of a round share one rate, drawn from a law with these moments.
+
+    Easy rounds and hard rounds: at least the value of independent coins of the rate E[B] (Jensen). `beta_moments` gives the moments
+    of a Beta law; for a sample of rates they are the means of its powers.
+
+    >>> round(float(expected_tokens_shared_rate(beta_moments(8, 2, 5))), 3)  # expected_tokens(0.8, 5) is 3.689
+    3.857
+    """
+    values = checks.array("moments", moments, 0, 1)
+    if not values.shape:
+        raise checks.ParameterError(f"moments must be a list, E[B], E[B^2] and so on, got {values:g}")
+    if np.any(np.diff(values, axis=-1) > 1e-12):
+        raise checks.ParameterError(f"moments must not rise, got {checks.shown(moments)}; give E[B], E[B^2], ... in this order")
+    power = np.arange(1.0, values.shape[-1] + 1)
+    if np.any(values < values[..., :1] ** power - 1e-9):
+        raise checks.ParameterError(f"moments must be at least E[B]^j, got {checks.shown(moments)}; no law has these")
+    return np.asarray(1 + values.sum(axis=-1))
+
+
+def expected_tokens_markov(
+    acceptance_rate: ArrayLike,
+    correlation: ArrayLike,
+    draft_length: ArrayLike,
+    chain: Literal["output", "tested"] = "output",
+) -> Floats:
+    """E[N] where acceptances are a stationary chain: rate p, correlation rho between neighbours
+    (`model.outcomes.outcome_laws.Markov`).
+
+    chain="output": one coin for every output position, also for that of a corrected or a bonus token, which no one tests.
+    chain="tested": one coin for every tested draft; a bonus token moves nothing.
+    With a = p + rho (1 - p) after an acceptance, b = p (1 - rho) after a rejection, and w the share of rounds that start after an
+    acceptance, E[N] = w (1 + a + ... + a^gamma) + (1 - w) (1 + b (1 + a + ... + a^(gamma-1))). A round that starts after an
+    acceptance ends in one with chance a^m, any other with b a^(m-1), for m = gamma + 1 coins (output) or gamma (tested), so
+    w = p a^(m-1) / ((1 - p) (1 + a + ... + a^(m-1)) + p a^(m-1)).
+    A positive correlation lowers the mean, since a round ends in a rejection more often than a token does: the opposite of a rate
+    that a round shares.
+
+    >>> [round(float(expected_tokens_markov(0.8, 0.4, 4, chain)), 4) for chain in ("output", "tested")]
+    [3.1065, 3.2013]
+    """
+    checks.one_of("chain", chain, ("output", "tested"))
+    p = checks.array("acceptance_rate", acceptance_rate, 0, 1)
+    law = Markov(p, correlation)
+    a, b = law.after_success, law.after_failure
+    gamma = checks.whole_array("draft_length", draft_length, 0)
+    coins = gamma + 1 if chain == "output" else np.maximum(gamma, 1.0)
+    kept = p * a ** (coins - 1)
+    # Both chances of the chain share the factor 1 - rho, which is taken out: rho = 1 is its limit.
+    start = kept / ((1 - p) * sum_of_powers(a, coins) + kept)
+    return np.asarray(start * sum_of_powers(a, gamma + 1) + (1 - start) * (1 + b * sum_of_powers(a, gamma)))
+
+
+def expected_tokens_random_length(acceptance_rate: ArrayLike, length_pmf: ArrayLike) -> Floats:
+    """E[N] = (1 - alpha E[alpha^D]) / (1 - alpha), where a round drafts D tokens, whatever their acceptances will be.
+
+    `length_pmf` has the chances of D = 0, 1, ... along its last axis. Never above Eq. 1 of [Leviathan2023] at a whole E[D]: E[N] is
+    concave in the draft length. A drafter that stops when it is unsure is not independent of the acceptances, and does better.
+
+    >>> float(expected_tokens_random_length(0.5, [0, 0.5, 0, 0.5]))  # expected_tokens(0.5, 2) is 1.75
+    1.6875
+    """
+    rate = checks.array("acceptance_rate", acceptance_rate, 0, 1)
+    mass = checks.distributions("length_pmf", length_pmf)
+    return np.asarray((mass * sum_of_powers(rate[..., None], np.arange(1.0, mass.shape[-1] + 1))).sum(axis=-1))
+
+
+# --- Rounds replayed from a log -------------------------------------------------------------------------------------
+#
+# A draft head that reads the target's features (EAGLE, MTP) has no coin for an output position: whether its draft of a token is
+# right depends on where the draft started. Its law is over rounds: how many tokens a round yields if a draft starts here.
+
+
+def tokens_of_rounds(lengths: ArrayLike, draft_length: int, tokens: int | None = None) -> tuple[int, float]:
+    """Rounds, and tokens per round, of decoding over a log: a round that starts at s goes on to s + min(lengths[s], gamma + 1).
+
+    `lengths` has, for each output position, how many tokens a round would yield if its draft started there (the bonus token
+    included, so at least 1). The first round starts at the first position; the last is cut at the end, which is that of the log or
+    `tokens`.
+
+    >>> tokens_of_rounds([3, 9, 9, 1, 4, 9], 3)
+    (3, 2.0)
+    """
+    log = _log(lengths)
+    checks.whole("draft_length", draft_length, 0)
+    if tokens is not None:
+        checks.whole("tokens", tokens, 1, log.size, "the length of the log")
+        log = log[:tokens]
+    rounds = _starts(log, draft_length).size
+    return rounds, log.size / rounds
+
+
+def iid_error(lengths: ArrayLike | Sequence[ArrayLike], draft_length: int) -> float:
+    """The error of independence: predicted over observed tokens a round, less 1, where acceptances are taken for independent.
+
+    0.1 is 10 % too many. One log as in `tokens_of_rounds`, or a list of them. It is the `error` of
+    `model.methods.speculative.rates_from_logs.dependence`, where its interval is: alpha is the share of positions whose own draft's
+    first token is accepted, and `target_runs` gives the rounds that each log then takes. A draft that reads the target's features
+    is right less often further from its start, so the error is positive; alpha fitted to real rounds of the same draft length hides
+    it.
+
+    >>> iid_error([2] * 1000, 3)  # the first draft is always right, the second never
+    1.0
+    """
+    (found,) = dependence(_logs(lengths), [draft_length], 0.0, 1, np.random.default_rng(0))
+    return found.error
+
+
+def _logs(lengths: ArrayLike | Sequence[ArrayLike]) -> list[Whole]:
+    several = isinstance(lengths, Sequence) and len(lengths) > 0 and np.ndim(lengths[0]) == 1
+    return [_log(each) for each in cast(Sequence[ArrayLike], lengths)] if several else [_log(cast(ArrayLike, lengths))]
+
+
+def _log(lengths: ArrayLike) -> Whole:
+    log = checks.whole_array("lengths", lengths, 1)
+    if log.ndim != 1 or not log.size:
+        raise checks.ParameterError(f"lengths must be a list, a number for each output position, got {checks.shown(lengths)}")
+    return log.astype(np.int64)
+
+
+def _starts(log: Whole, draft_length: int) -> Whole:
+    """Where the rounds start."""
+    step = np.minimum(log, draft_length + 1).tolist()
+    starts, at = [], 0
+    while at < len(step):
+        starts.append(at)
+        at += step[at]
+    return np.array(starts, dtype=np.int64)

@@ -1,0 +1,222 @@
+"""Figures that engines print of drafts, each as the accepted tokens of a round that it stands for.
+
+In D rounds of K drafted tokens a were accepted: a / D a round, and with the target's own (bonus) token a mean acceptance length of
+1 + a / D. Engines print this length or a rate, and mean different things by one name;
+`model.methods.speculative.theory.reported_acceptance` makes the acceptance rate of them. Definitions are the engines' own source
+code and pull requests; SGLang's changed in #11572 and #23530.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.base.checks import ParameterError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One printed figure: its words, and how it follows from the accepted tokens of a round, and back."""
+
+    words: str
+    means: str
+    printed: Callable[[Floats, Floats], Floats] | None
+    """From accepted tokens a round and draft length; None where the figure cannot be converted."""
+    accepted: Callable[[Floats, Floats], Floats] | None
+    """From the figure and the draft length."""
+    over_drafted: bool = False
+    """Whether it is a share of the tokens that were really drafted."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The figures of one engine, rates and lengths, by the names that `field` takes; without a `field` the first is meant."""
+
+    rates: Mapping[str, Figure]
+    lengths: Mapping[str, Figure]
+    ambiguous: tuple[str, ...] = ()
+    """Of "rate" and "length" those with no figure that could be meant without a `field`."""
+    shorter: bool = False
+    """Whether the rate is over tokens really drafted where drafts may be shorter than asked: it then only bounds the length."""
+
+
+def _of_drafted(words: str, means: str = "accepted over drafted tokens, a / (D K)") -> Figure:
+    return Figure(words, means, lambda accepted, length: accepted / length, lambda rate, length: rate * length, True)
+
+
+def _with_bonus(words: str, means: str = "1 + a / D, the bonus token counted") -> Figure:
+    return Figure(words, means, lambda accepted, _: accepted + 1, lambda printed, _: printed - 1)
+
+
+def _of_emitted(words: str, means: str) -> Figure:
+    return Figure(
+        words, means, lambda accepted, length: (accepted + 1) / (length + 1), lambda rate, length: rate * (length + 1) - 1
+    )
+
+
+_SHARE = Figure(
+    "share of tokens with from_draft", "a / (a + D)",
+    lambda accepted, _: accepted / (accepted + 1), lambda share, _: share / (1 - share),
+)  # fmt: skip
+_FORCED = Figure(
+    "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS", "a / D, the bonus token not counted",
+    lambda accepted, _: accepted, lambda each, _: each,
+)  # fmt: skip
+_SINCE_2026 = "from 2026-04, and spec_accept_rate of a request: accepted over drafted tokens, a / (D K)"
+DIALECTS: dict[str, Dialect] = {
+    "vllm": Dialect(
+        {
+            "draft-acceptance-rate": _of_drafted("draft acceptance rate"),
+            "system-efficiency": _of_emitted("System efficiency", "of V0: emitted tokens over D (K + 1)"),
+        },
+        {"mean-acceptance-length": _with_bonus("mean acceptance length")},
+    ),
+    "sglang": Dialect(
+        {
+            "drafts": _of_drafted("accept rate", _SINCE_2026),
+            "with-bonus": _of_emitted("accept rate", "2025-10 to 2026-04: with bonus tokens, (a + D) / (D (K + 1))"),
+            "before-2025-10": Figure("accept rate", "may be above 1 and cannot be converted", None, None),
+        },
+        {"accept-len": _with_bonus("accept len")},
+        ambiguous=("rate",),
+    ),
+    "trtllm": Dialect(
+        {"draft-acceptance-rate": _of_drafted("draft acceptance rate")},
+        {"acceptance-length": _with_bonus("acceptance length"), "forced": _FORCED},
+    ),
+    "transformers": Dialect({"rate": _of_drafted("acceptance rate")}, {"length": _with_bonus("tokens of a streamed chunk")}),
+    "llama.cpp": Dialect(
+        {"draft-acceptance": _of_drafted("draft acceptance")}, {"mean-acceptance-length": _with_bonus("mean acceptance length")},
+        shorter=True,
+    ),
+    "mlx-lm": Dialect({"from-draft": _SHARE}, {}),
+}  # fmt: skip
+ALIASES = {"mlx": "mlx-lm", "llama-cpp": "llama.cpp", "tensorrt-llm": "trtllm"}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Accepted tokens a round as they follow from printed figures, and the figures in words."""
+
+    accepted: Floats
+    words: str
+
+
+def read(engine: str, draft_length: ArrayLike, *, rate: ArrayLike | None, length: ArrayLike | None, field: str | None) -> Reading:
+    """Accepted tokens a round from a printed rate, a printed length, or both, which must agree within their rounding.
+
+    Of both the length counts: it holds also where some drafts were shorter than `draft_length`.
+
+    >>> read("sglang", 3, rate=0.49, length=1.95, field="with-bonus")  # as printed on 2025-10-22
+    Reading(accepted=array(0.95), words='sglang accept rate 0.49 (with-bonus) and accept len 1.95')
+    """
+    dialect = DIALECTS[ALIASES.get(engine, engine)]
+    gamma = checks.whole_array("draft_length", draft_length, 1)
+    given = {name: value for name, value in (("rate", rate), ("length", length)) if value is not None}
+    if not given:
+        raise ParameterError("rate or length must be given, or both, got none")
+    named = {name for each in (dialect.rates, dialect.lengths) for name in each}
+    if field is not None and field not in named:
+        raise checks.unknown(f"field of {engine}", field, named)
+    figures = {name: _figure(engine, dialect, name, field, other=len(given) == 2) for name in given}
+    if field is not None and field not in {key for key, _ in figures.values()}:
+        of = "rate" if field in dialect.rates else "length"
+        raise ParameterError(f"field {field!r} is a {of} of {engine}; give the {of}, or leave field out")
+    values = {name: _within(name, value, figures[name][1], gamma) for name, value in given.items()}
+    spans = {name: _span(name, each, figures[name][1], gamma) for name, each in values.items()}
+    if len(given) == 2:
+        _check_agreement(engine, dialect, figures, values, spans, gamma)
+    said = (f"{figures[name][1].words} {checks.shown(given[name])}" + (f" ({key})" if key == field else "")
+            for name, (key, _) in figures.items())  # fmt: skip
+    return Reading(spans["length" if length is not None else "rate"][1], f"{engine} {' and '.join(said)}")
+
+
+def _figure(engine: str, dialect: Dialect, name: str, field: str | None, *, other: bool) -> tuple[str, Figure]:
+    """The printed figure that is meant, by its name."""
+    known = dialect.rates if name == "rate" else dialect.lengths
+    if not known:
+        raise ParameterError(f"{name} must be left out for engine {engine!r}, which prints none; give its rate")
+    if field not in known and name in dialect.ambiguous:
+        means = "; ".join(f"{key!r}, {figure.means}" for key, figure in known.items())
+        raise ParameterError(
+            f"field is required with a {name} of {engine}, which meant {len(known)} things in turn: {means}; name one, or give the"
+            f" length{' alone' if other else ''}"
+        )
+    key = field if field in known else next(iter(known))
+    figure = known[str(key)]
+    if figure.accepted is None:
+        raise ParameterError(f"{name} of {engine} as of {key!r} {figure.means}; give the length{' alone' if other else ''}")
+    return str(key), figure
+
+
+def _within(name: str, value: ArrayLike, figure: Figure, gamma: Floats) -> Floats:
+    """The figure, refused where no drafts of this length could print it, by more than its rounding."""
+    assert figure.printed is not None
+    given = checks.array(name, value)
+    low, high = figure.printed(0 * gamma, gamma), figure.printed(gamma, gamma)
+    slack = _rounding(name, given)
+    wrong = (given < low - slack) | (given > high + slack)
+    if np.any(wrong):
+        first = tuple(np.argwhere(wrong)[0])
+        least, most, got = (np.broadcast_to(each, wrong.shape)[first] for each in (low, high, given))
+        raise ParameterError(f"{name} must be between {least:g} and {most:g}, got {got:g}: {figure.words} is {figure.means}")
+    return np.asarray(np.clip(given, low, high))
+
+
+def _span(name: str, value: Floats, figure: Figure, gamma: Floats) -> tuple[Floats, Floats, Floats]:
+    """Accepted tokens a round at the low end of the figure's rounding, as given, and at its high end."""
+    assert figure.accepted is not None
+    assert figure.printed is not None
+    slack, least, most = _rounding(name, value), figure.printed(0 * gamma, gamma), figure.printed(gamma, gamma)
+    low, high = (np.clip(end, least, most) for end in (value - slack, value + slack))
+    return figure.accepted(low, gamma), np.asarray(figure.accepted(value, gamma)), figure.accepted(high, gamma)
+
+
+def _rounding(name: str, values: Floats) -> Floats:
+    """Half of the last decimal given, at least the second of a rate, which engines print in per cent, and the first of a length."""
+    fewest = 2 if name == "rate" else 1
+
+    def half(value: float) -> float:
+        exponent = Decimal(repr(float(value))).as_tuple().exponent
+        return float(0.5 * 10.0 ** -max(-int(exponent), fewest))
+
+    return np.asarray(np.vectorize(half, otypes=[np.float64])(values) + 1e-12)
+
+
+def _check_agreement(
+    engine: str, dialect: Dialect, figures: Mapping[str, tuple[str, Figure]], values: Mapping[str, Floats],
+    spans: Mapping[str, tuple[Floats, Floats, Floats]], gamma: Floats,
+) -> None:  # fmt: skip
+    """Refuse a rate and a length that no drafts of this length print together."""
+    (least, by_rate, most), (low, by_length, high) = spans["rate"], spans["length"]
+    # Drafts that end early lower the length at one rate, but where fewer are drafted than half a token below, K is another.
+    floor = least * (gamma - 0.5) / gamma if dialect.shorter else least
+    wrong = (high < floor) | (low > most)
+    if not np.any(wrong):
+        return
+    first = tuple(np.argwhere(wrong)[0])
+
+    def at(each: ArrayLike) -> float:
+        return float(np.broadcast_to(np.asarray(each), wrong.shape)[first])
+
+    rate, length = (figures[name][1] for name in ("rate", "length"))
+    assert rate.printed is not None
+    assert length.printed is not None
+    implied = at(length.printed(by_rate, gamma)), at(rate.printed(by_length, gamma))
+    slack = (at(most) - at(least) + at(high) - at(low)) / 2
+    drafted = at(by_length) / at(values["rate"]) if at(values["rate"]) else float("nan")
+    shorter = ""
+    if rate.over_drafted and drafted < at(gamma):
+        shorter = f"; drafts of {drafted:.3g} tokens on average would print both"
+    raise ParameterError(
+        f"rate={at(values['rate']):g} and length={at(values['length']):g} of {engine} do not agree at draft_length="
+        f"{at(gamma):g}: that rate means a length of {implied[0]:.4g}, that length a rate of {implied[1]:.4g}, and rounding"
+        f" explains {slack:.2g} of length at most{shorter}; check draft_length, or give the length alone"
+    )

@@ -1,0 +1,32 @@
+"""Speculative decoding, path by path: the place of each position in its draft follows from the outcomes before it.
+
+Of a static batch a round takes what those sequences take that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from model.costs.layer_times import UnitCost
+from model.methods.rounds import Tally, fixed, round_prices
+from model.methods.speculative.algorithm import Parameters
+from model.methods.speculative.static_batches import decodings
+from model.outcomes.outcome_laws import Outcomes
+from model.outcomes.random_streams import BLOCK
+
+LAST_MATTERS = False
+"""The last token is never a drafted one."""
+
+
+def walk(
+    parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes] | Iterable[Iterator[Outcomes]]
+) -> Tally:
+    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions, those of each
+    text where there are several.
+    """
+    if parameters.texts > 1:
+        return decodings(parameters, tokens, cast("Iterable[Iterator[Outcomes]]", outcomes), cost, BLOCK)
+    outcomes = cast("Iterator[Outcomes]", outcomes)
+    prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
+    return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK, cut=parameters.cut)

@@ -1,0 +1,266 @@
+"""What the deck's speed-ups are worth: each printed one against the theorem that the deck quotes, at the rates it prints.
+
+Theorem 3.8 of [Leviathan2023] gives a round 1 + a + ... + a^gamma tokens for the time of one target pass and gamma draft passes,
+with independent acceptances. The oracle bound 1/(1 - a + c a), c <= 1, holds for every rule of draft lengths, and for dependent
+acceptances too if a is accepted over tested drafts: n rounds reject r <= n drafts, so they accept r a/(1 - a) and put out n tokens
+more, at most 1/(1 - a) tokens a round; and each accepted draft costs c.
+
+Rates and cost ratios are plain numbers; a speed-up is plain decoding's time over the method's. All is computed from the tables.
+
+[Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
+arXiv:2211.17192.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from model import published
+from model.base import checks
+from model.published.deck_tables import DRAFT_LENGTH
+
+READINGS = {
+    "literal": "the medium model generates every token that was not accepted with a pass of its own, as the deck's text says",
+    "reuse": "the medium model's verifying pass already yields the token behind the accepted drafts",
+    "bonus": "as reuse, and the token behind fully accepted drafts is kept",
+}
+"""The deck's hierarchical scheme in three readings, those of `model.methods.hierarchical.algorithm`."""
+
+_HALVINGS = 60
+
+
+def cost_ratio(task: str) -> float:
+    """c, the time of T5-Small over that of T5-Large, from the deck's Table 1.
+
+    >>> round(cost_ratio("ende"), 3), round(cost_ratio("cnndm"), 4)
+    (0.117, 0.0555)
+    """
+    times = published.table("deck-table-1")
+    small, large = (times.lookup(task=task, model=model)["time_s"] for model in ("t5-small", "t5-large"))
+    return float(small / large)
+
+
+def rows() -> list[dict[str, Any]]:
+    """Every row of Table 2 and of the adaptive table, with what the theory says of it.
+
+    table, source, task, draft_length: where it stands; draft_length is None where draft lengths are adaptive.
+    acceptance_rate, cost_ratio, speedup: as printed, the cost ratio from Table 1.
+    theorem, excess: Theorem 3.8 at the stated rate, and the printed speed-up over it less 1. Where draft lengths are adaptive the
+    theorem is taken at the best fixed one.
+    free_bound: the same with free drafting; for adaptive draft lengths 1/(1 - a).
+    oracle_bound: 1/(1 - a + c a).
+    impossible_if_free, above_oracle: whether the printed speed-up lies above these two.
+    needed_rate: the rate at which Theorem 3.8, or the oracle bound where draft lengths are adaptive, reaches the printed speed-up.
+    reread_length, reread_rate, reread_speedup, reread_excess, reread_oracle: the acceptance rate if the stated one is accepted over
+    drafted tokens, and the theory there. The draft length is the row's, or `deck.DRAFT_LENGTH`, assumed, where there is none.
+
+    >>> row = rows()[1]
+    >>> row["source"], row["speedup"], round(row["theorem"], 2), round(row["free_bound"], 3), row["impossible_if_free"]
+    ('Deck Table 2, EnDe, gamma 7', 2.56, 1.21, 2.204, True)
+    >>> round(row["reread_rate"], 2), round(row["reread_speedup"], 3), round(row["reread_excess"], 3)
+    (0.85, 2.662, -0.038)
+    """
+    tables = [published.table(name) for name in ("deck-table-2", "deck-adaptive")]
+    return [_row(table, row) for table in tables for row in table.rows]
+
+
+def _row(table: published.Table, printed: Mapping[str, Any]) -> dict[str, Any]:
+    from model.methods.speculative import theory as speculative
+
+    rate, length, speedup = printed["acceptance_rate"], printed.get("draft_length"), printed["speedup"]
+    c = cost_ratio(printed["task"])
+    if length is None:
+        theorem = float(speculative.speedup(rate, speculative.optimal_draft_length(rate, c), c))
+        free_bound = float(speculative.oracle_speedup(rate, 0.0))
+        needed = _solve(lambda x: float(speculative.oracle_speedup(x, c)), speedup)
+    else:
+        theorem = float(speculative.speedup(rate, length, c))
+        free_bound = float(speculative.speedup(rate, length, 0.0))
+        needed = _solve(lambda x: float(speculative.speedup(x, length, c)), speedup)
+    oracle_bound = float(speculative.oracle_speedup(rate, c))
+    reread_length = DRAFT_LENGTH if length is None else length
+    reread = float(speculative.acceptance_from_drafted(rate, reread_length))
+    reread_speedup = float(speculative.speedup(reread, reread_length, c))
+    return {
+        "table": table.name,
+        "source": table.cite(printed),
+        "task": printed["task"],
+        "draft_length": length,
+        "acceptance_rate": rate,
+        "cost_ratio": c,
+        "speedup": speedup,
+        "theorem": theorem,
+        "excess": speedup / theorem - 1,
+        "free_bound": free_bound,
+        "oracle_bound": oracle_bound,
+        "impossible_if_free": speedup > free_bound,
+        "above_oracle": speedup > oracle_bound,
+        "needed_rate": needed,
+        "reread_length": reread_length,
+        "reread_rate": reread,
+        "reread_speedup": reread_speedup,
+        "reread_excess": speedup / reread_speedup - 1,
+        "reread_oracle": float(speculative.oracle_speedup(reread, c)),
+    }
+
+
+def beam_rows() -> list[dict[str, Any]]:
+    """The rows of the beam table, if the beams run one after another: Theorem 3.8 over the number of beams.
+
+    The draft length is `deck.DRAFT_LENGTH`, assumed. `gain` is the printed speed-up over 1/beams, that of as many greedy decodings.
+
+    >>> for row in beam_rows():
+    ...     print(row["beams"], row["speedup"], *(round(row[name], 3) for name in ("theorem", "reread_speedup", "gain")))
+    3 0.79 0.717 0.831 2.37
+    5 0.45 0.404 0.481 2.25
+    """
+    from model.methods.speculative import theory as speculative
+
+    table, found = published.table("deck-beam"), []
+    for printed in table.rows:
+        rate, beams, c = printed["acceptance_rate"], printed["beams"], cost_ratio(printed["task"])
+        reread = float(speculative.acceptance_from_drafted(rate, DRAFT_LENGTH))
+        found.append(
+            {
+                "source": table.cite(printed),
+                "beams": beams,
+                "acceptance_rate": rate,
+                "speedup": printed["speedup"],
+                "theorem": float(speculative.speedup(rate, DRAFT_LENGTH, c)) / beams,
+                "reread_rate": reread,
+                "reread_speedup": float(speculative.speedup(reread, DRAFT_LENGTH, c)) / beams,
+                "gain": printed["speedup"] * beams,
+            }
+        )
+    return found
+
+
+@cache
+def medium_cost_window(reading: str = "literal") -> tuple[float, float]:
+    """Between which costs of T5-Base, over that of T5-Large, both speed-ups of the hierarchy table with T5-Base can be had.
+
+    Above, T5-Large would have to accept more than every draft; below, T5-Base would. Draft length `deck.DRAFT_LENGTH`, assumed.
+
+    >>> for reading in READINGS:
+    ...     print(reading, *(round(end, 3) for end in medium_cost_window(reading)))
+    literal 0.437 0.847
+    reuse 0.437 0.847
+    bonus 0.35 0.847
+    """
+    checks.one_of("reading", reading, READINGS)
+    pair, hierarchy = _hierarchy()
+    top = ((DRAFT_LENGTH + 1) / pair - 1) / DRAFT_LENGTH
+    return _solve(lambda cost: _hierarchical(1.0, _large_rate(cost), cost, reading), hierarchy, 0.0, top), top
+
+
+def hierarchy_rates(medium_cost: float, reading: str = "literal") -> tuple[float, float]:
+    """Rates at which T5-Large accepts T5-Base and T5-Base accepts T5-Small, if the hierarchy table's speed-ups are to hold.
+
+    `medium_cost` is the time of T5-Base over that of T5-Large, within `medium_cost_window`.
+
+    >>> large, small = hierarchy_rates(0.5)
+    >>> round(large, 3), round(small, 3)
+    (0.771, 0.972)
+    """
+    low, top = medium_cost_window(reading)
+    checks.number("medium_cost", medium_cost, low, top)
+    large = _large_rate(medium_cost)
+    return large, _solve(lambda small: _hierarchical(small, large, medium_cost, reading), _hierarchy()[1])
+
+
+def _hierarchy() -> tuple[float, float]:
+    table = published.table("deck-hierarchy")
+    pair, hierarchy = (table.lookup(combination=name)["speedup"] for name in ("large+base", "hierarchy"))
+    return pair, hierarchy
+
+
+def _large_rate(medium_cost: float) -> float:
+    from model.methods.speculative import theory as speculative
+
+    return _solve(lambda rate: float(speculative.speedup(rate, DRAFT_LENGTH, medium_cost)), _hierarchy()[0])
+
+
+def _hierarchical(small_rate: float, large_rate: float, medium_cost: float, reading: str) -> float:
+    """Speed-up of the deck's three models; `small_rate` is T5-Small's by T5-Base, `large_rate` T5-Base's by T5-Large."""
+    from model.methods.speculative import theory as speculative
+
+    accepted = float(speculative.expected_tokens(small_rate, DRAFT_LENGTH)) - 1
+    tokens = float(speculative.expected_tokens(large_rate, DRAFT_LENGTH))
+    medium_passes = 1 + DRAFT_LENGTH - accepted
+    if reading != "literal":
+        medium_passes -= 1 - small_rate**DRAFT_LENGTH
+    if reading == "bonus":
+        tokens += small_rate**DRAFT_LENGTH * large_rate ** (DRAFT_LENGTH + 1)
+    return tokens / (1 + DRAFT_LENGTH * cost_ratio("ende") + medium_cost * medium_passes)
+
+
+def sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The report in words, on these rows (of `rows`) and on the beam and hierarchy tables.
+
+    >>> print(sentences(rows())[0])
+    3 of 4 rows of Table 2 are impossible at their stated acceptance rate even if drafting were free.
+    """
+    fixed = [row for row in rows if row["draft_length"] is not None]
+    adaptive = [row for row in rows if row["draft_length"] is None]
+    return [*(_fixed_sentences(fixed) if fixed else ()), *(_adaptive_sentences(adaptive) if adaptive else ()),
+            _beam_sentence(beam_rows()), _hierarchy_sentence()]  # fmt: skip
+
+
+def _fixed_sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    impossible = sum(row["impossible_if_free"] for row in rows)
+    least, most = (end(row["excess"] for row in rows) for end in (min, max))
+    off = max(abs(row["reread_excess"]) for row in rows)
+    return [
+        f"{impossible} of {len(rows)} rows of Table 2 are impossible at their stated acceptance rate even if drafting were free.",
+        f"With the deck's own times the printed speed-ups exceed Theorem 3.8 by {100 * least:.0f} % to {100 * most:.0f} %"
+        f" ({_list('{speedup} against {theorem:.2f}', rows)}); they need acceptance rates of {_list('{needed_rate:.3f}', rows)}.",
+        f"Read as accepted over drafted tokens the stated {_list('{acceptance_rate}', rows)} mean acceptance rates of"
+        f" {_list('{reread_rate:.3f}', rows)}, and all {len(rows)} rows agree with Theorem 3.8 within {math.ceil(100 * off)} %.",
+    ]
+
+
+def _adaptive_sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    above = sum(row["above_oracle"] for row in rows)
+    still = sum(row["speedup"] > row["reread_oracle"] for row in rows)
+    return [
+        f"{above} of {len(rows)} adaptive rows lie above what any rule of draft lengths can reach at the stated rate"
+        f" ({_list('{speedup} against {oracle_bound:.2f}', rows)}), and {sum(row['impossible_if_free'] for row in rows)} even if"
+        " drafting were free.",
+        f"Read as accepted over drafted tokens, with drafts of {rows[0]['reread_length']} assumed, the bounds are"
+        f" {_list('{reread_oracle:.2f}', rows)}, and {still or 'none'} of the rows lie above.",
+    ]
+
+
+def _beam_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
+    return (
+        f"Beam search is slower than plain decoding, {_list('{speedup} with {beams} beams', rows)}; beams one after another with"
+        f" drafts of {DRAFT_LENGTH}, assumed, give {_list('{theorem:.3f}', rows)}, and {_list('{reread_speedup:.3f}', rows)} with"
+        f" the rate read as accepted over drafted. Over as many greedy decodings the gain is {_list('{gain:.2f}', rows)}."
+    )
+
+
+def _hierarchy_sentence() -> str:
+    pair, hierarchy = _hierarchy()
+    simple = published.table("deck-hierarchy").lookup(combination="large+small")["speedup"]
+    low, top = medium_cost_window()
+    return (
+        f"Three models give {hierarchy}, less than the {simple} of two; {pair} and {hierarchy} can both be had only if T5-Base"
+        f" takes between {low:.3f} and {top:.3f} of T5-Large's time (drafts of {DRAFT_LENGTH}, assumed)."
+    )
+
+
+def _list(form: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    texts = [form.format(**row) for row in rows]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _solve(function: Callable[[float], float], target: float, low: float = 0.0, high: float = 1.0) -> float:
+    """Where a growing function reaches `target`, by halving [low, high]."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < target else (low, middle)
+    return (low + high) / 2
+

@@ -1,0 +1,198 @@
+"""What there is, for `sim ls`: a line of each, or all that there is to say of one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from importlib import resources
+from typing import Any
+
+from model import published
+from model.architectures import transformer
+from model.architectures.transformer import PRESETS, Shape
+from model.base import checks
+from model.costs.layer_times import RATIOS, UnitCost
+from model.hardware import devices, profile
+from model.hardware.devices import DEVICES, Device
+from model.hardware.profile import Profile
+from model.methods import batching, registry
+from sim.scenarios import cases, match_outcomes, scenario_file
+from sim.scenarios.hardware_cost import HardwareCost
+
+LISTS = ("costs", "devices", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
+
+
+def lines(what: str) -> dict[str, str]:
+    """A line of each, by its name."""
+    checks.one_of("list", what, LISTS)
+    if what == "costs":
+        # What a key means depends on the kind, for a few of them: first as kind `unit` has it.
+        said = _documented(HardwareCost) | _documented(UnitCost) | _documented(cases.Cost)
+        return {name: said[name] for name in dict.fromkeys((*_given(cases.Cost), *_given(HardwareCost)))}
+    if what == "methods":
+        modules = {name: registry.algorithm(name) for name in registry.names()}
+        return {name: f"{_first(module)} ({', '.join(_given(module.Parameters))})" for name, module in modules.items()}
+    if what == "scenarios":
+        return {name: scenario_file.load(name)["scenario"].get("description", "") for name in scenario_file.names()}
+    if what == "outcomes":
+        return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in _laws().items()}
+    if what == "shapes":
+        return {name: _shape(each) for name, each in PRESETS.items()}
+    if what == "devices":
+        return {name: _device(each) for name, each in DEVICES.items()}
+    if what == "profiles":
+        return {name: _profile(profile.load(name)) for name in profile.names()}
+    return {name: published.table(name).title for name in published.names()}
+
+
+def _names(what: str) -> list[str]:
+    """What `lines` has a line of, without what the line says."""
+    known = {"methods": registry.names, "profiles": profile.names, "published": published.names, "scenarios": scenario_file.names}
+    return [*known[what]()] if what in known else [*lines(what)]
+
+
+def details(what: str, name: str) -> dict[str, str]:
+    """All that there is to say of a method, kinds of outcomes, a cost, a shape, a device or a table; of a scenario its file.
+
+    Outcomes are named by what they are of (`decision`), by their kind (`thresholds`), or by both (`decision: thresholds`); profiles
+    by their names, or by the path of a .json; shapes and devices by their names, or by the paths of a config.json and a .toml.
+    """
+    checks.one_of("list", what, LISTS)
+    if what == "outcomes":
+        found = {key: law for key, law in _laws().items() if name in (key, *key.split(": "))}
+        if not found:
+            raise checks.unknown("outcomes", name, {part for key in _laws() for part in key.split(": ")})
+        return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
+    if what == "profiles" and name.endswith(".json"):  # one of the user's own
+        return {name: _rows(_of_profile(profile.load(name)))}
+    if what == "shapes" and transformer.is_path(name):
+        return {name: _rows(_of_shape(transformer.named(name), f"given in {name}; bfloat16 where it does not say a dtype"))}
+    if what == "devices" and devices.is_path(name):
+        return {name: devices.written(devices.device(name))}
+    if name not in (there := _names(what)):
+        raise checks.unknown(what.removesuffix("s"), name, there)
+    if what == "methods":
+        return {name: _method(name)}
+    if what == "scenarios":
+        return {name: resources.files("sim.scenarios").joinpath(f"{name}.toml").read_text(encoding="utf-8").rstrip()}
+    if what == "shapes":
+        return {name: _rows(_of_shape(PRESETS[name], "published: its checkpoint's configuration; assumed: dtype"))}
+    if what == "devices":
+        return {name: f"# published\n{devices.written(DEVICES[name])}"}
+    if what == "profiles":
+        return {name: _rows(_of_profile(profile.load(name)))}
+    if what == "costs":
+        kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
+        having = {kind: of for kind, of in kinds.items() if name in _given(of)}
+        return {name: _rows({kind: (_documented(UnitCost) | _documented(of))[name] for kind, of in having.items()})}
+    table = published.table(name)
+    return {name: f"{table.title}\n\nasked by {', '.join(table.keys)}; {len(table.rows)} rows"}
+
+
+def _profile(found: Profile) -> str:
+    ways = f", ways {'/'.join(map(str, found.ways))}" if found.kind == "model" else ""
+    whom = ", ".join(dict.fromkeys(source.repository for source in found.sources))
+    what = f"{found.model or found.kind} on {found.device}, {found.dtype}, {found.engine} {found.mode}"
+    return f"{found.provenance}: {what}{ways} ({whom})"
+
+
+def _of_profile(found: Profile) -> dict[str, Any]:
+    said = {name: getattr(found, name) for name in ("kind", "device", "model", "dtype", "engine", "mode", "provenance", "date")}
+    said |= {"covers": found.coverage(), "peaks": f"{found.bandwidth / 1e9:,.0f} GB/s, {found.rate / 1e12:,.1f} TFLOP/s"}
+    said |= {f"error, {part}": f"{error:.1%} between measured points (leave one out)" for part, error in found.errors.items()}
+    for index, source in enumerate(found.sources, 1):
+        commit = f" at {source.commit}" if source.commit else ""
+        gave = f" ({', '.join(source.parts)})" if source.parts else ""
+        said[f"source {index}"] = f"{source.repository}{commit}, {source.licence or 'own'}: {source.file}{gave}"
+    said |= {f"note {index}": note for index, note in enumerate(found.notes, 1)}
+    return said | {f"fact: {name}": value for name, value in found.facts.items()}
+
+
+def _shape(shape: Shape) -> str:
+    encoder = f"{shape.encoder_layers} + " if shape.encoder_layers else ""
+    wide = f"{encoder}{shape.layers} layers of width {shape.hidden}, vocabulary {shape.vocabulary}"
+    return f"{shape.parameters:,} parameters, {wide}"
+
+
+def _device(of: Device) -> str:
+    dtype = next(iter(of.rates))
+    memory = f"{of.memory_bytes / 2**30:g} GiB at {of.bandwidth / 1e9:g} GB/s"
+    return f"{memory}, {of.rates[dtype] / 1e12:g} TFLOP/s of {dtype}, ridge {of.ridge(dtype):.0f} FLOP/byte (published)"
+
+
+def _of_shape(shape: Shape, source: str) -> dict[str, object]:
+    own = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    own["biases"] = ", ".join(shape.biases) or "none"
+    return own | {"parameters": shape.parameters, "source": source}
+
+
+def _rows(values: Mapping[str, object]) -> str:
+    width = max(map(len, values))
+    return "\n".join(f"{name:{width}}  {value}" for name, value in values.items())
+
+
+def _method(name: str) -> str:
+    module = registry.algorithm(name)
+    kind = module.Parameters
+    parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}']
+    laws = {
+        outcome: f"{match_outcomes.RATES[outcome]}; kinds {', '.join(sorted(cases.LAWS[outcome]))}" for outcome in kind.OUTCOMES
+    }
+    perhaps = ", where its parameters ask for it" if hasattr(kind, "asked") else ""
+    asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
+    parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
+    ways = getattr(kind, "BATCHINGS", ())
+    if ways:
+        parts.append("batching of several sequences\n" + _rows({way: batching.SAID[way] for way in ways}))
+    required = [RATIOS[role] for role in registry.roles(kind, {})]
+    looked_at, given = registry.costs(kind, {}), {*_given(cases.Cost), *_given(HardwareCost)}
+    also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
+    sometimes = sorted({*getattr(kind, "COSTS", ())} - looked_at)
+    every = [key for key in _given(cases.Cost) if key not in cases.gated()]
+    unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""
+    costs = [f"{key}  required{unless}" for key in required]
+    its = [f"its own: {', '.join(also)}"] if also else []
+    its += [f"with some of its parameters: {', '.join(sometimes)}"] if sometimes else []
+    parts.append("\n".join(["[cost] (`sim ls costs`)", *costs, *its, f"as every method: {', '.join(every)}"]))
+    used = [
+        each
+        for each in scenario_file.names()
+        if name in {table["name"] for table in scenario_file.method_tables(scenario_file.load(each))}
+    ]
+    parts.append(f"scenarios: {', '.join(used)} (`sim ls scenarios NAME` shows one)" if used else "no scenario of it is embedded")
+    return "\n\n".join(parts)
+
+
+def _laws() -> dict[str, Any]:
+    return {f"{name}: {kind}": law for name, kinds in cases.LAWS.items() for kind, law in kinds.items()}
+
+
+def _fields(kind: Any) -> str:
+    width = max(map(len, _given(kind)))
+    rows = ((field.name, field.default) for field in fields(kind))
+    return "\n".join(f"{name:{width}}  {_default(default)}" for name, default in rows)
+
+
+def _default(value: Any) -> str:
+    return "required" if value is MISSING else "none" if value is None else f"{checks.shown(value)} where left out"
+
+
+def _given(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _documented(kind: Any) -> dict[str, str]:
+    """What a docstring says of each parameter."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in (inspect.getdoc(kind) or "").partition("----------\n")[2].splitlines():
+        if line.startswith(" "):
+            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
+        else:
+            names = line.split(", ")
+    return found
+
+
+def _first(documented: Any) -> str:
+    return next(iter((documented.__doc__ or "").splitlines()), "")

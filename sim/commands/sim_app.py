@@ -1,0 +1,483 @@
+"""The `sim` command. It imports what a command needs when that command runs: `sim --help` is quick."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from model.base import strict_json
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Would an accelerated decoding method make your model faster, by how much, at what price in extra compute?",
+    epilog="Start with: sim run    (the paper's figures)    or: sim run ppd-overheads --set method.candidates=2",
+)  # fmt: skip
+
+Scenario = Annotated[
+    str | None,
+    typer.Argument(help="A TOML file or the name of an embedded scenario (`sim ls scenarios`). Default: the paper's figures."),
+]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value: --set outcomes.match_rate=0.4")]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option("--sweep", metavar="PATH=VALUES", help="Add an axis: --sweep method.candidates=1,3,5 or PATH=from:to:count"),
+]
+View = Annotated[str | None, typer.Option("--view", help="formula, paths, events, or several: --view formula,events")]
+Replications = Annotated[int | None, typer.Option(help="Simulated decodings of each point, in paths and events alike.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all coins; the same seed gives the same tables.")]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--methods", metavar="MODULE", help="A method from outside by its dotted path: files may name it, it is run."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
+
+
+_SHOWN = 6  # tokens in the picture of a decoding, where nobody says how many
+
+
+def main() -> None:
+    """Entry point of the `sim` command."""
+    app()
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn what a user can cause into one line and an exit code: 2 for a mistake, 1 where a run could not go on.
+
+    Methods from outside that `--methods` names hold while the command runs.
+    """
+
+    @functools.wraps(command)
+    def inner(*args: Any, **kwargs: Any) -> None:
+        from model.base import user_warnings
+        from model.base.checks import ParameterError
+        from model.methods.registry import allowing
+
+        try:
+            with user_warnings.in_words(), allowing(kwargs.get("methods") or ()):
+                command(*args, **kwargs)
+        except ParameterError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except BrokenPipeError:
+            # Whoever read our output has had enough of it.
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+        except OSError as error:  # a name that is too long, a folder that may not be read, a disk that is full
+            where = f" ({str(error.filename)[:200]})" if error.filename is not None else ""
+            print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+    return inner
+
+
+@app.command()
+@guarded
+def run(
+    scenario: Scenario = None,
+    set_: Set = None,
+    sweep: Sweep = None,
+    view: View = None,
+    replications: Replications = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory of the run. Default: runs/NAME-HASH.")] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", help="Worker processes. Default: as many as pay.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run a grid of more than 10 million points.")] = False,
+    figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
+    methods: Methods = None,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Run a scenario: simulate, tabulate, draw.
+
+    sim run
+
+    sim run mine.toml --set outcomes.match_rate=0.4 --sweep method.candidates=1,3,5 --view events --replications 500 --seed 7 -j 2
+
+    sim run ppd-overheads -o results/overheads --resume
+    """
+    from sim.runs import sweep as sweeps
+
+    overrides = _overrides(set_, sweep, view, replications, seed)
+    sweeps.check_jobs(jobs)
+    if dry_run:
+        _dry_run(scenario, overrides, as_json)
+        return
+    try:
+        with _progress(quiet) as progress:
+            report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, progress=progress, **overrides)
+    except KeyboardInterrupt as stop:
+        print(f"interrupted; {str(stop) or 'nothing was run yet'}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except sweeps.RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    import figures as drawing
+    from sim.runs import run_report as reports
+
+    frame = report.frame(reports.MOST_LISTED)
+    assert report.out is not None
+    try:
+        drawn = drawing.of_run(report.out, frame) if figures else []
+        reports.summarise(report, frame, drawn)
+    except OSError as error:
+        remedy = f"the tables in {report.out} are whole; draw the figures with `sim plot {report.out}`"
+        print(f"error: {error.strerror or error} ({error.filename or report.out}); {remedy}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if as_json:
+        print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
+    else:
+        reports.show(report, frame, drawn)
+    if report.failed or report.disagreements:
+        raise typer.Exit(1)
+
+
+def _overrides(
+    set_: list[str] | None, sweep: list[str] | None, view: str | None, replications: int | None, seed: int | None
+) -> dict[str, Any]:
+    views = None if view is None else [name.strip() for name in view.split(",")]
+    return {"set": set_ or [], "sweep": sweep or [], "views": views, "replications": replications, "seed": seed}
+
+
+def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> None:
+    from sim.runs import sweep as sweeps
+    from sim.runs.shard_plan import Plan
+    from sim.scenarios.grid import Grid
+
+    grid = Grid(sweeps.resolve(scenario, **overrides))
+    plan = Plan(grid)
+    decodings = {view: grid.points * plan.replications[view] for view in plan.views if view != "formula"}
+    facts = {
+        "points": grid.points, "axes": {axis.path: len(axis.values) for axis in grid.axes}, "views": list(plan.views),
+        "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(plan.estimate(), 1),
+    }  # fmt: skip
+    if as_json:
+        print(strict_json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        text = ", ".join(f"{key} {each:,}" for key, each in value.items()) if isinstance(value, dict) else value
+        print(f"{name.replace('_', ' '):20} {', '.join(text) if isinstance(text, list) else text}")
+    print("nothing was run, nothing was written")
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr, where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("shards"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("shards", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@app.command()
+@guarded
+def plot(
+    directory: Annotated[Path | None, typer.Argument(help="The directory of a run.")] = None,
+    profiles: Annotated[
+        list[str] | None,
+        typer.Option("--profile", metavar="NAME", help="A hardware profile (`sim ls profiles`) or its .json; up to three."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder of a profile's figures. Default: runs/profiles.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the figures of a run again, from its stored table; or what hardware profiles say: roofline, wide passes, layers.
+
+    sim plot runs/ppd-figures-3-and-4-0123abcd
+
+    sim plot --profile h100-llama-2-7b --profile a100-llama-2-7b -o pictures
+    """
+    import figures
+
+    if (directory is None) == (profiles is None):
+        said = "neither" if directory is None else "both"
+        raise _mistake(f"plot takes the directory of a run or --profile NAME, got {said}; name one of the two")
+    if directory is not None and out is not None:
+        raise _mistake(f"--out is used with --profile alone, got {out}; a run's figures are drawn into its directory")
+    if directory is not None:
+        paths = figures.of_run(directory)
+    else:
+        paths = figures.of_profiles(profiles or [], out or Path("runs", "profiles"))
+    print(strict_json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
+
+
+@app.command()
+@guarded
+def trace(
+    scenario: Scenario = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="timeline.json.gz (opens in Perfetto), .json, .png or .svg.")] = Path(
+        "timeline.json.gz"
+    ),
+    point: Annotated[int, typer.Option(min=0, help="Point of the grid.")] = 0,
+    replication: Annotated[int, typer.Option(min=0, help="Which decoding of that point.")] = 0,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Decode at most so many. Default: all; a picture shows six.")] = None,
+    set_: Set = None,
+    sweep: Sweep = None,
+    seed: Seed = None,
+    methods: Methods = None,
+) -> None:
+    """Record one decoding: who held which unit when.
+
+    sim trace -o timeline.json.gz
+
+    sim trace ppd-overheads --point 4 -o timeline.png
+    """
+    from figures.common import naming
+    from sim.runs import trace as traces
+
+    picture = out.suffix in (".png", ".svg")
+    wanted = tokens if tokens is not None or not picture else _SHOWN
+    overrides = _overrides(set_, sweep, None, None, seed)
+    options: dict[str, Any] = {"point": point, "replication": replication, "tokens": wanted}
+    result, about, unit = traces.described(scenario, **options, **overrides)
+    choice = ", ".join([naming.method(about), *naming.words(about, naming.COMMON[:-2])])
+    name, where = f"{choice}: {len(result.tokens)} tokens", f"{about['scenario']}, point {point}, decoding {replication}"
+    if picture:
+        import polars as pl
+
+        import figures
+        from figures.common import style
+        from figures.of_runs import timeline
+
+        rows = pl.DataFrame([row._asdict() for row in result.intervals], infer_schema_length=None)
+        commits = pl.DataFrame(result.commits, schema=["time", "kind", "tokens"], orient="row")
+        figure = style.headed(timeline.draw(rows, commits, title=name, time_unit=unit), where)
+        figures.save(figure, out.with_suffix(""), formats=(out.suffix.removeprefix("."),))
+    else:
+        traces.write(out, result, name=f"{where}: {name}", time_unit=unit)
+    print(out)
+
+
+@app.command()
+@guarded
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Measured runs: NAME.json of `calibrate run`, one or several.")],
+    profile: Annotated[
+        list[str] | None,
+        typer.Option("--profile", metavar="ROLE=NAME", help="A profile of each model. Default: those of the runs' sitting."),
+    ] = None,
+    allow_mismatch: Annotated[
+        bool, typer.Option("--allow-mismatch", help="Take a profile of another machine, model, dtype or mode; every row says so.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A row for each run: FILE.csv or FILE.parquet.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="A folder to draw into.")] = None,
+    page: Annotated[Path | None, typer.Option(help="A page of Markdown whose section on this is written anew.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="With --page: write nothing; exit 1 where it is out of date.")] = False,
+    methods: Methods = None,
+    as_json: Json = False,
+) -> None:
+    """Predict measured runs, and say how far off the predictions are, beside the noise of the measurement.
+
+    sim compare runs/cpu.json --figures pictures
+
+    sim compare runs/spec.json --profile target=profiles/cpu-big.json --profile draft=profiles/cpu-small.json -o errors.csv
+
+    What models said is replayed, and passes take what the profile says: no measured time of the runs is looked at.
+    """
+    from rich.console import Console
+
+    from model.base import bounded_files
+    from sim.comparison import comparison_report
+    from sim.comparison import predict as comparing
+
+    if check and page is None:
+        raise _mistake("--check is used with --page alone; add that, or leave it out")
+    chosen = profile or []
+    named = [comparing.of_file(path, chosen, allow_mismatch=allow_mismatch) for path in runs]
+    if page is not None:
+        written = comparison_report.put(page, named)
+        if check:
+            stale = bounded_files.read_page(page) != written
+            print(f"{page.name} is {'out of date; write it again without --check' if stale else 'what the runs say'}")
+            if stale:
+                raise typer.Exit(1)
+            return
+        from sim.runs.atomic_files import write_text
+
+        write_text(page, written)
+    table = comparing.together(named)
+    if out is not None:
+        comparing.write(table, out)
+    drawn: list[Path] = []
+    if figures is not None:
+        import figures as drawing
+        from sim.comparison import formula_validity
+
+        found = [formula_validity.of_file(path, own, chosen) for path, (_, own, _) in zip(runs, named, strict=True)]
+        pair = next(filter(None, (comparing.pair_of_file(path, chosen) for path in runs)), None)
+        drawn = drawing.of_comparison(table, figures, formula_validity.together([name for name, *_ in named], found), pair)
+    if as_json:
+        print(comparison_report.document(named))
+        return
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(width=148, highlight=False)
+    for _, own, about in named:
+        comparison_report.show(own, about, console)
+    for path in (*([out] if out else []), *([page] if page else []), *drawn):
+        print(path)
+
+
+@app.command()
+@guarded
+def check(
+    method: Annotated[str | None, typer.Option(help="Whose theorems; of all methods if left out.")] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Examples of each.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the examples.")] = 0,
+    theorem: Annotated[list[str] | None, typer.Option("--theorem", help="Only these numbers.")] = None,
+    example: Annotated[str | None, typer.Option(help="One example as JSON, for the one --theorem named.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the theorems on examples, and shrink what fails to a command that shows it.
+
+    sim check --method ppd --examples 1000 --seed 0
+
+    sim check --theorem 21a --examples 5000
+
+    Exit code 1 if a statement came out wrong. One that must fail and has no counterexample among fewer than 200 examples is open:
+    the last line names it, and it is no error; among 200 or more it is wrong.
+    """
+    from sim import theorems
+
+    if example is not None:
+        if theorem is None or len(theorem) != 1:
+            raise _mistake("--example needs the one --theorem that it is an example of")
+        verdicts = iter([theorems.replay(theorem[0], _json(example), method)])
+    else:
+        verdicts = theorems.check(method, examples, seed, theorem)
+    found = []
+    for verdict in verdicts:
+        found.append(verdict)
+        if not as_json:
+            print(verdict, flush=True)
+    documents = [verdict.document() for verdict in found]
+    print(strict_json.dumps(documents, indent=2) if as_json else theorems.summary(found))
+    if any(verdict.expected is False for verdict in found):
+        raise typer.Exit(1)
+
+
+def _mistake(message: str) -> Exception:
+    from model.base.checks import ParameterError
+
+    return ParameterError(message)
+
+
+def _json(text: str) -> Any:
+    from model.base.checks import ParameterError
+
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ParameterError(f"--example must be JSON, got {text!r}: {error}") from None
+
+
+@app.command()
+@guarded
+def lint(
+    scenario: Annotated[str, typer.Argument(help="A TOML file or the name of an embedded scenario.")], methods: Methods = None
+) -> None:
+    """Check a scenario without running it.
+
+    sim lint mine.toml
+    """
+    from model.base.checks import ParameterError
+    from sim.runs import sweep as sweeps
+    from sim.runs.shard_plan import Plan
+    from sim.scenarios.grid import Grid
+
+    grid = Grid(sweeps.resolve(scenario))
+    plan = Plan(grid)
+    wrong = 0
+    for point in range(min(grid.points, 512)):
+        try:
+            case = grid.case(point)
+        except ParameterError as error:
+            wrong += 1
+            print(f"point {point} {grid.values(point)} would fail: {error}")
+            continue
+        if case.contended and set(plan.views) - {"events"} and point == 0:
+            print(f"warning: formula and paths have no value where something may wait; {case.contention}")
+    about = f"{grid.points} points in {', '.join(plan.views)}; about {plan.estimate():.0f} s on one core"
+    print(f"{scenario}: {about}" if not wrong else f"{scenario}: {wrong} points would fail; {about}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command("ls")
+@guarded
+def list_(
+    what: Annotated[
+        str, typer.Argument(help="methods, outcomes, costs, shapes, devices, profiles, scenarios or published.")
+    ] = "scenarios",
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One of them, to be told all about it, or a file: a profile's .json, a config.json, a device's .toml."),
+    ] = None,
+    methods: Methods = None,
+    as_json: Json = False,
+) -> None:
+    """List what there is, or say all about one of them.
+
+    sim ls methods
+
+    sim ls methods bild
+
+    sim ls outcomes thresholds
+
+    sim ls profiles profiles/cpu-llama-68m.json
+
+    sim ls scenarios bild > mine.toml
+
+    sim ls devices h100 > my-gpu.toml
+    """
+    from sim.commands import listing
+
+    rows = listing.lines(what) if name is None else listing.details(what, name)
+    if as_json:
+        print(strict_json.dumps(rows, indent=2))
+    elif name is not None:
+        print("\n\n".join(rows.values()))
+    else:
+        width = max(map(len, rows))
+        print("\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
+
+
+@app.command()
+@guarded
+def schema(methods: Methods = None) -> None:
+    """The JSON schema of scenarios.
+
+    sim schema > scenario.schema.json
+    """
+    from sim.scenarios.json_schema import of_scenarios
+
+    print(strict_json.dumps(of_scenarios(), indent=2))
+
+
+@app.command()
+@guarded
+def env(as_json: Json = False) -> None:
+    """What the program runs on, for a report of a problem.
+
+    sim env --json
+    """
+    import os
+    import platform
+
+    from sim.runs.environment import versions
+
+    facts = versions() | {"platform": platform.platform(), "cores": str(os.cpu_count())}
+    print(strict_json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:12} {value}" for name, value in facts.items()))

@@ -1,0 +1,171 @@
+"""What `sim compare` says: errors by method beside the noise, the worst runs, and where a difference comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from model.base import bounded_files, strict_json
+from model.base.checks import ParameterError
+from model.logs import prediction_error
+from model.logs.prediction_error import PARTS
+
+if TYPE_CHECKING:
+    import polars as pl
+
+WORST = 5
+
+
+def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
+    """Print the comparison."""
+    where = f"{place_of(about)}, {about['date']}"
+    console.print(f"Predicted from profiles alone, against measured wall times behind the first commit: {where}")
+    for warning in sorted({*table["warnings"]} - {""}):
+        console.print(f"warning: {warning}", style="yellow")
+    for mismatch in sorted({*table["mismatch"]} - {""}):
+        console.print(f"warning, on every row: {mismatch}", style="yellow")
+    for line in _lacking(table):
+        console.print(f"warning: {line}", style="yellow")
+    console.print(_methods(table))
+    console.print(_worst(table))
+    console.print(_parts(table))
+    pairs, right = prediction_error.ranking(table)
+    if pairs:
+        share = f"{right} of {pairs} pairs ({right / pairs:.1%})"
+        console.print(f"ranking: {share} that differ by more than twice the noise are ordered rightly")
+
+
+def place_of(about: Mapping[str, Any]) -> str:
+    """On what runs were measured, and how: passes that are launched kernel by kernel, and processes on cores, need no mention."""
+    mode, gpus = about.get("mode", "eager"), [each for each in about.get("devices", ()) if each != "cpu"]
+    more = [*([] if mode == "eager" else [mode]), *([f"processes on {' '.join(gpus)}"] if gpus else [])]
+    return ", ".join([about["machine"].get("name", about["device"]), about["dtype"], *more])
+
+
+def _lacking(table: pl.DataFrame) -> Iterator[str]:
+    """What was counted as nothing, and for which methods."""
+    for lacking in dict.fromkeys(table["missing"]):
+        if lacking:
+            methods = ", ".join(dict.fromkeys(table.filter(table["missing"] == lacking)["method"]))
+            yield f"not in the profile, and counted as nothing: {lacking} ({methods})"
+
+
+def _methods(table: pl.DataFrame) -> Table:
+    columns = ("method", "settings", "runs", "median", "nine of ten", "worst", "bias", "noise", "bound", "held")
+    found = _table("Errors by method (|predicted / measured - 1|)", *columns)
+    for row in prediction_error.by_method(table):
+        found.add_row(
+            row["method"], str(row["settings"]), str(row["runs"]), *[_percent(row[name]) for name in _ERRORS],
+            _percent(row["bound"]), "yes" if row["held"] else "NO",
+        )  # fmt: skip
+    return found
+
+
+_ERRORS = ("median_error", "p90_error", "worst_error", "bias", "noise")
+
+
+def _worst(table: pl.DataFrame) -> Table:
+    found = _table("The worst", "method", "settings", "prompt", "predicted", "measured", "error", "noise")
+    for row in table.sort(table["error"].abs(), descending=True).head(WORST).iter_rows(named=True):
+        found.add_row(
+            row["method"], row["settings"] or "-", str(row["prompt"])[:24], _ms(row["predicted_s"]), _ms(row["measured_s"]),
+            _percent(row["error"]), _percent(row["noise"]),
+        )  # fmt: skip
+    return found
+
+
+def _parts(table: pl.DataFrame) -> Table:
+    found = _table("Where the whole time goes, predicted / measured [ms a run, means]", "method", *PARTS, "whole", "contention")
+    for method in dict.fromkeys(table["method"]):
+        own = table.filter(table["method"] == method)
+        cells = []
+        for name in (*PARTS, "total"):
+            pair = [_mean(own, f"{whose}_{name}_s") * 1e3 for whose in ("predicted", "measured")]
+            cells.append("-" if max(map(abs, pair)) < 1e-6 else f"{pair[0]:.1f} / {pair[1]:.1f}")
+        slower = _mean(own, "contention_s") * 1e3
+        found.add_row(method, *cells, f"{slower:.1f}" if slower else "-")
+    return found
+
+
+def _mean(table: pl.DataFrame, name: str) -> float:
+    return float(table[name].to_numpy().mean())
+
+
+def _table(title: str, *columns: str) -> Table:
+    found = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for number, name in enumerate(columns):
+        found.add_column(name, justify="left" if number < 1 or name in ("settings", "prompt") else "right")
+    return found
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def document(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
+    """The same for machines."""
+    files = []
+    for name, table, about in named:
+        pairs, right = prediction_error.ranking(table)
+        files.append({
+            "name": name, "about": about, "methods": prediction_error.by_method(table), "ranking": {"pairs": pairs, "right": right},
+            "runs": table.to_dicts(),
+        })  # fmt: skip
+    return strict_json.dumps({"files": files}, indent=2)
+
+
+def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Iterator[str]:
+    """A section of the page of errors, the worst method first."""
+    for name, table, about in named:
+        pairs, right = prediction_error.ranking(table)
+        yield f"### {name}: {place_of(about)}"
+        yield ""
+        fewest = min(table["repeats"])
+        yield (
+            f"{table.height} decodings of {prediction_error.choices(table)} settings, each timed at least {fewest} times;"
+            f" prompts: {about['prompts']}. Of {pairs} pairs of settings that differ by more than twice the noise"
+            f" {right / max(pairs, 1):.1%} are ordered rightly."
+        )
+        yield ""
+        for line in _lacking(table):
+            yield f"{line[0].upper()}{line[1:]}."
+            yield ""
+        yield "| method | settings | runs | median | nine of ten | worst | bias | noise | bound of the median | held |"
+        yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
+        for row in sorted(prediction_error.by_method(table), key=lambda each: -each["median_error"]):
+            errors = " | ".join(_percent(row[each]) for each in _ERRORS)
+            held = "yes" if row["held"] else "**no**"
+            yield f"| {row['method']} | {row['settings']} | {row['runs']} | {errors} | {_percent(row['bound'])} | {held} |"
+        yield ""
+
+
+MARK = "<!-- predicted against measured: sim compare -->"
+"""Where the section begins on a page that others write; it goes on to the end."""
+
+
+def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
+    """The page with this section in the place of the one that it has."""
+    try:
+        before = bounded_files.read_page(page).partition(MARK)[0]
+    except OSError as error:
+        raise ParameterError(f"{page.name} cannot be read: {error}") from None
+    head = [before.rstrip("\n"), ""] if before else []
+    return "\n".join([*head, MARK, INTRODUCTION, *markdown(named)]).rstrip("\n") + "\n"
+
+
+INTRODUCTION = """## Predicted against real
+
+Each decoding was made for real, repeat by repeat; the simulator plays it again with what the models said and with times from the
+profile of that machine alone. Times are those behind the first commit, medians of repeats. *Noise*: how far a repeat is from the
+middle one, in the median. *Bound*: the larger of 5 % and 1.5 times the noise; nine of ten errors may be twice that. `sim compare
+RUNS --page FILE` writes this section.
+"""

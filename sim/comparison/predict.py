@@ -1,0 +1,335 @@
+"""Predicted against measured: each measured run is played again in the simulator, with times from profiles alone.
+
+What the models said is replayed (`model.logs.replay`), what passes take comes from the profile of the machine
+(`model.costs.pass_seconds`). No measured time of the runs is looked at before the prediction is made: scrambling them changes
+nothing but the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model.base import checks
+from model.base.checks import ParameterError
+from model.costs.pass_seconds import PassCost
+from model.hardware import physical_limits
+from model.hardware.profile import PROCESS_TEXT, Profile
+from model.hardware.profile_costs import Measured, shape_of
+from model.logs.measured_runs import ROLES, Runs, Timed
+from model.logs.prediction_error import PARTS
+from model.logs.replay import Replayed, UnloggedError, steps_of, told
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from model.architectures.transformer import Shape
+    from model.logs.decoding import Decoding
+    from sim.engine.events import Run
+
+SAME = ("name", "threads", "cores")
+"""Facts of a machine that a profile and runs must share, beside the libraries' versions."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A decoding as the simulator played it [s]."""
+
+    total: float
+    first: float
+    """Until the first commit."""
+    parts: Mapping[str, float]
+    """What units were held for: layers, heads, embeddings, calls and reads of each role."""
+    turns: float
+    """What whoever leads several processes did between looks and what followed them."""
+    run: Run
+
+    def passes(self, role: str) -> float:
+        """Passes of a model, but for the heads: those are made when somebody looks."""
+        return sum(self.parts.get(f"{role} {name}", 0.0) for name in ("layers", "embedding", "step", "cooling"))
+
+    @property
+    def reads(self) -> float:
+        """Heads, and looking at what they say."""
+        return sum(seconds for name, seconds in self.parts.items() if name.endswith((" head", " reads")))
+
+    @property
+    def after_first(self) -> float:
+        """From the first commit to the last token."""
+        return self.total - self.first
+
+
+def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool = False) -> Predicted:
+    """Play a decoding again, on so many units."""
+    from sim.engine.cluster import Cluster
+    from sim.engine.events import simulate
+
+    cost.begin()
+    world, tokens = Replayed(decoding.reads), len(decoding.tokens)
+    try:
+        run = simulate(steps_of(decoding), tokens, Cluster(units), cost, world, record=record)
+    except UnloggedError as error:
+        raise _other_way(decoding, str(error)) from None
+    if tuple(run.tokens) != decoding.tokens:
+        raise _other_way(decoding, "other tokens come out")
+    return Predicted(run.latency, run.commits[0][0], cost.spent, cost.turns, run)
+
+
+def _other_way(decoding: Decoding, why: str) -> ParameterError:
+    """Processes that ask the same of different texts ask in another order, or more, where passes take other times."""
+    choice = f"{decoding.method} ({told(decoding)})"
+    bound = f"runs must be of methods that ask the same whatever passes take, and {choice} does not"
+    return ParameterError(f"{bound}: {why}; leave it out")
+
+
+def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool = False) -> pl.DataFrame:
+    """A row for each measured decoding: predicted, measured, error, and the noise of the measurement.
+
+    Parameters
+    ----------
+    profiles
+        Of each model by its role, timed on the machine of the runs.
+    allow_mismatch
+        Go on with a profile of another machine, model, dtype or mode; every row then says so.
+    """
+    import polars as pl
+
+    wrong = mismatches(runs, profiles)
+    if wrong and not allow_mismatch:
+        raise ParameterError(f"{wrong[0]}; take the profile that was timed there, or --allow-mismatch, which marks every row")
+    of = {role: Measured(each) for role, each in profiles.items()}
+    alone, rows = PassCost(of), []
+    _refuse_slow(runs, profiles, {role: shape_of(each) for role, each in profiles.items()})
+    for number, timed in runs.timed.items():
+        row = {"contention_s": 0.0}
+        if timed.units == 1:
+            predicted = predict(timed.decoding, alone)
+        else:
+            predicted = predict(timed.decoding, over_processes(of, timed), timed.units, record=True)
+            free = predict(timed.decoding, over_processes(of, timed, contention=False), timed.units)
+            row["contention_s"] = predicted.total - free.total
+        lacking = ", ".join(missing(of, timed))
+        rows.append(_row(runs, number, timed, predicted) | row | {"mismatch": "; ".join(wrong), "missing": lacking})
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _refuse_slow(runs: Runs, profiles: Mapping[str, Profile], shapes: Mapping[str, Shape]) -> None:
+    """Refuse a run that took longer than its machine can have taken for the passes that it made, by its row, counted from 1."""
+    seconds, decodings = runs.table["seconds"].to_list(), runs.table["decoding"].to_list()
+    most = {number: physical_limits.longest_run(timed.decoding, profiles, shapes) for number, timed in runs.timed.items()}
+    for row, (taken, number) in enumerate(zip(seconds, decodings, strict=True), 1):
+        if taken > most[number]:
+            why = f"a hundredth of the device's peaks and {physical_limits.LAUNCH_S:g} s an operation"
+            bound = f"must be at most {most[number]:.3g}, {why}"
+            raise ParameterError(f"row {row}, column seconds: {bound}, got {taken:.4g}; look at their unit")
+
+
+Named = tuple[str, "pl.DataFrame", dict[str, Any]]
+"""What a file of runs is called, a row for each of them, and what is known of all."""
+
+
+def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = False) -> Named:
+    """Compare the runs of a file."""
+    from model.logs import measured_runs as files
+
+    found = files.load(path)
+    table = compare(found, profiles_of(profiles, found, path.parent), allow_mismatch=allow_mismatch)
+    return path.stem, table, dict(found.about)
+
+
+def pair_of_file(path: Path, profiles: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame] | None:
+    """The first decoding over processes of a file of runs whose spans are known, `side_by_side`; None where there is none."""
+    from model.logs import measured_runs as files
+
+    found = files.load(path)
+    number = next((each for each, timed in found.timed.items() if timed.units > 1 and timed.spans(timed.middle)), None)
+    return None if number is None else side_by_side(found, profiles_of(profiles, found, path.parent), number)
+
+
+def together(named: Sequence[Named]) -> pl.DataFrame:
+    """The rows of several files, each with the name of its own."""
+    import polars as pl
+
+    return pl.concat([table.with_columns(pl.lit(name).alias("runs")) for name, table, _ in named], how="vertical_relaxed")
+
+
+def write(table: pl.DataFrame, out: Path) -> None:
+    """Write rows as CSV or Parquet, whole or not at all."""
+    from sim.runs.atomic_files import write_whole
+
+    writers: dict[str, Callable[[Path], object]] = {".csv": table.write_csv, ".parquet": table.write_parquet}
+    if out.suffix not in writers:
+        raise ParameterError(f"out must end in {' or '.join(writers)}, got {out.name}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, writers[out.suffix])
+
+
+OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn", "alone", "beside", "called")
+"""What only runs over several processes take."""
+OVER_STREAMS = OVER_PROCESSES[2:]
+"""What runs over streams of one GPU take: there is nobody to be told or woken, and launching is part of the turn."""
+
+
+def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
+    """What a run takes that its profiles have no times of: it is counted as nothing.
+
+    `send` is of devices that hand over bytes; what processes hand over is in the times of their passes.
+    """
+    roles = dict.fromkeys(kind[0] for kind in timed.decoding.account.passes_by_kind)
+    found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
+    if timed.units > 1:
+        profile = of["target"].profile
+        wanted = OVER_PROCESSES if timed.apart == "processes" else OVER_STREAMS
+        found += [part for part in wanted if part not in profile.parts]
+    return found
+
+
+def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool = True) -> PassCost:
+    """What passes of a run over several processes take: starting them and taking one over too, and they slow each other down,
+    unless `contention` is left out.
+    """
+    target, others = of["target"], timed.units - 1
+    times = {part: target.part(part, others) for part in OVER_PROCESSES}
+    seconds = (0.0 if each is None else float(each.seconds) for each in times.values())
+    dispatch, link, promotion, turn, alone, beside, called = seconds
+    # What others slow down is told by a layer in the middle of the text that processes were timed on.
+    layer = float(target.layer(1, 2 * PROCESS_TEXT).seconds)
+    slower = [alone / layer if alone else 1.0]
+    slower += [beside / layer] if beside and contention else []
+    return PassCost(
+        of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn, single=False,
+        called=called * layer / beside if called and beside else None,
+    )  # fmt: skip
+
+
+def side_by_side(runs: Runs, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Who held which unit when in a decoding over several processes: its middle repeat as measured, and as simulated [s]."""
+    import polars as pl
+
+    timed = runs.timed.get(number)
+    if timed is None or timed.units < 2:
+        over = [each for each, one in runs.timed.items() if one.units > 1]
+        there = ", ".join(map(str, over[:10])) if over else "none of these runs is"
+        raise ParameterError(f"decoding must be one over several processes ({there}), got {checks.shown(number)}")
+    of = {role: Measured(each) for role, each in profiles.items()}
+    played = predict(timed.decoding, over_processes(of, timed), timed.units, record=True).run.intervals
+    measured = [span._asdict() for span in timed.spans(timed.middle)]
+    frames = [pl.DataFrame(rows, infer_schema_length=None) for rows in (measured, [each._asdict() for each in played])]
+    return frames[0], frames[1]
+
+
+def mismatches(runs: Runs, profiles: Mapping[str, Profile]) -> list[str]:
+    """In what profiles are of another machine, model, dtype or mode than the runs."""
+    found = []
+    about = runs.about
+    for role in runs.log.models:
+        if role not in profiles:
+            raise ParameterError(f"profile of the {role} is required: the runs have one, {runs.log.models[role]['name']}")
+    for role, profile in profiles.items():
+        if role not in runs.log.models:
+            had = ", ".join(runs.log.models)
+            raise ParameterError(f"profile {profile.name} is given for the {role}, which the runs have not; they have {had}")
+        for name in SAME:
+            ours, theirs = profile.facts.get(name), about["machine"].get(name)
+            if ours != theirs:
+                what = f"{name} of the machine must be {checks.shown(theirs)}, as of the runs"
+                found.append(f"{what}, got {checks.shown(ours)} in {profile.name}")
+        for name, version in about["versions"].items():
+            if profile.facts.get(name) != version:
+                found.append(f"{name} must be {version}, as of the runs, got {profile.facts.get(name)} in {profile.name}")
+        if profile.dtype != about["dtype"]:
+            found.append(f"dtype must be {about['dtype']}, as of the runs, got {profile.dtype} in {profile.name}")
+        if profile.mode != runs.mode:
+            found.append(f"mode must be {runs.mode}, as of the runs, got {profile.mode} in {profile.name}")
+        shape = about["shapes"].get(role)
+        differing = [key for key, value in (shape or {}).items() if key != "dtype" and _listed(profile.shape.get(key)) != value]
+        if shape is not None and differing:
+            key = differing[0]
+            what = f"{key} of the {role} must be {checks.shown(shape[key])}, as of the runs"
+            found.append(f"{what}, got {checks.shown(profile.shape.get(key))} in {profile.name}")
+    return found
+
+
+def _listed(value: Any) -> Any:
+    """As JSON has it."""
+    return [*value] if isinstance(value, tuple) else value
+
+
+def _row(runs: Runs, number: int, timed: Timed, predicted: Predicted) -> dict[str, Any]:
+    decoding = timed.decoding
+    several = len(decoding.commits) > 1
+    forced = runs.about["forced"]
+    measured = timed.median(prompt=not several)
+    foretold = predicted.after_first if several else predicted.total
+    noise = timed.noise(prompt=not several)
+    return {
+        "decoding": number, "method": decoding.method + (f"-{timed.apart}" if timed.units > 1 else ""), "settings": told(decoding),
+        "prompt": runs.log.names[number], "forced": "" if not forced or forced[number] is None else _said(forced[number]),
+        "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": foretold, "measured_s": measured,
+        "error": foretold / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,
+        "predicted_total_s": predicted.total, "measured_total_s": timed.median(prompt=True),
+        **_parts(timed, predicted), "source": "measured", "warnings": "; ".join(runs.warnings),
+    }  # fmt: skip
+
+
+def _parts(timed: Timed, predicted: Predicted) -> dict[str, float]:
+    """What the whole time went into, predicted and measured (`model.logs.prediction_error.PARTS`)."""
+    found = {f"{whose}_{name}_s": 0.0 for whose in ("predicted", "measured") for name in PARTS}
+    if timed.units > 1:
+        for whose, spent in (("predicted", spent_by_main(predicted)), ("measured", timed.of_main())):
+            for what, seconds in spent.items():
+                found[f"{whose}_{MAIN[what]}_s"] += seconds
+        found["predicted_target_s"] -= predicted.turns  # each is behind a look, where a unit is held for both
+        found["predicted_rest_s"] = predicted.turns
+        found["predicted_waiting_s"] = predicted.total - sum(found[f"predicted_{name}_s"] for name in PARTS)
+        found["measured_rest_s"] = timed.median(prompt=True) - sum(found[f"measured_{name}_s"] for name in PARTS)
+        return found
+    for index, role in enumerate(ROLES):
+        found |= {f"predicted_{role}_s": predicted.passes(role), f"measured_{role}_s": timed.part("pass_s", index)}
+    found |= {"predicted_reads_s": predicted.reads, "measured_reads_s": timed.part("read_s")}
+    for whose, total in (("predicted", predicted.total), ("measured", timed.median(prompt=True))):
+        known = sum(found[f"{whose}_{name}_s"] for name in (*ROLES, "reads"))
+        found[f"{whose}_rest_s"] = total - known
+    return found
+
+
+MAIN = {
+    "forward": "target", "head": "target", "read": "target", "dispatch": "transfers", "promotion": "transfers", "wait": "waiting",
+}  # fmt: skip
+"""What the main process of several does, as parts of the whole: what it reads is behind its passes."""
+
+
+def spent_by_main(predicted: Predicted) -> dict[str, float]:
+    """What the main process did in a simulated run that kept its record, and how long [s]."""
+    found: dict[str, float] = {}
+    for each in predicted.run.intervals:
+        if each.unit == 0 or each.what == "promotion":
+            found[each.what] = found.get(each.what, 0.0) + each.end - each.start
+    return found
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def profiles_of(names: Sequence[str], runs: Runs, folder: Path) -> dict[str, Profile]:
+    """Profiles by role: those given as ROLE=PROFILE, one alone for the target; or those of the runs' sitting, beside them."""
+    from model.hardware import profile
+
+    found: dict[str, Profile] = {}
+    if not names:
+        if not runs.about["profiles"]:
+            raise ParameterError("profile is required: the runs name none of their sitting; give --profile ROLE=NAME for each")
+        return {role: profile.load(str(folder / name)) for role, name in runs.about["profiles"].items()}
+    for each in names:
+        role, equals, name = each.partition("=")
+        if not equals:
+            role, name = "target", each
+        if role not in ROLES:
+            raise checks.unknown("role", role, ROLES)
+        if role in found:
+            raise ParameterError(f"profile of the {role} is given twice; give it once")
+        found[role] = profile.load(name)
+    return found

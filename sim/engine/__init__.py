@@ -1,0 +1,1 @@
+"""The discrete-event simulator: an algorithm interpreted on compute units and links."""

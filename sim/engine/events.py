@@ -1,0 +1,622 @@
+"""The simulator: interprets an algorithm on compute units and links, by SimPy's clock.
+
+At equal times passes finish, then what they decide happens (verify, stop), then sub-processes start: births, and units changing
+hands, wait until nothing else is due at that time. A process that goes on keeps its unit ahead of all that wait for one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol, cast
+
+from simpy import Environment
+from simpy.core import EmptySchedule
+from simpy.events import Event, Timeout
+
+from model.interpret.account import Account, Kind, context_of, kind_of
+from model.interpret.interpreter import Cache
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, require_ended
+from sim.engine.cluster import Cluster
+
+
+class Interval(NamedTuple):
+    """A stretch of time for which a process held a unit, or a transfer a link (then `unit` is -1)."""
+
+    unit: int
+    start: float
+    end: float
+    what: str  # forward, read, dispatch, link, promotion
+    process: int
+    position: int  # of the last token of a pass; -1 where there is none
+    first: int
+    last: int
+    fate: str  # kept, discarded (ended, not used), cancelled (stopped)
+    role: str = "target"  # whose pass it is
+    width: int = 1  # of how many tokens
+    depth: int = 0  # at how many positions, of several hypotheses or texts; 0: at as many as there are tokens
+    gaps: tuple[tuple[int, int], ...] = ()  # layers in between that were not run
+    rows_only: bool = False  # keys and values alone were made
+
+    @property
+    def earliest(self) -> int:
+        """The position of the first token of a pass."""
+        return self.position - (self.depth or self.width) + 1
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The layers that were run, as half-open ranges: between `first` and `last` all but the gaps."""
+        edges = [self.first, *(edge for gap in self.gaps for edge in gap), self.last]
+        return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+
+
+@dataclass
+class Run:
+    """What a simulated decoding took and did; times in the cost model's unit."""
+
+    latency: float = 0.0
+    busy: float = 0.0
+    peak_units: int = 0
+    account: Account = field(default_factory=Account)
+    """Passes by their kind, and transfers."""
+    tokens: list[int] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    """What each text of a batch has put out, where each puts out its own."""
+    commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How many rounds had so many tokens (accepted, drafted)."""
+    intervals: list[Interval] = field(default_factory=list)
+    waited: float = 0.0
+    """What processes and transfers waited for units and links, summed over them."""
+
+    @property
+    def passes(self) -> int:
+        """Passes of all models."""
+        return self.account.passes
+
+    @property
+    def passes_of(self) -> Counter[str]:
+        """Passes of each model."""
+        return self.account.passes_of
+
+
+class Cost(Protocol):
+    """Whoever says what steps take: `model.costs.layer_times.UnitCost`, or seconds of single passes
+    (`model.costs.pass_seconds.PassCost`).
+
+    A cost with `by_position` is asked for every pass, any other once for each kind of pass. With `reading` reads take time too.
+    With `among(others)` units slow each other down: all takes so many times as long while so many others are at work.
+    """
+
+    @property
+    def link(self) -> float:
+        """From the end of a dispatch to the start of a sub-process."""
+
+    @property
+    def promotion(self) -> float:
+        """Taking over a sub-process's state and rows."""
+
+    def forward(self, step: Forward) -> float:
+        """A whole pass."""
+
+    def layer_times_of(self, step: Forward) -> list[float]:
+        """The layers of a pass, one by one."""
+
+    def dispatching(self, processes: int) -> float:
+        """Starting so many sub-processes."""
+
+
+class Answers(Protocol):
+    """Whoever answers reads: `model.interpret.world.World`, or a record of what real models said."""
+
+    written: Sequence[int]
+    """What has been put out so far: the simulator's own list."""
+    put_out: Mapping[int, Sequence[int]]
+    """The same of each text of a batch, where each puts out its own."""
+
+    def read(self, step: Read) -> Any:
+        """The answer to a read."""
+
+
+def simulate(
+    steps: Steps,
+    tokens: int,
+    cluster: Cluster,
+    cost: Cost,
+    world: Answers,
+    *,
+    per_layer: bool = False,
+    record: bool = False,
+) -> Run:
+    """Decode until `tokens` tokens are out; the latency is the time of the last.
+
+    A pass is one event, or with `per_layer` each of its layers is: units do not slow each other down then.
+    `record` keeps every interval.
+
+    >>> from model.methods.ppd import algorithm as ppd
+    >>> from model.costs.layer_times import UnitCost
+    >>> from model.interpret.world import World
+    >>> choice = ppd.Parameters(layers=40, exit_layer=20, candidates=3)
+    >>> run = simulate(ppd.decode(choice, [0], 3), 3, Cluster(4), UnitCost(40), World(1, 40, [True, False, True]))
+    >>> run.latency, run.busy, run.peak_units  # d l - (d - d') matches = 100; k (d - d') l = 180 more
+    (100.0, 280.0, 4)
+    """
+    return _Engine(cluster, cost, world, tokens, per_layer, record).run(steps)
+
+
+class _Engine:
+    """The state of one simulation: who holds which unit, who waits, who is about to be born."""
+
+    def __init__(
+        self, cluster: Cluster, cost: Cost, world: Answers, tokens: int, per_layer: bool, record: bool
+    ) -> None:
+        self.cluster, self.cost, self.world, self.wanted = cluster, cost, world, tokens
+        self.per_layer, self.record = per_layer, record
+        self.dispatching = cache(cost.dispatching)
+        self.by_position = getattr(cost, "by_position", False)
+        self.draft_devices: float = getattr(cost, "draft_devices", 1.0)
+        self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
+        self.among: Callable[[int], float] | None = None if per_layer else getattr(cost, "among", None)
+        self.sharing: list[_Process] = []  # the processes that slow each other down
+        # Times of passes, or of their layers, by their kind and how many texts they are over: asked for often, few.
+        # And how many there were, with the positions that they attended to and read, as in an account.
+        self.known: dict[tuple[Any, ...], tuple[float, list[int]]] = {}
+        self.known_layers: dict[tuple[Any, ...], list[float]] = {}
+        self.env = Environment()
+        self.holders: list[_Process | None] = [None] * cluster.units
+        self.waiting: list[_Process] = []
+        self.births: list[_Process] = []
+        self.changed = self.done = False
+        self.active = self.peak = 0
+        self.account = Account()
+        self.busy = self.link_free = self.waited = 0.0
+        self.result = Run()
+        self.records: list[tuple[Interval, _Process | None]] = []
+        self.numbers: dict[_Process, int] = {}  # of the processes on record
+
+    def run(self, steps: Steps) -> Run:
+        main = _Process(self, steps, None, 0)
+        main.cache, main.kept = Cache(), True
+        self.world.written, self.world.put_out = self.result.tokens, self.result.texts
+        main.advance(None)
+        env = self.env
+        step, peek = env.step, env.peek
+        try:
+            while not self.done:
+                if self.changed and peek() > env.now:
+                    self.flush()
+                else:
+                    step()
+        except EmptySchedule:
+            raise RuntimeError("the algorithm came to a halt before it had put out all its tokens") from None
+        for process in self.waiting:
+            process.gave_up()
+        for holder in self.holders:  # whatever still runs is cut off with the last token
+            if holder is not None:
+                holder.release("cancelled")
+        result = self.result
+        result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
+        result.waited = self.waited
+        for (*kind, _), (_, counts) in self.known.items():
+            if counts[0]:
+                self.account.include(Account({cast("Kind", tuple(kind)): counts}))
+        result.intervals = [self._judged(row, process) for row, process in self.records]
+        return result
+
+    @staticmethod
+    def _judged(row: Interval, process: _Process | None) -> Interval:
+        unused = process is not None and not process.kept and row.fate == "kept"
+        return row._replace(fate="discarded") if unused else row
+
+    def commit(self, process: _Process, step: Commit) -> None:
+        result, tokens = self.result, step.tokens
+        process.kept = True
+        result.tokens[len(result.tokens) - step.back :] = tokens
+        if step.text is not None:
+            result.texts.setdefault(step.text, []).extend(tokens)
+        result.commits.append((self.env.now, step.kind, len(tokens)))
+        if step.drafted is not None:
+            result.rounds[len(tokens) - step.back - 1, step.drafted] += 1
+        self.done = len(result.tokens) >= self.wanted
+
+    def number(self, process: _Process) -> int:
+        return self.numbers.setdefault(process, len(self.numbers))
+
+    # --- units ---
+
+    def free_unit(self, process: _Process) -> int:
+        """A free unit that the process may use, other than its own, or -1."""
+        return self.holders.index(None) if not process.fixed and self.active < len(self.holders) else -1
+
+    def flush(self) -> None:
+        """Units that are free go to those that wait, in order of asking; then sub-processes are born."""
+        self.changed = False
+        if self.waiting:
+            waiting, self.waiting = self.waiting, []
+            for process in waiting:
+                if not process.ended:
+                    process.take_or_wait()
+        births, self.births = self.births, []
+        for process in births:
+            if not process.ended:
+                process.born()
+
+    def share(self) -> None:
+        """A unit was taken or given back: whatever is being done goes on at another pace."""
+        assert self.among is not None
+        now, factor = self.env.now, self.among(len(self.sharing) - 1)
+        for process in self.sharing:
+            process.left -= (now - process.paced_at) / process.factor
+            process.paced_at, process.factor = now, factor
+            process.turn += 1
+            Timeout(self.env, max(process.left, 0.0) * factor).callbacks.append(partial(process.due, process.turn))
+
+    # --- links ---
+
+    def send_out(self, subs: Sequence[_Process]) -> None:
+        """Sub-processes travel to their units, and are born there."""
+        if self.cost.link:
+            near = [sub for sub in subs if sub.near]
+            for sub in subs:
+                if not sub.near:
+                    self.transfer(self.cost.link, "link", sub, partial(self.arrive, (sub,)))
+            self.bear(near)
+        else:
+            self.bear(subs)
+
+    def arrive(self, subs: Sequence[_Process], _: Event) -> None:
+        self.bear(subs)
+
+    def bear(self, subs: Sequence[_Process]) -> None:
+        self.births.extend(subs)
+        self.changed = True
+
+    def transfer(self, seconds: float, what: str, process: _Process, arrived: Callable[[Event], None]) -> None:
+        now = start = self.env.now
+        if self.cluster.links == "shared":  # what has been sent is not called back, though its receiver be stopped
+            start = max(now, self.link_free)
+            self.waited += start - now
+            self.link_free = start + seconds
+        if self.record:
+            row = Interval(-1, start, start + seconds, what, self.number(process), -1, 0, 0, "kept")
+            self.records.append((row, None))
+        Timeout(self.env, start + seconds - now).callbacks.append(arrived)
+
+
+class _Reading(NamedTuple):
+    """A read that takes time, and what it will have found."""
+
+    answer: Any
+
+
+class _Process:
+    """One process of the algorithm: its generator, its cache, the unit it holds, and whom to tell when it ends."""
+
+    # What most processes never change.
+    ended = stopped = kept = False
+    value: Any = None  # what it has returned
+    unit = -1
+    layer = 0  # the next to run, where a pass is one event per layer
+    asked: float | None = None  # since when it has waited for a unit
+    waiting = 0  # joined processes that have not ended
+    watcher: _Process | None = None  # joined this process
+    subs: Sequence[_Process] = ()
+    joined: Sequence[_Process] = subs  # last
+    # Given at birth, and with every pass or dispatch (then `step` is the processes that are sent out).
+    cache: Cache
+    step: Forward | _Reading | Sequence[_Process] = ()
+    seconds: float
+    since: float
+    layer_times: list[float]
+    # Where units slow each other down: what is left to do as if alone, since when, how slowly, and which reckoning of it counts.
+    left: float
+    paced_at: float
+    factor: float
+    turn = 0
+    counts: list[int]  # of passes of its kind
+
+    def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
+        self.engine, self.body, self.parent = engine, body, parent
+        # A unit that the cluster does not have is any unit.
+        self.place = -1 if place is None or place >= len(engine.holders) else place
+        self.fixed = self.place >= 0
+
+    @property
+    def near(self) -> bool:
+        """Whether it is to run on the unit where the cache lies that it starts with."""
+        return self.fixed and self.parent is not None and self.parent.place == self.place
+
+    def born(self) -> None:
+        parent = self.parent
+        assert parent is not None
+        if isinstance(self.body, Forward):
+            # A single pass needs no cache of its own: it reads its parent's, and the step says what it adds.
+            parent.cache.require(self.body)
+            self._forward(self.body)
+        else:
+            self.cache = parent.cache.copy()
+            self.advance(None)
+
+    def _heirs(self, bodies: Any, units: Any, heirs_of: Any) -> list[_Process]:
+        """Sub-processes that start with the caches of ended ones."""
+        for old in heirs_of:
+            if old is not None:
+                require_ended(old)
+                old.kept = True
+        each = zip(bodies, units, heirs_of, strict=True)
+        return [_Process(self.engine, body, old or self, place) for body, place, old in each]
+
+    def _forward(self, step: Forward) -> None:
+        engine = self.engine
+        role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared, _ = step
+        self.step, self.layer = step, first
+        kind = role, len(tokens), first, last, heads, gaps, rows_only, compared, len(step.texts)
+        try:
+            self.seconds, self.counts = engine.known[kind]
+        except KeyError:
+            self.seconds, self.counts = engine.known[kind] = 0.0 if engine.by_position else engine.cost.forward(step), [0, 0, 0]
+        if engine.by_position:
+            self.seconds = engine.cost.forward(step)
+        if unit is not None and unit != self.place:
+            self._move(unit)
+        else:
+            self.take_or_wait()
+
+    def _move(self, unit: int) -> None:
+        """Go on elsewhere: what the next pass works on takes a link to get there. A unit that the cluster does not have is none."""
+        engine = self.engine
+        self.place, moved = (unit, self.place >= 0) if unit < len(engine.holders) else (self.place, False)
+        engine.account.moves += moved
+        if moved and engine.cost.link:
+            engine.transfer(engine.cost.link, "link", self, self._moved)
+        else:
+            self.take_or_wait()
+
+    def _moved(self, _: Event) -> None:
+        if not self.ended:
+            self.take_or_wait()
+
+    def advance(self, answer: Any) -> None:
+        """Send an answer, and carry out what the algorithm asks until something takes time."""
+        assert not isinstance(self.body, Forward)
+        engine, send = self.engine, self.body.send
+        while True:
+            try:
+                step: Any = send(answer)
+            except StopIteration as end:
+                self._end(end.value)
+                return
+            answer, kind = None, type(step)
+            if kind is Forward:
+                self.cache.write(step)
+                self._forward(step)
+                return
+            if kind is Read:
+                answer = engine.world.read(step)
+                if engine.reading is not None and (seconds := engine.reading(step)):
+                    self.step, self.seconds = _Reading(answer), seconds
+                    self.take_or_wait()
+                    return
+            elif kind is Commit:
+                engine.commit(self, step)
+                if engine.done:
+                    return
+            elif kind is Fork:
+                bodies, units, heirs_of = step
+                if heirs_of:
+                    answer = self._heirs(bodies, units, heirs_of)
+                else:
+                    answer = [_Process(engine, body, self, place) for body, place in zip(bodies, units, strict=True)]
+                if self.subs is self.joined:  # all have ended
+                    self.subs = answer
+                else:
+                    self.subs = [*[sub for sub in self.subs if not sub.ended], *answer]
+                seconds = engine.dispatching(len(answer))
+                if seconds:
+                    self.step, self.seconds = answer, seconds
+                    self.take_or_wait()
+                    return
+                engine.send_out(answer)
+            elif kind is Join:
+                self.joined = step.tasks
+                for sub in step.tasks:
+                    if not sub.ended:
+                        sub.watcher = self
+                        self.waiting += 1
+                if self.waiting:
+                    return
+                answer = [sub.value for sub in self.joined]
+            elif kind is Adopt:
+                sub = step.task
+                require_ended(sub)
+                sub.kept = True
+                self.cache.adopt(sub.step, step.at, step.layers, step.hypothesis)
+                value = sub.value if step.hypothesis is None else sub.value.alone(step.hypothesis)
+                engine.account.adoptions += 1
+                engine.account.adopted_rows += step.layers
+                if engine.cost.promotion:
+                    engine.transfer(engine.cost.promotion, "promotion", sub, partial(self._adopted, value))
+                    return
+                answer = value
+            else:  # Stop
+                for sub in step.tasks:
+                    sub.stop()
+
+    def _adopted(self, value: Any, _: Event) -> None:
+        self.advance(value)
+
+    def _end(self, value: Any) -> None:
+        self.value, self.ended, self.subs, self.parent = value, True, (), None
+        watcher = self.watcher
+        if watcher is not None and not watcher.ended:
+            watcher.waiting -= 1
+            if not watcher.waiting:
+                watcher.advance([sub.value for sub in watcher.joined])
+
+    def stop(self) -> None:
+        """End, with all that this process has started; let go of the unit as the cluster says."""
+        if not self.ended:
+            self.ended = self.stopped = True
+            if not isinstance(self.body, Forward):
+                self.body.close()
+            if self.unit >= 0:
+                self._let_go()
+            else:
+                self.gave_up()
+        for sub in self.subs:
+            sub.stop()
+
+    # --- holding a unit ---
+
+    def take_or_wait(self) -> None:
+        """Hold a unit for as long as the step takes; wait for one where none is free."""
+        engine, unit = self.engine, self.place
+        if unit < 0 or engine.holders[unit] is not None:
+            unit = engine.free_unit(self)
+            if unit < 0:
+                if self.asked is None:
+                    self.asked = engine.env.now
+                engine.waiting.append(self)
+                return
+            self.place = unit
+        self.gave_up()
+        self.unit = unit
+        engine.holders[unit] = self
+        engine.active = active = engine.active + 1
+        if active > engine.peak:
+            engine.peak = active
+        env = engine.env
+        self.since = env.now
+        step = self.step
+        if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
+            self.layer = step.first
+            kind = *kind_of(step), len(step.texts)
+            if kind not in engine.known_layers or engine.by_position:
+                engine.known_layers[kind] = engine.cost.layer_times_of(step)
+            self.layer_times = engine.known_layers[kind]
+            self._tick()
+        elif engine.among is not None:
+            self.left, self.paced_at, self.factor = self.seconds, env.now, 1.0
+            engine.sharing.append(self)
+            engine.share()
+        else:
+            Timeout(env, self.seconds).callbacks.append(self._passed)
+
+    def gave_up(self) -> None:
+        """No longer wait for a unit: it has one, or needs none any more."""
+        if self.asked is not None:
+            self.engine.waited += self.engine.env.now - self.asked
+            self.asked = None
+
+    def due(self, turn: int, event: Event) -> None:
+        """What is being done would end now, if nobody has come or gone since that was reckoned."""
+        if turn == self.turn:
+            self._passed(event)
+
+    def _tick(self, _: Event | None = None) -> None:
+        """Start the next layer; the head belongs to the last."""
+        if self.unit < 0:  # stopped
+            return
+        engine, layer, parent = self.engine, self.layer, self.parent
+        step: Any = self.step  # a pass: dispatches have no layers
+        if parent is not None and parent.layer <= layer and layer > step.first:  # the first alone says no most often
+            parent.must_have_run(layer - 1, step)
+        self.layer = layer + 1
+        seconds = self.layer_times[layer - step.first]
+        Timeout(engine.env, seconds).callbacks.append(self._tick if layer + 1 < step.last else self._passed)
+
+    def must_have_run(self, layer: int, follower: Forward) -> None:
+        """A sub-process reads this process's row of a layer: by the end of its own pass through it, the row must be there."""
+        step = self.step
+        if not isinstance(step, Forward) or step.role != follower.role or step.end != follower.at:
+            return
+        if self.layer <= layer + 1:
+            raise CacheError(f"layer {layer} of position {follower.at - 1} was followed before it had run")
+
+    def _passed(self, _: Event) -> None:
+        if self.unit < 0:  # stopped, and its unit given back before
+            return
+        if self.ended:
+            self.release("cancelled")
+            return
+        self.release("kept")
+        step = self.step
+        if isinstance(step, Forward):
+            engine, counts, end = self.engine, self.counts, step.at + 1
+            if len(step.tokens) == 1:  # as `count` does, without a call
+                counts[0] += 1
+                counts[1] += end
+                counts[2] += end
+            else:
+                self.count(step)
+            if engine.per_layer:
+                self.layer += 1  # all of them have run, the last included
+            if step is self.body:
+                self._end(step)
+            else:
+                self.advance(step)  # in a world without tensors a pass is its own output
+        elif isinstance(step, _Reading):
+            self.advance(step.answer)
+        else:
+            self.engine.send_out(step)
+            self.advance(step)
+
+    def count(self, step: Forward) -> None:
+        """Enter a pass in the account: `Account.add`, where its kind is known."""
+        attended, read = context_of(step)
+        self.counts[0] += 1
+        self.counts[1] += attended
+        self.counts[2] += read
+
+    def release(self, fate: str) -> None:
+        engine, unit = self.engine, self.unit
+        now = engine.env.now
+        step, share = self.step, 1.0
+        if isinstance(step, Forward):
+            if step.role != "target":
+                share = engine.draft_devices
+            if fate == "cancelled":  # one that ends is counted where it ends
+                self.count(step)
+        engine.busy += (now - self.since) * share
+        if engine.record:
+            self._record(fate, now)
+        self.unit = -1
+        if engine.among is not None:
+            self.turn += 1
+            engine.sharing.remove(self)
+            engine.share()
+        engine.holders[unit] = None
+        engine.active -= 1
+        if engine.waiting:
+            engine.changed = True
+
+    def _record(self, fate: str, now: float) -> None:
+        step, number = self.step, self.engine.number(self)
+        if isinstance(step, Forward):
+            role, tokens, _, first, last, *_ = step
+            position, width = step.end - 1, len(tokens)
+            depth = step.end - step.at if step.after or step.texts else 0
+            more = role, width, depth, step.gaps, step.rows_only
+            row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, *more)
+        else:
+            what = "read" if isinstance(step, _Reading) else "dispatch"
+            row = Interval(self.unit, self.since, now, what, number, -1, -1, -1, fate)
+        self.engine.records.append((row, self))
+
+    def _let_go(self) -> None:
+        engine, step = self.engine, self.step
+        if engine.cluster.stop == "now":
+            self.release("cancelled")
+        elif engine.cluster.stop == "layer" and isinstance(step, Forward):
+            depths = [0.0, *accumulate(engine.cost.layer_times_of(step._replace(heads=0)))]
+            now = engine.env.now
+            # The first boundary between layers that is not behind us (but for rounding); in the head, the end of the pass.
+            elapsed = (now - self.since) * (1 - 1e-12)
+            boundary = bisect_left(depths, elapsed)
+            if boundary < len(depths):
+                rest = max(self.since + depths[boundary] - now, 0.0)
+                Timeout(engine.env, rest).callbacks.append(self._passed)

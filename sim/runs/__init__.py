@@ -1,0 +1,1 @@
+"""Runs of a scenario: shards, results, verdict, report and files."""

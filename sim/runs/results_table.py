@@ -1,0 +1,196 @@
+"""From shards to the table of results: one row per point and view, with what was asked for, every estimate and its intervals."""
+
+from __future__ import annotations
+
+import math
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from model.interpret.account import Bill
+from model.methods import registry
+from sim.scenarios.cases import Case
+from sim.scenarios.grid import Grid
+from sim.views import agreement, evaluation, metrics
+from sim.views.metrics import Sums
+
+FEW_POINTS = 200
+"""Up to so many points the whole distribution of the latency is kept."""
+
+MANY_POINTS = 100_000
+"""Beyond so many points the theory's rows are not looked up for the intervals of the others, but computed again."""
+
+ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths", *agreement.SQUARES)
+"""What the views say of rounds: sums over replications, and how many rounds accepted 0, 1, 2, ... tokens."""
+BILL = Bill._fields
+"""What the view events counts where shapes are known: sums over replications."""
+SUMS = tuple(Sums.__dataclass_fields__)
+
+
+def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: Any) -> dict[str, Any]:
+    """Estimates and intervals of a simulated point; the input interval is the formula's, in proportion to the estimate."""
+    plain = case.plain_time
+    values, wide, spread = sums.sampled(plain, case.steps, case.ways)
+    row: dict[str, Any] = dict(values)
+    for name in metrics.ESTIMATES:
+        if name == "speedup":
+            low, high = (row["latency_layers"] + sign * wide["latency_layers"] for sign in (1, -1))
+            row["speedup_low"], row["speedup_high"] = plain / low, plain / high if high > 0 else float("nan")
+        else:
+            row[f"{name}_low"], row[f"{name}_high"] = values[name] - wide[name], values[name] + wide[name]
+        if formula and formula[name] and formula.get(f"{name}_input_low") is not None:
+            for bound in ("input_low", "input_high"):
+                row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
+    row |= evaluation.over_one_device(case, row)
+    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": float(case.devices(case.held))}
+    return row
+
+
+class Finished(NamedTuple):
+    """What the rows of all shards come to."""
+
+    table: pl.DataFrame
+    more: dict[str, pl.DataFrame]
+    """Tables of distributions, by name."""
+    disagreements: list[dict[str, Any]]
+    """Where views differ that must agree; see `sim.views.agreement`."""
+
+
+def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
+    """The tables of a run, from the rows of all shards in their order, and where its views disagree."""
+    theory = partial.filter(pl.col("view") == "formula")
+    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *BILL) if name in theory.columns])
+    by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
+    rows: list[dict[str, Any]] = []
+    distributions: list[dict[str, Any]] = []
+    accepted: list[dict[str, Any]] = []
+    disagreements: list[dict[str, Any]] = []
+    walked = {*partial.filter(pl.col("view") == "paths")["point"].unique()} if theory.height else set()
+    for (view, point), part in partial.filter(pl.col("view") != "formula").group_by("view", "point", maintain_order=True):
+        case = grid.case(point)
+        if view != "events" and case.contended:
+            rows.append(evaluation.without_value(grid, point, case) | {"view": view})
+            continue
+        formula = None if case.contended else by_point[point] if point in by_point else _formula(grid, point)
+        # Summed without rounding in between: it does not matter in which order, or how a point was cut.
+        sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
+        row = evaluation.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
+        if formula is not None and theory.height and (view == "paths" or point not in walked):
+            rounds = {name: math.fsum(part[name]) for name in ("rounds", "drafted", *agreement.SQUARES) if _whole(part, name)}
+            disagreements += agreement.with_the_formula(point, case, formula, sums, rounds, str(view), grid.points)
+        if "rounds" in part.columns and part["rounds"].count():
+            means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
+            each_round = metrics.per_round(case.outputs, *means)
+            row |= {name: float(value) for name, value in each_round.items()}
+            row |= evaluation.straggling(case, means[0], row["latency_layers"])
+        elif "operations" in part.columns and part["operations"].count():
+            row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
+        else:
+            row |= evaluation.operations_of(case, row["compute_per_token"])
+        if case.shapes and BILL[0] in part.columns and part[BILL[0]].count():
+            row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs, case.full_batch)
+        if view == "events":
+            row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
+            disagreements += agreement.on_the_same_decodings(point, part)
+        rows.append(row)
+        if grid.points <= FEW_POINTS:
+            distributions += _distribution(point, view, part)
+            accepted += _accepted(point, view, part)
+    if grid.points <= FEW_POINTS:
+        for point in by_point:
+            case = grid.case(point)
+            distributions += [] if case.contended else _law(point, case)
+    frames = [frame for frame in (theory, pl.DataFrame(rows, infer_schema_length=None)) if frame.height]
+    more = {"distribution": pl.DataFrame(distributions, schema=DISTRIBUTION), "accepted": pl.DataFrame(accepted, schema=ACCEPTED)}
+    found = [each | {path: str(value) for path, value in grid.values(each["point"]).items()} for each in disagreements]
+    return Finished(table(pl.concat(frames, how="diagonal_relaxed")), more, found)
+
+
+def _whole(part: pl.DataFrame, name: str) -> bool:
+    return name in part.columns and not part[name].null_count()
+
+
+ACCEPTED = {"point": pl.Int64, "view": pl.String, "accepted": pl.Int64, "rounds": pl.Int64}
+DISTRIBUTION = {"point": pl.Int64, "view": pl.String, "latency_layers": pl.Float64, "probability": pl.Float64}
+
+
+def _formula(grid: Grid, point: int) -> dict[str, float] | None:
+    """The theory's row, or none where the theory has no value for this point."""
+    try:
+        case = grid.case(point)
+        return None if case.contended else evaluation.formula_row(case)
+    except evaluation.EXPECTED:
+        return None
+
+
+def _distribution(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]:
+    each = part.select("values", "counts").explode("values", "counts")
+    counts = each.group_by("values").agg(pl.col("counts").sum()).sort("values")
+    total = counts["counts"].sum()
+    return [
+        {"point": point, "view": view, "latency_layers": value, "probability": count / total} for value, count in counts.iter_rows()
+    ]
+
+
+def _accepted(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]:
+    """How many rounds accepted 0, 1, 2, ... tokens; nothing where a view has not counted all of them."""
+    if "accepted_lengths" not in part.columns or part["accepted_lengths"].null_count():
+        return []
+    lists = part["accepted_lengths"].to_list()
+    counts = [sum(column) for column in zip_longest(*lists, fillvalue=0)]
+    return [{"point": point, "view": view, "accepted": length, "rounds": count} for length, count in enumerate(counts)]
+
+
+def _law(point: int, case: Case) -> list[dict[str, Any]]:
+    """The theory's own distribution of the latency, where it has one."""
+    law = getattr(registry.theory(case.method), "distribution", None)
+    if law is None or case.outcome is None:
+        return []
+    found = law(case.parameters, case.settings.tokens, case.outcome.law, case.cost)
+    if found is None:
+        return []
+    pairs = zip(*(values.tolist() for values in found), strict=True)
+    return [{"point": point, "view": "formula", "latency_layers": value, "probability": chance} for value, chance in pairs]
+
+
+def table(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows in the order of points and views, with all columns in theirs."""
+    view = pl.col("view").replace_strict({"formula": 0, "paths": 1, "events": 2}, return_dtype=pl.Int8)
+    return arranged(frame.sort("point", view).lazy()).collect()
+
+
+def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Columns in their order: descriptions first, then each estimate with its bounds; what has no value is null."""
+    absent = {*metrics.ESTIMATES, "held_units"} - {*frame.collect_schema().names()}
+    frame = frame.with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in sorted(absent))
+    frame = frame.with_columns(held_layers=pl.col("held_units") * pl.col("latency_layers"))
+    names = frame.collect_schema().names()
+    if metrics.ONE_DEVICE in names:  # on one device the two speed-ups are one
+        own = {f"speedup{end}": f"{metrics.ONE_DEVICE}{end}" for end in ("", *(f"_{each}" for each in metrics.BOUNDS))}
+        frame = frame.with_columns(
+            pl.when(pl.col("ways") == 1).then(pl.col(name)).otherwise(pl.col(other)).alias(other)
+            for name, other in own.items() if name in names and other in names
+        )  # fmt: skip
+    if "seconds_per_layer" in names:
+        times = {f"{name}_layers": (f"{name}_s", 1.0) for name in ("latency", "busy", "held")}
+        times |= {name: (name.replace("layers", "ms"), 1e3) for name in names if name.startswith("tpot_layers")}
+        seconds = pl.col("seconds_per_layer")
+        # What a layer takes is known to within an error: of the bounds from inputs it is a part.
+        wrong = pl.col("seconds_error").fill_null(0.0) if "seconds_error" in names else pl.lit(0.0)
+        bounds = {"_input_low": 1 - wrong, "_input_high": 1 + wrong}
+
+        def share(name: str) -> pl.Expr:
+            return next((bound for end, bound in bounds.items() if name.endswith(end)), pl.lit(1.0))
+
+        frame = frame.with_columns(
+            (pl.col(name) * seconds * factor * share(name)).alias(other) for name, (other, factor) in times.items()
+        )
+        names += [other for other, _ in times.values()]
+    estimates = metrics.columns()
+    names = [name for name in names if name not in ROUNDS]
+    first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
+    there = [name for name in estimates if name in names]
+    # An estimate or bound that is not a finite number is none; a parameter may well be infinite.
+    finite = [pl.when(pl.col(name).cast(pl.Float64).is_finite()).then(pl.col(name)).alias(name) for name in there]
+    return frame.select([*first, *there]).with_columns(finite).with_columns(pl.col(pl.Float64).fill_nan(None))

@@ -1,0 +1,352 @@
+"""What a run says on the terminal: the views side by side, where the numbers come from, and where everything is."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from model.base import strict_json
+from model.methods.registry import algorithm
+from sim.runs import verdict
+from sim.runs.atomic_files import write_text
+from sim.runs.sweep import Report
+from sim.scenarios.match_outcomes import RATES
+from sim.scenarios.scenario_file import cost_source, method_tables
+from sim.views import agreement, metrics
+
+MOST_ROWS = 60
+MOST_NOTES = 5
+"""Notes on outcomes of single points that are printed."""
+_MOST_REASONS = 4
+MOST_LISTED = 10_000
+"""Rows that are read to be shown, listed or drawn; a table may be larger than memory."""
+WIDE = 148
+LEAST_OF_WORDS = 24
+"""The width of a column of words, where room is short; longer ones go over several lines."""
+NOTHING = "no closed form says anything of these points; ask for --view paths, or events"
+TITLES = {
+    "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
+    "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
+    "operations_per_token": "operations per token [of a plain token]", "straggler_loss": "straggler loss",
+    "speedup_over_one_device": "speed-up over one device",
+}  # fmt: skip
+RATE_WORDS = {
+    "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
+    "mean_exit_layer": "exit",
+}  # fmt: skip
+VIEWS = ("formula", "paths", "events")
+
+
+def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
+    """Write what is shown beside the tables: summary.txt, and summary.json for programs."""
+    assert report.out is not None
+    text = io.StringIO()
+    show(report, frame, figures, Console(file=text, width=WIDE, highlight=False))
+    write_text(report.out / "summary.txt", text.getvalue())
+    write_text(report.out / "summary.json", strict_json.dumps(document(report, frame, figures), indent=2) + "\n")
+
+
+def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:
+    """Print the result of a run to stdout, the verdict first; two estimates in a table where there is room for them."""
+    if console is None:
+        console = Console(highlight=False)
+        console = console if console.is_terminal else Console(width=WIDE, highlight=False)
+    console.print(verdict.of(report.table(), report.tables).text, soft_wrap=True, markup=False)
+    name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
+    console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
+    shown = chosen(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
+    names = [name for name in TITLES if name in frame.columns and shown[name].count()]
+    while names:
+        digits = 4 if console.width >= 100 else 3
+        pair = _table(shown, tuple(names[:2]), digits)
+        fits = len(names) > 1 and _width(console, pair) <= console.width
+        _print_whole(console, pair if fits else _table(shown, tuple(names[:1]), digits))
+        names = names[2 if fits else 1 :]
+    if not any(shown[name].count() for name in TITLES if name in frame.columns) and not _all_wait(shown):
+        console.print(NOTHING, markup=False)
+    hidden = report.rows - shown.height
+    if hidden:
+        console.print(f"... and {hidden:,} rows more in the table of results")
+    for line in notes(report.table(), report.tables):
+        console.print(line, markup=False)
+    for row in report.failed[:10]:
+        console.print(f"[red]failed[/red]: point {row['point']}, {row['view']}: {escape(row['error'])}")
+    if len(report.failed) > 10:
+        console.print(f"... and {len(report.failed) - 10} more in failed.json")
+    for found in report.disagreements[:10]:
+        console.print(f"[red]views disagree[/red]: {escape(agreement.in_words(found))}")
+    if report.disagreements:
+        more = f"; {len(report.disagreements) - 10} more are in disagreements.json" if len(report.disagreements) > 10 else ""
+        console.print(f"what views disagree on is a fault of the program, please report it; everything else is kept{more}")
+    csv = ", .csv" if report.out is not None and (report.out / "results.csv").exists() else ""
+    console.print(f"results: {report.out}/results.parquet{csv}", soft_wrap=True, markup=False)
+    for path in figures:
+        if path.suffix == ".png":
+            console.print(f"figure:  {path}", soft_wrap=True, markup=False)
+
+
+def _all_wait(shown: pl.DataFrame) -> bool:
+    """Whether there are no values because something may wait at every point: a note says so."""
+    return "no_value_because" in shown.columns and not shown["no_value_because"].null_count()
+
+
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Print a table with all its digits; where not even words over several lines make room, it is wider than the console."""
+    least = Measurement.get(console, console.options.update(max_width=10_000), table).minimum
+    table.width = least if least > console.width else None
+    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+
+
+def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    keys = describing(frame)
+    for key in keys:
+        title = key.rpartition(".")[2].replace("_", "\n")
+        numeric = frame[key].dtype.is_numeric()
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=numeric)
+    views = [view for view in VIEWS if view in frame["view"].unique().to_list()]
+    for estimate in estimates:
+        for index, view in enumerate(views):
+            heading = Text(f"{TITLES[estimate] if index == 0 else ''}\n{view}")  # a unit in brackets is no markup
+            table.add_column(heading, justify="right", no_wrap=True)
+    if "mean_units" in estimates:
+        table.add_column("units\nheld", justify="right")
+    for part in frame.partition_by("point", maintain_order=True):
+        rows = {row["view"]: row for row in part.to_dicts()}
+        first = next(iter(rows.values()))
+        cells = [_plain(first[key]) for key in keys]
+        cells += [_estimate(rows.get(view), estimate, digits) for estimate in estimates for view in views]
+        table.add_row(*cells, *([_plain(int(list(rows.values())[-1]["held_units"]))] if "mean_units" in estimates else []))
+    for column in table.columns:
+        # Where room is short, words go over several lines, but no number is cut: it would read as another.
+        lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
+        longest = max(map(len, lines))
+        column.min_width = min(longest, LEAST_OF_WORDS) if not column.no_wrap and column.justify == "left" else longest
+    return table
+
+
+def chosen(frame: pl.DataFrame, tables: Mapping[str, Any]) -> pl.DataFrame:
+    """Where several methods are in one table, one column that says each with what was chosen for it, in place of all parameters."""
+    methods = method_tables(tables)
+    if frame["method"].n_unique() < 2:
+        return frame
+    parameters = {field.name for table in methods for field in fields(algorithm(table["name"]).Parameters)}
+    swept = {path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith("method.")}
+    axes = math.prod(_size(values) for values in tables.get("sweep", {}).values())
+
+    def label(row: dict[str, Any]) -> str:
+        table = methods[row["point"] // axes]
+        keys = [key for key in row if key in parameters & {*table, *swept} - {"layers"} and row[key] is not None]
+        return ", ".join([row["method"], *(f"{key} {_plain(row[key])}" for key in keys)])
+
+    labels = pl.Series("method", [label(row) for row in frame.to_dicts()])
+    constant = [name for name in frame.columns if name.endswith("_ratio") and frame[name].drop_nulls().n_unique() < 2]
+    return frame.with_columns(labels).drop(sorted({*constant} | parameters & {*frame.columns}))
+
+
+def _size(values: Any) -> int:
+    return int(values["count"]) if isinstance(values, Mapping) else len(values)
+
+
+def describing(frame: pl.DataFrame) -> list[str]:
+    """The columns that tell the points apart, and the rates."""
+    aside = {
+        "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
+        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
+        "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND,
+        *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
+        *(f"plain_{name}" for name in metrics.PLAIN_WORK),
+        *(name for name in frame.columns if name.startswith("tpot_ms")),
+    }  # fmt: skip
+    if "seconds_error" in frame.columns:
+        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "prompt_s", "cost_source", "cost_missing"}
+    fewer = pl.col("contended") | (pl.col("units") != pl.col("held_units"))
+    if frame["units"].n_unique() > 1 and frame.select(fewer.any()).item():
+        aside -= {"units"}
+    if frame["exact"].n_unique() > 1:
+        aside -= {"exact"}
+    if "occupancy" in frame.columns and not frame.select((pl.col("occupancy") < 1).any()).item():
+        aside |= {"occupancy"}
+    more = ("rollback_rate", "agreement", "published_speedup")
+    rates = [name for name in (*RATES.values(), *more) if name in frame.columns and (name in RATES.values() or frame[name].count())]
+    telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
+    return [*(telling or ["method"]), *rates]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else f"{value + 0.0:.4f}" if isinstance(value, float) else escape(str(value))
+
+
+def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:
+    if row is None or row.get(name) is None:
+        return "-"
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    if low is None or high is None:
+        return f"{row[name]:.{digits}f}"
+    return f"{row[name]:.{digits}f} ±{(high - low) / 2:.{digits}f}"
+
+
+def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
+    """What a reader must know beside the numbers: provenance, uncertainty, how far the views agree, what is left out."""
+    names, lines = table.collect_schema().names(), []
+    if "outcomes_source" in names:
+        known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
+        kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
+        of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+        lines.append(f"{of} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+    if "outcomes_note" in names:
+        notes = table.select(pl.col("outcomes_note").drop_nulls().unique(maintain_order=True)).collect()["outcomes_note"].to_list()
+        lines += notes[:MOST_NOTES]
+        lines += [f"... and {len(notes) - MOST_NOTES} more such notes (column outcomes_note)"] if len(notes) > MOST_NOTES else []
+    if "agreement_source" in names:
+        lines += _lossy(table)
+    lines.append(f"times: {cost_source(tables)}")
+    if "published_speedup" in names:
+        from model.published import deck_analysis
+
+        rows = deck_analysis.rows()
+        printed = {row["speedup"] for row in rows if row["draft_length"] is not None}
+        # Of the deck as a whole, so only where its table is replayed as a whole.
+        if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
+            lines += deck_analysis.sentences(rows)
+    lines += _of_figure_3(table, names)
+    lines += _of_schedules(table, names)
+    lines += _of_measured(table, names)
+    lines.append("intervals: 95 %, from sampling")
+    if "seconds_error" in names:
+        lines.append(
+            f"a step's seconds are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}, and {_drifting(table)}:"
+            " costs are those at mid-context"
+        )
+        lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
+        if lacking:
+            parts = ", ".join(sorted({part for each in lacking for part in each.split(", ")}))
+            remedy = "; [cost] takes step_s and draft_step_s for what an engine adds" if "step" in parts else ""
+            lines.append(f"not measured, assumed 0 (column cost_missing): {parts}{remedy}")
+        if "memory_share" not in names or _one(table, pl.col("memory_share").is_null().any()):
+            lines.append("memory of some devices is not known: whether weights and cache fit was not checked")
+    if "speedup_input_low" in names:
+        spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
+        if spread is not None:
+            of = "rates and costs" if "seconds_error" in names else "rates"
+            what = f"what is not known of the {of} moves a speed-up by at most"
+            lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
+    if "straggler_loss" in names and (loss := _one(table, pl.col("straggler_loss").max())) is not None:
+        lines.append(
+            f"a static batch waits for its slowest sequence, which takes up to {loss:.1%} of its time (column straggler_loss);"
+            " engines that keep their batch full are batching = 'continuous'"
+        )
+    if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
+        runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
+        worst = float(_one(table, pl.col("paths_difference").max()))
+        agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g} layer-times"
+        lines.append(f"events and paths {agree} on all {runs:,} decodings that both played")
+    return lines + _of_waiting(table, names)
+
+
+def _of_waiting(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """Why formula and paths have no values at some points, and what the events assume there."""
+    if "no_value_because" not in names:
+        return []
+    waiting = table.filter(pl.col("no_value_because").is_not_null())
+    lines = []
+    silent = waiting.filter(pl.col("view") != "events")
+    views = [view for view in VIEWS if view in silent.select(pl.col("view").unique()).collect(engine="streaming")["view"]]
+    if views:
+        reasons = sorted(silent.select(pl.col("no_value_because").unique()).collect(engine="streaming").to_series().to_list())
+        told = "; ".join(reasons[:_MOST_REASONS]) + ("; ..." if len(reasons) > _MOST_REASONS else "")
+        lines.append(
+            f"no value in {' and '.join(views)} where something may wait (column no_value_because; {told}); only the view events"
+            " knows of waiting: ask for --view events"
+        )
+    if "match_rate" in names and _one(waiting, ((pl.col("view") == "events") & pl.col("match_rate").is_not_null()).any()):
+        lines.append("where something may wait, which candidate is right is assumed to be any with equal chances")
+    return lines
+
+
+def _drifting(table: pl.LazyFrame) -> str:
+    """How a step's time changes with the context while a sequence is decoded, with its sign."""
+    low, high = (_one(table, each) for each in (pl.col("context_drift").min(), pl.col("context_drift").max()))
+    said = [f"grow by at most {high:.1%}"] * (high > 0) + [f"fall by at most {-low:.1%}"] * (low < 0)
+    return f"{' or '.join(said) or 'are the same'} from the first token to the last"
+
+
+def _lossy(table: pl.LazyFrame) -> list[str]:
+    """Which methods write another text than the target, and what is known of how much it agrees."""
+    lossy = table.filter(~pl.col("exact") & pl.col("agreement_source").is_not_null())
+    found = lossy.select("method", "agreement_source").unique(maintain_order=True).collect()
+    lines = []
+    for (source,), part in found.group_by("agreement_source", maintain_order=True):
+        what = "nobody has measured how far it agrees with the target's" if source == "unknown" else f"agreement is {source}"
+        lines.append(f"not exact, another text than the target's: {', '.join(part['method'].unique(maintain_order=True))}; {what}")
+    return lines
+
+
+def _of_schedules(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """What SkipDecode's tables say of its published settings, where all of a model's are among the points."""
+    from model.published import skipdecode_analysis
+
+    keys = ["layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence", "power"]
+    if not {"method", *keys} <= {*names}:
+        return []
+    own = table.filter(pl.col("method") == "skipdecode").select(keys).unique().collect(engine="streaming")
+    return [
+        sentence for found in skipdecode_analysis.replayed(own.to_dicts()) for sentence in skipdecode_analysis.sentences_on(*found)
+    ]
+
+
+def _of_figure_3(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """The paper's own limits of latency and busy units, where the points of its Figure 3 are among these."""
+    from model.published import ppd_figure_3
+
+    needed = ["method", "outcomes_source", "data_set", "head", "layers", "exit_layer", "candidates", "match_rate", "tokens"]
+    if not {*needed} <= {*names}:
+        return []
+    wanted = [*needed, *(name for name in ("seconds_per_layer",) if name in names)]
+    own = table.filter(pl.col("method") == "ppd").select(wanted).unique(maintain_order=True).head(MOST_ROWS)
+    return ppd_figure_3.sentences(ppd_figure_3.replayed(own.collect().to_dicts()))
+
+
+def _of_measured(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
+    """What was measured beside what was simulated, where points replay the measured times of PPD's Table 3."""
+    from model.published import ppd_table_3_fit
+
+    if not {"outcomes_source", "seconds_per_layer", "latency_s"} <= {*names}:
+        return []
+    own = table.filter(pl.col("outcomes_source").str.starts_with("published: PPD Table 3")).head(MOST_ROWS)
+    points = ppd_table_3_fit.replayed(own.collect(engine="streaming").to_dicts())
+    return ppd_table_3_fit.sentences(points) if points else []
+
+
+def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:
+    return table.select(expression).collect(engine="streaming").item()
+
+
+def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[str, Any]:
+    """The same as one JSON document."""
+    rows = frame.head(MOST_LISTED).to_dicts()
+    return {
+        "scenario": report.tables["scenario"]["name"], "out": str(report.out),
+        "verdict": verdict.of(report.table(), report.tables).document(), "rows": report.rows, "results": rows,
+        "truncated": report.rows > len(rows), "failed": report.failed, "disagreements": report.disagreements,
+        "notes": notes(report.table(), report.tables),
+        "figures": [str(path) for path in figures], "shards": {"computed": report.computed, "resumed": report.resumed},
+    }  # fmt: skip

@@ -1,0 +1,101 @@
+"""How the work of a scenario is cut: into pieces (a stretch of replications of one point), and these into shards.
+
+It depends on the scenario alone, never on the number of workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from model.base.checks import ParameterError
+from model.outcomes import random_streams
+from sim.scenarios import cases
+from sim.scenarios.grid import Grid
+from sim.views import evaluation
+
+SHARD_SECONDS = 1.0
+SECONDS_PER_PASS, SECONDS_PER_COIN = 6e-6, 1e-8
+"""Rough costs, for cutting work into shards and for estimates; results do not depend on how right they are."""
+FORMULA_POINTS, ARRAY_POINTS = 2_000, 200_000
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Pieces [first, last) of one view's work; see `Plan`."""
+
+    view: str
+    first: int
+    last: int
+
+
+class Plan:
+    """The pieces and the shards of a grid, view by view."""
+
+    def __init__(self, grid: Grid) -> None:
+        settings = grid.base.get("scenario", {})
+        self.grid = grid
+        self.arrays = evaluation.takes_arrays(grid)
+        self.views = tuple(settings.get("views", cases.VIEWS))
+        largest = self._largest(grid)
+        paths, events = self._replications()
+        self.replications = {"formula": 1, "paths": paths, "events": events}
+        path_seconds = largest.settings.tokens * random_streams.BLOCK * SECONDS_PER_COIN
+        run_seconds = largest.settings.tokens * (1 + largest.parameters.units) * SECONDS_PER_PASS
+        # A power of two, so that no piece of events crosses from one block of coins into the next.
+        runs = 2 ** max(0, min(12, math.floor(math.log2(SHARD_SECONDS / run_seconds))))
+        self.size = {"formula": 1, "paths": random_streams.BLOCK, "events": runs}
+        self.seconds = {"formula": 1e-3, "paths": path_seconds, "events": run_seconds * min(runs, events)}
+
+    def _largest(self, grid: Grid) -> cases.Case:
+        """The point whose decoding is taken as the measure of all: the last, since axes are mostly written upwards."""
+        for point in (grid.points - 1, 0, *range(1, min(grid.points, 1000))):
+            try:
+                return grid.case(point)
+            except ParameterError as error:
+                last = error
+        raise last
+
+    def _replications(self) -> tuple[int, int]:
+        settings = self._largest(self.grid).settings
+        return settings.replications, settings.event_replications or settings.replications
+
+    def pieces(self, view: str) -> int:
+        """Number of pieces of a view."""
+        return int(self.grid.points * -(-self.replications[view] // self.size[view]))
+
+    def step(self, view: str) -> int:
+        """Pieces in one shard of a view."""
+        if view == "formula":
+            return ARRAY_POINTS if self.arrays else FORMULA_POINTS
+        return max(1, int(SHARD_SECONDS / self.seconds[view]))
+
+    def count(self) -> int:
+        """Number of shards, without making them."""
+        return sum(-(-self.pieces(view) // self.step(view)) for view in self.views)
+
+    def shards(self) -> list[Shard]:
+        """All shards, view by view."""
+        found = []
+        for view in self.views:
+            step, total = self.step(view), self.pieces(view)
+            found += [Shard(view, first, min(first + step, total)) for first in range(0, total, step)]
+        return found
+
+    def work(self, shard: Shard) -> list[tuple[int, int, int]]:
+        """The pieces of a shard: point, first and last replication."""
+        size, count = self.size[shard.view], self.replications[shard.view]
+        stretches = math.ceil(count / size)
+        where = (divmod(piece, stretches) for piece in range(shard.first, shard.last))
+        return [(point, part * size, min((part + 1) * size, count)) for point, part in where]
+
+    def estimate(self) -> float:
+        """Seconds on one core, roughly."""
+        each = self.seconds | ({"formula": 1e-6} if self.arrays else {})
+        return float(sum(self.pieces(view) * each[view] for view in self.views))
+
+    def file(self, shard: Shard, fingerprint: str) -> str:
+        """The name of a shard's file: what it holds, and a hash of all that decides what is in it; its content's is added to it."""
+        key = hashlib.sha256(f"{fingerprint} {shard}".encode()).hexdigest()[:16]
+        return f"{shard.view}-{shard.first:09d}-{key}.parquet"

@@ -1,0 +1,398 @@
+"""Runs of scenarios: shared out in shards, put together into tables, resumed where they stopped.
+
+A shard is a stretch of one view's work (`sim.runs.shard_plan`). Every shard draws its own coins, so a table is the same to the byte
+whoever computed it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from model.base import bounded_files, checks, strict_json
+from model.base.checks import ParameterError
+from model.base.parent_process import end_with
+from model.base.table_records import parse_value
+from model.methods import registry
+from sim.runs import results_table
+from sim.runs.atomic_files import TEMPORARY, alone, intact, parquet, write_hashed, write_text, write_whole
+from sim.runs.shard_plan import Plan, Shard
+from sim.scenarios import scenario_file
+from sim.scenarios.grid import Grid, parse_axis
+from sim.scenarios.scenario_file import Tables
+from sim.views import evaluation
+
+ASK_BEYOND = 10_000_000
+"""Points of a grid beyond which a run must be asked for twice."""
+NO_CSV_BEYOND = 1_000_000
+"""Rows of a table beyond which only Parquet is written."""
+ROW_GROUP = 100_000
+MAX_JOBS = 1024
+TRIES = 3
+MAX_SHARDS = 1_000_000
+"""At a second each, these take eleven days; with more, even the list of them would not fit into memory."""
+
+
+class RunError(RuntimeError):
+    """A run that could not go on; what was finished is kept."""
+
+
+def compute(tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = ()) -> tuple[Shard, Path]:
+    """Compute a shard and write it: what a worker does, with the methods that its parent allows. Tells where it is."""
+    with registry.allowing(allowed):
+        grid = Grid(tables, check=False)
+        plan = Plan(grid)
+        frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
+        if frame is None:
+            rows, failures = evaluation.evaluate(grid, shard.view, plan.work(shard))
+            frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
+        return shard, write_hashed(path, parquet(frame))
+
+
+def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
+    try:
+        columns = evaluation.formula_columns(grid, shard.first, shard.last)
+    except ParameterError:
+        return None  # at some of these points; one by one it will be seen at which
+    size = shard.last - shard.first
+
+    def column(name: str, value: Any) -> pl.Series:
+        if isinstance(value, np.ndarray):
+            return pl.Series(name, value.tolist() if value.dtype == object else value)
+        return pl.Series(name, [value]).new_from_index(0, size)
+
+    return pl.DataFrame([column(name, value) for name, value in columns.items()])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run left: its directory (None where nothing was kept), the table, the distributions, and what failed."""
+
+    out: Path | None
+    tables: Tables
+    rows: int
+    failed: list[dict[str, Any]]
+    computed: int
+    resumed: int
+    disagreements: list[dict[str, Any]] = field(default_factory=list)
+    """Where views differ that must agree (`sim.views.agreement`): a fault of the program."""
+
+    def table(self) -> pl.LazyFrame:
+        """The table of results, to be read as far as it is needed."""
+        assert self.out is not None
+        return pl.scan_parquet(self.out / "results.parquet", glob=False)
+
+    def frame(self, rows: int | None = None) -> pl.DataFrame:
+        """The table of results, or its first rows."""
+        return (self.table() if rows is None else self.table().head(rows)).collect()
+
+
+def resolve(
+    source: str | Path | Mapping[str, Any] | None = None,
+    *,
+    set: Mapping[str, Any] | Iterable[str] = (),
+    sweep: Mapping[str, Any] | Iterable[str] = (),
+    views: Sequence[str] | None = None,
+    replications: int | None = None,
+    seed: int | None = None,
+) -> Tables:
+    """The tables of a scenario with what was asked for on top: values set, axes added, and what [scenario] says overridden."""
+    tables = scenario_file.load(source)
+    given: list[str] = []
+    for path, value in _pairs(set, parse_value, "--set"):
+        axes = tables.get("sweep", {})
+        scenario_file.apply(tables, path, value)
+        given.append(path)
+        if isinstance(axes, dict):
+            axes.pop(path, None)  # a value that is set is no longer swept
+    for path, values in _pairs(sweep, parse_axis, "--sweep"):
+        axes = tables.setdefault("sweep", {})
+        if not isinstance(axes, dict):
+            raise ParameterError(f"[sweep] must be a table of paths and lists, got {checks.shown(axes)}")
+        axes[path] = _listed(values)
+        given.append(path)
+    _forget_provenance(tables, given)
+    own = tables.setdefault("scenario", {})
+    if not isinstance(own, dict):
+        raise ParameterError(f"[scenario] must be a table, got {checks.shown(own)}")
+    if views is not None:
+        own["views"] = [views] if isinstance(views, str) else list(views)
+    if replications is not None:
+        own["replications"] = own["event_replications"] = replications
+    if seed is not None:
+        own["seed"] = seed
+        if isinstance(tables.get("sweep"), dict):
+            tables["sweep"].pop("scenario.seed", None)
+    return tables
+
+
+def _forget_provenance(tables: Tables, given: list[str]) -> None:
+    """A rate that is put in place of a scenario's own rests neither on its trials nor on its source, unless these are given too."""
+    for path in given:
+        above, _, key = path.rpartition(".")
+        if key not in _RATES:
+            continue
+        for table in _tables_at(tables, above):
+            for other in ("trials", "source"):
+                if f"{above}.{other}" not in given:
+                    table.pop(other, None)
+
+
+_RATES = (
+    "match_rate", "match_rates", "acceptance_rate", "acceptance_rates", "rate", "length",
+    "fallback_rate", "fallback_rates", "rollback_rate", "rollback_rates", "hazards",
+)  # fmt: skip
+
+
+def _tables_at(tables: Tables, path: str) -> list[Tables]:
+    """The tables that a path means: of [outcomes], those of the methods too where they have their own."""
+    first, *rest = path.split(".")
+    own = scenario_file.method_tables(tables)
+    found: list[Any] = [*own] if first == "method" else [tables.get(first), *(table.get(first) for table in own)]
+    for name in rest:
+        found = [table.get(name) for table in found if isinstance(table, dict)]
+    return [table for table in found if isinstance(table, dict)]
+
+
+def _listed(values: Any) -> Any:
+    """Values of an axis as a scenario file would hold them: Python callers also give tuples, ranges and arrays."""
+    if isinstance(values, np.ndarray):
+        return values.tolist()
+    return list(values) if isinstance(values, tuple | range) else values
+
+
+def _pairs(given: Mapping[str, Any] | Iterable[str], parse: Callable[[str], Any], option: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(given, Mapping):
+        yield from given.items()
+        return
+    for text in given:
+        path, equals, value = text.partition("=")
+        if not equals:
+            wanted, example = ("VALUE", "outcomes.match_rate=0.4") if option == "--set" else ("VALUES", "method.candidates=1,3,5")
+            raise ParameterError(f"{option} must be PATH={wanted}, got {text!r}; for example {option} {example}")
+        yield path.strip(), parse(value.strip())
+
+
+def run(
+    source: str | Path | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    resume: bool = False,
+    yes: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    **overrides: Any,
+) -> Report:
+    """Run a scenario into a directory; `overrides` are those of `resolve`, `progress` is told of shards done and in all."""
+    tables = resolve(source, **overrides)
+    grid = Grid(tables)
+    if grid.points > ASK_BEYOND and not yes:
+        raise ParameterError(f"the grid has {grid.points:,} points, more than {ASK_BEYOND:,}; say --yes to run it all the same")
+    check_jobs(jobs)
+    plan = Plan(grid)
+    if plan.count() > MAX_SHARDS:
+        hours = f"about {plan.estimate() / 3600:,.0f} hours on one core"
+        remedy = "take fewer points, views or replications"
+        raise ParameterError(f"a run must have at most {MAX_SHARDS:,} shards, got {plan.count():,} ({hours}); {remedy}")
+    folder = (
+        Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{scenario_file.fingerprint(tables)[:8]}"
+    )
+    _make(folder)
+    with alone(folder) as free:
+        if not free:
+            raise ParameterError(f"another run is at work in {folder}; wait for it, or name another directory with -o")
+        _prepare(folder, tables, resume=resume)
+        try:
+            return _run(plan, folder, jobs, progress)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise RunError(f"{_reason(error, folder)}; {_hint(folder)}") from None
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_hint(folder)) from None
+
+
+def _run(plan: Plan, folder: Path, jobs: int | None, progress: Callable[[int, int], None] | None) -> Report:
+    tables, shards = plan.grid.tables, plan.shards()
+    fingerprint = scenario_file.fingerprint(tables)
+    todo = {shard: folder / "shards" / plan.file(shard, fingerprint) for shard in shards}
+    done = _held(todo)
+    resumed = len(done)
+    missing = {shard: path for shard, path in todo.items() if shard not in done}
+    for shard, path in _computed(tables, missing, _workers(jobs, plan, len(missing))):
+        done[shard] = path
+        if progress is not None:
+            progress(len(done), len(todo))
+    # In the order of the plan, not in that in which they came.
+    failed, disagreements = _merge(plan, [done[shard] for shard in shards], folder)
+    rows = int(pl.scan_parquet(folder / "results.parquet", glob=False).select(pl.len()).collect().item())
+    _describe(folder, tables, plan, rows, failed, disagreements)
+    return Report(folder, tables, rows, failed, len(missing), resumed, disagreements)
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    if not isinstance(error, OSError):
+        return f"a table in {folder} cannot be written or read again, as on a disk that is full: {str(error).partition(chr(10))[0]}"
+    return f"{error.strerror or error} ({error.filename or folder})"
+
+
+def check_jobs(jobs: int | None) -> None:
+    """Refuse a number of worker processes that no machine has."""
+    if jobs is not None:
+        checks.whole("jobs", jobs, 1, MAX_JOBS)
+
+
+def _hint(folder: Path) -> str:
+    return f"what was finished is kept in {folder}; go on with the same command and --resume"
+
+
+def _workers(jobs: int | None, plan: Plan, shards: int) -> int:
+    """As many as asked for; by default all cores, or one where starting workers would take longer than the work."""
+    wanted = jobs if jobs is not None else (os.cpu_count() or 1) if plan.estimate() > 5 else 1
+    return max(1, min(wanted, shards))
+
+
+def _make(folder: Path) -> None:
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ParameterError(f"{folder} is there and is not the directory of a run; name another with -o")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
+
+
+def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
+    """See that the directory is new or this scenario's own; without `resume` what it holds is computed again."""
+    note, fingerprint, held = folder / "metadata.json", scenario_file.fingerprint(tables), None
+    if any(path.suffix != TEMPORARY for path in folder.iterdir()):
+        try:
+            held = bounded_files.json_of(bounded_files.read_bytes(note))["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ParameterError(f"{folder} is there and is not the directory of a run; name another directory with -o") from None
+        if held != fingerprint:
+            raise ParameterError(f"{folder} holds the run of another scenario (or version); name another directory with -o")
+        if not resume:
+            shutil.rmtree(folder / "shards", ignore_errors=True)
+    for left in (*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"shards/.*{TEMPORARY}")):
+        left.unlink(missing_ok=True)  # of a run that was killed while it wrote
+    try:
+        if held is None or not resume:  # going on must not fail for want of room for what is there already
+            begun = {"fingerprint": fingerprint, "scenario": tables, "complete": False}
+            write_text(note, strict_json.dumps(begun, indent=2) + "\n")
+        (folder / "shards").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
+
+
+def _held(todo: Mapping[Shard, Path]) -> dict[Shard, Path]:
+    """The shards that are there and are what was written, and where. What is damaged is removed."""
+    wanted = {path.stem: shard for shard, path in todo.items()}
+    found: dict[Shard, Path] = {}
+    for folder in {path.parent for path in todo.values()}:
+        for path in sorted(folder.glob("*.parquet")):
+            shard = wanted.get(path.stem.rpartition("-")[0])
+            if shard is None or shard in found:
+                continue
+            if intact(path):
+                found[shard] = path
+            else:
+                path.unlink(missing_ok=True)
+    return found
+
+
+def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Iterator[tuple[Shard, Path]]:
+    """Compute shards, telling of each where it is; those of a worker that dies are given to others."""
+    if workers == 1:
+        for shard, path in missing.items():
+            yield compute(tables, shard, path)
+        return
+    import joblib
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    left, tries = dict(missing), 0
+    while left:
+        before = len(left)
+        work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
+        try:
+            wanted = [(tables, shard, path, registry.allowed()) for shard, path in left.items()]
+            for shard, path in work(joblib.delayed(_in_worker)(os.getpid(), compute, *each) for each in wanted):
+                del left[shard]
+                yield shard, path
+        except BrokenProcessPool:
+            # What a dead worker had finished is on disk, though nobody said so.
+            for shard, path in _held(left).items():
+                del left[shard]
+                yield shard, path
+            tries = 0 if len(left) < before else tries + 1
+            if tries == TRIES:
+                folder = next(iter(left.values())).parent.parent
+                raise RunError(f"workers died {TRIES} times without finishing a shard (out of memory?); {_hint(folder)}") from None
+
+
+def _in_worker(parent: int, work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
+    """Work in a worker process; Ctrl-C is for the parent, which ends its workers and says how to go on. It ends with its parent."""
+    end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return work(*arguments)
+
+
+def _merge(plan: Plan, paths: list[Path], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Put the shards together: tables and distributions; failures, and where views disagree."""
+    grid = plan.grid
+    parts = [pl.scan_parquet(path, glob=False) for path in paths]
+    partial = pl.concat(parts, how="diagonal_relaxed")
+    failed: list[dict[str, Any]] = []
+    if "error" in partial.collect_schema().names():
+        wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True).collect()
+        failed = [{**row, **{path: str(value) for path, value in grid.values(row["point"]).items()}} for row in wrong.to_dicts()]
+        # A point of which one piece failed is a failed point: what its other pieces found is not put together.
+        partial = partial.drop("error").join(wrong.lazy(), on=["view", "point"], how="anti", maintain_order="left")
+    write_text(folder / "failed.json", strict_json.dumps(failed, indent=2) + "\n")
+    if failed and not partial.select(pl.len()).collect().item():
+        raise RunError(f"every point failed; the first: {failed[0]['error']}")
+    target, sheet = folder / "results.parquet", folder / "results.csv"
+    disagreements: list[dict[str, Any]] = []
+    if plan.views == ("formula",) and grid.points > results_table.FEW_POINTS:
+        # Shards hold the rows as they will be, in their order: they need not be in memory all at once.
+        table = results_table.arranged(partial)
+        write_whole(target, lambda path: table.sink_parquet(path, row_group_size=ROW_GROUP, maintain_order=True))
+    else:
+        frame, more, disagreements = results_table.finish(grid, partial.collect())
+        write_whole(target, parquet(frame))
+        for name, rows in more.items():
+            if rows.height:
+                write_whole(folder / f"{name}.parquet", parquet(rows))
+    sheet.unlink(missing_ok=True)
+    table = pl.scan_parquet(target, glob=False)
+    if table.select(pl.len()).collect().item() <= NO_CSV_BEYOND:
+        write_whole(sheet, table.collect().write_csv)
+    write_text(folder / "disagreements.json", strict_json.dumps(disagreements, indent=2) + "\n")
+    return failed, disagreements
+
+
+def _describe(
+    folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[dict[str, Any]], disagreements: list[dict[str, Any]]
+) -> None:
+    """Say in metadata.json what was run, with which versions, and where its numbers come from."""
+    import platform
+
+    from sim.runs.environment import versions
+
+    table = pl.scan_parquet(folder / "results.parquet", glob=False)
+    sources: list[str] = []
+    if "outcomes_source" in table.collect_schema().names():
+        sources = sorted(table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"].to_list())
+    document = {
+        "fingerprint": scenario_file.fingerprint(tables), "scenario": tables, "complete": True, "points": plan.grid.points,
+        "rows": rows,
+        "views": list(plan.views), "replications": {view: plan.replications[view] for view in plan.views if view != "formula"},
+        "failed": len(failed), "disagreements": len(disagreements), "outcomes": sources[:100],
+        "cost": scenario_file.cost_source(tables), "versions": versions(), "platform": platform.platform(),
+    }  # fmt: skip
+    write_text(folder / "metadata.json", strict_json.dumps(document, indent=2) + "\n")

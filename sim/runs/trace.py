@@ -1,0 +1,200 @@
+"""A simulated decoding as a Chrome trace, which opens in Perfetto (ui.perfetto.dev) or chrome://tracing."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from model.base import checks, strict_json
+from model.base.checks import ParameterError
+from model.methods.registry import allowing
+from sim.engine.events import Interval, Run
+from sim.runs.sweep import resolve
+from sim.scenarios.cases import Case
+from sim.scenarios.grid import Grid
+from sim.views import evaluation
+
+_PROCESS = 1
+_MILLISECOND = 1_000_000  # [ns]; what one layer-time is shown as
+_SUFFIXES = (".json", ".json.gz", ".png", ".svg")
+
+
+class Recorded(NamedTuple):
+    """A recorded decoding, in milliseconds where a layer's seconds are known, and the columns that its point has in results."""
+
+    run: Run
+    about: dict[str, Any]
+    time_unit: str
+
+
+def record(
+    scenario: str | Path | Mapping[str, Any] | None = None,
+    *,
+    point: int = 0,
+    replication: int = 0,
+    tokens: int | None = None,
+    methods: Sequence[str] = (),
+    **overrides: Any,
+) -> Run:
+    """Simulate one decoding of one point of a scenario, at most `tokens` tokens of it, and keep every interval.
+
+    `methods` are modules from outside that it may name, `overrides` those of `sim.runs.sweep.resolve`.
+    """
+    given: dict[str, Any] = {"point": point, "replication": replication, "tokens": tokens}
+    return _recorded(scenario, methods=methods, **given, **overrides)[0]
+
+
+def described(
+    scenario: str | Path | Mapping[str, Any] | None = None, *, point: int = 0, replication: int = 0, **options: Any
+) -> Recorded:
+    """The same with what it is of; `options` are the others of `record`."""
+    run, case, about = _recorded(scenario, point=point, replication=replication, **options)
+    if case.seconds_per_layer is None:
+        return Recorded(run, about, "layer-times")
+    factor = 1e3 * case.seconds_per_layer
+    intervals = [row._replace(start=factor * row.start, end=factor * row.end) for row in run.intervals]
+    commits = [(factor * time, kind, count) for time, kind, count in run.commits]
+    scaled = replace(run, latency=factor * run.latency, busy=factor * run.busy, intervals=intervals, commits=commits)
+    return Recorded(scaled, about, "ms")
+
+
+def _recorded(
+    scenario: str | Path | Mapping[str, Any] | None, *, point: int, replication: int, tokens: int | None = None,
+    methods: Sequence[str] = (), **overrides: Any,
+) -> tuple[Run, Case, dict[str, Any]]:  # fmt: skip
+    with allowing(methods):
+        grid = Grid(resolve(scenario, **overrides))
+        checks.whole("point", point, 0, grid.points - 1)
+        checks.whole("replication", replication, 0)
+        case = grid.case(point)
+        if tokens is not None:
+            checks.whole("tokens", tokens, 1)
+            case = _shortened(case, min(tokens, case.settings.tokens))
+        [world] = evaluation.worlds(case, replication, replication + 1)
+        run: Run = evaluation.simulate(case, world, record=True)
+        return run, case, evaluation.described(grid, point, case) | {"scenario": grid.tables["scenario"].get("name", "")}
+
+
+def _shortened(case: Case, tokens: int) -> Case:
+    """The case with so many tokens, and no text longer than that."""
+    lengths, parameters = getattr(case.parameters, "lengths", None), case.parameters
+    if lengths is not None:
+        parameters = replace(parameters, lengths=tuple(min(length, tokens) for length in lengths))
+    return replace(case, parameters=parameters, settings=replace(case.settings, tokens=tokens))
+
+
+def chrome_trace(
+    intervals: Sequence[Interval], commits: Sequence[tuple[float, str, int]], name: str, time_unit: str = "layer-times"
+) -> dict[str, Any]:
+    """The trace of `Run.intervals` and `Run.commits`: a track for every unit, tracks for links, commits, and busy units.
+
+    Times are in `time_unit`, of which one is shown as 1 ms; stamps are rounded to the nanosecond, at which viewers compare them, so
+    that what meets in the simulation meets in the trace. The exact times are in each event's `args`.
+    """
+    on_units = [row for row in intervals if row.unit >= 0]
+    # Viewers take thread 0 for the idle task, so units count from 1 there.
+    tracks = [(row.unit + 1, row) for row in on_units]
+    units = max((row.unit for row in on_units), default=-1) + 1
+    names = {unit + 1: f"unit {unit}" for unit in range(units)}
+    # A unit is the main process's where every token is verified on it; in the nested form promoted processes stay where they are.
+    passes = [row for row in on_units if row.what == "forward" and row.fate == "kept" and row.role == "target"]
+    deepest = max((row.last for row in passes), default=0)
+    if {row.unit for row in passes if row.last == deepest} == {0}:
+        names[1] = "unit 0 (main)"
+    for lane, row in _lanes([row for row in intervals if row.unit < 0]):
+        names[units + 1 + lane] = f"link {lane}"
+        tracks.append((units + 1 + lane, row))
+    events = [{"ph": "M", "pid": _PROCESS, "tid": 0, "name": "process_name", "args": {"name": "cluster"}}]
+    for track, words in sorted(names.items()):
+        events.append({"ph": "M", "pid": _PROCESS, "tid": track, "name": "thread_name", "args": {"name": words}})
+        events.append({"ph": "M", "pid": _PROCESS, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}})
+    events.extend(_complete(track, row) for track, row in sorted(tracks, key=lambda pair: (pair[1].start, pair[0], pair[1].end)))
+    events.extend(_commits(commits))
+    events.extend(_busy(on_units))
+    shown = "simulated" if time_unit == "ms" else "simulated; one layer-time is shown as 1 ms"
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"name": name, "time": shown, "made_by": "decodesim"},
+    }
+
+
+def write(path: str | Path, run: Run, name: str, time_unit: str = "layer-times") -> Path:
+    """Write the trace of a run that was simulated with `record`, to .json or .json.gz; the file appears whole or not at all."""
+    target = Path(path)
+    if not target.name.endswith((".json", ".json.gz")):
+        raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {target.name!r}")
+    if not run.intervals:
+        raise ParameterError("the run has no intervals to trace; simulate it with record=True")
+    text = strict_json.dumps(chrome_trace(run.intervals, run.commits, name, time_unit), separators=(",", ":"))
+    content = text.encode()
+    if target.name.endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ParameterError(f"cannot write {target}: {error.strerror}") from None
+    return target
+
+
+def _stamp(time: float) -> int:
+    """Nanoseconds. Ends are rounded like starts, and durations are their difference: rounding cannot make neighbours overlap."""
+    return round(time * _MILLISECOND)
+
+
+def _complete(track: int, row: Interval) -> dict[str, Any]:
+    start, end = _stamp(row.start), _stamp(row.end)
+    args: dict[str, Any] = {"fate": row.fate, "process": row.process, "start": row.start, "end": row.end}
+    label = row.what
+    if row.what == "forward":
+        at = f"tokens {row.earliest}–{row.position}" if row.earliest < row.position else f"token {row.position}"
+        # Of several hypotheses or texts there are more tokens than positions.
+        done = f"layers {', '.join(f'{low}–{high}' for low, high in row.spans)}" if row.spans else "head"
+        done = f"keys and values of {done}" if row.rows_only else done
+        label = f"{at}{f' ({row.width} in all)' if row.depth else ''} · {done}"
+        label = label if row.role == "target" else f"{row.role}: {label}"
+        args |= {"position": row.position, "layers": f"[{row.first}, {row.last})", "role": row.role, "tokens": row.width}
+    return {
+        "ph": "X", "pid": _PROCESS, "tid": track, "name": label, "cat": f"{row.what},{row.fate}",
+        "ts": start / 1000, "dur": (end - start) / 1000, "args": args,
+    }  # fmt: skip
+
+
+def _commits(commits: Iterable[tuple[float, str, int]]) -> Iterator[dict[str, Any]]:
+    """An instant for each commit, and how many tokens are out."""
+    out = 0
+    for time, kind, tokens in commits:
+        out += tokens
+        common = {"pid": _PROCESS, "tid": 1, "cat": "commit", "ts": _stamp(time) / 1000}
+        args = {"kind": kind, "tokens": tokens, "time": time}
+        yield {"ph": "i", "s": "p", "name": f"{kind}: {out} out", **common, "args": args}
+        yield {"ph": "C", "name": "tokens out", **common, "args": {"tokens": out}}
+
+
+def _busy(rows: Sequence[Interval]) -> Iterator[dict[str, Any]]:
+    """How many units are busy, wherever that changes."""
+    changes: dict[int, int] = {}
+    for row in rows:
+        changes[_stamp(row.start)] = changes.get(_stamp(row.start), 0) + 1
+        changes[_stamp(row.end)] = changes.get(_stamp(row.end), 0) - 1
+    busy = 0
+    for stamp, change in sorted(changes.items()):
+        if change:
+            busy += change
+            yield {"ph": "C", "pid": _PROCESS, "name": "busy units", "ts": stamp / 1000, "args": {"units": busy}}
+
+
+def _lanes(rows: Sequence[Interval]) -> Iterator[tuple[int, Interval]]:
+    """Transfers under way at the same time go to tracks of their own: a track's events may not overlap."""
+    free: list[float] = []
+    for row in sorted(rows, key=lambda row: (row.start, row.end)):
+        lane = next((index for index, time in enumerate(free) if time <= row.start), len(free))
+        free[lane : lane + 1] = [row.end]
+        yield lane, row

@@ -1,0 +1,415 @@
+"""The [outcomes] of drafted tokens: which law their acceptance follows. Whoever judges them, a rate here is alpha.
+
+What serving engines print is not alpha: kind `reported` takes it as it is printed, with the engine's name, and converts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+from model import published
+from model.base import bounded_files, checks
+from model.methods import rounds
+from model.methods.speculative import engine_dialects, rates_from_logs
+from model.outcomes import outcome_laws
+from sim.scenarios import match_outcomes
+from sim.scenarios.match_outcomes import Outcome, check_provenance, independent
+
+Kind = TypeVar("Kind")
+
+@dataclass(frozen=True)
+class Iid:
+    """Every drafted token is accepted with chance `acceptance_rate` if those before it were; `trials` is how many were tested."""
+
+    acceptance_rate: float
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        checks.number("acceptance_rate", self.acceptance_rate, 0, 1)
+        check_provenance(self.trials, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point of the grid."""
+        return independent(self.acceptance_rate, self.trials, self.source)
+
+
+@dataclass(frozen=True)
+class Markov:
+    """As `iid`, with correlation between neighbouring output positions. Positive correlation lowers the tokens of a round."""
+
+    acceptance_rate: float
+    correlation: float
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        self._matches()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        return self._matches().outcome(parameters, tokens)
+
+    def _matches(self) -> match_outcomes.Markov:
+        return _like(match_outcomes.Markov, match_rate=self.acceptance_rate, correlation=self.correlation, trials=self.trials,
+                     source=self.source)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """The token at output position j is accepted with chance `acceptance_rates[j]`, wherever its draft starts."""
+
+    acceptance_rates: tuple[float, ...]
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        self._matches()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        given = len(self.acceptance_rates)
+        if given < tokens:
+            form = f"one rate for each of {tokens} output positions"
+            raise checks.ParameterError(f"acceptance_rates must have {form}, got {given}; give more rates or fewer tokens")
+        return self._matches().outcome(parameters, tokens)
+
+    def _matches(self) -> match_outcomes.ByPosition:
+        return _like(match_outcomes.ByPosition, match_rates=self.acceptance_rates, source=self.source)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Recorded outcomes by output position: `records`, a JSON `file` of them (lists of true and false), or a decision `log`.
+
+    Of a log (its file, or the name of a bundled one) they say where its draft's token is the target's; of one of drawn texts, for
+    methods that draw theirs, how likely it was accepted.
+    """
+
+    records: tuple[tuple[bool, ...], ...] | None = None
+    file: str | None = None
+    log: str | None = None
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        if self.log is None:
+            self._matches()
+        elif self.records is not None or self.file is not None:
+            raise checks.ParameterError("outcomes.kind 'replay' takes records, a file or a log, one of the three")
+        else:
+            match_outcomes.log_of(self.log).column("accepted")
+            check_provenance(None, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        if self.log is None:
+            return self._matches().outcome(parameters, tokens)
+        log = match_outcomes.log_of(self.log)
+        match_outcomes.check_depth(log, parameters)
+        drawn, sampled = log.said.get("sampling") is not None, bool(getattr(parameters, "sampled", False))
+        if drawn != sampled:
+            texts, remedy = ("drawn", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
+            raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {texts} texts; {remedy}")
+        if not drawn:
+            law: Any = outcome_laws.Replay(log.covering(log.agreements(), tokens))
+        else:
+            law = outcome_laws.ReplayChances(log.covering(log.chances(), tokens))
+        return match_outcomes.of_log(log, self.log, law, tokens, self.source)
+
+    def _matches(self) -> match_outcomes.Replay:
+        return _like(match_outcomes.Replay, records=self.records, file=self.file, source=self.source)
+
+
+@dataclass(frozen=True)
+class ByDraftPosition:
+    """The j-th token of a draft is accepted with chance `acceptance_rates[j]` if those before it were, wherever it starts."""
+
+    acceptance_rates: tuple[float, ...]
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        _like(match_outcomes.ByPosition, match_rates=self.acceptance_rates, source=self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point; the rate is that of the first place in a draft."""
+        if parameters.longest > len(self.acceptance_rates):
+            raise checks.ParameterError(
+                f"acceptance_rates must have one rate for each of {parameters.longest} drafted tokens, got"
+                f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
+            )
+        return Outcome(rounds.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
+
+
+@dataclass(frozen=True)
+class SharedRate:
+    """Each round has one rate for all its tokens, drawn from a Beta law with this mean and a + b = `concentration`.
+
+    It raises the tokens of a round; the smaller the concentration, the more.
+    """
+
+    acceptance_rate: float
+    concentration: float
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        checks.number("acceptance_rate", self.acceptance_rate, 0, 1)
+        checks.number("concentration", self.concentration, 0)
+        check_provenance(None, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest)
+        return Outcome(law, self.acceptance_rate, self.source)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Recorded rounds: how many tokens a round gives if a draft starts at each output position, the target's own included.
+
+    From `lengths`, or from a `file`: a JSON list of such lists, or JSON lines in which `acc_DRAFTER` holds one as `acc_len`.
+    `play` "sequences": each decoding is the beginning of one sequence, all of at least its tokens as likely; the mean is over their
+    rounds, each sequence weighing by the tokens that it gives, which are alike. `play` "log": the sequences one after another, each
+    to its own end, where what a draft goes on is lost; with tokens = all that the log has, tokens per round are the log's own.
+    """
+
+    lengths: tuple[tuple[int, ...], ...] | None = None
+    file: str | None = None
+    drafter: str | None = None
+    play: str = "sequences"
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        if (self.lengths is None) == (self.file is None):
+            raise checks.ParameterError("outcomes.kind 'rounds' takes either lengths or file, one of the two")
+        for name in ("file", "drafter"):
+            if not isinstance(getattr(self, name), str | None):
+                raise checks.ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
+        if self.drafter is not None and self.file is None:
+            raise checks.ParameterError("outcomes.drafter names a column of a file of JSON lines; leave it out without a file")
+        checks.one_of("play", self.play, PLAYS)
+        check_provenance(None, self.source)
+        self._lengths()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point. Its rate is accepted over tested tokens of all rounds, in drafts of the method's length."""
+        records = self._lengths()
+        if self.play == "log":
+            return self._log(records, parameters.longest, tokens)
+        survivors = [[length - 1 for length in record[:tokens]] for record in records if len(record) >= tokens]
+        if not survivors:
+            longest = max(len(record) for record in records)
+            raise checks.ParameterError(
+                f"no record covers {tokens} output positions, the longest has {longest}; take fewer tokens, or play = 'log'"
+            )
+        rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest)
+        source = f"{self.source}: {len(survivors)} of {len(records)} records"
+        note = _note(records, parameters.longest, tokens)
+        # The rate has an interval, the law has no ends: there is no rate in a record that could be moved.
+        return Outcome(rounds.ReplayRounds(survivors), rate, source, rate_low=low, rate_high=high, note=note)
+
+    def _log(self, records: Sequence[Sequence[int]], longest: int, tokens: int) -> Outcome:
+        """The sequences one after another."""
+        total = sum(map(len, records))
+        if tokens > total:
+            raise checks.ParameterError(f"tokens must be at most {total} with play = 'log', those of the log, got {tokens}")
+        law = rounds.ReplayLog([np.asarray(record) - 1 for record in records])
+        note = f"rounds: a log of {len(records)} sequences, one after another from any of them on, each to its own end"
+        if longest:
+            own = _played(_frozen(records), longest)[0].over_rounds
+            rest = ", which this plays" if tokens == total else f"; of them {tokens} are decoded, and tokens = {total} plays it"
+            note += f": the log's own mean over rounds is {own:.4f} tokens a round in drafts of {longest}, of {total} tokens{rest}"
+        rate, low, high = _rate(_frozen(records), longest)
+        return Outcome(law, rate, f"{self.source}: a log of {len(records)} records", rate_low=low, rate_high=high, note=note)
+
+    def _lengths(self) -> list[list[int]]:
+        records = self.lengths if self.file is None else _lengths_of(self.file, self.drafter)
+        form = "lists of whole numbers of at least 1: the tokens of a round that starts at each position, the target's own included"
+        if not isinstance(records, list | tuple) or not records:
+            raise checks.ParameterError(f"lengths must be {form}, got {checks.shown(records)}")
+        for index, record in enumerate(records):
+            if not isinstance(record, list | tuple) or not record or {*map(type, record)} != {int} or min(record) < 1:
+                raise checks.ParameterError(f"lengths must be {form}; lengths[{index}] is {checks.shown(record)}")
+        # No decoding has more positions; a longer round, however long, is one that never ends.
+        return [[min(length, checks.MAX_TOKENS + 1) for length in record] for record in records]
+
+
+PLAYS = ("sequences", "log")
+Lengths = tuple[tuple[int, ...], ...]
+
+
+def _frozen(records: Sequence[Sequence[int]], least: int = 1, cut: int | None = None) -> Lengths:
+    """The first `cut` lengths of those records that have at least so many."""
+    return tuple(tuple(record[:cut]) for record in records if len(record) >= least)
+
+
+@lru_cache(maxsize=32)
+def _played(records: Lengths, longest: int) -> tuple[rates_from_logs.Means, rates_from_logs.Played]:
+    played = rates_from_logs.play(records, longest)
+    return rates_from_logs.means(played), played
+
+
+def _rate(records: Lengths, longest: int) -> tuple[float, float | None, float | None]:
+    """Accepted over tested tokens of all rounds, and its interval between sequences, where it has one."""
+    accepted, tested = (np.zeros(1, dtype=np.int64),) * 2 if not longest else _played(records, longest)[1].of_requests()
+    if not tested.sum():  # no token was ever tested
+        return float("nan"), None, None
+    low, high = rates_from_logs.ratio_interval(accepted, tested)
+    ends = (low, high) if low < high else (None, None)
+    return float(accepted.sum() / tested.sum()), *ends
+
+
+def _note(records: Sequence[Sequence[int]], longest: int, tokens: int) -> str:
+    """Which mean a decoding of so many tokens plays, and why it is not the log's own."""
+    kept = _frozen(records, tokens)
+    note = f"rounds: a mean over rounds, of the first {tokens} tokens of {len(kept)} of {len(records)} sequences alike"
+    if not longest:
+        return note
+    parts = _frozen(records), kept, _frozen(records, tokens, tokens)
+    whole, left, first = (_played(each, longest)[0] for each in parts)
+    return (
+        f"{note}: {first.over_rounds:.4f} tokens a round in drafts of {longest}; the log's own mean over rounds is"
+        f" {whole.over_rounds:.4f} and over sequences {whole.over_sequences:.4f}: {left.over_rounds / whole.over_rounds - 1:+.1%}"
+        f" as shorter sequences are left out, {first.over_rounds / left.over_rounds - 1:+.1%} as the others end after {tokens}"
+        f" tokens; play = 'log' with tokens = {sum(map(len, records))} plays the log's own"
+    )
+
+
+def _lengths_of(file: str, drafter: str | None) -> Any:
+    text = match_outcomes.text_of(file, "accepted lengths")
+    try:
+        if drafter is None:
+            return bounded_files.json_of(text, strict=False)
+        rows = [bounded_files.json_of(line, strict=False) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        kind = "JSON" if drafter is None else "JSON lines"
+        raise checks.ParameterError(f"file {file!r} cannot be read: it is not {kind}: {error}") from None
+    key = f"acc_{drafter}"
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict) or not isinstance(row.get(key), dict) or "acc_len" not in row[key]:
+            known = sorted(name.removeprefix("acc_") for name in row if name.startswith("acc_")) if isinstance(row, dict) else []
+            raise checks.ParameterError(f"line {index + 1} of {file!r} has no {key}.acc_len; drafters there: {', '.join(known)}")
+    return [row[key]["acc_len"] for row in rows]
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What an `engine` printed of drafts of `draft_length` tokens: a `rate`, a `length`, or both, as that engine means them.
+
+    The column acceptance_rate holds what they are converted to. A length is tokens a round, with the target's own. A rate is
+    accepted over drafted tokens (`vllm`, `trtllm`, `transformers`, `llama.cpp`), of `mlx-lm` the share of tokens with from_draft,
+    of `alpha` the acceptance rate itself. Both together must agree within the rounding of the digits given, and the length counts.
+    `field` names the figure where an engine has several: a rate of `sglang` is of "drafts" (from 2026-04) or "with-bonus" (2025-10
+    to 2026-04), and "before-2025-10" cannot be converted; a rate of `vllm` may be the "system-efficiency" of V0; a length of
+    `trtllm` the "forced" one, without the target's token. `trials` is how many tokens were tested.
+    """
+
+    engine: str
+    draft_length: int
+    rate: float | None = None
+    length: float | None = None
+    field: str | None = None
+    trials: int | None = None
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        check_provenance(self.trials, self.source)
+        self._alpha()
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point: independent, with the rate that would have made the engine print this."""
+        alpha = self._alpha()
+        found = independent(alpha, self.trials, f"{self.source}: converted from what {self.engine} printed")
+        return replace(found, note=f"{self._words()}, drafts of {self.draft_length} -> acceptance_rate {alpha:.4f}")
+
+    def _words(self) -> str:
+        if self.engine == "alpha":
+            return f"acceptance rate {self.rate}"
+        return engine_dialects.read(self.engine, self.draft_length, rate=self.rate, length=self.length, field=self.field).words
+
+    def _alpha(self) -> float:
+        from model.methods.speculative.theory import reported_acceptance
+
+        for name in ("rate", "length"):
+            if getattr(self, name) is not None:
+                checks.number(name, getattr(self, name))
+        checks.whole("draft_length", self.draft_length, 1, checks.MAX_TOKENS)
+        found = reported_acceptance(self.engine, self.draft_length, rate=self.rate, length=self.length, field=self.field)
+        return float(found)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A rate of the speculative-decoding deck, by `task` and by what the method has that the table asks for.
+
+    `reading`: the printed rate taken as `stated`, or as accepted over `drafted` tokens, which is what makes Table 2 agree with the
+    theorem that it quotes.
+    """
+
+    task: str
+    table: str = "deck-table-2"
+    reading: str = "stated"
+
+    def __post_init__(self) -> None:
+        checks.one_of("table", self.table, DECK_TABLES)
+        checks.one_of("task", self.task, {str(row["task"]) for row in published.table(self.table).rows})
+        checks.one_of("reading", self.reading, READINGS)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point: independent, and the speed-up that the deck prints beside the rate."""
+        from model.methods.speculative.theory import acceptance_from_drafted
+
+        table = published.table(self.table)
+        asked = [key for key in table.keys if key not in ("task", "draft_model") and hasattr(parameters, key)]
+        keys = {key: getattr(parameters, key) for key in asked}
+        row = table.lookup(task=self.task, **keys)
+        rate, source = row["acceptance_rate"], f"published: {table.cite(row)}"
+        if self.reading == "drafted":
+            rate = float(acceptance_from_drafted(rate, parameters.longest))
+            source += ", read as accepted over drafted"
+        return Outcome(outcome_laws.Iid(rate), rate, source, published_speedup=row["speedup"])
+
+
+DECK_TABLES = ("deck-table-2", "deck-adaptive", "deck-beam")
+READINGS = ("stated", "drafted")
+
+
+@dataclass(frozen=True)
+class TwoClass:
+    """Whether a draft model is unsure of a drafted token: how often it is of those that are accepted, and of all others."""
+
+    low_if_accepted: float
+    low_if_rejected: float
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
+        check_provenance(None, self.source)
+
+    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+        """The law for one point."""
+        law = outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
+        return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})
+
+
+BY_POSITION: dict[str, type[Iid | Markov | ByPosition | Replay]] = {
+    "iid": Iid, "markov": Markov, "by-position": ByPosition, "replay": Replay,
+}  # fmt: skip
+"""Laws with one coin for each output position."""
+KINDS: dict[str, type] = {
+    **BY_POSITION, "by-draft-position": ByDraftPosition, "shared-rate": SharedRate, "rounds": Rounds, "reported": Reported,
+    "published": Published,
+}  # fmt: skip
+CONFIDENCE: dict[str, type[TwoClass]] = {"two-class": TwoClass}
+"""Laws of a draft model's confidence."""
+
+
+def _like(kind: type[Kind], **own: Any) -> Kind:
+    """The law of matches that has the same form; its messages speak of acceptance."""
+    try:
+        return kind(**own)
+    except checks.ParameterError as error:
+        raise checks.ParameterError(str(error).replace("match_rate", "acceptance_rate")) from None

@@ -1,0 +1,596 @@
+"""Cases: one point of a scenario's grid, made from its tables into checked objects.
+
+Unknown keys, and parameters that no method takes, are errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from model import published
+from model.architectures import transformer
+from model.architectures.transformer import Shape
+from model.base import checks
+from model.base.checks import ParameterError
+from model.base.table_records import build, renamed
+from model.costs.layer_times import OPERATIONS, RATIOS, UnitCost
+from model.costs.width_curve import WidthCurve
+from model.methods import batching, demand, registry
+from model.methods.demand import Demand
+from model.published import ppd_table_3_fit
+from sim.engine.cluster import Cluster
+from sim.scenarios import acceptance_outcomes, hardware_cost, lossy_outcomes, match_outcomes
+from sim.scenarios.hardware_cost import HardwareCost, Priced
+from sim.scenarios.match_outcomes import Outcome
+from sim.scenarios.scenario_file import OWN, SECTIONS, Tables, cost_of, method_tables
+
+VIEWS = ("formula", "paths", "events")
+LAWS = {"match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
+        "confidence": acceptance_outcomes.CONFIDENCE, "decision": lossy_outcomes.DECISIONS,
+        "exit": lossy_outcomes.EXITS}  # fmt: skip
+"""Kinds of laws, by the outcome that methods ask for."""
+SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"}
+"""What says the shape of a model, by its role."""
+MAX_REPLICATIONS = 1_000_000_000
+MAX_TIME = 1e9
+"""Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
+
+
+MIN_TIME = 1e-12
+"""The least time that is one [layer-times, or seconds]; what is shorter takes none. Ratios of the two bounds can be squared."""
+
+
+def _check_time(name: str, value: Any, *, positive: bool = False) -> None:
+    """Refuse what is no time, or one that arithmetic could not tell from none, or from one without end."""
+    checks.number(name, value, 0, MAX_TIME)
+    if value < MIN_TIME and (value > 0 or positive):
+        nothing = "" if positive else "0 or "
+        raise ParameterError(f"{name} must be {nothing}at least {MIN_TIME:g}, got {checks.shown(value)}")
+
+
+_FITTED = ("layer_times", "early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion")
+"""What a fitted cost stands for."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[scenario]: what is decoded, how often, and in which views. `event_replications` defaults to `replications`."""
+
+    name: str
+    tokens: int
+    replications: int = 1000
+    event_replications: int | None = None
+    seed: int = 0
+    views: tuple[str, ...] = VIEWS
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("name", "description"):
+            if not isinstance(getattr(self, name), str):
+                raise ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
+        if not self.name.isprintable() or len(self.name) > 100 or "/" in self.name or self.name.startswith(".") or not self.name:
+            known = "1 to 100 characters, no slash, no dot in front"
+            raise ParameterError(f"name must be usable as the name of a folder ({known}), got {checks.shown(self.name)}")
+        checks.whole("tokens", self.tokens, 1, checks.MAX_TOKENS)
+        checks.whole("replications", self.replications, 1, MAX_REPLICATIONS)
+        if self.event_replications is not None:
+            checks.whole("event_replications", self.event_replications, 1, MAX_REPLICATIONS)
+        checks.whole("seed", self.seed, 0, 2**63 - 1)
+        _check_views(self.views)
+
+
+def _check_views(views: Any) -> None:
+    if not isinstance(views, tuple) or not views:
+        raise ParameterError(f"views must be a list of at least one of {', '.join(VIEWS)}, got {checks.shown(views)}")
+    for view in views:
+        checks.one_of("view", view, VIEWS)
+    if len(set(views)) < len(views):
+        raise ParameterError(f"views must name each view once, got {checks.shown(views)}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """[cost]: the options of `model.costs.layer_times.UnitCost`, and what else there is to say of times and models.
+
+    Parameters
+    ----------
+    kind, task
+        `published` takes the cost ratio from the base timings that the speculative-decoding deck prints for a task; else `unit`.
+    data_set
+        With `published` instead of task: seconds_per_layer is what plain decoding of LLaMA-2-13B took on this data set, cnn_dm or
+        squad, in Table 3 of Predictive Pipelined Decoding.
+    fitted_on
+        With data_set: dispatch and dispatch_per_process are one number, the seconds of each process and token that fit the table's
+        measured times on a data set best, or on `both`. It stands for all that the theorem leaves out.
+    allow_slow_medium
+        Whether the medium model of a hierarchy may be slower than the large one.
+    shape, draft_shape, medium_shape
+        The models, by name (`sim ls shapes`) or config.json, all that a method has or none, so that operations and bytes are
+        counted.
+    seconds_per_layer
+        How long a layer takes, where times are wanted in seconds [s].
+    """
+
+    kind: str = "unit"
+    task: str | None = None
+    data_set: str | None = None
+    fitted_on: str | None = None
+    layer_times: tuple[float, ...] | None = None
+    early_head: float = 0.0
+    final_head: float = 0.0
+    dispatch: float = 0.0
+    dispatch_per_process: float = 0.0
+    dispatch_law: str = "linear"
+    link: float = 0.0
+    promotion: float = 0.0
+    propagation: float = 0.0
+    state_check: float = 0.0
+    cost_ratio: float | None = None
+    medium_cost_ratio: float | None = None
+    allow_slow_medium: bool = False
+    operations_ratio: float | None = None
+    medium_operations_ratio: float | None = None
+    verify_cost: tuple[tuple[int, float], ...] | None = None
+    shape: str | None = None
+    draft_shape: str | None = None
+    medium_shape: str | None = None
+    seconds_per_layer: float | None = None
+
+    GONE: ClassVar[Mapping[str, str]] = hardware_cost.GONE
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, ("unit", "published", *hardware_cost.KINDS))
+        self._check_published()
+        for name in (*RATIOS.values(), *OPERATIONS.values()):
+            if getattr(self, name) is not None:
+                _check_time(name, getattr(self, name))
+        for name in SHAPES_OF.values():
+            if getattr(self, name) is not None:
+                transformer.named(getattr(self, name), key=name)
+        checks.flag("allow_slow_medium", self.allow_slow_medium)
+        if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
+            raise ParameterError(
+                f"medium_cost_ratio must be at most 1, a medium model no slower than the large one, got {self.medium_cost_ratio:g};"
+                " if it is meant, say allow_slow_medium = true"
+            )
+        if self.seconds_per_layer is not None:
+            _check_time("seconds_per_layer", self.seconds_per_layer)
+        for name in (field.name for field in fields(self) if field.type == "float"):
+            _check_time(name, getattr(self, name))
+        if self.layer_times is not None and not isinstance(self.layer_times, tuple):
+            raise ParameterError(f"layer_times must be a list with a time for each layer, got {checks.shown(self.layer_times)}")
+        if self.layer_times == ():
+            raise ParameterError("layer_times must have one time for each layer, got an empty list; leave it out for equal layers")
+        for index, time in enumerate(self.layer_times or ()):
+            _check_time(f"layer_times[{index}]", time)
+        if self.layer_times and not any(self.layer_times):
+            raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
+        self.model(1 if self.layer_times is None else len(self.layer_times))
+        if self.verify_cost is not None:
+            # Whoever wrote a table that dips is told so; passes of a profile are not said to be one.
+            for index, time in enumerate(WidthCurve(self.verify_cost).times.tolist()):
+                _check_time(f"verify_cost[{index}][1]", time, positive=True)
+
+    def _check_published(self) -> None:
+        given = [name for name in ("task", "data_set") if getattr(self, name) is not None]
+        if len(given) != (self.kind == "published"):
+            values = " and ".join(f"{name}={checks.shown(getattr(self, name))}" for name in given) or "none"
+            raise ParameterError(f"one of task and data_set must be given with kind 'published', none with 'unit', got {values}")
+        if self.task is not None:
+            checks.one_of("task", self.task, {str(row["task"]) for row in published.table("deck-table-1").rows})
+            if self.cost_ratio is not None:
+                raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or kind and task")
+        if self.data_set is not None:
+            checks.one_of("data_set", self.data_set, ppd_table_3_fit.data_sets())
+            if self.seconds_per_layer is not None:
+                raise ParameterError("seconds_per_layer is the table's own with data_set; leave it out, or kind and data_set")
+        if self.fitted_on is None:
+            return
+        if self.data_set is None:
+            raise ParameterError(
+                f"fitted_on must be given with kind 'published' and data_set, got {checks.shown(self.fitted_on)};"
+                " add them, or leave it out"
+            )
+        checks.one_of("fitted_on", self.fitted_on, (*ppd_table_3_fit.data_sets(), ppd_table_3_fit.BOTH))
+        for name in _FITTED:
+            if getattr(self, name) not in (None, 0):
+                raise ParameterError(
+                    f"{name} must be left out with fitted_on, whose one cost stands for all that the theorem leaves out,"
+                    f" got {checks.shown(getattr(self, name))}"
+                )
+
+    def seconds(self, layers: int) -> float | None:
+        """How long a layer takes [s]: as given, or as published: then plain decoding takes what was measured."""
+        if self.data_set is None:
+            return self.seconds_per_layer
+        return ppd_table_3_fit.seconds_per_layer(self.data_set) * ppd_table_3_fit.LAYERS / self.model(layers).target_pass
+
+    def model(self, layers: int) -> UnitCost:
+        """The cost model for a network of so many layers."""
+        apart = ("layers", "step", "by_texts", "draft_devices")
+        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in apart}
+        if self.data_set is not None and self.fitted_on is not None:
+            own |= ppd_table_3_fit.costs(self.data_set, self.fitted_on, self.dispatch_law)
+        if self.task is not None:
+            from model.published import deck_analysis
+
+            own["cost_ratio"] = deck_analysis.cost_ratio(self.task)
+        return UnitCost(layers, **own)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """[cluster]: as `sim.engine.cluster.Cluster`; without `units` there are as many as the method reserves."""
+
+    units: int | None = None
+    links: str = "point-to-point"
+    stop: str = "now"
+
+    def __post_init__(self) -> None:
+        self.cluster(1)
+
+    def cluster(self, reserved: int) -> Cluster:
+        """The cluster for a method that reserves so many units."""
+        return Cluster(reserved if self.units is None else self.units, self.links, self.stop)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid, checked."""
+
+    method: str
+    parameters: Any
+    settings: Settings
+    outcomes: Mapping[str, Outcome]
+    """By the name of what the method asks for."""
+    cost: UnitCost
+    seconds_per_layer: float | None
+    cluster: Cluster
+    shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
+    """Of all its models, by role, or of none."""
+    priced: Priced | None = None
+    """What it costs on hardware, where [cost] is of a kind that says so."""
+    fitted_on: str | None = None
+    """The published times that its overhead is fitted to."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The first of its outcomes: of most methods the only one."""
+        return next(iter(self.outcomes.values()), None)
+
+    @property
+    def outputs(self) -> int:
+        """Tokens that are put out: of methods that decode several texts those of all."""
+        tokens = self.settings.tokens
+        return int(self.parameters.outputs_of(tokens)) if hasattr(self.parameters, "outputs_of") else tokens
+
+    @property
+    def steps(self) -> int:
+        """Output positions that a reader waits for, one after another: of methods that decode batches their steps."""
+        tokens = self.settings.tokens
+        return int(self.parameters.steps_of(tokens)) if hasattr(self.parameters, "steps_of") else tokens
+
+    @property
+    def full_batch(self) -> int:
+        """Sequences over which each pass of the one that is played is priced; 1 where all sequences of a batch are played."""
+        return int(getattr(self.parameters, "full_batch", 1))
+
+    @property
+    def batched(self) -> bool:
+        """Whether static batches are decoded: of a method that drafts only where it has several sequences."""
+        several = not registry.roles_of(self.parameters) or getattr(self.parameters, "texts", 1) > 1
+        return hasattr(self.parameters, "steps_of") and several
+
+    @property
+    def plain_time(self) -> float:
+        """Time of plain decoding of the same tokens, in the same batches, on one unit: the devices that layers are split over."""
+        return self._plain_time(self.cost)
+
+    @property
+    def plain_time_on_one_device(self) -> float | None:
+        """The same on one device, in layer-times of this point, where units are of several and the model fits one; else None."""
+        if self.priced is None or self.priced.one_device is None:
+            return None
+        point = self.priced.one_device
+        return self._plain_time(point.cost) * point.seconds_per_layer / self.priced.point.seconds_per_layer
+
+    def _plain_time(self, cost: UnitCost) -> float:
+        tokens = self.settings.tokens
+        if self.batched:
+            return batching.plain_time(self.parameters, tokens, cost)
+        return tokens * (cost.span(0, self.parameters.layers) + cost.final_head)
+
+    @property
+    def ways(self) -> int:
+        """Devices in a unit: more than one where layers are split over them."""
+        return 1 if self.priced is None else self.priced.ways
+
+    def devices(self, units: int) -> int:
+        """Number of devices in `units`: `ways` for each of the target's, one for each that a smaller model has to itself."""
+        single = min(_units_of_smaller_models(self.parameters), max(units - 1, 0))
+        return (units - single) * self.ways + single
+
+    @cached_property
+    def contention(self) -> str | None:
+        """Why closed forms and paths, for which nothing waits, say nothing here; None where they do."""
+        return contention(self.demand, self.cluster)
+
+    @property
+    def contended(self) -> bool:
+        """Whether processes may have to wait for units or links, or hold them once stopped, which only the `events` view knows."""
+        return self.contention is not None
+
+    @cached_property
+    def demand(self) -> Demand:
+        """The most units and transfers that the method may want at once."""
+        return demand.of(self.parameters, self.cost, self.settings.tokens)
+
+    @property
+    def held(self) -> int:
+        """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
+        if self.contended and not getattr(self.parameters, "bounded", True):
+            return self.cluster.units
+        return min(max(int(self.parameters.units), self.demand.units), self.cluster.units)
+
+
+def _units_of_smaller_models(parameters: Any) -> int:
+    """Units of their own that smaller models have."""
+    return len(registry.roles_of(parameters)) if getattr(parameters, "placement", "together") == "apart" else 0
+
+
+def contention(wanted: Demand, cluster: Cluster) -> str | None:
+    """Why a cluster has less than what is wanted at once; None where nothing ever waits on it.
+
+    >>> contention(Demand(4), Cluster(2))
+    'units: 2 of the 4 that it may want at once'
+    """
+    if cluster.units < wanted.units:
+        return f"units: {cluster.units} of the {wanted.units} that it may want at once"
+    if cluster.links == "shared" and wanted.transfers > 1:
+        return "links: several transfers may want the shared one at once"
+    if (wanted.stopped == "anywhere" and cluster.stop != "now") or (wanted.stopped == "layers" and cluster.stop == "pass"):
+        return f"stop: a stopped process keeps its unit to the end of its {cluster.stop}"
+    return None
+
+
+def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ()) -> Case:
+    """The checked objects of one point: these tables, without their sweep, and the method of this index.
+
+    `used` has the costs that each method looks at somewhere on the grid, where that is more than at this point.
+    """
+    for key in tables:
+        if key not in SECTIONS:
+            raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, SECTIONS)}")
+    settings = build(Settings, tables.get("scenario", {}), "scenario")
+    chosen = method_tables(tables)
+    if not chosen:
+        raise ParameterError("a scenario needs at least one [[method]] table; `sim ls methods` lists the methods")
+    table = dict(chosen[index])
+    name = table.pop("name", None)
+    if name is None:
+        raise ParameterError(f"method.name is required; known: {', '.join(registry.names())}")
+    module = registry.algorithm(name)
+    registry.check_whole(name)
+    own = {section: table.pop(section, None) for section in OWN}
+    where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
+    cost_table = cost_of(tables, chosen[index])
+    real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware_cost.KINDS
+    _refuse_of_other_kinds(cost_table, where["cost"], real)
+    _refuse_unused(tables, chosen, used or used_costs(chosen))
+    parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
+    if hasattr(parameters, "check_tokens"):
+        parameters.check_tokens(settings.tokens)
+    cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
+    roles = tuple(registry.roles_of(parameters))
+    parameters = replace(parameters, **_depths(cost, roles, parameters, table))
+    priced = None
+    if real:
+        priced = hardware_cost.priced(cost, parameters, settings.tokens, roles, where["cost"], name)
+    if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3_fit.LAYERS:
+        raise ParameterError(
+            f"method.layers must be {ppd_table_3_fit.LAYERS} with {where['cost']}.data_set, whose times are of "
+            f"{ppd_table_3_fit.MODEL}, got {parameters.layers}; set it, or say seconds_per_layer instead"
+        )
+    model = cost.model(parameters.layers) if priced is None else priced.point.cost
+    for role in registry.roles_of(parameters):
+        if model.whole(role) is None:
+            raise ParameterError(
+                f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
+                " model over one of the target"
+            )
+    counted = {OPERATIONS[role]: getattr(model, OPERATIONS[role]) for role in registry.roles_of(parameters)}
+    unknown = [ratio for ratio, value in counted.items() if value is None]
+    if 0 < len(unknown) < len(counted):
+        raise ParameterError(
+            f"{where['cost']}.{unknown[0]} is required by method {name} beside the other: the arithmetic of a token in that model"
+            " over that of one in the target; or leave out both, and operations are not counted"
+        )
+    widest = parameters.widest_of(settings.tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
+    if priced is None:
+        _refuse_narrow(model, widest, parameters, where["cost"], name)
+        model = model.of_batch(getattr(parameters, "full_batch", 1), widest)
+    machine = build(Machine, tables.get("cluster", {}), "cluster")
+    laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
+    found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
+    cluster = machine.cluster(parameters.units)
+    if hasattr(parameters, "informed"):
+        parameters = parameters.informed(model)
+    if priced is not None:
+        if priced.ways > 1 and 0 < _units_of_smaller_models(parameters) < cluster.units:  # with fewer units they share the target's
+            model = replace(model, draft_devices=1 / priced.ways)
+            ends = {end: replace(getattr(priced.point, end), draft_devices=1 / priced.ways) for end in ("cost", "slow", "fast")}
+            priced = replace(priced, point=replace(priced.point, **ends))
+        return Case(name, parameters, settings, found, model, priced.point.seconds_per_layer, cluster, priced.shapes, priced)
+    shapes = _shapes(cost, parameters, name, where["cost"])
+    seconds = cost.seconds(parameters.layers)
+    return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
+
+
+def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
+    """The layers of smaller models that are left out, where a shape or a profile says them."""
+    found: dict[str, int] = {}
+    for role in roles:
+        name = f"{role}_layers"
+        if name in table or not hasattr(parameters, name):
+            continue
+        if isinstance(cost, Cost):
+            given = getattr(cost, SHAPES_OF[role])
+            shape = None if given is None else transformer.named(given)
+        else:
+            of = cost.of(role)
+            shape = None if of is None else of.shape
+        found |= {} if shape is None else {name: shape.layers}
+    return found
+
+
+def _refuse_narrow(model: UnitCost, widest: int, parameters: Any, where: str, name: str) -> None:
+    """A measured curve must reach the widest pass, over as many tokens of all sequences of a batch."""
+    batch = getattr(parameters, "full_batch", 1)
+    wide = batch * widest
+    if model.curve is None or model.curve.last >= wide:
+        return
+    several = batch * getattr(parameters, "together", 1) > 1
+    less = "draft less" if registry.roles_of(parameters) else "" if several else "decode fewer tokens"
+    fewer = "take fewer sequences" if several else ""
+    raise ParameterError(
+        f"{where}.verify_cost must reach width {wide}, the widest pass of method {name}, got {model.curve.last}; measure wider"
+        f" passes or {' or '.join(filter(None, (less, fewer)))}"
+    )
+
+
+def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:
+    """A key that costs of other kinds have is no slip of the keyboard: say what it is of."""
+    own, other = (HardwareCost, Cost) if real else (Cost, HardwareCost)
+    known, theirs = ({field.name for field in fields(kind)} for kind in (own, other))
+    for key in table if isinstance(table, Mapping) else ():
+        if key in theirs - known:
+            instead = f"say {key}_s instead" if f"{key}_s" in known else "leave it out"
+            of = "costs in layer-times" if real else "kinds profile and roofline"
+            raise ParameterError(f"{where}.{key} is of {of}, got it with kind {checks.shown(table.get('kind', 'unit'))}; {instead}")
+
+
+def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Shape]:
+    """The shapes of a method's models: of all of them, or of none."""
+    others = {role: getattr(parameters, f"{role}_layers", 1) for role in registry.roles_of(parameters)}
+    depths = {"target": parameters.layers} | others
+    found: dict[str, Shape] = {}
+    for role, depth in depths.items():
+        key = SHAPES_OF[role]
+        given = getattr(cost, key)
+        if given is None:
+            continue
+        found[role] = transformer.named(given)
+        layers = "layers" if role == "target" else f"{role}_layers"
+        if found[role].layers != depth:
+            raise ParameterError(
+                f"method.{layers} must be {found[role].layers}, as {where}.{key} {given!r} has, got {depth}; set it, or leave out"
+                " shapes"
+            )
+    missing = [SHAPES_OF[role] for role in depths if role not in found]
+    if found and missing:
+        raise ParameterError(
+            f"{where}.{missing[0]} is required by method {name} beside {where}.{SHAPES_OF[next(iter(found))]}; name all"
+            " shapes, or none"
+        )
+    return found
+
+
+def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The outcomes that a method asks for with these parameters: all of its OUTCOMES, or what its `asked` picks of them."""
+    found: tuple[str, ...] = kind.asked(table) if hasattr(kind, "asked") else kind.OUTCOMES
+    return found
+
+
+def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozenset[str]]) -> None:
+    """What no method of the scenario looks at is an error: somebody thinks that it counts."""
+    kinds = [registry.algorithm(table.get("name")).Parameters for table in chosen]
+    shared = [(kind, table) for kind, table in zip(kinds, chosen, strict=True) if "outcomes" not in table]
+    table = tables.get("outcomes")
+    if isinstance(table, Mapping) and "kind" not in table:
+        wanted = {name for kind, own in shared for name in _asked(kind, own)}
+        for name in table:
+            if name in LAWS and name not in wanted:
+                raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
+    asking = [table for kind, table in zip(kinds, chosen, strict=True) if _asked(kind, table)]
+    if table is not None and not asking:
+        raise ParameterError("[outcomes] is used by no method of this scenario; leave it out")
+    for each in chosen:
+        if each.get("outcomes") is not None and each not in asking:
+            raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which asks for none; leave it out")
+    # One that changes single costs of a shared kind has all the others too.
+    pairs = [*zip(kinds, used, chosen, strict=True)]
+    sharing = [(kind, own) for kind, own, table in pairs if cost_of(tables, table) is not table.get("cost")]
+    _refuse_unused_cost("cost", tables.get("cost"), sharing)
+    for kind, own, table in pairs:
+        _refuse_unused_cost("method.cost", table.get("cost"), [(kind, own)])
+
+
+def used_costs(chosen: Sequence[Tables]) -> list[frozenset[str]]:
+    """The costs that each method looks at with its parameters, of those that not every method has."""
+    return [registry.costs(registry.algorithm(table.get("name")).Parameters, table) for table in chosen]
+
+
+def _refuse_unused_cost(where: str, table: Any, of: Sequence[tuple[Any, frozenset[str]]]) -> None:
+    if not isinstance(table, Mapping):
+        return
+    for key in table:
+        name = key.removesuffix("_s") if isinstance(key, str) else key
+        if name not in gated() or any(name in used for _, used in of):
+            continue
+        elsewhere = any(name in getattr(kind, "COSTS", ()) for kind, _ in of)
+        also = ", or choose parameters with which it counts (`sim ls methods NAME`)" if elsewhere else ""
+        raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out{also}")
+
+
+def gated() -> frozenset[str]:
+    """The costs that not every method looks at, without the _s of those in seconds."""
+    return frozenset(registry.COSTS).union(*registry.COSTS_OF.values())
+
+
+def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -> dict[str, match_outcomes.Outcome]:
+    wanted = _asked(type(parameters), vars(parameters))
+    if table is None:
+        if wanted:
+            raise ParameterError(
+                f"method {name} needs [outcomes] ({', '.join(wanted)}), and the scenario has none; `sim ls outcomes` lists"
+                " their kinds"
+            )
+        return {}
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {table!r}")
+    one = "kind" in table
+    if not one and not {*table} & {*LAWS} and not any(isinstance(value, Mapping) for value in table.values()):
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
+    unknown = [] if one else [key for key in table if key not in LAWS]
+    if unknown:
+        raise ParameterError(f"unknown key {where}.{unknown[0]}; {checks.nearest(unknown[0], LAWS)}")
+    missing = [key for key in wanted if not one and key not in table]
+    if missing or (one and len(wanted) > 1):
+        tables_ = " and ".join(f"[{where}.{key}]" for key in wanted)
+        raise ParameterError(f"method {name} needs {tables_}" + (f", and [{where}.{missing[0]}] is missing" if missing else ""))
+    if one and not wanted:
+        # Nobody looks at it; it must be sound all the same, as one of the laws that there are.
+        checks.one_of(f"{where}.kind", table["kind"], {kind for kinds in LAWS.values() for kind in kinds})
+        return {}
+    return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
+
+
+def _law(table: Any, where: str, outcome: str, parameters: Any, tokens: int) -> match_outcomes.Outcome:
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
+    kinds: Mapping[str, Any] = LAWS[outcome]
+    if "kind" not in table:
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(kinds))}")
+    checks.one_of(f"{where}.kind", table["kind"], kinds)
+    try:
+        laws = build(kinds[table["kind"]], {key: value for key, value in table.items() if key != "kind"}, where)
+    except ParameterError as error:
+        if "unknown key" not in str(error):
+            raise
+        raise ParameterError(f"{error} (of {where}.kind {table['kind']!r}, for {match_outcomes.RATES[outcome]})") from None
+    found: match_outcomes.Outcome = laws.outcome(parameters, tokens)
+    return replace(found, kind=table["kind"])

@@ -1,0 +1,223 @@
+"""The grid of a scenario: its methods times the axes of its sweep. A point is a number, and becomes tables when looked at."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from model.base import checks
+from model.base.checks import ParameterError
+from model.base.table_records import parse_value
+from sim.scenarios import cases, scenario_file
+from sim.scenarios.cases import Case
+from sim.scenarios.scenario_file import SECTIONS, Tables
+
+KEPT = 256
+"""Resolved points that a grid keeps."""
+LOOKED_AT_UP_TO = 512
+"""A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
+ELSEWHERE = 64
+"""A value of a larger grid that is wrong at first sight is tried with so many other values of the other axes."""
+MAX_POINTS = 10**12
+"""Far beyond what can be computed; with more, even the numbers of the points would run over."""
+SWEPT = ("scenario.tokens", "scenario.seed")
+"""What an axis may take of [scenario]; the rest holds for a run as a whole."""
+EACH_UP_TO = 64
+"""An axis with more values than this is checked at its ends: the bounds of every numeric parameter are intervals."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a sweep: a dotted path and its values."""
+
+    path: str
+    values: Sequence[Any]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether every value is a number."""
+        return isinstance(self.values, _Range) or all(_number(value) for value in self.values)
+
+    def ends(self) -> list[int]:
+        """Indices of the values that are checked before anything runs: all of a short axis, the extremes of a long one."""
+        values = self.values
+        if isinstance(values, _Range) and len(values) > EACH_UP_TO:
+            return [0, len(values) - 1]
+        if len(values) <= EACH_UP_TO or not self.numeric:
+            return list(range(len(values)))
+        order = sorted(range(len(values)), key=lambda index: values[index])
+        kinds = {type(value): index for index, value in enumerate(values)}
+        return [order[0], order[-1], *(index for index, value in enumerate(values) if value != value), *kinds.values()]
+
+
+class _Range(Sequence[Any]):
+    """Evenly spaced numbers from `start` to `stop`, both included; whole where the ends and the step are."""
+
+    def __init__(self, start: float, stop: float, count: int) -> None:
+        self.start, self.stop, self.size = start, stop, count
+        self.whole = isinstance(start, int) and isinstance(stop, int) and (count == 1 or (stop - start) % (count - 1) == 0)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return self.array(np.asarray([index]))[0].item()
+
+    def array(self, indices: Any) -> Any:
+        """The values at these indices."""
+        step = (self.stop - self.start) / max(self.size - 1, 1)
+        values = self.start + indices * step
+        return np.rint(values).astype(np.int64) if self.whole else np.where(indices == self.size - 1, self.stop, values)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Grid:
+    """All points of a scenario. Axes are checked once, here; what only shows at a combination of values fails that point alone."""
+
+    def __init__(self, tables: Tables, *, check: bool = True) -> None:
+        for key in tables:
+            if key not in scenario_file.SECTIONS:
+                raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, scenario_file.SECTIONS)}")
+        self.tables = tables
+        self.base = {key: value for key, value in tables.items() if key != "sweep"}
+        sweep = tables.get("sweep", {})
+        if not isinstance(sweep, Mapping):
+            raise ParameterError(f"[sweep] must be a table of paths and lists, got {checks.shown(sweep)}")
+        self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
+        self.methods = len(scenario_file.method_tables(self.base))
+        self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
+        self._cases: dict[int, Case] = {}
+        self.points = 1
+        for size in self.shape:
+            self.points *= size
+        if self.points > MAX_POINTS:
+            raise ParameterError(f"a grid must have at most {MAX_POINTS:,} points, got {self.points:,}; shorten an axis")
+        if check:
+            self._check()
+
+    def _check(self) -> None:
+        if self.points <= LOOKED_AT_UP_TO:
+            self._check_points()
+            return
+        for axis, indices in enumerate([range(self.shape[0]), *(axis.ends() for axis in self.axes)]):
+            for index in indices:
+                self._check_value(axis, index)
+
+    def _check_value(self, axis: int, index: int) -> None:
+        """Refuse a value that is wrong with the first values of the other axes and wherever else one looks."""
+        draw = random.Random(0)
+        first: ParameterError | None = None
+        for attempt in range(1 + ELSEWHERE):
+            where = [draw.randrange(size) if attempt else 0 for size in self.shape]
+            where[axis] = index
+            try:
+                self.case(int(np.ravel_multi_index(where, self.shape)))
+                return
+            except ParameterError as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    def _check_points(self) -> None:
+        """Refuse a value that is wrong wherever it stands; one that is wrong in places fails there, when the grid is run."""
+        errors: dict[tuple[int, ...], ParameterError] = {}
+        for point in range(self.points):
+            try:
+                self.case(point)
+            except ParameterError as error:
+                errors[self.indices(point)] = error
+        for axis, size in enumerate(self.shape):
+            for index in range(size):
+                wrong = [error for where, error in errors.items() if where[axis] == index]
+                if len(wrong) == self.points // size:
+                    raise wrong[0]
+
+    def indices(self, point: int) -> tuple[int, ...]:
+        """Index of the method, and of the value on each axis, at a point."""
+        return tuple(int(index) for index in np.unravel_index(point, self.shape))
+
+    def values(self, point: int) -> dict[str, Any]:
+        """What a point has on each axis."""
+        _, *where = self.indices(point)
+        return {axis.path: axis.values[index] for axis, index in zip(self.axes, where, strict=True)}
+
+    def case(self, point: int) -> Case:
+        """The checked objects of a point; those asked for lately are kept, since every view and the plan ask for them."""
+        if point not in self._cases:
+            if len(self._cases) >= KEPT:
+                self._cases.pop(next(iter(self._cases)))
+            self._cases[point] = self._resolved(point)
+        return self._cases[point]
+
+    def _resolved(self, point: int) -> Case:
+        method, *where = self.indices(point)
+        tables = copy.deepcopy(self.base)
+        for axis, index in zip(self.axes, where, strict=True):
+            scenario_file.apply(tables, axis.path, axis.values[index])
+        return cases.resolve(tables, method, self.used)
+
+    @cached_property
+    def used(self) -> list[frozenset[str]]:
+        """The costs that each method looks at with any value of the axes: what has no use at one point may have at another."""
+        try:
+            found = cases.used_costs(scenario_file.method_tables(self.base))
+        except ParameterError:  # each point says so itself
+            return []
+        for axis in self.axes:
+            if not axis.path.startswith("method."):
+                continue
+            for index in axis.ends():
+                tables = copy.deepcopy(self.base)
+                try:
+                    scenario_file.apply(tables, axis.path, axis.values[index])
+                    more = cases.used_costs(scenario_file.method_tables(tables))
+                except ParameterError:  # its point says so itself
+                    continue
+                found = [one | other for one, other in zip(found, more, strict=True)]
+        return found
+
+
+def _values(path: str, values: Any) -> Sequence[Any]:
+    if path.startswith("scenario.") and path not in SWEPT:
+        raise ParameterError(f"{path} cannot be swept, it holds for the whole run; of [scenario] only {' and '.join(SWEPT)} can")
+    if isinstance(values, Mapping):
+        if set(values) != {"from", "to", "count"}:
+            # What TOML makes of a dotted path without quotes: a table in a table.
+            hint = f'; write the path in quotes: "{path}.{next(iter(values), "KEY")}" = [...]' if path in SECTIONS else ""
+            raise ParameterError(f"sweep.{path} must be a list, or a table of from, to and count, got {dict(values)!r}{hint}")
+        checks.number(f"sweep.{path}.from", values["from"])
+        checks.number(f"sweep.{path}.to", values["to"])
+        checks.whole(f"sweep.{path}.count", values["count"], 1, 1_000_000_000)
+        return _Range(values["from"], values["to"], values["count"])
+    if not isinstance(values, list):
+        raise ParameterError(f"sweep.{path} must be a list of values, got {checks.shown(values)}; write it in brackets: [...]")
+    if not values:
+        raise ParameterError(f"sweep.{path} must have at least one value, got an empty list; give values or leave the axis out")
+    return values
+
+
+def parse_axis(text: str) -> Any:
+    """The values of an axis from the command line: a comma list, a list in TOML, or from:to:count.
+
+    >>> parse_axis("1,3,5"), parse_axis("0:1:5"), parse_axis("squad,wmt"), parse_axis("[[1, 2], [3]]")
+    ([1, 3, 5], {'from': 0, 'to': 1, 'count': 5}, ['squad', 'wmt'], [[1, 2], [3]])
+    """
+    if isinstance(parse_value(text), list):
+        return parse_value(text)
+    parts = [parse_value(part) for part in text.split(":")]
+    if len(parts) > 1 and _number(parts[0]):
+        if len(parts) != 3 or not all(_number(part) for part in parts):
+            raise ParameterError(f"an axis must be VALUE,VALUE,... or three numbers from:to:count (0:1:11), got {text!r}")
+        return dict(zip(("from", "to", "count"), parts, strict=True))
+    return [parse_value(part.strip()) for part in text.split(",")] if text.strip() else []

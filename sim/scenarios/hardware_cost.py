@@ -1,0 +1,352 @@
+"""[cost] on real hardware: kinds `profile` and `roofline`, and what a point of the grid costs by them.
+
+Everything becomes layer-times at one operating point (`model.costs.operating_point`), so every method runs on it in every view, and
+tables are in seconds besides.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from model.architectures import transformer
+from model.architectures.transformer import Shape
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.costs.operating_point import OperatingPoint, operating_point
+from model.hardware import cost_models, devices, physical_limits, profile
+from model.hardware.cost_models import Hardware, Memory, Served
+from model.hardware.profile_costs import Measured, shape_of
+from model.hardware.roofline import Efficiency, Roofline
+
+KINDS = ("profile", "roofline")
+ROLES = ("target", "draft", "medium")
+_SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
+"""Costs of kind `unit` that are given in seconds here."""
+_EFFICIENCIES = {
+    "memory_efficiency": "memory", "compute_efficiency": "compute", "elementwise_efficiency": "elementwise", "launch_s": "launch",
+    "memory_error": "error", "compute_error": "compute_error",
+}  # fmt: skip
+"""Keys of kind `roofline`, and what each is of `Efficiency`."""
+MAX_SECONDS = 1e6
+GONE = MappingProxyType({
+    "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
+    " with batch, are method.batching = 'lockstep'"
+})
+"""Keys of costs that there were, and what to say instead."""
+MAY_SEEM = 0.1
+"""How much faster than its peaks a device of a user's profile may seem [-]: clocks rise, and ceilings are measured roughly."""
+MISTAKEN = 100.0
+"""How many times faster than peaks that were measured with it a user's profile is no better kernel but a mistake of units [-]."""
+
+
+@dataclass(frozen=True)
+class HardwareCost:
+    """[cost] with kind `profile` or `roofline`.
+
+    Parameters
+    ----------
+    kind
+        `profile`: measured tables. `roofline`: the arithmetic of a shape over a device's published peaks.
+    profile, draft_profile, medium_profile
+        Names of bundled profiles (`sim ls profiles`), or paths of their .json, one for each model of the method. One of operations
+        composes the shape that is named beside it. A shape without a profile is estimated by kind `roofline` on the same device.
+    device
+        Of kind `roofline` (`sim ls devices`): a name, or the path of a .toml as `sim ls devices h100` prints one.
+    shape, draft_shape, medium_shape
+        Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told: names, or paths of a config.json.
+    dtype
+        What weights and cache are kept in. Of kind `roofline` the shape's own where left out; a profile must be of it.
+    prompt
+        Cached positions when the first token is decoded. Costs are those in the middle of the text, at the batch of the method
+        (`sequences`).
+    ways
+        Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split;
+        with `placement` apart its unit is one device.
+    busy
+        Other units of the same host that are at work meanwhile, where the profile knows what that does.
+    step_s
+        Seconds that an engine adds to each step of the target model, for scheduling, launching and sampling, whatever its width. A
+        step is a pass that begins at the first layer, or takes up what several others left: a token of plain decoding (which
+        speed-ups compare with, so it pays as well), a verification, a token of early exit, the pass of each process of PPD. A
+        profile with a part `step` has it measured already: what is given comes on top.
+    draft_step_s
+        The same of each pass of the draft model, and of the medium one of a hierarchy.
+    dispatch_s, dispatch_per_process_s, dispatch_law
+        Starting sub-processes, as `dispatch` of kind `unit`, in seconds.
+    link_s, promotion_s, state_check_s
+        As `link`, `promotion` and `state_check` of kind `unit`, in seconds; the first two on top of what the hardware takes.
+    memory_efficiency, compute_efficiency, elementwise_efficiency, launch_s
+        Of kind `roofline`: shares of the peaks that products reach, share of the bandwidth that elementwise operations do, and what
+        each product takes besides; fitted to other devices where left out. Without any launch only the peaks count: a bound.
+    memory_error, compute_error
+        Relative errors where reading the weights takes the time, and where arithmetic does: of a device that nothing was measured
+        on where left out. `calibrate fit roofline --layer` says what these keys are for a device with a measured layer or two.
+    """
+
+    kind: str
+    profile: str | None = None
+    draft_profile: str | None = None
+    medium_profile: str | None = None
+    device: str | None = None
+    shape: str | None = None
+    draft_shape: str | None = None
+    medium_shape: str | None = None
+    dtype: str | None = None
+    prompt: int = 512
+    ways: int = 1
+    busy: int = 0
+    step_s: float = 0.0
+    draft_step_s: float = 0.0
+    dispatch_s: float = 0.0
+    dispatch_per_process_s: float = 0.0
+    dispatch_law: str = "linear"
+    link_s: float = 0.0
+    promotion_s: float = 0.0
+    state_check_s: float = 0.0
+    memory_efficiency: float | None = None
+    compute_efficiency: float | None = None
+    elementwise_efficiency: float | None = None
+    launch_s: float | None = None
+    memory_error: float | None = None
+    compute_error: float | None = None
+
+    GONE: ClassVar[Mapping[str, str]] = GONE
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, KINDS)
+        of_profile = ("profile", "draft_profile", "medium_profile", "busy")
+        of_roofline = ("device", *_EFFICIENCIES)
+        for name in of_roofline if self.kind == "profile" else of_profile:
+            if getattr(self, name):
+                raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")
+        for name in ("profile",) if self.kind == "profile" else ("device", "shape"):
+            if getattr(self, name) is None:
+                known = "`sim ls profiles`" if name == "profile" else f"`sim ls {name}s`"
+                raise ParameterError(f"{name} is required by kind {self.kind!r} and has no default; {known} lists them")
+        for name in ("profile", "draft_profile", "medium_profile", "device", "shape", "draft_shape", "medium_shape", "dtype"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
+        for name in ("shape", "draft_shape", "medium_shape"):
+            if getattr(self, name) is not None:
+                transformer.named(getattr(self, name), self.dtype, key=name)
+        if self.device is not None:
+            devices.device(self.device)
+        checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
+        checks.whole("ways", self.ways, 1, 1024)
+        checks.whole("busy", self.busy, 0, 1024)
+        for name in ("step_s", "draft_step_s", *_SECONDS):
+            checks.number(name, getattr(self, name), 0, MAX_SECONDS)
+        UnitCost(1, dispatch_law=self.dispatch_law)
+        self._efficiency()
+        for role in ROLES:
+            self.of(role)
+
+    def _efficiency(self) -> Efficiency:
+        given = {field: getattr(self, name) for name, field in _EFFICIENCIES.items()}
+        return Efficiency(**{field: value for field, value in given.items() if value is not None})
+
+    def step_of(self, role: str) -> float:
+        """Seconds that an engine adds to a pass of a role."""
+        return self.step_s if role == "target" else self.draft_step_s
+
+    def of(self, role: str, ways: int = 1) -> Hardware | None:
+        """The hardware model of a role, or none where nothing is said of it."""
+        where = "" if role == "target" else f"{role}_"
+        shape = getattr(self, f"{where}shape")
+        if self.kind == "roofline":
+            if shape is None:
+                return None
+            return _roofline(devices.device(str(self.device)), transformer.named(shape, self.dtype), self._efficiency(), ways)
+        name = getattr(self, f"{where}profile")
+        if name is None:
+            # Nobody has measured it there: its arithmetic over the same device's peaks has to do.
+            at = None if shape is None else self.of("target")
+            if not isinstance(at, Measured) or at.profile.device not in devices.DEVICES:
+                return None
+            of = devices.device(at.profile.device)
+            return _roofline(of, transformer.named(str(shape), at.profile.dtype), Efficiency(), ways)
+        try:
+            return _measured(name, shape, self.dtype, ways)
+        except ParameterError as error:
+            raise ParameterError(f"{where}profile: {error}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _roofline(of: devices.Device, made: Shape, efficiency: Efficiency, ways: int) -> Roofline:
+    published = of.published
+    if made.dtype not in of.rates:
+        said = f"{', '.join(of.rates)}, what is {'published' if published else 'given'} of {of.name}"
+        raise ParameterError(f"dtype must be one of {said}, got {checks.shown(made.dtype)}")
+    source = f"assumed efficiencies of the {'published peaks' if published else 'peaks given'} of {of.name}"
+    return Roofline(made, of.bandwidth, of.rates[made.dtype], efficiency, ways, of.link or of.host_link, provenance=source)
+
+
+_Stamp = tuple[int, int] | None
+"""`model.base.bounded_files.stamp`: a profile that was written again is read again."""
+
+
+def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> Measured:
+    path = Path(name)
+    changed = bounded_files.stamp(path) if path.suffix == ".json" else None
+    return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, ways, changed)
+
+
+@functools.lru_cache(maxsize=64)
+def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: _Stamp) -> Measured:
+    found = _loaded(name, changed)
+    if dtype is not None and dtype != found.dtype:
+        raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
+    if found.kind == "operations":
+        from model.hardware import composed_layers
+
+        if shape is None or made is None:
+            raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
+        found = composed_layers.layer(found, replace(made, dtype=found.dtype), model=transformer.label(shape), ways=ways)
+    elif made is not None and replace(made, dtype=shape_of(found).dtype) != shape_of(found):
+        raise ParameterError(
+            f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
+            f" {_covers(found)}"
+        )
+    return Measured(found, ways=ways)
+
+
+def _covers(found: profile.Profile) -> str:
+    return f"it covers {found.model or 'operations'} in {found.dtype} on {found.device}: {found.coverage()}"
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(name: str, _: _Stamp) -> profile.Profile:
+    found = profile.load(name)
+    if name.endswith(".json") and found.kind == "model":  # the user's own; those that come along are held to it by tests
+        shape = shape_of(found)
+        across = found.facts.get("source", 0) if shape.encoder_layers else 0
+        try:
+            checks.whole("source in facts", across, 0)
+            for line in physical_limits.check(found, shape, source=across, in_sequence=False, tolerance=MAY_SEEM, most=MISTAKEN):
+                warnings.warn(f"{Path(name).name}: {line}", stacklevel=2)
+        except ParameterError as error:
+            raise ParameterError(f"{Path(name).name}: {error}") from None
+    return found
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What a point costs on hardware."""
+
+    point: OperatingPoint
+    shapes: Mapping[str, Shape]
+    ways: int
+    one_device: OperatingPoint | None
+    """Plain decoding on one device, where a unit is several and the model fits one; else None."""
+    memory: Memory | None
+    """None where nobody knows how much the device has."""
+    provenance: str
+    prompt_s: float
+    """Reading the prompt, before the first token is decoded [s]."""
+    missing: tuple[str, ...] = ()
+    """Parts of a pass that nothing says the time of, though the method or its devices have them: they take none."""
+
+
+def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, ...], where: str, name: str) -> Priced:
+    """The costs of a method with these parameters, decoding so many tokens."""
+    models: dict[str, Hardware] = {}
+    for role in ("target", *roles):
+        try:
+            found = cost.of(role, cost.ways if role == "target" else 1)
+        except ParameterError as error:
+            raise ParameterError(f"{where}: {error}") from None
+        if found is None:
+            key = ("" if role == "target" else f"{role}_") + ("profile" if cost.kind == "profile" else "shape")
+            raise ParameterError(f"{where}.{key} is required by method {name}: what its {role} model takes")
+        models[role] = found
+        layers = "layers" if role == "target" else f"{role}_layers"
+        depth = getattr(parameters, layers, found.shape.layers)
+        if depth != found.shape.layers:
+            or_not = "" if role == "target" else ", or leave it out"
+            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
+    batch, played = getattr(parameters, "full_batch", 1), getattr(parameters, "texts", 1) > 1
+    texts = played and not roles  # a static batch that goes column by column: a token of each
+    together = parameters.together if played and roles else 1
+    widest = parameters.widest_of(tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
+    widest //= together
+    second = float(models["target"].layer(1, cost.prompt + tokens // 2, batch, busy=cost.busy).seconds)
+    more = {key.removesuffix("_s"): getattr(cost, key) / second for key in _SECONDS} | {"dispatch_law": cost.dispatch_law}
+    served: dict[str, Hardware] = {role: Served(of, cost.step_of(role)) for role, of in models.items()}
+    point = operating_point(
+        served["target"], prompt=cost.prompt, tokens=tokens, batch=batch, widest=widest, texts=texts,
+        together=together, handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more,
+        draft=served.get("draft"), medium=served.get("medium"),
+    )  # fmt: skip
+    alone = _one_device(cost, tokens, parameters, texts=texts, together=together, widest=widest if texts else 1)
+    shapes = {role: each.shape for role, each in models.items()}
+    room = _memory(cost, models, tokens, parameters)
+    source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
+    reading = float(cost_models.prompt_time(served["target"], max(cost.prompt, 1), batch).seconds)
+    return Priced(point, shapes, cost.ways, alone, room, source, reading, _missing(cost, models, parameters))
+
+
+def _one_device(
+    cost: HardwareCost, tokens: int, parameters: Any, *, texts: bool, together: int, widest: int
+) -> OperatingPoint | None:
+    """Plain decoding on one device instead of `ways`; None where the model, with its cache, is not known to fit it."""
+    if cost.ways == 1:
+        return None
+    try:
+        single = cost.of("target", 1)
+    except ParameterError:
+        return None  # a profile of split layers alone
+    of = _device(cost, single)
+    if single is None or of is None:
+        return None
+    batch = getattr(parameters, "sequences", 1)
+    room = cost_models.memory(single.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch)
+    if room.share > 1:
+        return None
+    return operating_point(
+        Served(single, cost.step_s), prompt=cost.prompt, tokens=tokens, batch=getattr(parameters, "full_batch", 1), widest=widest,
+        texts=texts, together=together, busy=cost.busy,
+    )  # fmt: skip
+
+
+def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: Any) -> tuple[str, ...]:
+    """Parts of the target's passes that nothing says the time of, and steps of the smaller models."""
+    unheard = {"send"} if parameters.units == 1 else set()  # nothing is handed over
+    found = [*_parts_missing(models["target"])]
+    found += ["draft_step"] * any("step" in _parts_missing(of) for role, of in models.items() if role != "target")
+    unheard |= {name for name in ("step", "draft_step") if getattr(cost, f"{name}_s")}
+    return tuple(part for part in found if part not in unheard)
+
+
+def _parts_missing(of: Hardware) -> tuple[str, ...]:
+    return of.missing if isinstance(of, Measured) else ("step",)
+
+
+def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any) -> Memory | None:
+    """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
+    target = models["target"]
+    of = _device(cost, target)
+    if of is None:
+        return None
+    together = getattr(parameters, "placement", "together") == "together"
+    also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
+    batch = getattr(parameters, "sequences", 1)
+    room = cost_models.memory(
+        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
+    )
+    cost_models.refuse_too_large(room, of.name)
+    return room
+
+
+def _device(cost: HardwareCost, target: Hardware | None) -> devices.Device | None:
+    """The device that the target runs on, where its memory is known."""
+    if cost.kind == "roofline":
+        return devices.device(str(cost.device))
+    return devices.DEVICES.get(target.profile.device) if isinstance(target, Measured) else None

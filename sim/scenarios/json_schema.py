@@ -1,0 +1,58 @@
+"""The JSON schema of scenarios, from the same dataclasses that check them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from model.methods import registry
+from sim.scenarios import cases
+from sim.scenarios.cases import LAWS
+from sim.scenarios.hardware_cost import HardwareCost
+
+
+def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
+    """The schema of a dataclass, closed to unknown keys; with `name`, of a table that says so under `key`."""
+    found: dict[str, Any] = TypeAdapter(kind).json_schema()
+    found["additionalProperties"] = False
+    if name is not None:
+        found["properties"] = {key: {"const": name}} | found.get("properties", {})
+        found["required"] = [key, *found.get("required", [])]
+    return found
+
+
+def _part(kind: type) -> dict[str, Any]:
+    """The schema of some keys of a dataclass but for its kind: what a method changes of what holds for all."""
+    found = _of(kind)
+    del found["properties"]["kind"], found["required"]
+    return found
+
+
+def of_scenarios() -> dict[str, Any]:
+    """The schema of a whole scenario."""
+    cost = {"anyOf": [_of(cases.Cost), _of(HardwareCost)]}
+    laws = {outcome: {"anyOf": [_of(kind, name, key="kind") for name, kind in kinds.items()]} for outcome, kinds in LAWS.items()}
+    by_name = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": laws}
+    anything = {"anyOf": [*(law for each in laws.values() for law in each["anyOf"]), by_name]}
+    tables = [_of(registry.algorithm(name).Parameters, name) for name in registry.names()]
+    for name, table in zip(registry.names(), tables, strict=True):
+        for alias, meant in getattr(registry.algorithm(name).Parameters, "ALIASES", {}).items():
+            table["properties"][alias] = table["properties"][meant]
+            table["required"].remove(meant)
+            table["oneOf"] = [{"required": [alias]}, {"required": [meant]}]
+        table["properties"] |= {"outcomes": anything, "cost": {"anyOf": [*cost["anyOf"], _part(HardwareCost)]}}
+    method = {"anyOf": tables}
+    values = {"type": "array", "minItems": 1}
+    span = {"type": "object", "required": ["from", "to", "count"], "additionalProperties": False, "properties": {
+        "from": {"type": "number"}, "to": {"type": "number"}, "count": {"type": "integer", "minimum": 1}}}  # fmt: skip
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "decodesim scenario", "type": "object",
+        "additionalProperties": False, "required": ["scenario", "method"],
+        "properties": {
+            "scenario": _of(cases.Settings),
+            "method": {"anyOf": [method, {"type": "array", "minItems": 1, "items": method}]},
+            "outcomes": anything, "cost": cost, "cluster": _of(cases.Machine),
+            "sweep": {"type": "object", "additionalProperties": {"anyOf": [values, span]}},
+        },
+    }  # fmt: skip

@@ -1,0 +1,311 @@
+"""Scenarios: TOML with [scenario], [[method]], [outcomes], [cost], [cluster] and [sweep], read and overridden.
+
+[outcomes] and [cost] hold for every method; one that differs has its own, [method.outcomes] and [method.cost]. [outcomes] is one
+law, or one for each kind of outcome: [outcomes.match], [outcomes.accept]. A scenario is kept as the plain tables it was written in;
+`sim.scenarios.cases` makes one point of its grid into checked objects.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from model.architectures import transformer
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+from model.base.table_records import instead
+from model.hardware import devices
+from model.methods import registry
+
+SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
+OWN = ("outcomes", "cost")
+"""Sections that a method may have of its own."""
+DEFAULT = "ppd-figures-3-and-4"
+
+Tables = dict[str, Any]
+
+
+def names() -> list[str]:
+    """Names of the embedded scenarios."""
+    files = (path.name for path in resources.files("sim.scenarios").iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+
+
+def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
+    """The tables of a scenario: a path, the name of an embedded one, tables already read, or None for the default."""
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source))
+    label = DEFAULT if source is None else str(source)
+    if source is None or (label in names() and not Path(label).is_file()):
+        text = resources.files("sim.scenarios").joinpath(f"{label}.toml").read_text(encoding="utf-8")
+    else:
+        try:
+            text = bounded_files.read_text(label, bounded_files.MOST_TOML)  # editors may put a byte-order mark in front
+        except UnicodeDecodeError:
+            raise ParameterError(f"scenario {label!r} is no text in UTF-8; name a TOML file, or save it as UTF-8") from None
+        except (OSError, ValueError) as error:
+            close = difflib.get_close_matches(label, names(), n=1)
+            hint = f"; did you mean the embedded scenario {close[0]}?" if close else "; `sim ls scenarios` lists the embedded ones"
+            raise ParameterError(f"scenario {checks.shown(label)} cannot be read: {_reason(error)}{hint}") from None
+    try:
+        return _located(bounded_files.toml_of(text), Path(label).parent)
+    except ValueError as error:  # TOMLDecodeError is one; so is a number of thousands of digits
+        raise ParameterError(f"scenario {label!r} is not TOML: {_plainly(error, text)}") from None
+
+
+def _located(tables: Tables, folder: Path) -> Tables:
+    """A file that a scenario names is beside it, not wherever the command happens to run."""
+    for table, key in (*_outcome_files(tables), *_hardware_files(tables)):
+        table[key] = str(folder / table[key])
+    for values, index in _file_axes(tables):
+        values[index] = str(folder / values[index])
+    return tables
+
+
+def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
+    """Every table of a scenario that says a law of outcomes, or may."""
+    methods = tables.get("method")
+    above = [tables, *(methods if isinstance(methods, list) else [methods])]
+    found = [table.get("outcomes") for table in above if isinstance(table, Mapping)]
+    inner = [each for table in found if isinstance(table, dict) for each in table.values()]
+    return [table for table in (*found, *inner) if isinstance(table, dict)]
+
+
+RECORDS: dict[str, Callable[[str], bool]] = {"file": lambda _: True, "log": lambda name: name.endswith(".json")}
+"""Of the outcomes those that are files, or names of bundled ones, and how to tell which."""
+
+
+def _outcome_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
+    """Where a scenario names files of recorded outcomes."""
+    given = [(table, key) for table in _laws_of(tables) for key in RECORDS if isinstance(table.get(key), str)]
+    return [(table, key) for table, key in given if RECORDS[key](table[key])]
+
+
+SHAPES = ("shape", "draft_shape", "medium_shape")
+NAMED = {
+    **dict.fromkeys(("profile", "draft_profile", "medium_profile"), lambda name: name.endswith(".json")),
+    **dict.fromkeys(SHAPES, transformer.is_path), "device": devices.is_path,
+}  # fmt: skip
+"""Of the costs those that are names or files, and how to tell which."""
+
+
+def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
+    """Every table of costs."""
+    methods = tables.get("method")
+    above = [tables, *(methods if isinstance(methods, list) else [methods])]
+    return [table["cost"] for table in above if isinstance(table, Mapping) and isinstance(table.get("cost"), dict)]
+
+
+def _hardware_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
+    """Where a scenario names files of profiles, models and devices."""
+    given = [(table, key) for table in _costs_of(tables) for key in NAMED if isinstance(table.get(key), str)]
+    return [(table, key) for table, key in given if NAMED[key](table[key])]
+
+
+def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
+    """Where axes of a sweep name files."""
+    sweep = tables.get("sweep", {})
+    found = []
+    for path, values in sweep.items() if isinstance(sweep, Mapping) else ():
+        last = path.rpartition(".")[2]
+        is_file = RECORDS.get(last) if "outcomes" in path else NAMED.get(last) if "cost" in path else None
+        if isinstance(values, list) and is_file is not None:
+            found += [(values, at) for at, each in enumerate(values) if isinstance(each, str) and is_file(each)]
+    return found
+
+
+def _plainly(error: ValueError, text: str) -> str:
+    """A parser's message in words for readers who have never seen its sources, with a line in every case."""
+    about = str(error).replace("end of document", f"the end, line {len(text.splitlines())}")
+    if "overwrite" in about or "twice" in about:
+        return f"{about}: a key or a table is given a second time"
+    return "a number has too many digits" if "digits" in about else about
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def method_tables(tables: Mapping[str, Any]) -> list[Tables]:
+    """The [[method]] tables; a single [method] is one of them."""
+    methods = tables.get("method", [])
+    found = methods if isinstance(methods, list) else [methods]
+    for table in found:
+        if not isinstance(table, Mapping):
+            raise ParameterError(f"method must be a table, [[method]] with name = ..., got {checks.shown(table)}")
+    return found
+
+
+def apply(tables: Tables, path: str, value: Any, only: int | None = None) -> None:
+    """Set one dotted path in the tables. `method.x` is set in every method, or in that of index `only`, and all must take x."""
+    section, _, key = path.partition(".")
+    if section not in SECTIONS or section == "sweep" or not key:
+        known = [f"{name}.KEY" for name in SECTIONS if name != "sweep"]
+        raise ParameterError(f"unknown path {path!r}; {checks.nearest(path, known)}")
+    if section in OWN:
+        _apply_shared(tables, section, key, value, only)
+    elif section != "method":
+        _put(tables.setdefault(section, {}), section, key, value)
+    else:
+        _apply_to_methods(tables, key, value, only)
+
+
+def _put(table: Any, where: str, key: str, value: Any) -> None:
+    """Set a key, or a key of a table in the table where it has dots."""
+    *above, last = key.split(".")
+    for name in above:
+        if not isinstance(table, dict):
+            break
+        table, where = table.setdefault(name, {}), f"{where}.{name}"
+    if not isinstance(table, dict):
+        raise ParameterError(f"[{where}] must be a table, got {table!r}")
+    table[last] = value
+
+
+def _apply_shared(tables: Tables, section: str, key: str, value: Any, only: int | None) -> None:
+    """Set what holds for all methods; where each has its own, in those that say it already."""
+    own = [table for index, table in enumerate(method_tables(tables)) if section in table and only in (None, index)]
+    if section in tables or not own:
+        _put(tables.setdefault(section, {}), section, key, value)
+        return
+    saying = [table for table in own if _says(table[section], key)]
+    if not saying:
+        raise ParameterError(f"no [method.{section}] says {key}; write the path of one that should: method.{section}.{key}")
+    for table in saying:
+        _put(table[section], f"method.{section}", key, value)
+
+
+def _says(table: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(table, Mapping) or name not in table:
+            return False
+        table = table[name]
+    return True
+
+
+def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) -> None:
+    """In every method, or with a method's name in front of the key in those of that name."""
+    named, _, rest = key.partition(".")
+    meant = {table.get("name") for table in method_tables(tables)}
+    if rest and named in meant:
+        meant, key = {named}, rest
+    for index, table in enumerate(method_tables(tables)):
+        if (only is not None and index != only) or table.get("name") not in meant:
+            continue
+        name, first = table.get("name"), key.partition(".")[0]
+        if key == "name":
+            registry.algorithm(value)
+        elif first in OWN and first != key:
+            _put(table, "method", key, value)
+            continue
+        else:
+            kind = registry.algorithm(name).Parameters
+            known = [field.name for field in fields(kind)]
+            aliases = getattr(kind, "ALIASES", {})
+            if key not in known and key not in aliases:
+                raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
+            for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
+                table.pop(other, None)  # one value, whatever it is called
+            table.pop(aliases.get(key, key), None)
+        table[key] = value
+
+
+def cost_source(tables: Mapping[str, Any]) -> str:
+    """Where the times come from, in words for whoever reads a result."""
+    costs = [table for table in _costs_of(tables) if table]
+    real = [table for table in (cost_of(tables, each) for each in method_tables(tables)) if _on_hardware(table)]
+    if real:
+        return _hardware_sources(tables, real)
+    given = [key for table in costs for key in table]
+    given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
+    said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
+    rest = [key for key in dict.fromkeys(given) if key not in ("kind", *NO_TIMES, *_PUBLISHED_COSTS)]
+    if rest:
+        return f"{said}assumed, as [cost] says: {', '.join(rest)}; layers not named take one time unit each"
+    last = "layers alike, and the exit layer of the runs that it is fitted to" if "fitted_on" in given else (
+        "every layer one time unit, nothing else takes time"
+    )
+    return f"{said}assumed: {last}"
+
+
+NO_TIMES = ("operations_ratio", "medium_operations_ratio", "allow_slow_medium", "shape", "draft_shape", "medium_shape")
+"""Keys of [cost] that say something else than how long anything takes."""
+_PUBLISHED_COSTS = {
+    "task": "published: the cost ratio, Table 1 of the deck",
+    "data_set": "published: what plain decoding takes, PPD Table 3",
+    "fitted_on": "fitted to published times, PPD Table 3: a cost of each process and token",
+}
+"""What kind 'published' takes from where, by the key that asks for it."""
+
+
+ON_HARDWARE = ("profile", "roofline")
+"""Kinds of costs that `sim.scenarios.hardware_cost` knows."""
+
+
+def _on_hardware(table: Any) -> bool:
+    return isinstance(table, Mapping) and table.get("kind") in ON_HARDWARE
+
+
+def cost_of(tables: Mapping[str, Any], method: Mapping[str, Any]) -> Any:
+    """The costs of a method: its own, or those of all; its own without a kind change single ones of a shared kind on hardware."""
+    own, shared = method.get("cost"), tables.get("cost", {})
+    if own is None:
+        return shared
+    both = isinstance(own, Mapping) and isinstance(shared, Mapping) and "kind" not in own
+    return {**shared, **own} if both and _on_hardware(shared) else own
+
+
+def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
+    """Whose times costs on hardware take, and at which operating points."""
+    from sim.scenarios.hardware_cost import ROLES, HardwareCost  # numpy comes with it
+
+    swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
+    axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
+    named: dict[str, str] = {}
+    said: dict[str, dict[Any, None]] = {"prompt": {}, "ways": {}}
+    for table in costs:
+        varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
+        for values in varied:
+            try:
+                cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in said}})
+            except (ParameterError, TypeError):  # a point that fails says so itself
+                continue
+            for role in ROLES:
+                found = cost.of(role)
+                where = "" if role == "target" else f"{role}_"
+                name = getattr(cost, f"{where}profile") or f"{getattr(cost, f'{where}shape')} on {cost.device}"
+                if found is not None:
+                    named[name] = found.provenance
+            for key, each in said.items():
+                each[getattr(cost, key)] = None
+    sources: dict[str, list[str]] = {}
+    for name, provenance in named.items():
+        sources.setdefault(provenance, []).append(name)
+    listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
+    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items())
+    return f"{listed}; {points}"
+
+
+def fingerprint(tables: Tables) -> str:
+    """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
+    from sim.scenarios.results_version import RESULTS_VERSION
+
+    named = [values[index] for values, index in _file_axes(tables)]
+    named += [table[key] for table, key in (*_outcome_files(tables), *_hardware_files(tables))]
+    contents = {str(name): _digest(Path(name)) for name in named}  # the JSON of a log or a profile has its table's checksum
+    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(path: Path) -> str | None:
+    """A hash of a file's content, or of the configuration in a model's folder; None where there is none, as its point will say."""
+    path = path / "config.json" if path.is_dir() else path
+    return hashlib.sha256(bounded_files.read_bytes(path)).hexdigest() if path.is_file() else None

@@ -1,0 +1,343 @@
+"""The theorems on the engine: that simulator, sampler and counter tell of one and the same decoding, on any cluster.
+
+[Kiefer1955] J. Kiefer and J. Wolfowitz. On the Theory of Queues with Many Servers. Trans. Amer. Math. Soc. 78 (1955) 1-18.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.costs.layer_times import UnitCost
+from model.interpret.world import World
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.ppd import algorithm as ppd
+from model.methods.ppd import paths as sampler
+from model.outcomes import random_streams
+from model.outcomes.outcome_laws import Iid
+from model.steps import Commit, Fork, Forward, Join, Steps
+from sim.engine.cluster import Cluster
+from sim.engine.events import Interval, Run, simulate
+from sim.theorems.pipelined_examples import (
+    choice,
+    cost,
+    counted,
+    decodings,
+    law,
+    laws,
+    overheads,
+    play,
+    rates,
+    rounding,
+    size,
+    whole,
+)
+from sim.theorems.theorem import Example, Theorem, at_most, equal
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+_ROWS = 32  # of a tile, as the coins come
+
+
+# --- 28: conservation, and agreement of the views ---
+
+
+def busy_time(x: Example) -> None:
+    run = play(x, record=True)
+    held = sum(row.end - row.start for row in run.intervals if row.unit >= 0)
+    equal("busy time", run.busy, held, rounding(x) * len(run.intervals))
+    at_most("busy time", run.busy, _units(x) * run.latency, rounding(x))
+    equal("passes", run.passes, sum(row.what == "forward" for row in run.intervals))
+
+
+def one_at_a_time(x: Example) -> None:
+    run = play(x, record=True)
+    for unit in range(_units(x)):
+        rows = sorted((row.start, row.end) for row in run.intervals if row.unit == unit)
+        for (_, end), (start, _) in pairwise(rows):
+            at_most(f"end of a pass on unit {unit}", end, start)
+    at_most("most units in use", run.peak_units, _units(x))
+    at_most("greatest number of a unit", max(row.unit for row in run.intervals), _units(x) - 1)
+    at_most("units in use at a time, by the intervals", _most_at_once(run.intervals), run.peak_units)
+    at_most("last end of a pass", max(row.end for row in run.intervals if row.unit >= 0), run.latency)
+
+
+def one_transfer_at_a_time(x: Example) -> None:
+    x = {**x, "cluster": {**x["cluster"], "links": "shared"}}
+    rows = sorted((row.start, row.end) for row in play(x, record=True).intervals if row.unit < 0)
+    for (_, end), (start, _) in pairwise(rows):
+        at_most("end of a transfer on the shared link", end, start)
+
+
+def events_are_paths(x: Example) -> None:
+    run = play(x)
+    time, busy = sampler.walk(choice(x), size(x), cost(x), _tiles(x["matches"][:-1]))
+    equal("latency", run.latency, float(time[0]), rounding(x))
+    equal("compute", run.busy, float(busy[0]), rounding(x))
+
+
+def layer_by_layer(x: Example) -> None:
+    one, many = play(x, record=True), play(x, record=True, per_layer=True)
+    within = rounding(x)
+    for (time, *kind), (other, *other_kind) in zip(one.commits, many.commits, strict=True):
+        equal("kind of a token and how many", other_kind, kind)
+        equal("time of a token", other, time, within)
+    equal("latency", many.latency, one.latency, within)
+    equal("compute", many.busy, one.busy, within)
+    if not within:  # a tie that rounding breaks may let a process be born and stopped at once
+        equal("passes and most units in use", (many.passes, many.peak_units), (one.passes, one.peak_units))
+
+
+def counter_is_busy_time(x: Example) -> None:
+    run, work = play(x), counted(x)
+    equal("layers run", work.layer_passes, run.busy)
+    equal("passes", work.passes, run.passes)
+
+
+def right_text(x: Example) -> None:
+    kinds = ["match" if match else "miss" for match in x["matches"]]
+    plain_text(x)
+    for per_layer in (False, True):
+        equal("kinds", [kind for _, kind, _ in play(x, per_layer=per_layer).commits], kinds)
+    equal("kinds of the counter", counted(x).commits, kinds)
+
+
+def plain_text(x: Example) -> None:
+    n, layers = size(x), choice(x).layers
+    plain = autoregressive.decode(autoregressive.Parameters(layers), [0], n)
+    want = simulate(plain, n, Cluster(1), cost(x), World(1, layers, []))
+    equal("text of the plain decoder", want.tokens, list(range(1, n + 1)))
+    for per_layer in (False, True):
+        run = play(x, per_layer=per_layer)
+        equal("text", run.tokens, want.tokens)
+        at_most("first of two times of tokens", 0.0, min(later[0] - sooner[0] for sooner, later in _pairs(run)))
+    equal("text of the counter", counted(x).tokens, want.tokens)
+
+
+def fewer_units(x: Example) -> None:
+    clusters = [{**x["cluster"], "units": units} for units in range(1, choice(x).units + 2)]
+    latencies = [play(x, cluster=cluster).latency for cluster in clusters]
+    for units, (fewer, more) in enumerate(pairwise(latencies), start=1):
+        at_most(f"latency on {units + 1} units, of that on {units}", more, fewer, rounding(x))
+
+
+def one_unit(x: Example) -> None:
+    given = cost(x)
+    plain = size(x) * given.target_pass
+    at_most("latency of plain decoding", plain, play(x, cluster={**x["cluster"], "units": 1}).latency, rounding(x))
+
+
+def spare_units(x: Example) -> None:
+    units = choice(x).units
+    enough, more = play(x, cluster={"units": units}), play(x, cluster={"units": units + x["spare"]})
+    equal("latency", more.latency, enough.latency)
+    equal("compute and most units in use", (more.busy, more.peak_units), (enough.busy, enough.peak_units))
+
+
+def first_come_first_served(x: Example) -> None:
+    """In order of asking, each sub-process starts when the first unit is free: Kiefer and Wolfowitz's recursion."""
+    arrivals = list(itertools.accumulate(x["gaps"]))
+    last = arrivals[-1] + sum(x["services"])
+
+    def main() -> Steps:
+        now, subs = 0, list[Any]()
+        for arrival, service in zip(arrivals, x["services"], strict=True):
+            if arrival > now:
+                yield Forward("main", (0,), 0, 0, arrival - now)
+            now = arrival
+            subs += yield Fork((Forward(f"sub {len(subs)}", (0,), 0, 0, service),), (None,))
+        yield Forward("main", (0,), 0, 0, last - now + 1)
+        yield Join(tuple(subs))
+        yield Commit("token", (1,))
+
+    run = simulate(main(), 1, Cluster(1 + x["others"]), UnitCost(last + 1), World(1, last + 1, []), record=True)
+    free, want = [0] * x["others"], []
+    for arrival, service in zip(arrivals, x["services"], strict=True):
+        start = max(arrival, min(free))
+        free[free.index(min(free))] = start + service
+        want.append((start, start + service))
+    found = {row.role: (row.start, row.end) for row in run.intervals if row.what == "forward"}
+    equal("starts and ends of sub-processes", [found[f"sub {index}"] for index in range(len(want))], want)
+
+
+# --- 29: luck is indexed by position ---
+
+
+def longer_runs_extend_shorter(x: Example) -> None:
+    long, short = play(x), play(x, matches=x["matches"][: 1 + x["at"] % size(x)])
+    equal("commits of the shorter run", short.commits, long.commits[: len(short.commits)])
+
+
+def coins_extend(x: Example) -> None:
+    shorter, longer = (_outcomes(x, tokens) for tokens in sorted((x["tokens"], x["more_tokens"])))
+    equal("outcomes that differ", int((longer[: len(shorter)] != shorter).sum()), 0)
+    equal("outcomes that were asked for", len(longer), max(x["tokens"], x["more_tokens"]))
+
+
+def higher_rate_is_no_slower(x: Example) -> None:
+    n, low, high = size(x), *sorted((x["match_rate"], x["other_rate"]))
+    times = []
+    for rate in (low, high):
+        matches = Iid(rate).sample(random_streams.tiles(x["seed"], "match", 0, n - 1))
+        times.append(sampler.walk(choice(x), n, cost(x), matches)[0])
+    slower = int((times[1] > times[0]).sum())
+    equal(f"replications that a match rate of {high} makes longer than one of {low}", slower, 0)
+
+
+def match_in_place_of_a_miss(x: Example) -> None:
+    at = x["at"] % size(x)
+    hit = [*x["matches"][:at], True, *x["matches"][at + 1 :]]
+    at_most("latency with one match more", play(x, matches=hit).latency, play(x).latency)
+
+
+# --- Helpers ---
+
+
+def _units(x: Example) -> int:
+    return int(x["cluster"]["units"])
+
+
+def _most_at_once(rows: list[Interval]) -> int:
+    """Most units in use at a time; where one starts as another ends they do not meet."""
+    changes = sorted((time, step) for row in rows if row.unit >= 0 and row.start < row.end
+                     for time, step in ((row.start, 1), (row.end, -1)))  # fmt: skip
+    now = most = 0
+    for _, step in changes:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def _pairs(run: Run) -> Iterator[tuple[tuple[float, str, int], tuple[float, str, int]]]:
+    return pairwise([(0.0, "start", 0), *run.commits])
+
+
+def _tiles(matches: list[bool]) -> Iterator[NDArray[np.bool_]]:
+    """The same matches for every replication, in the tiles that a law gives."""
+    for start in range(0, len(matches), _ROWS):
+        yield np.repeat(np.array(matches[start : start + _ROWS])[:, None], random_streams.BLOCK, axis=1)
+
+
+def _outcomes(x: Example, positions: int) -> NDArray[np.bool_]:
+    """Outcomes of one block of replications. The law may use its buffer again, so every tile is copied."""
+    tiles = law(x["law"]).sample(random_streams.tiles(x["seed"], "match", x["block"], positions))
+    return np.concatenate([tile.copy() for tile in tiles])
+
+
+# --- What they are tried on ---
+
+
+def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more: Any) -> SearchStrategy[Example]:
+    return decodings(forms, costs=costs, cluster=True, tokens=6, many=24, **more)
+
+
+def _queues() -> SearchStrategy[Example]:
+    """Sub-processes that are started one after another, and the units that there are beside the main process's."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def queues(draw: DrawFn) -> Example:
+        count = draw(whole(1, 6))
+        return {
+            "gaps": [draw(whole(0, 4)) for _ in range(count)], "services": [draw(whole(1, 6)) for _ in range(count)],
+            "others": draw(whole(1, 3)),
+        }  # fmt: skip
+
+    return queues()
+
+
+def _luck() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    tokens = st.integers(1, 40)
+    return st.fixed_dictionaries(
+        {"seed": st.integers(0, 2**32), "block": st.integers(0, 3), "tokens": tokens, "more_tokens": tokens, "law": laws(40)}
+    )
+
+
+_theorem = partial(Theorem, method="ppd")
+
+THEOREMS = (
+    _theorem(
+        "28a", "Busy time is the sum of the intervals on units, those cut off included, and at most units x latency.",
+        source="conservation", given=_clusters, holds=busy_time,
+    ),
+    _theorem(
+        "28b", "No unit does two things at a time, none is used that the cluster has not, nor any after the last token.",
+        source="conservation", given=_clusters, holds=one_at_a_time,
+    ),
+    _theorem(
+        "28c", "A shared link carries one transfer at a time.", source="conservation",
+        given=lambda: _clusters(("literal", "eager", "flat")), holds=one_transfer_at_a_time,
+    ),
+    _theorem(
+        "28d", "Simulator and sampler agree on every path, exactly, with costs and uneven layers in whole layer-times.",
+        source="nothing contends", given=lambda: decodings(costs="whole"), holds=events_are_paths,
+    ),
+    _theorem(
+        "28e", "Simulator and sampler agree on every path, to rounding, with costs and uneven layers in tenths of layer-times.",
+        source="nothing contends", given=lambda: decodings(costs="tenths"), holds=events_are_paths,
+    ),
+    _theorem(
+        "28f", "One event a pass or one a layer: the same run, exactly in whole layer-times.",
+        source="layers of a pass follow each other", given=lambda: _clusters(costs="whole"), holds=layer_by_layer,
+    ),
+    _theorem(
+        "28g", "One event a pass or one a layer: the same run, to rounding in tenths of layer-times.",
+        source="layers of a pass follow each other", given=lambda: decodings(costs="tenths"), holds=layer_by_layer,
+    ),
+    _theorem(
+        "28h", "The layers that the counter counts are the busy time, where nothing is stopped: in the literal and the flat form.",
+        source="nothing is stopped", given=lambda: decodings(("literal", "flat")), holds=counter_is_busy_time,
+    ),
+    _theorem(
+        "28i", "The text is the plain decoder's, on any cluster and whatever matches, and the counter's.",
+        source="exactness: [Yang2024], section 3", given=_clusters, holds=right_text,
+    ),
+    _theorem(
+        "28j", "With its barrier, one unit more never makes a run longer, from one unit to one more than reserved.",
+        source="sub-processes of one length, first come first served", given=lambda: _clusters(("literal", "flat")),
+        holds=fewer_units,
+    ),
+    _theorem(
+        "28k", "On one unit no form is faster than plain decoding.", source="conservation: every token takes all layers and a head",
+        given=_clusters, holds=one_unit,
+    ),
+    _theorem(
+        "28l", "Units beyond those a form reserves change nothing.", source="no more processes are alive at once",
+        given=lambda: decodings(costs="tenths", spare=whole(1, 3)), holds=spare_units,
+    ),
+    _theorem(
+        "28m", "Sub-processes that wait get units in order of asking: starts are those of a queue with as many servers.",
+        source="first come, first served: [Kiefer1955]", given=_queues, holds=first_come_first_served,
+    ),
+    _theorem(
+        "29a", "A longer run on the same matches begins with the shorter one, token for token and time for time.",
+        source="nothing looks ahead", given=lambda: decodings(costs="tenths", at=whole(0, 39)), holds=longer_runs_extend_shorter,
+    ),
+    _theorem(
+        "29b", "The outcomes of a longer run begin with those of a shorter one, under any law.",
+        source="coins are laid out by position", given=_luck, holds=coins_extend,
+    ),
+    _theorem(
+        "29c", "On the same coins a higher match rate never makes a run longer.", source="coupling: it adds matches only",
+        given=lambda: decodings(seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()), holds=higher_rate_is_no_slower,
+    ),
+    _theorem(
+        "29d", "A match in place of a miss never makes a run longer.", source="21a, 22a and 23d",
+        given=lambda: decodings(at=whole(0, 39)), holds=match_in_place_of_a_miss,
+    ),
+    _theorem(
+        "29e", "A match in place of a miss never makes a run longer, whatever the overheads.",
+        source="true without overheads only: a promotion may cost more than it saves",
+        given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=whole(0, 39)),
+        holds=match_in_place_of_a_miss, expect="fails",
+    ),
+)  # fmt: skip

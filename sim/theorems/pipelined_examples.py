@@ -1,0 +1,312 @@
+"""What theorems are tried on: search strategies for decodings, and how an example is played.
+
+An example of a decoding has the fields `form`, `layers`, `exit_layer`, `candidates` and `matches` (one for each token, the last of
+which must not matter), and may have `right` (which candidate is the true one, if not the first), `cost` (fields of `UnitCost`) and
+`cluster` (fields of `Cluster`). One of speculative decoding has `draft_length` instead, and luck by position: `accept`, whether
+the drafted token is the true one, or `survive`, how many are if a draft starts there (strategies for these are in `drafts`). Most
+are small: a defect that shows only in a large decoding is rare, and a large one is slow to read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.costs.layer_times import UnitCost
+from model.interpret import interpreter
+from model.interpret.interpreter import Work
+from model.interpret.world import Draft, World
+from model.methods.ppd import algorithm as ppd
+from model.methods.speculative import algorithm as speculative
+from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov
+from model.steps import Steps
+from sim.engine.cluster import LINKS, STOPS, Cluster
+from sim.engine.events import Run, simulate
+from sim.theorems.theorem import Example
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+Floats = NDArray[np.float64]
+
+UPPER_HALF = ("literal", "eager")
+OVERHEADS = ("early_head", "final_head", "dispatch", "link", "promotion")
+CLOSE = 1e-12
+"""Relative error allowed between two formulas that add the same terms in a different order."""
+
+
+# --- Playing an example ---
+
+
+def choice(example: Example) -> Any:
+    """The parameters of an example's decoding."""
+    if "draft_length" in example:
+        names = ("layers", "draft_length", "sampled", "placement", "draft_layers")
+        return speculative.Parameters(**{"layers": 1} | {name: example[name] for name in names if name in example})
+    batched = example.get("batched", False)
+    return ppd.Parameters(example["layers"], example["exit_layer"], example["candidates"], example["form"], batched=batched)
+
+
+def cost(example: Example) -> UnitCost:
+    """The cost model of an example; the papers' plain one where it names none, with a draft pass a quarter of the target's."""
+    given = dict(example.get("cost", {}))
+    if given.get("layer_times") is not None:
+        given["layer_times"] = tuple(given["layer_times"])  # a list once it has been through JSON
+    if given.get("verify_cost") is not None:
+        given["verify_cost"] = tuple((width, time) for width, time in given["verify_cost"])
+    if "draft_length" in example:
+        given.setdefault("cost_ratio", 0.25)
+    return UnitCost(choice(example).layers, **given)
+
+
+def in_quarters(x: Example) -> UnitCost:
+    """The cost model of an example whose times are in quarters, so that they add up exactly; a pass costs the same however wide."""
+    return UnitCost(x["layers"], **{name: quarters / 4 for name, quarters in x["cost"].items()})
+
+
+def size(example: Example) -> int:
+    """How many tokens an example decodes."""
+    return len(next(example[luck] for luck in ("accept", "survive", "matches") if luck in example))
+
+
+def survivors(example: Example) -> list[int]:
+    """How many drafted tokens survive if a draft starts at each position."""
+    longest = example["draft_length"]
+    if "survive" in example:
+        return [min(count, longest) for count in example["survive"]]
+    found, ahead = [], 0
+    for accepted in reversed(example["accept"]):
+        ahead = ahead + 1 if accepted else 0
+        found.append(min(ahead, longest))
+    return found[::-1]
+
+
+def world(example: Example) -> World:
+    """What models would say in an example's decoding."""
+    if "draft_length" in example:
+        return World(1, choice(example).layers, drafts={"draft": Draft("target", survivors(example))})
+    right = example.get("right", 1)
+    return World(1, example["layers"], [right * match for match in example["matches"]])
+
+
+def steps(example: Example) -> Steps:
+    """The process of an example's decoding."""
+    if "draft_length" in example:
+        return speculative.decode(choice(example), [0], size(example))
+    return ppd.decode(choice(example), [0], size(example))
+
+
+def play(example: Example, *, record: bool = False, per_layer: bool = False, **changes: Any) -> Run:
+    """Simulate an example's decoding, with some of its fields changed; on as many units as it wants where it names none."""
+    example = {**example, **changes}
+    cluster = Cluster(**example["cluster"]) if "cluster" in example else Cluster(choice(example).units)
+    answers, tokens = world(example), size(example)
+    return simulate(steps(example), tokens, cluster, cost(example), answers, per_layer=per_layer, record=record)
+
+
+def counted(example: Example) -> Work:
+    """The work of an example's decoding."""
+    return interpreter.count(steps(example), world(example), size(example))
+
+
+def numbers(example: Example) -> tuple[int, int, int, int, int]:
+    """d, d', k, l and the number of matches before the last position."""
+    matches = example["matches"]
+    return example["layers"], example["exit_layer"], example["candidates"], len(matches), sum(matches[:-1])
+
+
+def rounding(example: Example) -> float:
+    """The relative error that adding up a decoding's times may make: none between quarters, else one unit in the last place for
+    each term."""
+    given = example.get("cost", {})
+    values = [value for value in given.values() if isinstance(value, float)] + list(given.get("layer_times") or ())
+    curve = given.get("verify_cost") or [[1, 1]]
+    values += [time / curve[0][1] for _, time in curve]
+    if all((4 * float(value)).is_integer() for value in values) and given.get("dispatch_law") != "tree":
+        return 0.0
+    terms = int(choice(example).layers + example.get("draft_length", 0) + 8) * size(example)
+    return terms * sys.float_info.epsilon
+
+
+def paths(positions: int) -> NDArray[np.bool_]:
+    """All sequences of outcomes, one a column: shape (positions, 2**positions)."""
+    return np.asarray((np.arange(2**positions) >> np.arange(positions)[:, None]) % 2 == 1)
+
+
+def chances(law: Chain, outcomes: NDArray[np.bool_]) -> Floats:
+    """The probability of each column of outcomes."""
+    after_failure, after_success = law.chances(len(outcomes))
+    total, last = np.ones(outcomes.shape[1]), np.zeros(outcomes.shape[1], dtype=np.bool_)
+    for outcome, low, high in zip(outcomes, after_failure, after_success, strict=True):
+        success = np.where(last, high, low)
+        total, last = total * np.where(outcome, success, 1 - success), outcome
+    return total
+
+
+def law(example: Example) -> Chain:
+    """The law that an example names: by position, with a correlation, or of one rate."""
+    if "match_rates" in example:
+        return ByPosition(example["match_rates"])
+    if "correlation" in example:
+        return Markov(example["match_rate"], example["correlation"])
+    return Iid(example["match_rate"])
+
+
+def gaps(x: Example) -> list[float]:
+    """Times between tokens, the first from the start."""
+    return [later - sooner for sooner, later in pairwise([0.0, *(time for time, *_ in play(x).commits)])]
+
+
+def simulate_all(x: Example, match_rate: float) -> tuple[Floats, Floats, Floats]:
+    """Latency and compute of every sequence of outcomes by the simulator, and their probabilities."""
+    outcomes = paths(len(x["matches"]) - 1)
+    played = [play(x, matches=[*path, False]) for path in outcomes.T.tolist()]
+    mass = chances(Iid(match_rate), outcomes)
+    return np.array([run.latency for run in played]), np.array([run.busy for run in played]), mass
+
+
+# --- Search strategies; hypothesis is imported only when one is built ---
+
+
+def decodings(
+    forms: Sequence[str] = ppd.FORMS,
+    *,
+    tokens: int = 6,
+    many: int = 40,
+    half: str = "any",
+    costs: str = "plain",
+    cluster: bool = False,
+    **fields: SearchStrategy[Any],
+) -> SearchStrategy[Example]:
+    """Decodings in one of `forms`, of mostly at most `tokens` tokens, now and then of at most `many`.
+
+    `half`: exit layers where the form allows them (`any`), or `below` layers/2 only. `costs`: `plain`, overheads in `whole`
+    layer-times, or in `tenths`, which do not add up exactly; the nested form has plain costs always. `cluster`: draw one, from a
+    single unit to one more than the form reserves. `fields` are drawn beside.
+    """
+    from hypothesis import strategies as st
+
+    @st.composite
+    def decoding(draw: DrawFn) -> Example:
+        form = draw(st.sampled_from(list(forms)))
+        large = form != "nested" and draw(st.integers(0, 19)) == 19
+        layers = draw(st.integers(3 if half == "below" else 1, 40 if large else 8))
+        first = -(-layers // 2) if form in UPPER_HALF else 1
+        exit_layer = draw(st.integers(first, (layers - 1) // 2 if half == "below" else layers))
+        # A tree of processes grows fast: this keeps it below 16 of them.
+        generations = -(-layers // exit_layer) if form == "nested" else 1
+        example: Example = {
+            "form": form,
+            "layers": layers,
+            "exit_layer": exit_layer,
+            "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
+            "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
+        }
+        if (count := choice(example).candidates) > 1:
+            example["right"] = draw(st.integers(1, count))
+        if costs != "plain" and form != "nested":
+            example["cost"] = draw(_costs(layers, costs))
+        if cluster:
+            example["cluster"] = {
+                "units": draw(st.integers(1, choice(example).units + 1)),
+                "links": draw(st.sampled_from(LINKS)),
+                "stop": draw(st.sampled_from(STOPS)),
+            }
+        return example | {name: draw(strategy) for name, strategy in fields.items()}
+
+    return decoding()
+
+
+def bits(draw: DrawFn, most: int) -> list[bool]:
+    """One to `most` yeas and nays. Two draws, where a list takes two for each of its elements: most of a search is drawing."""
+    from hypothesis import strategies as st
+
+    count = draw(st.integers(1, most))
+    number = draw(st.integers(0, 2**count - 1))
+    return [bool(number >> place & 1) for place in range(count)]
+
+
+def few(forms: tuple[str, ...], tokens: int = 4, **more: Any) -> SearchStrategy[Example]:
+    """Decodings short enough to try all outcomes of, and a match rate."""
+    return decodings(forms, tokens=tokens, many=tokens, **{"match_rate": rates()} | more)
+
+
+def whole(low: int, high: int) -> SearchStrategy[int]:
+    """Whole numbers from `low` to `high`."""
+    from hypothesis import strategies as st
+
+    return st.integers(low, high)
+
+
+def overheads(kind: str = "whole") -> SearchStrategy[Example]:
+    """Each of the theory's overheads, in `whole` layer-times or in `tenths`."""
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries(dict.fromkeys(OVERHEADS, amounts(kind)))
+
+
+def quarters() -> SearchStrategy[Example]:
+    """Heads, rows filled in and comparisons of states, in quarters of layer-times."""
+    from hypothesis import strategies as st
+
+    head = whole(0, 6)
+    return st.fixed_dictionaries({"early_head": head, "final_head": head, "propagation": whole(0, 4), "state_check": whole(0, 2)})
+
+
+def rates() -> SearchStrategy[float]:
+    """Match rates in twentieths, the two certain ones included: as good as any other, and shorter to print."""
+    from hypothesis import strategies as st
+
+    return st.integers(0, 20).map(lambda twentieths: twentieths / 20)
+
+
+def laws(positions: int = 40) -> SearchStrategy[Example]:
+    """Laws of matches, as the fields that `law` reads: of one rate, correlated, or with a rate for each position."""
+    from hypothesis import strategies as st
+
+    one = st.fixed_dictionaries({"match_rate": rates()})
+    return one | markov() | st.fixed_dictionaries({"match_rates": st.lists(rates(), min_size=positions, max_size=positions)})
+
+
+def markov() -> SearchStrategy[Example]:
+    """A match rate and a correlation between neighbours that it allows."""
+    from hypothesis import strategies as st
+
+    def allowed(pair: Example) -> bool:
+        p, rho = pair["match_rate"], pair["correlation"]
+        return bool(p * (1 - rho) <= 1 and p + rho * (1 - p) >= 0)
+
+    some = st.integers(-20, 20).map(lambda twentieths: twentieths / 20)
+    return st.fixed_dictionaries({"match_rate": rates(), "correlation": some}).filter(allowed)
+
+
+def amounts(kind: str) -> SearchStrategy[float]:
+    from hypothesis import strategies as st
+
+    return st.integers(0, 6) if kind == "whole" else st.integers(0, 80).map(lambda tenths: tenths / 10)
+
+
+def _costs(layers: int, kind: str) -> SearchStrategy[Example]:
+    """Fields of `UnitCost`: every overhead may be missing, layers may be uneven."""
+    from hypothesis import strategies as st
+
+    amount = amounts(kind)
+    names = (*OVERHEADS, "dispatch_per_process")
+
+    @st.composite
+    def fields(draw: DrawFn) -> Example:
+        chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))
+        given: Example = {name: draw(amount) for place, name in enumerate(names) if chosen >> place & 1}
+        if chosen >> len(names) & 1 and layers <= 8:
+            # The last takes some time in any case: a model that takes none has no mean number of busy units.
+            given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
+        if chosen >> (len(names) + 1) & 1 and kind != "whole":  # a tree's depth is a logarithm
+            given["dispatch_law"] = "tree"
+        return given
+
+    return fields()

@@ -1,0 +1,156 @@
+"""The theorem on what speed-ups are over, 33: no round of drafting gives more than its tokens, in layer-times and on hardware.
+
+An example is a point of a scenario: tables `method`, `cost` and `outcomes`, and how many `tokens` are decoded.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model.architectures.transformer import PRESETS
+from model.methods.batching import CONTINUOUS, LOCKSTEP
+from model.methods.rounds import Tally
+from sim.scenarios import cases
+from sim.scenarios.cases import Case
+from sim.theorems.pipelined_examples import CLOSE, rates, whole
+from sim.theorems.theorem import Example, Theorem, at_most
+from sim.views import evaluation
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+_CURVES = ([[1, 1.0], [8, 1.0]], [[1, 1.0], [8, 3.0]], [[1, 1.0], [2, 1.5], [8, 1.5]])
+_FALLING = [[1, 1.0], [2, 0.25], [8, 0.25]]
+
+
+def speedup_is_at_most_tokens_per_round(x: Example) -> None:
+    """By the theory in the mean, and on every path: a round takes a whole pass of the target at least."""
+    case = _case(x)
+    if not _wider_takes_no_less(case):
+        return
+    for speedup, tokens_per_round in _pairs(case):
+        at_most("speed-up", speedup, tokens_per_round, CLOSE)
+
+
+def so_whatever_width_takes(x: Example) -> None:
+    for speedup, tokens_per_round in _pairs(_case(x)):
+        at_most("speed-up", speedup, tokens_per_round, CLOSE)
+
+
+def so_over_one_device(x: Example) -> None:
+    case = _case(x)
+    if (alone := case.plain_time_on_one_device) is None:
+        return
+    for speedup, tokens_per_round in _pairs(case):
+        at_most("speed-up over one device", speedup * alone / case.plain_time, tokens_per_round, CLOSE)
+
+
+# --- Playing an example ---
+
+
+def _case(x: Example) -> Case:
+    tables = {"scenario": {"name": "baseline", "tokens": x["tokens"], "replications": 1}, "method": [x["method"]]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a pass takes less the wider it is
+        return cases.resolve(tables | {"cost": x["cost"], "outcomes": x["outcomes"]})
+
+
+def _pairs(case: Case) -> list[tuple[float, float]]:
+    """Speed-ups and tokens per round, in the mean and on the path on which one exceeds the other by most."""
+    row = evaluation.formula_row(case) if case.method in ("speculative", "hierarchical") else {}
+    found = [(row["speedup"], row["tokens_per_round"])] if row else []
+    tally = evaluation.walk(case, 0)
+    assert isinstance(tally, Tally)
+    rounds, speedups = case.outputs / tally.rounds, case.plain_time / tally.time
+    worst = int(np.argmax(speedups - rounds))
+    return [*found, (float(speedups[worst]), float(rounds[worst]))]
+
+
+def _wider_takes_no_less(case: Case) -> bool:
+    widest = getattr(case.parameters, "widest", 1)
+    return all(wide >= narrow for narrow, wide in pairwise(case.cost.slowdown(width) for width in range(1, widest + 1)))
+
+
+# --- What they are tried on ---
+
+
+def _points(name: str, kinds: tuple[str, ...] = ("layer-times", "hardware")) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def point(draw: DrawFn) -> Example:
+        method: dict[str, Any] = {"name": name}
+        length = draw(whole(1, 4))
+        if name == "adaptive":
+            method |= {"policy": draw(st.sampled_from(("gradient", "optimum", "heuristic"))), "max_draft_length": length}
+        else:
+            method["draft_length"] = length
+        if name == "hierarchical":
+            method["reading"] = draw(st.sampled_from(("literal", "reuse", "bonus")))
+        rate = {each: draw(rates()) for each in (("accept", "medium_accept") if name == "hierarchical" else ("accept",))}
+        kind = draw(st.sampled_from(kinds))
+        medium = name == "hierarchical"
+        cost = draw(_layer_times(kind, medium=medium) if kind in ("layer-times", "falling") else _on_hardware(kind, medium=medium))
+        if "sequences" in cost:
+            ways = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
+            method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(ways))}
+            cost = {key: value for key, value in cost.items() if key != "sequences"}
+        method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
+        laws = {each: {"kind": "iid", "acceptance_rate": value} for each, value in rate.items()}
+        return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(whole(1, 24))}
+
+    return point()
+
+
+def _layer_times(kind: str, *, medium: bool) -> SearchStrategy[Example]:
+    """Costs in layer-times; of kind `falling` wide passes cost less."""
+    from hypothesis import strategies as st
+
+    quarters = whole(0, 4).map(lambda number: number / 4)
+    given = {"cost_ratio": quarters, "verify_cost": st.just(_FALLING) if kind == "falling" else st.sampled_from(_CURVES)}
+    return st.fixed_dictionaries(given | ({"medium_cost_ratio": quarters} if medium else {}))
+
+
+def _on_hardware(kind: str, *, medium: bool) -> SearchStrategy[Example]:
+    """Costs of GPUs, by their peaks or by measured tables; of kind `split` each layer is split over several."""
+    from hypothesis import strategies as st
+
+    shapes = {"draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if medium else {})
+    sources = (
+        {"kind": "roofline", "device": "a100", "shape": "llama-2-7b"}, {"kind": "profile", "profile": "h100-llama-2-13b",
+         "shape": "llama-2-13b"},
+    )  # fmt: skip
+    ways, sequences = st.sampled_from((2, 4) if kind == "split" else (1, 2, 4)), st.sampled_from((1, 8))
+    found = st.tuples(st.sampled_from(sources), ways, sequences)
+    return found.map(lambda drawn: drawn[0] | shapes | {"ways": drawn[1], "sequences": drawn[2]})
+
+
+def _theorem(method: str, number: str = "33") -> Theorem:
+    return Theorem(
+        number,
+        "A speed-up over plain decoding on the same devices is at most the tokens of a round, in the mean and on every path, in"
+        " layer-times and on hardware, where a wider pass of the target takes no less.",
+        source="each round takes a whole pass of the target", method=method, given=partial(_points, method),
+        holds=speedup_is_at_most_tokens_per_round,
+    )  # fmt: skip
+
+
+THEOREMS = (
+    _theorem("speculative", "33a"),
+    Theorem(
+        "33b", "So it is whatever a wider pass takes.", source="false: a round may then take less than plain decoding of a token",
+        method="speculative", given=partial(_points, "speculative", ("falling",)), holds=so_whatever_width_takes, expect="fails",
+    ),
+    Theorem(
+        "33c", "So it is over one device where layers are split over several.",
+        source="false: the tokens of a round say nothing of what more devices gain", method="speculative",
+        given=partial(_points, "speculative", ("split",)), holds=so_over_one_device, expect="fails",
+    ),
+    _theorem("adaptive"),
+    _theorem("hierarchical"),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""The three views of a point, and whether they agree."""
