@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from importlib import resources
 from typing import Any
 
 from model import published
@@ -75,7 +74,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "methods":
         return {name: _method(name)}
     if what == "scenarios":
-        return {name: resources.files("sim.scenarios").joinpath(f"{name}.toml").read_text(encoding="utf-8").rstrip()}
+        return {name: scenario_file.text_of(name).rstrip()}
     if what == "shapes":
         return {name: _rows(_of_shape(PRESETS[name], "published: its checkpoint's configuration; assumed: dtype"))}
     if what == "devices":

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,16 @@ Tables = dict[str, Any]
 
 def names() -> list[str]:
     """Names of the embedded scenarios."""
-    files = (path.name for path in resources.files("sim.scenarios").iterdir())
-    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    return sorted(path.name.removesuffix(".toml") for path in _bundled().iterdir() if path.name.endswith(".toml"))
+
+
+def text_of(name: str) -> str:
+    """An embedded scenario as it is written."""
+    return (_bundled() / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _bundled() -> Traversable:
+    return resources.files("sim") / "scenarios" / "bundled"
 
 
 def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
@@ -45,7 +54,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
         return copy.deepcopy(dict(source))
     label = DEFAULT if source is None else str(source)
     if source is None or (label in names() and not Path(label).is_file()):
-        text = resources.files("sim.scenarios").joinpath(f"{label}.toml").read_text(encoding="utf-8")
+        text = text_of(label)
     else:
         try:
             text = bounded_files.read_text(label, bounded_files.MOST_TOML)  # editors may put a byte-order mark in front
