@@ -546,7 +546,7 @@ PARENT = """
 def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
-    root = Path(over_processes.__file__).parents[1]
+    root = Path(over_processes.__file__).parents[2]
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(root)},
