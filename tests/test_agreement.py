@@ -291,6 +291,17 @@ def test_two_texts_of_a_static_batch_are_played_alike_by_paths_and_events(tmp_pa
     assert report.disagreements == []
 
 
+def test_sums_of_a_stretch_are_those_of_its_own_replications() -> None:
+    """Also of the second block, which has random numbers of its own."""
+    case = Grid(tables({"name": "speculative", "layers": 4, "draft_length": 2}, RATIO, tokens=6)).case(0)
+    for block in (0, 1):
+        found = views.walk(case, block)
+        row = views.paths_row(case, block * 4096 + 5, block * 4096 + 9)
+        assert (row["count"], row["latency"]) == (4, pytest.approx(found[0][5:9].sum(), rel=1e-12))
+        assert row["rounds"] == found.rounds[5:9].sum()
+        assert "accepted_lengths" not in row
+
+
 QUICK = ("ppd-forms", "ppd-overheads", "speculative-deck", "skipdecode")
 SLOW = ("ppd-figures-3-and-4", "ppd-batched", "early-exit", "bild", "compare", "speculative-adaptive", "speculative-hierarchy")
 

@@ -221,7 +221,8 @@ def test_thresholds_decide_where_a_model_says_numbers() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"layers": 0}, "^layers must be between 1 and"), ({"maximum_draft": 0}, "maximum_draft must be between 1 and 250, got 0"),
+        ({"layers": 0}, "^layers must be between 1 and"), ({"layers": 10_001}, "^layers must be between 1 and 10000, got 10001"),
+        ({"maximum_draft": 0}, "maximum_draft must be between 1 and 250, got 0"),
         ({"maximum_draft": 251}, "maximum_draft must be between 1 and 250, got 251"),
         ({"fallback_threshold": 1.1}, "fallback_threshold must be between 0 and 1, got 1.1"),
         ({"rollback_threshold": -1}, "rollback_threshold must be at least 0, got -1"),

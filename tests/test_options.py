@@ -428,6 +428,9 @@ def test_options_of_a_check_decide_what_is_tried(record: Record) -> None:
     assert done.exception is not None
     expected = {"method": "ppd", "examples": 12, "seed": 3, "only": ["21a", "26b"], "database": None}
     assert record.calls["sim.theorems.check"] == expected
+    CliRunner().invoke(sim_app, ["check"])
+    expected = {"method": None, "examples": 200, "seed": 0, "only": None, "database": None}
+    assert record.calls["sim.theorems.check"] == expected
 
 
 def test_figures_are_drawn_unless_they_are_declined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -706,6 +709,8 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     ran("calibrate log", "--target big -o a.json")
     said = record.calls["calibrate.decode.log_positions.make"]["said"]
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
+    ran("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
+    assert record.calls["calibrate.loading.models"]["named"].keys() == {"target", "draft"}
     Path("nowhere").touch()  # heads that lie beside the target are read too
     ran("calibrate log", "--target big -o a.json")
     assert record.calls["calibrate.decode.log_positions.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
