@@ -295,8 +295,8 @@ def test_sums_of_a_stretch_are_those_of_its_own_replications() -> None:
     """Also of the second block, which has random numbers of its own."""
     case = Grid(tables({"name": "speculative", "layers": 4, "draft_length": 2}, RATIO, tokens=6)).case(0)
     for block in (0, 1):
-        found = views.walk(case, block)
-        row = views.paths_row(case, block * 4096 + 5, block * 4096 + 9)
+        found = evaluation.walk(case, block)
+        row = evaluation.paths_row(case, block * 4096 + 5, block * 4096 + 9)
         assert (row["count"], row["latency"]) == (4, pytest.approx(found[0][5:9].sum(), rel=1e-12))
         assert row["rounds"] == found.rounds[5:9].sum()
         assert "accepted_lengths" not in row

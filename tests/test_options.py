@@ -710,7 +710,7 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     said = record.calls["calibrate.decode.log_positions.make"]["said"]
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
     ran("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
-    assert record.calls["calibrate.loading.models"]["named"].keys() == {"target", "draft"}
+    assert record.calls["calibrate.loading.load_models.models"]["named"].keys() == {"target", "draft"}
     Path("nowhere").touch()  # heads that lie beside the target are read too
     ran("calibrate log", "--target big -o a.json")
     assert record.calls["calibrate.decode.log_positions.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
