@@ -33,7 +33,7 @@ test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random exa
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow" --hypothesis-profile=thorough --nbmake $(ARGS)
 
 mutate: $(VENV)/.test-stamp  ## plant faults drawn by seed in all packages and see which the tests catch; ARGS="--seed 1 --faults 20"
-	$(BIN)/python -m tests.mutation_sample $(ARGS)
+	$(BIN)/python -m tests.mutation.mutation_sample $(ARGS)
 
 bench: $(VENV)/.test-stamp  ## time the simulator
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -18,8 +18,8 @@ from hypothesis.internal.conjecture import providers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tests.album import Album
-    from tests.clockwork import Clockwork
+    from tests.support.album import Album
+    from tests.support.clockwork import Clockwork
 
 # Workers share the cores, and tests are of small products: further threads would only wait for each other, and use the time up.
 # To be said before a library looks; processes and notebooks that tests start hear it too.
@@ -94,7 +94,7 @@ def interruptible() -> Iterator[None]:
 @pytest.fixture
 def album(monkeypatch: pytest.MonkeyPatch) -> Album:
     """Figures are asked for and not drawn, and there are no files of them."""
-    from tests.album import Album
+    from tests.support.album import Album
 
     return Album(monkeypatch)
 
@@ -116,6 +116,6 @@ def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     """What is timed in this process takes what the test says, and the ceilings of the device are tried on little data."""
-    from tests.clockwork import wound
+    from tests.support.clockwork import wound
 
     return wound(monkeypatch)

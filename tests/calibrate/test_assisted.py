@@ -1,0 +1,93 @@
+"""The library's own assisted generation beside ours, on the same pair of models: the same tokens, the same rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calibrate.interpreters.in_one_process import Real
+from model.methods.speculative import algorithm as speculative
+from tests.calibrate.test_log_positions import PROMPTS, kin
+from tests.support.real_models import DEPTHS
+
+LAYERS, TOKENS = DEPTHS["target"], 24
+
+
+class Rounds:
+    """What the library hands a streamer: the prompt, then what each round gave."""
+
+    def __init__(self) -> None:
+        self.chunks: list[list[int]] = []
+
+    def put(self, value: Any) -> None:
+        """Tokens, of shape (tokens,) or (1, tokens)."""
+        self.chunks.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        """Nothing more comes."""
+
+
+@pytest.mark.parametrize("number", PROMPTS)
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+def test_the_librarys_rounds_are_ours(number: int, gamma: int) -> None:
+    import torch
+
+    decoders = kin()
+    full, small = decoders["target"].full, decoders["draft"].full
+    pinned = small.generation_config
+    pinned.num_assistant_tokens, pinned.num_assistant_tokens_schedule = gamma, "constant"
+    pinned.assistant_confidence_threshold = 0.0
+    prompt, rounds = PROMPTS[number], Rounds()
+    ids = torch.tensor([prompt])
+    found = full.generate(
+        ids, attention_mask=torch.ones_like(ids), assistant_model=small, max_new_tokens=TOKENS, do_sample=False, streamer=rounds,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    work = Real(decoders).run(speculative.decode(speculative.Parameters(LAYERS, gamma, draft_layers=2), prompt, TOKENS), TOKENS)
+    assert found[0, len(prompt) :].tolist() == work.tokens
+    given, *library = rounds.chunks
+    assert given == prompt
+    ours = [list(step.tokens) for step in work.committed]
+    # In the last round the library may draft beyond what was asked for, and cuts what it gives.
+    assert library[:-1] == ours[: len(library) - 1]
+    assert sum(map(len, ours)) == sum(map(len, library)) == TOKENS
+
+
+def test_some_rounds_accept_and_some_do_not() -> None:
+    """Or the comparison above would see nothing."""
+    parameters = speculative.Parameters(LAYERS, 3, draft_layers=2)
+    lengths = {
+        len(step.tokens)
+        for prompt in PROMPTS.values()
+        for step in Real(kin()).run(speculative.decode(parameters, prompt, TOKENS), TOKENS).committed
+    }
+    assert {1, 2} <= lengths
+    assert max(lengths) == 4
+
+
+def test_mt5_writes_what_the_library_generates() -> None:
+    """Its decoder is T5's. With more layers than its encoder the library itself cannot generate, so they are as many."""
+    import torch
+    import transformers
+
+    from calibrate.decode import real_decoding
+    from calibrate.decoders.adapter import decoder_of
+
+    torch.manual_seed(2)
+    config = transformers.MT5Config(
+        vocab_size=29, d_model=16, d_ff=24, d_kv=4, num_layers=4, num_decoder_layers=4, num_heads=4, decoder_start_token_id=0
+    )
+    full = transformers.AutoModelForSeq2SeqLM.from_config(config).double().eval()
+    with torch.no_grad():
+        for parameter in full.parameters():
+            if parameter.ndim > 1:
+                parameter *= 5
+    decoder = decoder_of(full, "mt5")
+    decoder.read_source((5, 6, 7))
+    asked = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    expected = tuple(full.generate(torch.tensor([[5, 6, 7]]), decoder_start_token_id=0, **asked)[0, 1:].tolist())
+    assert len({*expected}) > 2
+    exact = {"autoregressive": {}, "ppd": {"exit_layer": 2, "candidates": 3}, "early_exit": {"exit_layer": 4}}
+    for method, settings in exact.items():
+        assert real_decoding.decode(method, {"target": decoder}, [0], 12, settings).tokens == expected

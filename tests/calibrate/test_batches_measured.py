@@ -1,0 +1,195 @@
+"""Measured runs of batches that draft: forced outcomes, what files keep of them, what they are predicted by."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate.commands import run_command
+from calibrate.decode import real_decoding
+from calibrate.loading.architectures import Architecture
+from calibrate.measured_runs import measure_runs, run_plan
+from calibrate.measured_runs.interleaved_profiles import Passes
+from calibrate.measured_runs.measure_runs import Plan
+from calibrate.timing import interpreter_pass, library_pass
+from calibrate.timing.single_pass import prepared
+from model.base.checks import ParameterError
+from model.costs.pass_seconds import PassCost
+from model.hardware.profile_costs import Measured
+from model.interpret.account import Account
+from model.interpret.interpreter import count
+from model.logs import forced_outcomes, measured_runs, read_log
+from model.logs.replay import Replayed, parameters_of, steps_of, told
+from model.methods.speculative import algorithm as speculative
+from model.steps import Forward
+from sim.comparison import formula_validity, predict
+from tests.calibrate.test_comparison_predict import profile_of
+from tests.calibrate.test_measure_runs import models_of, wanted
+from tests.support import real_models
+from tests.support.clockwork import few_parts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RATES = {"acceptance_rate": 0.6}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize(("batch", "lengths"), [(1, None), (4, None), (3, (9, 2, 5, 9, 1)), (1, (9, 4))])
+def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, batch: int, lengths: Any) -> None:
+    table = {"draft_length": 3, "sequences": batch, "batching": "static"} | ({} if lengths is None else {"lengths": lengths})
+    models, own = models_of("speculative", table, kind), wanted("speculative", table, RATES)
+    measure_runs.check(Plan([own], 9), models)
+    found = measure_runs.decode(own, models, 9, 1, log=True)
+    parameters = speculative.Parameters(**found.settings)
+    world = forced_outcomes.world(parameters, 4, 9, RATES, seed=1)
+    work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.outputs_of(9))
+    assert tuple(work.committed) == found.commits
+    assert work.account.passes_by_kind == found.account.passes_by_kind
+    for number, tokens in work.texts.items():
+        assert tokens == [*range(4, 4 + (lengths or (9,) * batch)[number])]
+    # And the log says it all again.
+    again = Replayed(found.reads)
+    played = count(steps_of(found), again, len(found.tokens))  # type: ignore[arg-type]
+    assert tuple(played.committed) == found.commits
+    assert again.left == 0
+
+
+def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
+    """Of batches alone: what other runs are written as stays as it was."""
+    tables = [{"draft_length": 2, "sequences": 3, "batching": "static", "lengths": (6, 3, 6, 2)}, {"draft_length": 2}]
+    plan = Plan([wanted("speculative", table, RATES) for table in tables], 6, repeats=1)
+    made = measure_runs.measure(tmp_path / "runs.json", plan, models_of("speculative", tables[0]))
+    kept = measured_runs.load(tmp_path / "runs.json")
+    for one, other in zip(made.log.decodings, kept.log.decodings, strict=True):
+        assert one.commits == other.commits
+        assert one.settings == other.settings
+    assert {each.text for each in kept.log.decodings[0].commits} == {0, 1, 2, 3}
+    assert {each.text for each in kept.log.decodings[1].commits} == {None}
+    assert '"text": null' not in (tmp_path / "runs.reads.json").read_text()
+    assert told(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
+    # Logs from before there were several ways of batching have a `batch`: all of them were static.
+    path = tmp_path / "runs.reads.json"
+    said = json.loads(path.read_text())
+    for each in said["texts"]:
+        each["settings"]["batch"] = each["settings"].pop("sequences")
+        del each["settings"]["batching"]
+    path.write_text(json.dumps(said))
+    for one, other in zip(made.log.decodings, read_log.load(path).decodings, strict=True):
+        want = parameters_of(one)
+        assert parameters_of(other) == (want if want.together > 1 or want.lengths else replace(want, batching="continuous"))
+
+
+def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_parts(monkeypatch)
+    written = run_plan.of({
+        "run": {"model": "family:medium", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
+        "method": [
+            {"name": "autoregressive", "forced": {}},
+            {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.7}},
+        ],
+        "profile": {
+            "widths": [1, 2, 3], "contexts": [0, 24], "batches": [1, 3], "together": [1, 2, 3], "rounds": 1, "repeats": 2,
+        },
+    })  # fmt: skip
+    found = run_command.measured(written, tmp_path / "runs.json", "cpu")
+    assert len(found.timed) == 2
+    _, table, about = predict.of_file(tmp_path / "runs.json")
+    assert table["missing"].to_list() == ["", ""]
+    assert table["tokens"].to_list() == [4, 12]
+    claims = formula_validity.of_file(tmp_path / "runs.json", table)["claim"].to_list()
+    assert "verify" not in claims  # the theorem is about one text
+    for name in about["profiles"]:
+        rows = predict.profiles_of([], found, tmp_path)
+        assert name
+    for role in ("target", "draft"):
+        points = {(row["width"], row["batch"]) for row in rows[role].rows("layer").to_dicts()}
+        assert points == {(width, batch) for width in (1, 2, 3) for batch in (1, 3)}
+
+
+# --- what passes take ---
+
+
+def test_a_pass_over_texts_reads_as_far_as_the_longest() -> None:
+    cost = PassCost({"target": Measured(profile_of("target"))})
+    step = Forward("target", (7,) * 6, 5, 0, 5, heads=6, texts=(0, 1, 2), places=(5, 20, 9))
+    assert cost.forward(step) == cost.forward(step._replace(at=20, places=()))
+    assert cost.forward(step) > cost.forward(step._replace(places=()))
+    assert cost.parts(step).layers == 5 * float(cost.of["target"].layer(2, 20, 3).seconds)
+
+
+def test_points_of_a_batch_are_those_that_methods_make() -> None:
+    alone = Passes(widths=(1, 2, 9), contexts=(0,), batches=(1, 4))
+    assert [(each.width, each.batch) for each in alone.points] == [(1, 1), (2, 1), (9, 1), (1, 4)]
+    wide = Passes(widths=(1, 2, 9), contexts=(0,), batches=(1, 4), together=(1, 2))
+    assert [(each.width, each.batch) for each in wide.points] == [(1, 1), (2, 1), (9, 1), (1, 4), (2, 4)]
+    for given, said in (
+        ({"together": (1, 3)}, r"together must be some of widths=\[1, 2, 9\], got \[1, 3\]"),
+        ({"together": (2,)}, "together must have 1 among them"),
+        ({"together": (1, 2), "batches": (1,)}, "left out without batches"),
+    ):
+        with pytest.raises(ParameterError, match=said):
+            Passes(**{"widths": (1, 2, 9), "contexts": (0,), "batches": (1, 4), **given})
+
+
+def model_of(unequal: bool = False) -> library_pass.Model:
+    decoder = real_models.decoders("llama")["target"]
+    from model.architectures.transformer import from_config
+
+    shape = from_config(decoder.config.to_dict(), "float32")
+    made = library_pass.Model(Architecture("tiny", decoder.config, shape), "cpu", "float32", decoder=decoder)
+    made.unequal = unequal
+    return made
+
+
+@pytest.mark.parametrize(("width", "context", "batch", "unequal", "apart"), [
+    (1, 8, 4, False, False), (3, 8, 4, False, True), (1, 8, 4, True, True), (3, 0, 4, True, False), (3, 8, 1, True, False),
+    (2, 700, 3, False, True),
+])  # fmt: skip
+def test_passes_that_are_timed_stand_where_those_of_a_decoding_do(
+    width: int, context: int, batch: int, unequal: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verified or made, drafts of a batch are of texts at unequal positions, by one here; behind nothing there is but one."""
+    seen: list[Forward] = []
+    whole = interpreter_pass.Real.forward
+    monkeypatch.setattr(interpreter_pass.Real, "forward", lambda self, held, step: seen.append(step) or whole(self, held, step))
+    monkeypatch.setattr(real_models.decoders("llama")["target"].__class__, "_longest", lambda self: None)
+    work = prepared(model_of(unequal), width, context, batch, "interpreter")
+    work.run()
+    timed = [each for each in seen if each.heads]
+    assert {len(each.tokens) for each in timed} == {width * batch}
+    assert {max(each.places, default=each.at) for each in timed} == {context, context + 1}
+    assert {bool(each.places) for each in timed} == {apart}
+    assert all({*each.places} == {each.at, each.at + 1} for each in timed if each.places)
+    filling = [each for each in seen if not each.heads]
+    assert sum(each.width for each in filling) == context
+    assert all(len(each.tokens) <= interpreter_pass.CHUNK for each in filling)
+    account = Account()
+    for each in timed:
+        account.add(each)
+    assert account.totals().of["target"].heads == len(timed) * width * batch
+
+
+# --- what is refused ---
+
+
+def test_texts_that_draft_along_have_room_for_it() -> None:
+    """The longest may be followed by as many drafted tokens as another can use."""
+    table = {"draft_length": 5, "sequences": 2, "batching": "static"}
+    models, prompt = models_of("speculative", table), 96 - 9 + 1
+    own = {"prompt": tuple(range(prompt - 5)), "method": "speculative", "settings": table, "name": "long", "rates": RATES}
+    measure_runs.check(Plan([measure_runs.Wanted(**own)], 9), models)
+    assert len(measure_runs.decode(measure_runs.Wanted(**own), models, 9, 0).tokens) == 18
+    longer = measure_runs.Wanted(**own | {"prompt": tuple(range(prompt - 4))})
+    for made in (lambda: measure_runs.check(Plan([longer], 9), models), lambda: measure_runs.decode(longer, models, 9, 0)):
+        with pytest.raises(ParameterError, match=r"prompt, tokens and draft_length must fit the 96 positions .* got 84, 9 and 5"):
+            made()
+    for alone in ({"draft_length": 5}, {"draft_length": 5, "lengths": (9, 3), "batching": "static"}):
+        measure_runs.check(Plan([measure_runs.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models)
+
+
+def test_models_are_asked_about_one_text_at_a_time() -> None:
+    table = {"draft_length": 2, "sequences": 2, "batching": "static"}
+    with pytest.raises(ParameterError, match="sequences must be 1, as one is decoded at a time, got 2 sequences"):
+        real_decoding.decode("speculative", models_of("speculative", table), (1, 2), 8, table)

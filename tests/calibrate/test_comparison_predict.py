@@ -1,0 +1,694 @@
+"""Predicted against measured: what a prediction is made of, and what it must not know."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from rich.console import Console
+from typer.testing import CliRunner
+
+from calibrate.interpreters.in_one_process import Real
+from model.architectures.transformer import Shape, from_config
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassCost
+from model.hardware import profile
+from model.hardware.cost_models import Uniform
+from model.hardware.profile import Profile, Source, table_of
+from model.hardware.profile_costs import Measured
+from model.logs import measured_runs, prediction_error, read_log
+from model.logs.decoding import Decoding
+from model.logs.measured_runs import Runs
+from model.logs.prediction_error import PARTS
+from model.logs.replay import Replayed, parameters_of, steps_of
+from model.methods.beam import algorithm as beam
+from model.steps import Forward, Read
+from sim.commands.sim_app import app
+from sim.comparison import comparison_report, predict
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
+from tests.calibrate.test_measure_runs import measured
+from tests.calibrate.test_replay import CHOICES, lengths, prompts, record, seeds
+from tests.support import real_models
+from tests.support.comparisons import decoded, every, profiles, runs_of, tapped
+from tests.support.real_models import DEPTHS
+
+LAYERS = DEPTHS["target"]
+SECONDS = 2.0**-10
+"""Of a layer: layer-times in it are then exact numbers."""
+FACTS = {"name": "a processor", "threads": 1, "cores": 2, "python": "3", "torch": "2", "transformers": "5"}
+
+
+def shape_of(role: str) -> Shape:
+    return from_config(real_models.config("llama", DEPTHS[role]).to_dict(), "float32")
+
+
+# --- what a prediction is made of ---
+
+
+@given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_uniform_seconds_are_the_papers_units(
+    choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int
+) -> None:
+    """Where every layer of every model takes one time and nothing else takes any, passes priced one by one are the unit cost."""
+    name, table = choice
+    found = record("llama", name, table, prompt, tokens, seed=seed)
+    shape = shape_of("target")
+    making = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
+    ratios = {key: DEPTHS[role] / LAYERS for key, role in (("cost_ratio", "draft"), ("medium_cost_ratio", "medium"))}
+    units = UnitCost(LAYERS, propagation=making, **ratios)
+    seconds = PassCost({role: Uniform(shape_of(role), SECONDS) for role in DEPTHS})
+    count = parameters_of(found).units
+    in_layers = simulate(steps_of(found), len(found.tokens), Cluster(count), units, Replayed(found.reads))
+    predicted = predict.predict(found, seconds, count)
+    assert predicted.total == pytest.approx(in_layers.latency * SECONDS, rel=1e-12)
+    commits = [time * SECONDS for time, *_ in in_layers.commits]
+    assert [time for time, *_ in predicted.run.commits] == pytest.approx(commits, rel=1e-12)
+    assert predicted.run.account.passes_by_kind == in_layers.account.passes_by_kind
+
+
+TIMES = {
+    "head": 3e-4, "embedding": 1e-4, "step": 2e-4, "look": 5e-5, "next": 1e-5, "top": 4e-5, "confidence": 7e-5, "distance": 6e-5,
+    "saturation": 3e-5, "rows": 2e-4,
+}  # fmt: skip
+AXES = {"head": "positions", "embedding": "tokens", "step": "batch", "look": "batch", "rows": "tokens"}
+
+
+def profile_of(role: str, layer: float = 1e-3, further: Sequence[dict[str, Any]] = (), **more: Any) -> Profile:
+    """A layer takes its time and a tenth more for each further token, a hundredth more for each cached position."""
+    rows: list[dict[str, Any]] = []
+    for width, context in itertools.product(range(1, 13), range(40)):
+        seconds = layer * (1 + 0.1 * (width - 1) + 0.01 * context)
+        rows.append({"part": "layer", "width": width, "context": context, "batch": 1, "time_s": seconds})
+    for (part, seconds), size in itertools.product(TIMES.items(), (1, 64)):
+        rows.append({"part": part, AXES.get(part, "positions"): size, "time_s": seconds})
+    rows += further
+    table = table_of([{"busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 9, **row} for row in rows])
+    said = dataclasses.asdict(shape_of(role))
+    given = {
+        "name": f"made-{role}", "device": "cpu", "model": role, "dtype": "float32", "engine": "made up", "mode": "eager",
+        "kind": "model", "provenance": "measured", "date": "2026-01-01", "bandwidth": 1e12, "rate": 1e15, "cache_bytes": 1e9,
+        "table": table, "sources": (Source("made up", "here"),), "shape": said, "facts": FACTS,
+    } | more  # fmt: skip
+    return Profile(**given)
+
+
+def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
+    """One unit: what its passes and its reads take, added up from the log."""
+    total, looked = 0.0, None
+    for each in found.reads:
+        new = (each.role, each.at, each.tail, each.layer) != looked
+        if each.kind == "next" and new:
+            looked = each.role, each.at, each.tail, each.layer
+        total += TIMES["look" if each.kind == "next" and new else each.kind] if each.kind in TIMES else 0.0
+    for (role, width, first, last, heads, gaps, rows_only, _), (count, attended, _) in found.account.passes_by_kind.items():
+        layers = last - first - sum(stop - start for start, stop in gaps)
+        positions = attended / width - (width + 1) / 2 * count  # cached before the passes of this kind, together
+        each_layer = 1e-3 * (count * (1 + 0.1 * (width - 1)) + 0.01 * positions) if not rows_only else TIMES["rows"] * count
+        assert role in profiles
+        if first < last:  # else it is a head alone, of what is there already
+            total += layers * each_layer + count * (TIMES["step"] + (TIMES["embedding"] if not first else 0.0))
+        total += count * TIMES["head"] if heads else 0.0
+    return total
+
+
+@pytest.mark.parametrize(("name", "table"), [
+    ("autoregressive", {}), ("speculative", {"draft_length": 3}), ("bild", {"fallback_threshold": 0.1, "rollback_threshold": 3.0}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 4, "prompt": 1, "sequence": 20}), ("early_exit", {"threshold": 0.1}),
+    ("early_exit", {"threshold": 0.9, "measure": "state", "fill": "propagate"}),
+])  # fmt: skip
+def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[str, Any]) -> None:
+    found = record("llama", name, table, [1, 2, 3], 10, seed=2)
+    profiles = {role: profile_of(role) for role in ("target", "draft")}
+    predicted = predict.predict(found, PassCost({role: Measured(each) for role, each in profiles.items()}))
+    assert predicted.total == pytest.approx(by_hand(found, profiles), rel=1e-6)
+    assert sum(predicted.parts.values()) == pytest.approx(predicted.total, rel=1e-9)
+    assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
+
+
+def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
+    cost = PassCost({"target": Measured(profile_of("target"))})
+    whole = cost.forward(Forward("target", (7,), 5, 0, 5, heads=1))
+    pieces = [cost.forward(Forward("target", (7,), 5, *span)) for span in ((0, 2), (2, 4))]
+    last = cost.forward(Forward("target", (7,), 5, 4, 5, heads=1))
+    assert sum(pieces) + last == pytest.approx(whole + 2 * TIMES["step"])
+
+
+@pytest.mark.parametrize("step", [
+    Forward("target", (7,), 5, 0, 5, heads=1), Forward("target", (7, 8), 5, 0, 3), Forward("target", (7,), 5, 2, 5, heads=1),
+    Forward("target", (7,), 5, 0, 5, heads=1, gaps=((1, 3),)), Forward("target", (7,), 5, 1, 4, rows_only=True),
+])  # fmt: skip
+def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
+    cost = PassCost({"target": Measured(profile_of("target"))})
+    times = cost.layer_times_of(step)
+    assert len(times) == step.last - step.first
+    assert sum(times) == pytest.approx(cost.parts(step).total, rel=1e-12)
+    assert all(times[layer - step.first] == 0 for start, stop in step.gaps for layer in range(start, stop))
+
+
+def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
+    """Without a measurement: two of the matrices of a layer, whose weights the library counts."""
+    profile = profile_of("target")
+    bare = dataclasses.replace(profile, table=profile.table.filter(pl.col("part") != "rows"))
+    cost = PassCost({"target": Measured(bare)})
+    layer = real_models.model("llama", LAYERS).model.layers[0]
+    weights = sum(each.numel() for each in layer.parameters() if each.ndim > 1)
+    made = layer.self_attn.k_proj.weight.numel() + layer.self_attn.v_proj.weight.numel()
+    whole = cost.parts(Forward("target", (7,), 5, 0, LAYERS)).layers
+    assert cost.parts(Forward("target", (7,), 5, 0, LAYERS, rows_only=True)).layers == pytest.approx(whole * made / weights)
+
+
+def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
+    """A turn of 3 ms after a read counts like a pause of 3 ms between two passes."""
+    whole, spent = Forward("target", (7,), 5, 0, 5), []
+    for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
+        cost = PassCost({"target": Measured(profile_of("target", further=COOLING))}, turn=turn)
+        cost.made(whole)
+        cost.reading(Read("next", whole))
+        cost.elapsed += pause
+        spent.append(cost.made(whole).cooling)
+    assert spent[0] == pytest.approx(spent[1])
+    assert spent[0] > 0
+
+
+def test_passes_hold_layers_embedding_step_and_cooling_and_reads_the_rest() -> None:
+    found = record("llama", "speculative", {"draft_length": 3}, [1, 2, 3], 10, seed=2)
+    cost = PassCost({"target": Measured(profile_of("target", further=COOLING)), "draft": Measured(profile_of("draft"))})
+    predicted = predict.predict(found, cost)
+    assert predicted.parts["target cooling"] > 0
+    assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
+
+
+AGAIN = 5e-5
+CALLS = [{"part": "again", "batch": 1, "time_s": AGAIN}]
+TREES = [{"part": "tree", "width": width, "context": context, "time_s": 1e-4 * width} for width in (1, 4) for context in (8, 32)]
+COOLING = [{"part": "after", "gap": gap, "time_s": time} for gap, time in ((0, 5e-3), (1000, 6e-3), (4000, 7.5e-3))]
+"""Of a model whose layers take 1.05 ms each in the middle: a layer takes .2 ms longer after 1 ms more, and .5 ms after 4 ms."""
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3])
+def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass by pass as many rows as real models then hold: a pass attends to all of them, and masks what it does not follow."""
+    lying: list[tuple[str, int]] = []
+    write = Real._make_pass
+
+    def noted(self: Real, cache: Any, step: Forward) -> Any:
+        made = write(self, cache, step)
+        lying.append((step.role, cache.rows[step.role].layers[0].length - len(step.tokens)))
+        return made
+
+    monkeypatch.setattr(Real, "_make_pass", noted)
+    decoders = real_models.decoders("llama", "draft")
+    cost, told = PassCost({role: Uniform(shape_of(role), SECONDS) for role in ("target", "draft")}), []
+    priced = cost._before
+
+    def before(step: Forward) -> int | None:
+        found = priced(step)
+        told.append((step.role, step.at if found is None else found))
+        return found
+
+    contexts, steps = list[int](), list[Forward]()
+    each = cost._each
+
+    def priced_at(role: str, width: int, context: int, *more: int) -> Any:
+        contexts.append(context)
+        return each(role, width, context, *more)
+
+    monkeypatch.setattr(cost, "_before", before)
+    monkeypatch.setattr(cost, "_each", priced_at)
+    parameters = beam.Parameters(DEPTHS["target"], 3, beams, draft_layers=DEPTHS["draft"])
+    run = Real(decoders)
+
+    def see(step: Any) -> None:
+        if isinstance(step, Forward):
+            steps.append(step)
+            cost.forward(step)
+
+    run.run(tapped(beam.decode(parameters, [3, 4, 5, 6], 14), see), 14)
+    assert told == lying
+    assert [rows for _, rows in told] == contexts  # and that is what each is priced at
+    kept = sum(rows for _, rows in told) == sum(step.at for step in steps)
+    assert kept == (beams == 1)
+
+
+def test_rows_of_sub_processes_are_their_own() -> None:
+    cost = PassCost({"target": Uniform(shape_of("target"), SECONDS)})
+    tree = Forward("target", (7, 8), 9, 0, 1, heads=2, after=(-1, -1))
+    assert cost._before(tree._replace(heads=0)) is None  # a sub-process reads it, that does nothing else
+    assert cost._before(tree._replace(at=8)) == 8
+    assert cost._before(tree) == 10
+    cost.dispatching(1)
+    assert cost._before(tree) is None
+    cost.begin()
+    assert cost._before(tree) == 9
+
+
+def passes(cost: PassCost, *spans: tuple[int, int], at: int = 5, pause: float = 0.0) -> list[Any]:
+    """What passes over these layers take, one after the other, at one place."""
+    made = []
+    for span in spans:
+        made.append(cost.made(Forward("target", (7,), at, *span)))
+        cost.elapsed += pause
+    return made
+
+
+def test_a_call_that_goes_on_at_its_place_takes_less_than_one_at_another() -> None:
+    cost = PassCost({"target": Measured(profile_of("target", further=CALLS))})
+    first, second, third = passes(cost, (0, 2), (2, 4), (4, 5))
+    assert (first.step, second.step, third.step) == pytest.approx((TIMES["step"], AGAIN, AGAIN))
+    assert passes(cost, (2, 4), at=6)[0].step == pytest.approx(TIMES["step"])  # the state is of another place
+    cost.begin()
+    assert passes(cost, (2, 4))[0].step == pytest.approx(TIMES["step"])
+
+
+EARLY = [{"part": part, "positions": 1, "time_s": seconds} for part, seconds in (
+    ("early_head", 1.1e-4), ("early_softmax", 1.3e-5), ("early_state", 1.7e-5),
+)]  # fmt: skip
+
+
+def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> None:
+    """Behind a single layer the head has just been used; behind several it takes its usual time, and without such rows always."""
+    whole, one = Forward("target", (7,), 5, 0, 2, heads=1), Forward("target", (7,), 5, 2, 3, heads=1)
+    kinds = {"confidence": 1.3e-5, "saturation": 1.7e-5}
+    warm, usual = (PassCost({"target": Measured(profile_of("target", further=more))}) for more in (EARLY, []))
+    assert [warm.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"], 1.1e-4])
+    assert warm.parts(one._replace(heads=0)).head == 0
+    assert [usual.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"]] * 2)
+    for kind, seconds in kinds.items():
+        assert warm.reading(Read(kind, one)) == pytest.approx(seconds)  # type: ignore[arg-type]
+        assert warm.reading(Read(kind, whole)) == pytest.approx(TIMES[kind])  # type: ignore[arg-type]
+        assert usual.reading(Read(kind, one)) == pytest.approx(TIMES[kind])  # type: ignore[arg-type]
+    assert warm.reading(Read("next", one)) == pytest.approx(TIMES["look"])
+
+
+def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
+    cost = PassCost({"target": Measured(profile_of("target", further=[{"part": "look", "batch": 4, "time_s": 9e-5}]))})
+    alone, together = Forward("target", (7,), 5, 0, 5, heads=1), Forward("target", (7,) * 4, 5, 0, 5, heads=4, texts=(0, 1, 2, 3))
+    for step, look in ((alone, TIMES["look"]), (together, 9e-5)):
+        assert [cost.reading(Read("next", step, -1)) for _ in range(2)] == pytest.approx([look, TIMES["next"]])
+
+
+def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
+    forks = [{"part": "fork", "processes": count, "time_s": seconds} for count, seconds in ((1, 1e-4), (3, 4e-4))]
+    profiles = {"target": Measured(profile_of("target", further=forks))}
+    cost = PassCost(profiles)
+    assert [cost.dispatching(count) for count in (0, 1, 3)] == pytest.approx([0, 1e-4, 4e-4])
+    assert PassCost(profiles, single=False).dispatching(3) == 0
+    found = record("llama", "ppd", {"exit_layer": 3, "candidates": 1}, [1, 2, 3], 10, seed=2)
+    free = predict.predict(found, PassCost({"target": Measured(profile_of("target"))}))
+    forked = predict.predict(found, cost)
+    starts = round((forked.total - free.total) / 1e-4)
+    assert 8 <= starts <= 10
+    assert forked.total - free.total == pytest.approx(starts * 1e-4)
+
+
+def test_hypotheses_take_what_following_them_takes() -> None:
+    cost = PassCost({"target": Measured(profile_of("target", further=TREES))})
+    plain = Forward("target", (7, 8, 9, 5), 8, 0, 5)
+    tree = plain._replace(after=(-1, -1, 0, 0))
+    assert cost.forward(tree) - cost.forward(plain) == pytest.approx(4e-4)
+
+
+def test_weights_cool_while_nobody_uses_them() -> None:
+    """Passes one after the other take what they take; after a pause all layers take longer, the same for every width."""
+    cost = PassCost({"target": Measured(profile_of("target", further=COOLING))})
+    whole = [each.cooling for each in passes(cost, (0, 5), (0, 5), (0, 5))]
+    assert whole[0] == 0
+    others = cost.made(Forward("target", (7,), 5, 0, 5))
+    assert others.cooling == pytest.approx(whole[2]) == pytest.approx(whole[1])
+    cooled = []
+    for pause in (0.0, 1e-3, 3e-3, 1.0):
+        cost.begin()
+        passes(cost, (0, 5), (0, 5), pause=pause)
+        cooled.append(cost.made(Forward("target", (7,), 5, 0, 5)).cooling)
+    assert cooled == sorted(cooled)
+    assert cooled[0] == pytest.approx(others.cooling)
+    assert cooled[0] < cooled[1] < cooled[2]
+    assert cooled[3] == pytest.approx(5 * 5e-4)  # nobody has timed what comes later than 4 ms
+    # A millisecond more, where each makes a layer .2 ms slower, and then .1 ms.
+    assert 5 * 1e-4 <= cooled[1] - cooled[0] <= 5 * 2e-4
+    assert cooled[2] - cooled[1] == pytest.approx(5 * 2e-4)
+
+
+def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> None:
+    """Half as long at 9 tokens here; in between as much as lies in between; beyond as at the widest."""
+    wide = [{"part": "wide_after", "width": 9, "gap": gap, "time_s": time} for gap, time in ((0, 8e-3), (4000, 9.25e-3))]
+    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *wide]))})
+    found = []
+    for width in (1, 5, 9, 12):
+        cost.begin()
+        step = Forward("target", (7,) * width, 5, 0, 5)
+        cost.made(step)
+        cost.elapsed += 1.0
+        found.append(cost.made(step).cooling)
+    assert found == pytest.approx([2.5e-3, (2.5e-3 + 1.25e-3) / 2, 1.25e-3, 1.25e-3])
+
+
+def test_layers_that_are_run_again_sooner_take_less() -> None:
+    sooner = [{"part": "after", "gap": -4000, "time_s": 4e-3}]  # of passes of one layer: a layer takes .2 ms less
+    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *sooner]))})
+    few = [each.cooling for each in passes(cost, *[(0, 1)] * 20)]
+    assert few[0] == 0
+    assert -2e-4 <= few[-1] < -1.5e-4
+    cost.begin()
+    more = [each.cooling for each in passes(cost, *[(0, 3)] * 20)]
+    assert 3 * few[-1] < more[-1] < 0
+    # The others have not been run for long; then all are as they were.
+    rest = cost.made(Forward("target", (7,), 5, 3, 5)).cooling
+    assert rest > 0
+
+
+def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
+    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *CALLS]))})
+    passes(cost, (0, 5), (0, 5))
+    whole = cost.made(Forward("target", (7,), 5, 0, 5)).cooling
+    cost.begin()
+    pieces: list[Any] = []
+    for _ in range(3):
+        pieces = passes(cost, (0, 2), (2, 5))
+    # It takes one call more; that is all the time that a layer rests longer.
+    assert 0 <= sum(each.cooling for each in pieces) - whole <= 5 * AGAIN * 0.2 + 1e-9
+
+
+# --- what it must not know ---
+
+
+@lru_cache(maxsize=1)
+def some_runs() -> tuple[Runs, dict[str, Profile]]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = measured(Path(folder))
+    about = dict(found.about) | {
+        "machine": {name: FACTS[name] for name in ("name", "threads", "cores")}, "dtype": "float32",
+        "versions": {name: FACTS[name] for name in ("python", "torch", "transformers")},
+        "shapes": {role: json.loads(json.dumps(dataclasses.asdict(shape_of(role)))) for role in ("target", "draft")},
+    }  # fmt: skip
+    return Runs(found.log, found.table, about), {role: profile_of(role) for role in ("target", "draft")}
+
+
+TIMED = ("seconds", "commit_s", "pass_s", "read_s")
+
+
+@pytest.mark.parametrize("made", [some_runs, every])
+def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[Runs, dict[str, Profile]]]) -> None:
+    """Other times, each row by a factor of its own, leave every predicted number as it was; the errors are others."""
+    found, profiles = made()
+    before = predict.compare(found, profiles)
+    # Shorter, as a run is refused that takes longer than its machine can have taken.
+    factors = np.random.default_rng(3).uniform(0.2, 0.9, (4, found.table.height))
+    factors[2:] *= factors[0] / 0.9  # passes and reads are parts of the whole
+    factors[1] = factors[0]
+    scrambled = found.table.with_columns(pl.col(name) * factor for name, factor in zip(TIMED, factors, strict=True))
+    spans = [[span | {"start": 0.0, "end": 1e-3} for span in each] for each in found.table["spans"].to_list()]
+    scrambled = scrambled.with_columns(pl.Series("spans", spans, dtype=found.table["spans"].dtype))
+    decodings = tuple(dataclasses.replace(each, seconds=9.0) for each in found.log.decodings)
+    log = dataclasses.replace(found.log, decodings=decodings)
+    after = predict.compare(Runs(log, scrambled, found.about), profiles)
+    predicted = [name for name in before.columns if name.startswith("predicted")] + ["contention_s"]
+    assert len(predicted) == 10
+    assert before.select(predicted).equals(after.select(predicted))
+    assert not np.isclose(before["error"].to_numpy(), after["error"].to_numpy()).any()
+
+
+def test_the_profile_and_the_reads_do_go_into_it() -> None:
+    found, profiles = some_runs()
+    before = predict.compare(found, profiles)["predicted_s"].to_numpy()
+    slower = predict.compare(found, profiles | {"target": profile_of("target", 2e-3)})["predicted_s"].to_numpy()
+    assert (slower > before).all()
+
+
+def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
+    """A part that is counted as nothing makes a prediction too short, and nobody should have to find that out."""
+    found, profiles = some_runs()
+    before = predict.compare(found, profiles)
+    assert set(before["missing"]) == {""}
+    target = profiles["target"]
+    lacking = dataclasses.replace(target, table=target.table.filter(pl.col("part") != "head"))
+    table = predict.compare(found, profiles | {"target": lacking})
+    assert set(table["missing"]) == {"head of the target"}
+    assert (table["predicted_s"] < before["predicted_s"]).all()
+    over = found.table.with_columns(pl.lit(2).alias("units"))
+    several = predict.compare(Runs(found.log, over, found.about), profiles)
+    assert set(several["missing"]) == {"dispatch, wake, promotion, turn, alone, beside, called"}
+    for role in ("target", "draft"):
+        profile.save(lacking if role == "target" else profiles[role], tmp_path)
+    about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
+    path = measured_runs.save(Runs(found.log, found.table, about), tmp_path / "own.json")
+    assert "counted as nothing: head of the target (speculative)" in " ".join(invoke(path).output.split())
+
+
+# --- mismatches ---
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"facts": FACTS | {"name": "another"}}, "name of the machine must be 'a processor'"),
+    ({"facts": FACTS | {"threads": 8}}, "threads of the machine must be 1"),
+    ({"facts": FACTS | {"torch": "3"}}, "torch must be 2"),
+    ({"dtype": "float64"}, "dtype must be float32"),
+    ({"dtype": "bfloat16"}, "dtype must be float32"),
+    ({"shape": dataclasses.asdict(shape_of("medium"))}, "layers of the target must be 5"),
+])  # fmt: skip
+def test_profiles_of_something_else_are_refused_or_marked(more: dict[str, Any], said: str) -> None:
+    found, profiles = some_runs()
+    assert set(predict.compare(found, profiles)["mismatch"]) == {""}
+    wrong = profiles | {"target": profile_of("target", **more)}
+    with pytest.raises(ParameterError, match=said):
+        predict.compare(found, wrong)
+    if "shape" in more:
+        return  # its layers are too few to go on with
+    table = predict.compare(found, wrong, allow_mismatch=True)
+    assert all(said in each for each in table["mismatch"])
+
+
+def test_every_model_needs_its_profile() -> None:
+    found, profiles = some_runs()
+    with pytest.raises(ParameterError, match="profile of the draft is required"):
+        predict.compare(found, {"target": profiles["target"]})
+    with pytest.raises(ParameterError, match="given for the medium, which the runs have not"):
+        predict.compare(found, profiles | {"medium": profile_of("medium")})
+
+
+# --- the command line ---
+
+
+def written(folder: Path, **more: Any) -> Path:
+    """Runs with profiles beside them, as `calibrate run --plan` leaves them."""
+    found, _ = some_runs()
+    about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}} | more
+    for role in ("target", "draft"):
+        profile.save(profile_of(role), folder)
+    return measured_runs.save(Runs(found.log, found.table, about), folder / "own.json")
+
+
+def invoke(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+
+def test_the_command_line_compares_writes_and_keeps_a_page(tmp_path: Path) -> None:
+    path, page = written(tmp_path), tmp_path / "PAGE.md"
+    page.write_text("# Before\n\nwhat others say\n")
+    result = invoke(path, "-o", tmp_path / "errors.csv", "--page", page)
+    assert result.exit_code == 0, result.output
+    assert "speculative" in result.output
+    assert pl.read_csv(tmp_path / "errors.csv").height == 4
+    assert result.stdout.splitlines()[-2:] == [str(tmp_path / "errors.csv"), str(page)]
+    text = page.read_text()
+    assert text.startswith("# Before\n\nwhat others say\n")
+    assert "## Predicted against real" in text
+    assert invoke(path, "--page", page, "--check").exit_code == 0
+    page.write_text(text.replace("speculative", "speculativ"))
+    assert invoke(path, "--page", page, "--check").exit_code == 1
+    assert invoke(path, "--page", page).exit_code == 0
+    assert page.read_text() == text
+    (said,) = json.loads(invoke(path, "--json").stdout)["files"]
+    assert [each["method"] for each in said["methods"]] == ["speculative"]
+    assert len(said["runs"]) == 4
+
+
+def test_a_mismatch_is_gone_on_with_where_that_is_asked_for(tmp_path: Path) -> None:
+    path, out = written(tmp_path, dtype="float64"), tmp_path / "errors.csv"
+    assert invoke(path, "-o", out).exit_code == 2
+    assert not out.exists()
+    result = invoke(path, "-o", out, "--allow-mismatch")
+    assert result.exit_code == 0, result.output
+    marks = pl.read_csv(out)["mismatch"].to_list()
+    assert len(marks) == 4
+    assert all("dtype must be float64, as of the runs, got float32 in made-target" in mark for mark in marks)
+
+
+@pytest.mark.parametrize(("change", "arguments", "said"), [
+    ({"profiles": {}}, [], "profile is required"),
+    ({"dtype": "float64"}, [], "dtype must be float64"),
+    ({}, ["--check"], "--check is used with --page"),
+    ({}, ["--profile", "small=x"], "unknown role"),
+    ({}, ["--profile", "target=no-such"], "no-such"),
+    ({}, ["-o", "errors.txt"], "out must end in"),
+])  # fmt: skip
+def test_mistakes_are_one_line(change: dict[str, Any], arguments: list[str], said: str, tmp_path: Path) -> None:
+    result = invoke(written(tmp_path, **change), *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_runs_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    result = invoke(path)
+    assert result.exit_code == 2
+    assert "JSON" in result.output
+
+
+def test_of_several_processes_the_main_one_s_time_is_told() -> None:
+    """Where the profile is that of the machine, every part is as predicted; what contention costs is a part of the whole."""
+    over = {"dispatch": 2e-4, "wake": 4e-3, "promotion": 1e-4, "turn": 3e-4}
+    clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, look=2e-4, **over)
+    made = [decoded("autoregressive", 24, {})]
+    made += [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=layer, candidates=1, form=form)
+             for form, layer in (("flat", 4), ("literal", 8))]
+    found = runs_of(made, clock, units=[1, 2, 2])
+    table = predict.compare(found, clock).filter(units=2)
+    assert table.height == 2
+    for row in table.iter_rows(named=True):
+        for part in PARTS:
+            # A clock of our own notes no time between spans: there it is in the looks.
+            expected = row[f"measured_{part}_s"] + {"rest": 1, "target": -1}.get(part, 0) * row["predicted_rest_s"]
+            assert row[f"predicted_{part}_s"] == pytest.approx(expected, abs=1e-6), part
+        assert row["predicted_target_s"] > 0.1
+        assert row["predicted_rest_s"] == pytest.approx(3e-4 * 2 * row["tokens"])  # two looks a token
+        assert row["contention_s"] == 0  # which the profile says nothing of
+    assert table["predicted_waiting_s"].min() > 1e-3  # type: ignore[operator]  # for those that woke up late
+    forks = [each.account.adoptions for each in made[1:]]
+    assert all(0.5e-4 * count < transfers for count, transfers in zip(forks, table["predicted_transfers_s"], strict=True))
+    measured, simulated = predict.side_by_side(found, clock, table["decoding"][0])
+    own = measured.filter(pl.col("what") != "wait").sort("start", "unit", "what")
+    assert own["end"].to_list() == pytest.approx(simulated.sort("start", "unit", "what")["end"].to_list(), abs=1e-6)
+    over = ", ".join(str(number) for number, each in found.timed.items() if each.units > 1)
+    for runs_, there in ((found, over), (runs_of(made[:1], clock, units=[1]), "none of these runs is")):
+        with pytest.raises(ParameterError) as refused:
+            predict.side_by_side(runs_, clock, 0)
+        assert str(refused.value) == f"decoding must be one over several processes ({there}), got 0"
+
+
+def test_runs_over_streams_are_no_runs_over_processes() -> None:
+    """The same times, under a name of their own; nobody is told or woken there, so a profile need not say what that takes."""
+    clock = profiles(turn=3e-4)
+    made = [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
+    found = runs_of(made, clock, units=[1, 2, 2])
+    found = Runs(found.log, found.table, {**found.about, "apart": ["streams", "streams", "processes"]})
+    table = predict.compare(found, clock)
+    assert table["method"].to_list() == ["ppd", "ppd-streams", "ppd-processes"]
+    assert table["predicted_s"][1] == table["predicted_s"][2]
+    lacking = [{*each.split(", ")} for each in table["missing"]]
+    assert lacking[1] - lacking[0] == {"promotion", "alone", "beside", "called"}
+    assert lacking[2] - lacking[0] == {"dispatch", "wake", "promotion", "alone", "beside", "called"}
+
+
+def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
+    """In place of what a pass of one process takes; heads, later layers and prompts are the main process's own."""
+    clock = {"target": Measured(profiles(step=5e-4, embedding=1e-4)["target"])}
+    own, told = PassCost(clock, single=False), PassCost(clock, single=False, called=2e-4)
+    sub = Forward("target", (7,), 5, 0, 8)
+    assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
+    assert told.forward(sub) == pytest.approx(8e-3 + 2e-4)
+    assert told.forward(sub._replace(tokens=(7, 8, 9), after=(-1, -1, -1))) == pytest.approx(8e-3 + 2e-4)
+    for step in (sub._replace(heads=1), sub._replace(first=4, state=sub), sub._replace(tokens=(7, 8, 9))):
+        assert told.forward(step) == own.forward(step)
+    # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
+    runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
+    timed = profiles(beside=1.5e-3, called=6e-4)
+    cost = predict.over_processes({"target": Measured(timed["target"])}, next(iter(runs.timed.values())))
+    assert (cost.called, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
+
+
+def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
+    found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
+    cost = PassCost({"target": Measured(profiles(look=0.02)["target"])})  # who looks for the next token stops the others later
+    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):
+        predict.predict(found, cost, 31)
+
+
+def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+    read_log.save(found.log, tmp_path / "log.json")
+    result = invoke(tmp_path / "log.json")
+    assert result.exit_code == 2
+    assert "error:" in result.output
+
+
+def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
+    """The middle repeat as measured, twice as slow as a clock of the profile says, beside what the profile says."""
+    known, clock = profiles(turn=3e-4), profiles(layer=2e-3, turn=3e-4)
+    made = [decoded("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
+    found = runs_of(made, clock, units=[2])
+    measured_, simulated = predict.side_by_side(found, known, 0)
+    timed = found.timed[0]
+    assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.middle)))
+    assert measured_.height == len(timed.spans(timed.middle))
+    assert simulated["end"].max() == pytest.approx(predict.compare(found, known)["predicted_total_s"][0])
+    assert simulated["end"].max() < 0.7 * measured_["end"].max()
+
+
+def test_what_is_printed_is_the_rows() -> None:
+    """Three tables: errors by method, the worst runs, and parts of the whole time in milliseconds; and the ranking."""
+    known, clock = profiles(alone=1e-3, beside=1.5e-3), profiles(wider=0.3, turn=3e-4)
+    choices = [("autoregressive", {}, {}), ("speculative", {"draft_length": 3}, {"acceptance_rate": 0.7}),
+               ("speculative", {"draft_length": 6}, {"acceptance_rate": 0.7}),
+               ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})]  # fmt: skip
+    made = [decoded(name, 25, rates, seed=3, **settings) for name, settings, rates in choices]
+    found = runs_of(made, clock, ["a prompt with a very long name"] * 4, units=[1, 1, 1, 2], slower=1.5)
+    table = predict.compare(found, known)
+    text = io.StringIO()
+    comparison_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert "method settings runs median nine of ten worst bias noise bound held" in lines
+    for row in prediction_error.by_method(table):
+        errors = " ".join(f"{row[name]:.1%}" for name in ("median_error", "p90_error", "worst_error", "bias", "noise", "bound"))
+        assert f"{row['method']} {row['settings']} {row['runs']} {errors} {'yes' if row['held'] else 'NO'}" in lines
+    at = lines.index("method settings prompt predicted measured error noise")
+    worst = sorted(table.to_dicts(), key=lambda row: -abs(row["error"]))
+    assert comparison_report.WORST == 5 > len(worst)
+    for row, line in zip(worst, lines[at + 2 :], strict=False):
+        times = " ".join(f"{1e3 * row[name]:.1f} ms" for name in ("predicted_s", "measured_s"))
+        said = f"{row['method']} {row['settings'] or '-'} a prompt with a very lon {times} {row['error']:.1%} {row['noise']:.1%}"
+        assert line == said
+    assert " ".join(["method", *PARTS, "whole contention"]) in lines
+    for method in dict.fromkeys(table["method"]):
+        own = table.filter(table["method"] == method)
+        cells = []
+        for part in (*PARTS, "total"):
+            pair = [1e3 * own[f"{whose}_{part}_s"].mean() for whose in ("predicted", "measured")]  # type: ignore[operator]
+            cells.append(f"{pair[0]:.1f} / {pair[1]:.1f}" if max(map(abs, pair)) > 1e-6 else "-")
+        slower = 1e3 * own["contention_s"].mean()  # type: ignore[operator]
+        assert " ".join([method, *cells, f"{slower:.1f}" if slower else "-"]) in lines
+    pairs, right = prediction_error.ranking(table)
+    assert pairs
+    said = f"{right} of {pairs} pairs ({right / pairs:.1%}) that differ by more than twice the noise are ordered rightly"
+    assert f"ranking: {said}" in lines
+    page = [*comparison_report.markdown([("own", table, dict(found.about) | {"mode": "cuda-graph", "devices": ["cuda:0", "cpu"]})])]
+    assert page[0] == f"### own: {found.about['machine']['name']}, float32, cuda-graph, processes on cuda:0"
+    said = f"Of {pairs} pairs of settings that differ by more than twice the noise {right / pairs:.1%} are ordered rightly."
+    assert said in page[2]
+    far = pl.when(pl.col("method") == "ppd-processes").then(0.3).otherwise("error")  # so far off that its bound is not kept
+    for shown in (table, table.with_columns(error=far)):
+        page = [*comparison_report.markdown([("own", shown, dict(found.about))])]
+        rows = sorted(prediction_error.by_method(shown), key=lambda row: -row["median_error"])
+        wanted = []
+        for row in rows:
+            numbers = [row[name] for name in ("median_error", "p90_error", "worst_error", "bias", "noise", "bound")]
+            cells = [row["method"], row["settings"], row["runs"], *[f"{each:.1%}" for each in numbers]]
+            wanted.append(f"| {' | '.join(map(str, cells))} | {'yes' if row['held'] else '**no**'} |")
+        assert [line for line in page if line.startswith("| ") and "%" in line] == wanted
+        assert shown is table or {row["held"] for row in rows} == {True, False}

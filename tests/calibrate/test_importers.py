@@ -1,0 +1,992 @@
+"""Importers on small made-up tables: every number by hand; what is missing, malformed or impossible is refused by file, row and
+column."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from calibrate.commands.calibrate_app import app
+from calibrate.importers import aiconfigurator, csv_reading, llmservingsim, vidur
+from model.architectures import transformer
+from model.base.checks import ParameterError
+from model.hardware import devices, profile
+from model.hardware.profile import TIMES, Profile
+
+PRODUCT = "time_stats.attn_pre_proj.median"
+TABLES = Path(__file__).parents[1] / "data" / "importers"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the tables, to be spoiled; those that are Parquet elsewhere converted."""
+    copy = tmp_path / "tables"
+    shutil.copytree(TABLES, copy)
+    for path in (copy / "aiconfigurator").rglob("*.csv"):
+        pl.read_csv(path).write_parquet(path.with_suffix(".parquet"))
+        path.unlink()
+    return copy
+
+
+def from_vidur(folder: Path, **more: str) -> Profile:
+    return vidur.read(folder / "vidur", model="llama-2-7b", gpu="a100", network=folder / "vidur" / "network", **more)
+
+
+def from_aiconfigurator(folder: Path, **more: str) -> Profile:
+    return aiconfigurator.read(folder / "aiconfigurator", gpu="h100", **{"engine": "vllm/1.0", **more})
+
+
+def from_llmservingsim(folder: Path) -> Profile:
+    return llmservingsim.read(folder / "llmservingsim" / "tp1", model="llama-3.1-8b", gpu="rtx-4090")
+
+
+READ: dict[str, Callable[..., Profile]] = {
+    "vidur": from_vidur,
+    "aiconfigurator": from_aiconfigurator,
+    "llmservingsim": from_llmservingsim,
+}
+
+
+def times(made: Profile, part: str, ways: int = 1) -> dict[tuple[int, ...], float]:
+    """The times of a part by its axes [us], rounded to ns."""
+    rows = made.rows(part, ways)
+    return {tuple(row[:-3]): round(row[-3] * 1e6, 3) for row in rows.rows()}
+
+
+# --- what is read ---
+
+
+def test_a_layer_of_vidur_is_the_sum_of_its_operations_each_once(folder: Path) -> None:
+    made = from_vidur(folder)
+    # Norms, four products, rotation, activation, one sum; not the embedding. Two tokens were measured twice: the median of both.
+    assert times(made, "dense") == {(1,): 266.0, (2,): 269.0, (8,): 239.0, (64,): 315.0}
+    assert times(made, "dense", ways=2) == {(1,): 148.0}
+    assert times(made, "embedding") == {(1,): 4.0, (2,): 4.0, (8,): 5.0, (64,): 5.0}
+    row = made.table.filter((pl.col("part") == "dense") & (pl.col("tokens") == 2))
+    assert row["repeats"].item() == 2
+    # Quartiles of a normal law with the sum of nine deviations of 1.5 us.
+    half = 9 * 1.5 * 0.6745
+    assert (row["low_s"].item() * 1e6, row["high_s"].item() * 1e6) == pytest.approx((269 - half, 269 + half))
+    assert (made.kind, made.provenance, made.mode) == ("model", "measured", "kernel-only")
+
+
+def test_attention_of_vidur_holds_what_surrounds_it_and_prompts_are_wider_passes(folder: Path) -> None:
+    found = times(from_vidur(folder), "attention")
+    assert found == {(1, 32, 1): 14.0, (1, 1024, 1): 30.0, (1, 1024, 4): 85.0, (64, 0, 1): 56.0, (64, 1024, 1): 85.0}
+
+
+def test_a_step_of_vidur_is_of_the_model_and_without_messages_between_processes(folder: Path) -> None:
+    assert times(from_vidur(folder), "step") == {(8,): 1100.0, (16,): 1300.0}
+
+
+def test_transfers_of_vidur_are_medians_of_repeats_within_a_node(folder: Path) -> None:
+    made = from_vidur(folder)
+    assert times(made, "all_reduce", ways=2) == {(8192,): 12.0}
+    assert times(made, "all_reduce", ways=4) == {(8192,): 14.0}
+    # Between two devices, however many share a layer.
+    assert times(made, "send") == {(8192,): 6.0, (1048576,): 10.0}
+    row = made.table.filter((pl.col("part") == "all_reduce") & (pl.col("ways") == 2))
+    # The median of the repeats' quartiles: of 10 us, 12 us and 20 us, with deviations of 2, 3 and 9.5.
+    low, high = ([each - sign * 0.6745 * wide for each, wide in ((10, 2), (12, 3), (20, 9.5))] for sign in (1, -1))
+    middle = sorted(low)[1] * 1e-6, sorted(high)[1] * 1e-6, 3
+    assert (row["low_s"].item(), row["high_s"].item(), row["repeats"].item()) == pytest.approx(middle)
+
+
+def test_zero_times_of_single_operations_and_dips_are_kept_and_said(folder: Path) -> None:
+    made = from_vidur(folder)
+    assert times(made, "dense", ways=2) == {(1,): 148.0}  # its activation was rounded to nothing
+    assert any("dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8" in note for note in made.notes)
+
+
+def test_frontier_may_give_the_attention_that_vidur_lacks(folder: Path) -> None:
+    (folder / "vidur" / "attention.csv").rename(folder / "elsewhere.csv")
+    without = vidur.read(folder / "vidur", model="llama-2-7b", gpu="a100")
+    assert without.parts == ("dense", "embedding", "step")
+    assert times(from_vidur(folder, attention=str(folder / "elsewhere.csv")), "attention")[1, 32, 1] == 14.0
+
+
+def test_operations_of_aiconfigurator_are_of_one_type_and_have_times(folder: Path) -> None:
+    made = from_aiconfigurator(folder)
+    assert times(made, "gemm")[1, 4096, 4096] == 15.0
+    assert made.rows("gemm").height == 9
+    assert any("2 rows without a time or without work left out" in note for note in made.notes)
+    # `step` positions are cached before the new token; windows and other types are left out.
+    assert times(made, "decode")[32, 8, 128, 1023, 4] == 16.0
+    assert times(made, "decode")[32, 8, 128, 127, 1] == 10.0
+    assert made.rows("decode").height == 9
+    # Elements of two bytes; replayed graphs, not eager ones.
+    assert times(made, "all_reduce", ways=2) == {(8192,): 6.0, (2097152,): 20.0}
+    assert made.kind == "operations"
+    assert "rope" not in made.facts["decode_includes"]
+
+
+def test_reductions_are_the_mean_over_libraries_at_the_sizes_that_all_have(folder: Path) -> None:
+    """Of 3, 6 and 12 us: 6, with quartiles halfway; NCCL's other operations and types, and sizes that one lacks, are left out."""
+    comm = folder / "aiconfigurator" / "comm"
+    for library, latencies in (("trtllm/9.9", (0.003, 0.044, 0.9)), ("nccl/1", (0.012, 0.025, 0.7))):
+        kind = "nccl_dtype" if library.startswith("nccl") else "allreduce_dtype"
+        name = "nccl_perf" if library.startswith("nccl") else "custom_allreduce_perf"
+        points = zip((4096, 2**20, 2**28), latencies, strict=True)
+        rows = [{"num_gpus": 2, "message_size": size, "latency": each} for size, each in points]
+        rows = [row | {kind: "half" if "nccl" in kind else "bfloat16", "op_name": "all_reduce"} for row in rows]
+        rows += [rows[0] | {"op_name": "all_gather", "latency": 7.0}] if "nccl" in kind else []
+        rows += [rows[0] | {kind: "int8", "latency": 7.0}]
+        (comm / library).mkdir(parents=True)
+        pl.DataFrame(rows).write_parquet(comm / library / f"{name}.parquet")
+    libraries = ("trtllm/9.9", "vllm/1.0", "nccl/1")
+    rows, sources, note = aiconfigurator.reductions(folder / "aiconfigurator", libraries)
+    found = [[row["ways"], row["size"], *(round(row[name] * 1e6, 3) for name in TIMES), row["repeats"]] for row in rows]
+    assert found == [[2, 8192, 6.0, 4.5, 9.0, 3], [2, 2097152, 28.02, 22.5, 34.5, 3]]
+    assert [source.parts for source in sources] == [("all_reduce",)] * 3
+    said = "all_reduce: replayed as graphs, geometric mean and quartiles over the libraries trtllm/9.9, vllm/1.0, nccl/1"
+    assert note == said
+
+
+def test_attention_of_aiconfigurator_may_be_left_out(folder: Path) -> None:
+    assert "decode" not in from_aiconfigurator(folder, attention="none").parts
+
+
+def test_a_layer_of_llmservingsim_has_its_norm_twice(folder: Path) -> None:
+    made = from_llmservingsim(folder)
+    assert times(made, "dense") == {(1,): 2 * 1.9 + 55 + 2.2 + 38 + 247 + 2.6 + 127, (8,): 488.7}
+    assert times(made, "embedding") == {(1,): 2.8, (8,): 4.3}
+    assert times(made, "head") == {(1,): 1098.9, (8,): 1116.5}  # with the final norm
+    assert times(made, "step") == {(1,): 25.0, (8,): 29.0}
+    assert times(made, "attention") == {
+        (1, 16, 1): 9.3,
+        (1, 1024, 1): 14.2,
+        (1, 1024, 8): 45.0,
+        (16, 0, 1): 12.0,
+        (16, 1024, 1): 20.0,
+    }
+    assert any("1 passes that mix" in note for note in made.notes)
+    assert (made.date, made.facts["gpu"]) == ("2026-01-02", "a made-up GPU")
+    with (folder / ATTENTION).open("a") as file:  # a prompt of one token is one too
+        file.write("1,512,0,0,11.0\n1,64,1,128,31.0\n")
+    again = from_llmservingsim(folder)
+    assert times(again, "attention") == times(made, "attention") | {(1, 512, 1): 11.0}
+    assert again.notes[-1] == "attention: 2 passes that mix a prompt and new tokens left out"
+
+
+@pytest.mark.parametrize("source", READ)
+def test_what_is_read_comes_back_from_a_file_and_names_its_sources(source: str, folder: Path, tmp_path: Path) -> None:
+    made = READ[source](folder)
+    again = profile.load(profile.save(made, tmp_path))
+    assert again.table.equals(made.table)
+    assert again.sources == made.sources
+    assert {part for each in made.sources for part in each.parts} == {*made.parts}
+    assert all(each.repository and each.licence and len(each.sha256) == 64 for each in made.sources)
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "vidur": {
+        "name": "a100-llama-2-7b", "model": "llama-2-7b", "device": "a100", "kind": "model", "mode": "kernel-only", "date": "",
+        "engine": "Sarathi (profiled by Vidur)", "provenance": "measured", "dtype": "bfloat16", "facts": {},
+        "errors": {"dense": 0.0612, "embedding": 0.0506, "attention": 0.0, "step": 0.0, "send": 0.0, "all_reduce": 0.0},
+        "notes": (
+            "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; "
+            "low and high are quartiles that go with sums of deviations",
+            "times were rounded to 1 us",
+            "dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8",
+            "attention: with attn_input_reshape, attn_kv_cache_save, attn_output_reshape; passes of several tokens are prompt "
+            "passes of one text",
+            "attention: saving keys and values of many tokens of one text grows with them; it was measured so",
+            "step: schedule, prepare_inputs_e2e, sampler_launch, process_model_outputs, medians, on Vidur's host; smaller batches "
+            "than 8 take what that one takes",
+            "send, all_reduce: between devices of one node; medians of repeats",
+        ),
+        "sources": [
+            ("microsoft/vidur", "mlp.csv", "MIT", ("dense", "embedding")),
+            ("microsoft/vidur", "attention.csv", "MIT", ("attention",)),
+            ("microsoft/vidur", "cpu_overheads.csv", "MIT", ("step",)), ("microsoft/vidur", "send_recv.csv", "MIT", ("send",)),
+            ("microsoft/vidur", "all_reduce.csv", "MIT", ("all_reduce",)),
+        ],
+        "covers": "dense (tokens 1 to 64, ways 1/2); attention (width 1 to 64, context 0 to 1024, batch 1 to 4); "
+        "embedding (tokens 1 to 64, ways 1/2); step (batch 8 to 16); all_reduce (size 8192, ways 2/4); "
+        "send (size 8192 to 1.04858e+06)",
+        "off": "dense 6.1%, embedding 5.1%, attention 0.0%, step 0.0%, send 0.0%, all_reduce 0.0%",
+    },
+    "aiconfigurator": {
+        "name": "h100-operations", "model": "", "device": "h100", "kind": "operations", "mode": "cuda-graph", "date": "",
+        "engine": "vllm/1.0 (collected by AIConfigurator)", "provenance": "measured", "dtype": "bfloat16",
+        "facts": {"device": "a made-up GPU", "decode_includes": ["cache write"], "decode_engine": "vllm/1.0"},
+        "notes": ("gemm/vllm/1.0/gemm_perf.parquet: 2 rows without a time or without work left out",),
+        "sources": [
+            ("ai-dynamo/aiconfigurator", "gemm/vllm/1.0/gemm_perf.parquet", "Apache-2.0", ("gemm",)),
+            ("ai-dynamo/aiconfigurator", "attention/vllm/1.0/generation_attention_perf.parquet", "Apache-2.0", ("decode",)),
+            ("ai-dynamo/aiconfigurator", "comm/vllm/1.0/custom_allreduce_perf.parquet", "Apache-2.0", ("all_reduce",)),
+        ],
+        "covers": "all_reduce (size 8192 to 2.09715e+06, ways 2/4); gemm (m 1 to 4, n 4096 to 8192, k 4096 to 8192); "
+        "decode (heads 8 to 32, kv_heads 8, head_dim 128, context 127 to 4095, batch 1 to 4)",
+        "off": "gemm 0.2%, decode 49.2%",
+    },
+    "llmservingsim": {
+        "name": "rtx-4090-llama-3.1-8b", "model": "llama-3.1-8b", "device": "rtx-4090", "kind": "model", "mode": "kernel-only",
+        "engine": "vLLM 0.0.1 (profiled by LLMServingSim)", "provenance": "measured", "dtype": "bfloat16", "date": "2026-01-02",
+        "facts": {"vllm_version": "0.0.1", "gpu": "a made-up GPU", "profiled_at": "2026-01-02T03:04:05+00:00"},
+        "errors": {"dense": 0.0, "embedding": 0.0, "head": 0.0, "step": 0.0, "attention": 0.0},
+        "notes": (
+            "dense: sum of a layer's operations, its norm twice", "head: lm_head and the final norm",
+            "step: the sampler alone; launching and preparing were not measured",
+            "attention: 1 passes that mix a prompt and new tokens left out",
+        ),
+        "sources": [
+            ("casys-kaist/LLMServingSim", "dense.csv", "MIT", ("dense", "embedding")),
+            ("casys-kaist/LLMServingSim", "per_sequence.csv", "MIT", ("head", "step")),
+            ("casys-kaist/LLMServingSim", "attention.csv", "MIT", ("attention",)),
+        ],
+        "covers": "dense (tokens 1 to 8); attention (width 1 to 16, context 0 to 1024, batch 1 to 8); head (positions 1 to 8); "
+        "embedding (tokens 1 to 8); step (batch 1 to 8)",
+        "off": "dense 0.0%, embedding 0.0%, head 0.0%, step 0.0%, attention 0.0%",
+    },
+}  # fmt: skip
+"""All that a profile says besides its times, and what the command prints of it."""
+
+
+@pytest.mark.parametrize("source", READ)
+def test_a_profile_says_what_it_is_of_and_the_command_says_it_too(source: str, folder: Path, tmp_path: Path) -> None:
+    made, wanted = READ[source](folder), dict(WHOLE[source])
+    said = {name: getattr(made, name) for name in wanted if name not in ("sources", "covers", "off")}
+    assert said == {name: value for name, value in wanted.items() if name in said}
+    assert [(each.repository, each.file, each.licence, each.parts) for each in made.sources] == wanted["sources"]
+    assert {each.commit for each in made.sources} == {""}
+    gpu = devices.device(wanted["device"])
+    assert (made.bandwidth, made.rate, made.cache_bytes) == (gpu.bandwidth, gpu.rate("bfloat16"), gpu.cache_bytes)
+    assert made.shape == (asdict(transformer.preset(wanted["model"])) if wanted["model"] else {})
+    more = ["--network", str(folder / "vidur/network")] if source == "vidur" else []
+    done = CliRunner().invoke(app, [*arguments(folder)[source], *more, "-o", str(tmp_path)])
+    assert done.stdout.splitlines() == [
+        f"{tmp_path / wanted['name']}.json: measured", f"covers {wanted['covers']}", f"median errors {wanted['off']}",
+        *(f"note: {each}" for each in wanted["notes"]),
+    ]  # fmt: skip
+    # A source that does not say when it was measured: the day on which it was read.
+    assert profile.load(tmp_path / f"{wanted['name']}.json").date == (wanted["date"] or datetime.date.today().isoformat())
+
+
+def test_errors_are_of_inner_points_between_their_neighbours(folder: Path) -> None:
+    """Of 1, 2, 8 and 64 tokens the second and third are left out in turn, and found between the others in logarithms."""
+    between = 266 ** (2 / 3) * 239 ** (1 / 3) / 269 - 1, 269 ** (3 / 5) * 315 ** (2 / 5) / 239 - 1
+    assert from_vidur(folder).errors["dense"] == pytest.approx(np.median([np.median(np.abs(between)), 0.0]), abs=1e-4)
+
+
+# --- what is refused ---
+
+
+def swap(old: str, new: str, count: int = 1) -> Callable[[Path], None]:
+    """Spoil a file: one text for another."""
+
+    def spoil(path: Path) -> None:
+        said = csv_of(path)
+        assert old in said, "the test does not spoil anything"
+        write(path, said.replace(old, new, count))
+
+    return spoil
+
+
+def csv_of(path: Path) -> str:
+    return path.read_text() if path.suffix == ".csv" else pl.read_parquet(path).write_csv()
+
+
+def write(path: Path, text: str) -> None:
+    if path.suffix == ".csv":
+        path.write_text(text)
+    else:
+        pl.read_csv(text.encode()).write_parquet(path)
+
+
+def header_only(path: Path) -> None:
+    write(path, csv_of(path).splitlines()[0] + "\n")
+
+
+def nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def noise(path: Path) -> None:
+    path.write_bytes(b"PAR1 this is no Parquet" if path.suffix == ".parquet" else b'a,b\n1,2,3,4\n"unclosed')
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+MLP, GEMM = "vidur/mlp.csv", "aiconfigurator/gemm/vllm/1.0/gemm_perf.parquet"
+DECODE = "aiconfigurator/attention/vllm/1.0/generation_attention_perf.parquet"
+DENSE, SEQUENCE, ATTENTION = (f"llmservingsim/tp1/{name}.csv" for name in ("dense", "per_sequence", "attention"))
+FIRST = "0.0015,0.005,0.0015,0.060"
+"""Norm and products of the first row: deviation, median."""
+BAD = [
+    # A file that is not there, or is not what it was.
+    (MLP, gone, "mlp.csv: there is no such file"),
+    (GEMM, gone, "gemm_perf.parquet: there is no such file"),
+    (DECODE, gone, "generation_attention_perf.parquet: there is no such file"),
+    (DENSE, gone, "dense.csv: there is no such file"),
+    (MLP, nothing, "mlp.csv: the file is empty"),
+    (MLP, header_only, "mlp.csv: the table is empty"),
+    (GEMM, header_only, "gemm/vllm/1.0/gemm_perf.parquet: the table is empty"),
+    (DENSE, header_only, "dense.csv: the table is empty"),
+    (MLP, noise, "mlp.csv: it cannot be read as CSV"),
+    (GEMM, noise, "gemm_perf.parquet: it cannot be read as Parquet"),
+    # A header that changed.
+    (MLP, swap("time_stats.add.median", "time_stats.add.p50"), "column time_stats.add.median is missing; the nearest of its 27"),
+    ("vidur/attention.csv", swap("kv_cache_size", "context"), "attention.csv: column kv_cache_size is missing"),
+    ("vidur/attention.csv", swap("attn_kv_cache_save.std", "x"), "column time_stats.attn_kv_cache_save.std is missing"),
+    ("vidur/cpu_overheads.csv", swap("schedule_median", "schedule"), "cpu_overheads.csv: column schedule_median is missing"),
+    ("vidur/network/all_reduce.csv", swap("num_workers", "workers"), "all_reduce.csv: column num_workers is missing"),
+    (GEMM, swap("gemm_dtype", "dtype"), "column gemm_dtype is missing; the nearest of its 6 columns is dtype"),
+    (GEMM, lambda path: pl.DataFrame().write_parquet(path), "gemm_perf.parquet: column gemm_dtype is missing; it has no columns"),
+    (DECODE, swap("step", "context"), "column step is missing"),
+    (ATTENTION, swap("kv_decode", "kv"), "attention.csv: column kv_decode is missing"),
+    # Units.
+    (DENSE, swap("time_us", "time_ticks"), "dense.csv: column time_ticks: unknown unit 'ticks'; known: ms, s, us"),
+    (SEQUENCE, swap("time_us", "latency"), "per_sequence.csv: column time_us is missing"),
+    # Values that are no numbers, or no such numbers.
+    (MLP, swap("True,1,1", "True,one,1"), "mlp.csv: row 1, column num_tokens: must be a number of at least 1, got 'one'"),
+    (MLP, swap("True,64,1", "True,0,1"), "mlp.csv: row 5, column num_tokens: must be a number of at least 1, got 0"),
+    (MLP, swap(FIRST, FIRST.replace("0.060", "")), f"mlp.csv: row 1, column {PRODUCT}: must be a number of at least 0"),
+    (MLP, swap(FIRST, FIRST.replace("0.060", "nan")), f"mlp.csv: row 1, column {PRODUCT}: must be a number"),
+    (DENSE, swap("qkv_proj,8,56", "qkv_proj,8,-56"), "dense.csv: row 4, column time_us: must be a number of at least 0, got -56.0"),
+    (GEMM, swap("2,4096,4096,0.016", "2,4096,4096,-0.016"), "row 3, column latency: must be a number of at least 0, got -0.016"),
+    (DECODE, swap("1,32,8,128,127", "1,32,0,128,127"), "row 1, column num_key_value_heads: must be a number of at least 1, got 0"),
+    ("vidur/attention.csv", swap("False", "no"), "attention.csv: row 1, column is_prefill: unknown value 'no'"),
+    ("vidur/network/send_recv.csv", swap("send_recv,2", "broadcast,2"), "row 1, column collective: unknown value 'broadcast'"),
+    # Counts are whole.
+    (MLP, swap("True,8,1", "True,8.5,1"), "mlp.csv: row 4, column num_tokens: must be a whole number, got 8.5"),
+    (GEMM, swap("2,4096,4096,0.016", "2.5,4096,4096,0.016"), "row 3, column m: must be a whole number, got 2.5"),
+    (DENSE, swap("qkv_proj,8,56", "qkv_proj,7.5,56"), "dense.csv: row 4, column tokens: must be a whole number, got 7.5"),
+    (ATTENTION, swap("0,0,8,1024,45.0", "0,0,8,1023.5,45.0"), "attention.csv: row 3, column kv_decode: must be a whole number"),
+    # Another model, or what a layer needs is not there.
+    (MLP, swap("11008,True,2", "14336,True,2"), "row 2, column n_expanded_embd: must be 11008, the model's ffn, got 14336"),
+    ("vidur/cpu_overheads.csv", swap("Llama-2-7b", "Llama-9", 2), "column model_name: no row of llama-2-7b; there are"),
+    (DENSE, swap("rotary_emb", "rope", 2), "dense.csv: row 5, column layer: unknown value 'rope'; known: act_fn"),
+    (DENSE, swap("o_proj,8,41\n", ""), "dense.csv: column tokens: layernorm and o_proj do not both have 8"),
+    (SEQUENCE, swap("sampler,1,25\nsampler,8,29\n", ""), "per_sequence.csv: column layer: no row of sampler"),
+    (ATTENTION, swap("0,0,1,16", "0,0,0,16"), "attention.csv: row 1, column n_decode: a pass needs a prompt or new tokens"),
+    (GEMM, swap("bfloat16", "int4", 99), "column gemm_dtype: no row of bfloat16; there are fp8, int4"),
+    # Times that no such device takes: 135 MB of weights in 5 us; arithmetic; keys and values; a layer that takes none.
+    (MLP, swap("0.0015,0.110", "0.0015,0.005"), "row 1, column time_stats.mlp_up_proj.median: 5e-06 s would be"),
+    (GEMM, swap("1,8192,4096,0.029", "1,8192,4096,0.001"), "row 6, column latency: 1e-06 s would be 6.71e+13 bytes/s, above"),
+    (DECODE, swap("4,32,8,128,4095", "64,32,8,128,4095"), "row 6, column latency: 4e-05 s would be 2.68e+13 bytes/s"),
+    (DENSE, swap("gate_up_proj,8,252", "gate_up_proj,8,25.2"), "row 10, column time_us: 2.52e-05 s would be 9.32e+12 bytes/s"),
+    (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,111.4"), "per_sequence.csv: row 2, column time_us"),
+    (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,0"), "per_sequence.csv: row 2, column time_us: 0 s would be no time at all"),
+    (ATTENTION, swap("0,0,8,1024,45.0", "0,0,800,1024,45.0"), "attention.csv: row 3, column time_us"),
+    (ATTENTION, swap("16,0,0,0,12.0", "4096,0,0,0,12.0"), "operations/s of the arithmetic of rtx-4090"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "spoil", "message"), BAD, ids=[f"{file}: {message[:50]}" for file, _, message in BAD])
+def test_a_spoiled_table_is_refused_by_file_row_and_column(
+    file: str, spoil: Callable[[Path], None], message: str, folder: Path
+) -> None:
+    spoil(folder / file)
+    with pytest.raises(ParameterError) as caught:
+        READ[file.split("/")[0]](folder)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
+    """What each column of times is held against, in the order of the calls: bytes, operations, rounding and launches."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    check = csv_reading.check_reached
+
+    def recorded(table: csv_reading.Table, column: str, seconds: Any, on: Any, **more: Any) -> None:
+        found.setdefault(f"{table.shown} {column}", []).append({"device": on.name, "seconds": [*seconds], **more})
+        check(table, column, seconds, on, **more)
+
+    monkeypatch.setattr(csv_reading, "check_reached", recorded)
+    READ[source](folder)
+    return found
+
+
+def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes and two operations of every weight, split over devices; of keys and values two bytes of each of both."""
+    found = held("vidur", folder, monkeypatch)
+    tokens, ways = np.array([1, 2, 2, 8, 64, 1]), np.array([1, 1, 1, 1, 1, 2])
+    up = 4096 * 11008
+    sizes = {"attn_pre_proj": 3 * 4096**2, "attn_post_proj": 4096**2, "mlp_up_proj": 2 * up, "mlp_down_proj": up}
+    for name, size in sizes.items():
+        [own] = found[f"mlp.csv time_stats.{name}.median"]
+        assert (own["device"], own["rounding"], "launches" in own) == ("a100", 0.5e-6, False)
+        assert [*own["moved"]] == [*(2 * size / ways)]
+        assert [*own["operations"]] == [*(2 * size * tokens / ways)]
+    for name, chosen in (("attn_decode", [(1, 1, 32), (1, 1, 1024), (4, 1, 1024)]), ("attn_prefill", [(1, 64, 0), (1, 64, 1024)])):
+        [own] = found[f"attention.csv time_stats.{name}.median"]
+        assert (own["rounding"], own["launches"]) == (0.5e-6, 20)
+        assert [*own["moved"]] == [2 * 2 * 4096 * batch * (context + width) for batch, width, context in chosen]
+        pairs = [batch * sum(context + place for place in range(1, width + 1)) for batch, width, context in chosen]
+        assert [*own["operations"]] == [2 * 2 * 4096 * each for each in pairs]
+    # Split over two devices it is half of each.
+    for name, before, row in (("attn_decode", "1,1,0,1024", 1), ("attn_prefill", "1,1,64,1024", 1)):
+        whole = found[f"attention.csv time_stats.{name}.median"][0]
+        swap(f"4096,32,32,{before}", f"4096,32,32,2{before[1:]}")(folder / "vidur/attention.csv")
+        [own] = held("vidur", folder, monkeypatch)[f"attention.csv time_stats.{name}.median"]
+        for what in ("moved", "operations"):
+            assert [*own[what]] == [each / 2 if place == row else each for place, each in enumerate(whole[what])]
+    assert times(from_vidur(folder), "attention", 2) == {(1, 1024, 1): 30.0, (64, 1024, 1): 85.0}
+    found = held("llmservingsim", folder, monkeypatch)
+    sizes = {"qkv_proj": 4096 * (4096 + 2048), "o_proj": 4096**2, "gate_up_proj": 2 * 4096 * 14336, "down_proj": 4096 * 14336}
+    for own, size in zip(found["dense.csv time_us"], sizes.values(), strict=True):
+        assert ([*own["moved"]], [*own["operations"]]) == ([2 * size] * 2, [2 * size, 2 * size * 8])
+    [own] = found["per_sequence.csv time_us"]
+    size = 4096 * 128_256
+    assert ([*own["moved"]], [*own["operations"]], own["seconds"]) == (
+        [2 * size] * 2, [2 * size, 16 * size], pytest.approx([1097e-6, 1114e-6])
+    )
+    [own] = found["attention.csv time_us"]
+    chosen = [(1, 1, 16), (1, 1, 1024), (8, 1, 1024), (1, 16, 0), (1, 16, 1024)]
+    assert own["launches"] == 20
+    assert [*own["moved"]] == [2 * 2 * 8 * 128 * batch * (context + width) for batch, width, context in chosen]
+    pairs = [batch * sum(context + place for place in range(1, width + 1)) for batch, width, context in chosen]
+    assert [*own["operations"]] == [2 * 2 * 4096 * each for each in pairs]
+    shutil.copytree(folder / "llmservingsim/tp1", folder / "llmservingsim/tp2")
+    whole = {column: [*each] for column, each in found.items()}
+    llmservingsim.read(folder / "llmservingsim/tp2", model="llama-3.1-8b", gpu="rtx-4090")
+    for column, before in whole.items():
+        for own, other in zip(found[column][len(before) :], before, strict=True):
+            assert all([2 * each for each in own[what]] == [*other[what]] for what in ("moved", "operations"))
+    # Of eight groups of keys each of sixteen devices has one: two bytes of each of both.
+    shutil.copytree(folder / "llmservingsim/tp1", folder / "llmservingsim/tp16")
+    llmservingsim.read(folder / "llmservingsim/tp16", model="llama-3.1-8b", gpu="rtx-4090")
+    moved = found["attention.csv time_us"][-1]["moved"]
+    assert [*moved] == [2 * 2 * 128 * batch * (context + width) for batch, width, context in chosen]
+    found = held("aiconfigurator", folder, monkeypatch)
+    [own] = found["gemm/vllm/1.0/gemm_perf.parquet latency"]
+    shapes = [(m, n, k) for n, k in ((4096, 4096), (8192, 4096), (4096, 8192)) for m in (1, 2, 4)]
+    assert [*own["moved"]] == [2 * n * k for _, n, k in shapes]
+    assert [*own["operations"]] == [2 * m * n * k for m, n, k in shapes]
+    [own] = found["attention/vllm/1.0/generation_attention_perf.parquet latency"]
+    batches = [(batch, context) for batch in (1, 4, 4) for context in (127, 1023, 4095)]
+    assert [*own["moved"]] == [2 * 2 * 8 * 128 * batch * (context + 1) for batch, context in batches]
+    assert own["launches"] == 20
+
+
+GPU = devices.Device("made-up", 1e9, 1e12, {"bfloat16": 1e14}, 1e10, 1e10, 10e6, "a made-up sheet")
+
+
+def judged(seconds: float, **more: Any) -> str:
+    """What is said of a time, of which there are three."""
+    table = csv_reading.Table(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
+    more = {key: np.array([0.0, value, value]) if key in ("moved", "operations") else value for key, value in more.items()}
+    try:
+        csv_reading.check_reached(table, "t", np.array([1e-5, seconds, seconds]), GPU, **more)
+    except ParameterError as error:
+        return str(error)
+    return ""
+
+
+def test_a_time_is_held_against_memory_arithmetic_and_a_hundredth_of_both() -> None:
+    """A made-up device of 1 TB/s with a cache of 10 MB and 100 TFLOP/s, of which 110 are allowed."""
+    behind = "; check the unit and the device, or leave this file out"
+    also = " (2 rows like it)"
+    # 30 MB, of which 20 come from memory: 20 us.
+    assert judged(20.001e-6, moved=30e6) == judged(19e-6, moved=30e6, rounding=1.001e-6) == ""
+    slow = f"t.csv: row 6, column t: 1.9e-05 s would be 1.58e+12 bytes/s, above the 1e+12 bytes/s of the memory of made-up{also}"
+    assert judged(19e-6, moved=30e6) == slow + behind
+    assert judged(19e-6, moved=30e6, rounding=0.999e-6) == slow + behind
+    # 11 GFLOP at 110 TFLOP/s: 100 us.
+    assert judged(100.001e-6, operations=11e9) == ""
+    said = judged(99.99e-6, operations=11e9)
+    assert said == (
+        "t.csv: row 6, column t: 9.999e-05 s would be 1.1e+14 operations/s, above the 1.1e+14 operations/s of the arithmetic of "
+        f"made-up{also}{behind}"
+    )
+    assert "0 s would be no time at all, above" in judged(0.0, operations=11e9)
+    # A hundredth of both, one after the other: 3 ms and 11 ms, and .1 ms a launch.
+    for most, launches in ((3e-3 + 11e-3 + 1e-4, 1), (3e-3 + 11e-3 + 5e-4, 5)):
+        more: dict[str, Any] = {"moved": 30e6, "operations": 11e9} | ({"launches": launches} if launches > 1 else {})
+        assert judged(0.9999 * most, **more) == ""
+        assert judged(1.0001 * most, **more) == (
+            f"t.csv: row 6, column t: {1.0001 * most:.4g} s is too long{also}: made-up at a hundredth of its peaks takes at most "
+            f"{most:.3g} s{behind}"
+        )
+    # Without either one launch alone; and what is just reached is reached.
+    assert judged(1e-4) == ""
+    assert "0.0001 s is too long" in judged(1e-4 + 5e-13)
+    assert judged(1e-6, moved=11e6) == judged(11e8 / (1e14 * 1.1), operations=11e8) == ""
+    # Kernels that do more than is needed are given that time too.
+    assert judged(20e-3, moved=30e6, most=(np.array([1.0, 90e6, 90e6]), np.array([1.0, 11e9, 11e9]))) == ""
+    assert "row 4" in judged(5e-3, moved=30e6, most=(np.array([-1e9, 90e6, 90e6]), np.array([0.0, 11e9, 11e9])))
+
+
+def test_values_at_their_bounds_are_taken(folder: Path) -> None:
+    table = csv_reading.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
+    assert table.shown == "network/send_recv.csv"
+    assert csv_reading.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
+
+    def of(*values: Any) -> csv_reading.Table:
+        return csv_reading.Table(Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1))
+
+    assert [*of(0, 5).whole("x", least=0)] == [0, 5]
+    assert [*of(10**12).whole("x", least=1)] == [1e12]
+    for wrong, said in (((1, 10**12 + 1), r"row 2, column x: must be at most 1,000,000,000,000, got 1000000000001\.0"),
+                        ((1, 2.5), "row 2, column x: must be a whole number, got 2.5"),
+                        ((3, 0), "row 2, column x: must be a number of at least 1, got 0")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            of(*wrong).whole("x", least=1)
+    with pytest.raises(ParameterError, match=r"row 1, column x: must be a number, got 'a'"):
+        of("a").column("x")
+    assert [*of(0.0, 1000.0).seconds("x", "s")] == [0, 1000]
+    assert [*of(1e6).seconds("x", "ms")] == [1000]
+    assert [*of(7.0).seconds("x", "us")] == [pytest.approx(7e-6)]
+    with pytest.raises(ParameterError, match=r"row 2, column x: must be at most 1000 s, got 1e[+]06 s; check the unit"):
+        of(1001.0, 1e6).seconds("x", "s")
+    assert [*of("A", "b", "a").words("x", ("a", "b"))] == ["a", "b", "a"]
+    with pytest.raises(ParameterError, match="row 2, column x: unknown value ''; known: a, b"):
+        of("a", None).words("x", ("a", "b"))
+
+
+def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
+    def of(*values: float) -> Any:
+        return np.array(values, dtype=np.float64)
+
+    found = csv_reading.rows("dense", {"tokens": of(2, 1, 2, 2)}, {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}, ways=4)
+    assert found == [
+        {"part": "dense", "repeats": 1, "ways": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
+        {"part": "dense", "repeats": 3, "ways": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},
+    ]
+    # Of each number of ways by itself, and of this part alone: 1.0 to 0.94 falls by 6 %, and 1.0 to 0.96 by 4 %.
+    falls = [(1, 1, 1.0), (1, 2, 0.94), (2, 1, 9.0), (2, 2, 9.5), (2, 4, 9.12)]
+    rows = [{"part": "dense", "ways": ways, "tokens": tokens, "time_s": time} for ways, tokens, time in falls]
+    other = [{"part": "head", "ways": 1, "tokens": tokens, "time_s": 1 / tokens} for tokens in (1, 2)]
+    [said] = csv_reading.dips([*rows, *other], "dense", "tokens")
+    assert said == "dense: at 1 of 5 points the time falls by more than 5%, by 6% at tokens 2"
+    assert csv_reading.dips(rows[2:], "dense", "tokens") == []
+
+
+def test_groups_of_commands_without_one_show_what_there_is() -> None:
+    for words in ([], ["import"], ["fit"]):
+        done = CliRunner().invoke(app, words)
+        asked = CliRunner().invoke(app, [*words, "-h"])
+        assert asked.exit_code == 0
+        assert asked.stdout == CliRunner().invoke(app, [*words, "--help"]).stdout
+        assert done.output.strip() == asked.output.strip()
+        assert "Usage: " in asked.stdout
+
+
+LEAST = {
+    MLP: {"num_tokens": 1, "num_tensor_parallel_workers": 1},
+    "vidur/attention.csv": {"num_tensor_parallel_workers": 1, "batch_size": 1, "kv_cache_size": 0},
+    "vidur/cpu_overheads.csv": {"batch_size": 1, "tensor_parallel_degree": 1},
+    "vidur/network/send_recv.csv": {"num_workers": 2, "devices_per_node": 1, "size": 1},
+    GEMM: {"n": 1, "k": 1}, DECODE: {"batch_size": 1, "num_heads": 1, "num_key_value_heads": 1, "head_dim": 1, "step": 0},
+    "aiconfigurator/comm/vllm/1.0/custom_allreduce_perf.parquet": {"num_gpus": 2, "message_size": 1},
+    DENSE: {"tokens": 1}, SEQUENCE: {"sequences": 1},
+    ATTENTION: {"prefill_chunk": 0, "kv_prefill": 0, "n_decode": 0, "kv_decode": 0},
+}  # fmt: skip
+"""The least of each column of counts."""
+
+
+@pytest.mark.parametrize("file", LEAST)
+def test_counts_are_taken_at_their_least_and_refused_below(file: str, folder: Path) -> None:
+    """At it nothing is said of the column, whatever else such a table lacks."""
+    path = folder / file
+    table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path)
+    for column, least in LEAST[file].items():
+        for value in (least, least - 1):
+            spoiled = table.with_columns(pl.lit(value, pl.Int64).alias(column))
+            spoiled.write_csv(path) if path.suffix == ".csv" else spoiled.write_parquet(path)
+            try:
+                READ[file.split("/")[0]](folder)
+            except ParameterError as error:
+                said = str(error)
+            else:
+                said = ""
+            wanted = f"column {column}: must be a number of at least {least}, got {value}"
+            assert (wanted in said) == (value < least), said
+            assert value < least or f"column {column}: must be" not in said, said
+
+
+def test_a_gated_layer_reads_two_matrices_up(folder: Path) -> None:
+    """60 us for 11008 x 4096 x 2 weights in bf16 is faster than an A100's memory, and for half of them it is not."""
+    swap("0.0015,0.110", "0.0015,0.060")(folder / MLP)
+    with pytest.raises(ParameterError, match=r"row 1, column time_stats.mlp_up_proj.median: 6e-05 s would be 3.01e\+12 bytes/s"):
+        from_vidur(folder)
+
+
+def test_a_folder_split_over_devices_that_do_not_divide_the_heads_is_refused(folder: Path) -> None:
+    for name, ways in (("tp3", 3), ("tp0", 0)):
+        where = folder / "llmservingsim" / name
+        shutil.copytree(folder / "llmservingsim" / "tp1", where)
+        with pytest.raises(ParameterError, match=f"ways must divide heads=32, got {ways} by the name of the folder {name}"):
+            llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
+
+
+@pytest.mark.parametrize(("name", "ways"), [("tp2", 2), ("tp8", 8), ("profile", 1), ("tp", 1)])
+def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(
+    folder: Path, name: str, ways: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = from_llmservingsim(folder)
+    where = folder / "llmservingsim" / name
+    shutil.copytree(folder / "llmservingsim" / "tp1", where)
+    made = llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
+    assert {*whole.table["ways"]} == {1}
+    assert {*made.table.select("part", "ways").rows()} == {(part, ways) for part in whole.parts}
+    for part in whole.parts:
+        assert times(made, part, ways) == times(whole, part)
+    monkeypatch.chdir(where)  # wherever one stands
+    assert llmservingsim.read(".", model="llama-3.1-8b", gpu="rtx-4090").table.equals(made.table)
+
+
+@pytest.mark.parametrize(("file", "row", "weights"), [
+    ("dense", "qkv_proj,1,55", 4096 * (4096 + 2 * 1024)), ("per_sequence", "lm_head,1,1097", 4096 * 128_256),
+])  # fmt: skip
+def test_a_single_product_is_one_launch(folder: Path, file: str, row: str, weights: int) -> None:
+    """At a hundredth of the peaks, one after the other, and .1 ms: beyond it a time is refused, and below it is none the worse."""
+    gpu, path = devices.device("rtx-4090"), folder / "llmservingsim" / "tp1" / f"{file}.csv"
+    most = 1e6 * (100 * (2 * weights / gpu.bandwidth + 2 * weights / gpu.rate("bfloat16")) + 1e-4)
+    before = path.read_text()
+    for share, refused in ((0.999, False), (1.001, True)):
+        path.write_text(before.replace(row, f"{row.rpartition(',')[0]},{share * most}"))
+        if refused:
+            with pytest.raises(ParameterError, match="is too long"):
+                from_llmservingsim(folder)
+        else:
+            assert from_llmservingsim(folder).table.height
+
+
+def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: Path) -> None:
+    swap("2,4096,4096,0.016", "2,4096,4096,0.0")(folder / GEMM)
+    made = from_aiconfigurator(folder)
+    assert (2, 4096, 4096) not in times(made, "gemm")
+    assert made.rows("gemm").height == 8
+    assert any("3 rows without a time or without work left out" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (0, 3, 4, 5, 1, 2)])
+def test_the_largest_fall_of_times_is_the_one_that_is_named(order: tuple[int, ...]) -> None:
+    found = [10.0, 20.0, 12.0, 30.0, 27.0, 40.0] if order[1] == 1 else [10.0, 30.0, 27.0, 40.0, 24.0, 50.0]
+    rows = [{"part": "dense", "tokens": 2**place, "time_s": time} for place, time in enumerate(found)]
+    (note,) = csv_reading.dips(rows, "dense", "tokens")
+    at = 4 if order[1] == 1 else 16
+    assert note == f"dense: at 2 of 6 points the time falls by more than 5%, by 40% at tokens {at}"
+
+
+META = "llmservingsim/meta.yaml"
+
+
+def test_times_of_another_gpu_than_the_profiler_names_are_refused(folder: Path) -> None:
+    path = folder / META
+    said = path.read_text()
+    path.write_text(said.replace("a made-up GPU", "NVIDIA GeForce RTX 3090"))
+    with pytest.raises(ParameterError, match=r"^meta.yaml: gpu must be rtx-4090, as asked for, got NVIDIA GeForce RTX 3090; name"):
+        from_llmservingsim(folder)
+    path.write_text(said.replace("a made-up GPU", "NVIDIA GeForce RTX 4090"))
+    assert from_llmservingsim(folder).facts["gpu"] == "NVIDIA GeForce RTX 4090"
+    for damaged in (b": : {", b"", b"\xff\xfe"):
+        path.write_bytes(damaged)
+        with pytest.raises(ParameterError, match=r"^meta.yaml: it (has none of vllm_version, |cannot be read)"):
+            from_llmservingsim(folder)
+    path.unlink()
+    assert "gpu" not in from_llmservingsim(folder).facts
+
+
+@pytest.mark.parametrize(("file", "column"), [
+    ("mlp", "time_stats.*.median"), ("attention", "time_stats.attn_decode.median"), ("cpu_overheads", "schedule_median"),
+])  # fmt: skip
+def test_a_part_of_a_pass_that_takes_no_time_in_total_is_refused(folder: Path, file: str, column: str) -> None:
+    """In the second row of a model whose weights a cache holds: each operation alone may have been rounded to nothing."""
+    small, path = transformer.preset("gpt2"), folder / "vidur" / f"{file}.csv"
+    known = {"n_head": small.heads, "n_kv_head": small.kv_heads, "n_embd": small.hidden, "n_expanded_embd": small.ffn}
+    for each in (folder / "vidur").glob("*.csv"):
+        table = pl.read_csv(each).head(2)
+        said = known | {"n_q_head": small.heads, "model_name": "gpt2"}
+        table = table.with_columns(pl.lit(value).alias(name) for name, value in said.items() if name in table.columns)
+        if each == path:
+            stands = [name for name in table.columns if name.endswith("median")]
+            table = table.with_columns(pl.when(pl.int_range(pl.len()) == 1).then(0.0).otherwise(pl.col(stands)).name.keep())
+        table.write_csv(each)
+    message = f"{file}.csv: row 2, column {column}: the pass takes no time in total; it must take some"
+    with pytest.raises(ParameterError, match=f"^{re.escape(message)}$"):
+        vidur.read(folder / "vidur", model="gpt2", gpu="a100")
+
+
+def test_a_pass_that_takes_no_time_at_all_is_refused(folder: Path) -> None:
+    path = folder / "vidur" / "network" / "send_recv.csv"
+    swap("0.0010,0.006", "0.0010,0.000")(path)
+    with pytest.raises(ParameterError, match=r"send_recv.csv: row 1, column .*: the pass takes no time in total"):
+        from_vidur(folder)
+
+
+def test_an_unknown_unit_is_refused(folder: Path) -> None:
+    with pytest.raises(ParameterError, match="unknown unit 'minutes'; known: ms, s, us"):
+        from_vidur(folder, unit="minutes")
+    # In seconds the same numbers would be a thousand times as long, in microseconds faster than the memory.
+    with pytest.raises(ParameterError, match="is too long"):
+        from_vidur(folder, unit="s")
+    with pytest.raises(ParameterError, match=r"above the 2.04e\+12 bytes/s of the memory of a100"):
+        from_vidur(folder, unit="us")
+
+
+def test_a_unit_is_that_of_all_tables(folder: Path) -> None:
+    """The same times in microseconds give the same profile."""
+    before = from_vidur(folder), from_aiconfigurator(folder)
+    reduced = aiconfigurator.reductions(folder / "aiconfigurator", ["vllm/1.0"])[0]
+    for path in (*folder.rglob("*.csv"), *folder.rglob("*.parquet")):
+        table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path)
+        times = [name for name in table.columns if name.startswith("time_stats.") or name.endswith("_median") or name == "latency"]
+        table = table.with_columns(pl.col(times).cast(pl.Float64) * 1000)
+        table.write_csv(path) if path.suffix == ".csv" else table.write_parquet(path)
+    for made, was in zip((from_vidur(folder, unit="us"), from_aiconfigurator(folder, unit="us")), before, strict=True):
+        assert made.table.drop(TIMES).equals(was.table.drop(TIMES))
+        for name in TIMES:
+            assert made.table[name].to_numpy() == pytest.approx(was.table[name].to_numpy(), rel=1e-9)
+    again = aiconfigurator.reductions(folder / "aiconfigurator", ["vllm/1.0"], unit="us")[0]
+    assert [row["time_s"] for row in again] == pytest.approx([row["time_s"] for row in reduced], rel=1e-9)
+
+
+def test_a_step_is_of_the_model_that_a_name_holds_letter_by_letter(folder: Path) -> None:
+    """In small letters: of a config.json the folder's name is looked for. What has no name is no model's."""
+    shape = transformer.preset("llama-2-7b")
+    said = {"model_type": "llama", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "vocab_size": shape.vocabulary,
+            "intermediate_size": shape.ffn, "num_attention_heads": shape.heads}  # fmt: skip
+    mine, path = folder / "Mine-1.5", folder / "vidur/cpu_overheads.csv"
+    mine.mkdir()
+    (mine / "config.json").write_text(json.dumps(said))
+    table = pl.read_csv(path)
+    for names, there in ((["a/Mine-1x5", None, "b"], False), (["a/Mine-1x5", None, "Org/MINE-1.5-chat"], True)):
+        table.with_columns(pl.Series("model_name", names)).write_csv(path)
+        if there:
+            assert times(vidur.read(folder / "vidur", model=str(mine), gpu="a100"), "step") == {(8,): 39600.0}
+            continue
+        listed = "no row of Mine-1.5; there are a/mine-1x5, b; a model of a config.json is called after its folder"
+        with pytest.raises(ParameterError, match=f"^{re.escape(f'cpu_overheads.csv: column model_name: {listed}')}$"):
+            vidur.read(folder / "vidur", model=str(mine), gpu="a100")
+
+
+def test_several_engines_must_be_told_apart(folder: Path) -> None:
+    with pytest.raises(ParameterError, match=r"engine of gemm must be one of trtllm/9.9, vllm/1.0, and none was named"):
+        from_aiconfigurator(folder, engine="")
+    with pytest.raises(ParameterError, match=r"engine of attention must be one of vllm/1.0, or none, got trtllm/9.9"):
+        from_aiconfigurator(folder, engine="trtllm/9.9")
+    assert from_aiconfigurator(folder, engine="trtllm/9.9", attention="none").parts == ("gemm",)
+
+
+def test_weights_that_fit_the_cache_may_be_read_faster_than_memory_and_it_is_said(folder: Path) -> None:
+    swap("1,4096,4096,0.015", "1,4096,4096,0.005")(folder / GEMM)
+    made = from_aiconfigurator(folder)
+    assert times(made, "gemm")[1, 4096, 4096] == 5.0
+    note = "gemm: 1 products of one row found their weights (up to 34 MB) or a part of them in the cache of 52 MB: faster than"
+    assert made.notes[-1] == f"{note} a layer whose weights come from memory"
+    # Of more rows a product is no layer of one token's; a second of one row is counted, and the largest is named.
+    swap("1,8192,4096,0.029", "1,8192,4096,0.0199")(folder / GEMM)
+    swap("2,4096,8192,0.031", "2,4096,8192,0.0199")(folder / GEMM)
+    assert from_aiconfigurator(folder).notes[-1].startswith("gemm: 2 products of one row found their weights (up to 67 MB)")
+
+
+def test_attention_of_an_engine_that_rotates_says_so_and_others_of_a_table_are_left_out(folder: Path) -> None:
+    """Of the only engine that there is, without its name; other beams, windows and types of a number are of no interest."""
+    (folder / "aiconfigurator/attention/vllm").rename(folder / "aiconfigurator/attention/trtllm")
+    made = from_aiconfigurator(folder, attention="trtllm/1.0")
+    assert made.facts["decode_includes"] == ["cache write", "rope"]
+    assert made.facts["decode_engine"] == "trtllm/1.0"
+    assert made.sources[1].file == "attention/trtllm/1.0/generation_attention_perf.parquet"
+    for name in ("gemm/trtllm", "comm"):
+        shutil.rmtree(folder / "aiconfigurator" / name)
+    path = folder / "aiconfigurator/attention/trtllm/1.0/generation_attention_perf.parquet"
+    table = pl.read_parquet(path)
+    beam = table.head(1).with_columns(beam_width=pl.lit(2, pl.Int64), latency=0.001)
+    unknown = beam.with_columns(beam_width=pl.lit(None, pl.Int64))
+    pl.concat([beam, unknown, table]).write_parquet(path)
+    alone = from_aiconfigurator(folder, engine="", attention="trtllm/1.0")
+    assert alone.engine == "vllm/1.0 (collected by AIConfigurator)"
+    assert alone.parts == ("gemm", "decode")
+    assert alone.rows("decode").equals(made.rows("decode"))
+    table.with_columns(window_size=pl.lit("wide")).write_parquet(path)
+    with pytest.raises(ParameterError, match="column window_size: no row of 0; there are wide"):
+        from_aiconfigurator(folder, attention="trtllm/1.0")
+    table.with_columns(window_size=pl.concat_list(pl.lit(0))).write_parquet(path)  # lists are no numbers
+    with pytest.raises(ParameterError, match="column window_size: no row of 0; there are "):
+        from_aiconfigurator(folder, attention="trtllm/1.0")
+    table.with_columns(latency=pl.lit(0.0)).write_parquet(path)
+    with pytest.raises(ParameterError, match="column latency: no row has a time; the file is not what it was"):
+        from_aiconfigurator(folder, attention="trtllm/1.0")
+    shutil.rmtree(folder / "aiconfigurator/attention")
+    with pytest.raises(ParameterError, match="attention: there is no such folder with ENGINE/VERSION in it; give the folder of"):
+        from_aiconfigurator(folder, attention="trtllm/1.0")
+
+
+def test_a_folder_of_vidur_may_lack_prompts_a_step_or_a_direction(folder: Path) -> None:
+    """Attention of new tokens alone, or of prompts alone; a network of reductions alone; a layer without a second norm."""
+    where = folder / "vidur"
+    whole = from_vidur(folder)
+    lines = (where / "attention.csv").read_text().splitlines(keepends=True)
+    for kept, width in ((lines[:4], 1), (lines[:1] + lines[4:], 64)):
+        (where / "attention.csv").write_text("".join(kept))
+        found = from_vidur(folder).table.filter(part="attention")
+        assert found.equals(whole.table.filter(part="attention").filter(pl.col("width") == width))
+    (where / "network/send_recv.csv").unlink()
+    (where / "cpu_overheads.csv").unlink()
+    made = from_vidur(folder)
+    assert made.parts == ("dense", "attention", "embedding", "all_reduce")
+    assert made.table.filter(part="all_reduce").equals(whole.table.filter(part="all_reduce"))
+    swap("time_stats.attn_kv_cache_save.median", "x")(where / "attention.csv")
+    without = from_vidur(folder)
+    assert "attention: with attn_input_reshape, attn_output_reshape; passes of several" in "".join(without.notes)
+    assert not any("saving keys and values" in note for note in without.notes)
+    small = transformer.preset("phi-2")
+    table = pl.read_csv(where / "mlp.csv").head(1).with_columns(
+        pl.lit(value).alias(name) for name, value in (("n_head", small.heads), ("n_kv_head", small.kv_heads),
+                                                      ("n_embd", small.hidden), ("n_expanded_embd", small.ffn))
+    )  # fmt: skip
+    table.write_csv(where / "mlp.csv")
+    shutil.rmtree(where / "network")
+    (where / "attention.csv").unlink()
+    made = vidur.read(where, model="phi-2", gpu="a100")
+    assert times(made, "dense") == {(1,): 261.0}  # 5 us less than with two norms
+    # Without a gate its 52 MB up are read once: of twice as many 65 MB would come from memory, 30 us.
+    table.with_columns(pl.lit(0.010).alias("time_stats.mlp_up_proj.median")).write_csv(where / "mlp.csv")
+    assert times(vidur.read(where, model="phi-2", gpu="a100"), "dense") == {(1,): 161.0}
+    swap("gate_up_proj,1,247", "gate_up_proj,1,10")(folder / DENSE)
+    made = llmservingsim.read(folder / "llmservingsim/tp1", model="phi-2", gpu="rtx-4090")
+    assert times(made, "dense") == {(1,): 2 * 1.9 + 55 + 2.2 + 38 + 10 + 2.6 + 127, (8,): 488.7}
+    for name, field in (("n_head", "heads"), ("n_kv_head", "kv_heads"), ("n_embd", "hidden")):
+        table.with_columns(pl.col(name) + 1).write_csv(where / "mlp.csv")
+        with pytest.raises(ParameterError, match=f"row 1, column {name}: must be .*, the model's {field}, got .*; name the model"):
+            vidur.read(where, model="phi-2", gpu="a100")
+
+
+# --- the command ---
+
+
+def arguments(folder: Path) -> dict[str, list[str]]:
+    """Each command, as a user writes it."""
+    return {
+        "vidur": ["import", "vidur", str(folder / "vidur"), "--model", "llama-2-7b", "--gpu", "a100"],
+        "aiconfigurator": ["import", "aiconfigurator", str(folder / "aiconfigurator"), "--gpu", "h100", "--engine", "vllm/1.0"],
+        "llmservingsim": [
+            "import",
+            "llmservingsim",
+            str(folder / "llmservingsim/tp1"),
+            "--model",
+            "llama-3.1-8b",
+            "--gpu",
+            "rtx-4090",
+        ],
+    }
+
+
+@pytest.mark.parametrize("source", READ)
+def test_the_command_writes_what_the_function_reads(source: str, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    more = ["-o", str(out), "--name", "mine", "--commit", "abc123"]
+    done = CliRunner().invoke(app, [*arguments(folder)[source], *more])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "mine.json: measured" in done.stdout
+    assert "covers " in done.stdout
+    assert done.stderr == ""
+    made = profile.load(out / "mine.json")
+    whole = READ[source](folder).table
+    assert made.table.height == whole.filter(pl.col("part").is_in(made.parts)).height
+    assert {each.commit for each in made.sources} == {"abc123"}
+    assert sorted(each.name for each in out.iterdir()) == ["mine.json", "mine.parquet"]
+
+
+def test_tables_of_vidur_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
+    """With all that lies elsewhere, in another unit, the profile is that of the whole folder."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    whole = from_vidur(folder)
+    given = []
+    for option, name in (("--attention", "attention.csv"), ("--overheads", "cpu_overheads.csv"), ("--network", "network")):
+        shutil.move(folder / "vidur" / name, elsewhere / name)
+        given += [option, str(elsewhere / name)]
+    for more in (given, given[2:4], given[4:]):
+        out = tmp_path / "-".join(more[::2])
+        done = CliRunner().invoke(app, [*arguments(folder)["vidur"], *more, "-o", str(out)])
+        assert done.exit_code == 0, done.output
+        made = profile.load(out / "a100-llama-2-7b.json")
+        assert ({*made.parts} == {*whole.parts}) == (more == given)
+        assert ("step" in made.parts) == ("--overheads" in more)
+        assert ("send" in made.parts) == ("--network" in more)
+        assert made.table.equals(whole.table.filter(pl.col("part").is_in(made.parts)).select(made.table.columns))
+
+
+def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
+    more = ["--model", "llama-3.1-8b", "--ways", "1,2", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*arguments(folder)["aiconfigurator"], *more])
+    assert done.exit_code == 0, (done.output, done.exception)
+    made = profile.load(tmp_path / "out" / "h100-llama-3.1-8b.json")
+    assert (made.provenance, made.ways) == ("composed", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "change", "message"),
+    [
+        ("vidur", ["--model", "llama-9"], "unknown model 'llama-9'; did you mean llama-"),
+        ("llmservingsim", ["--model", "llama-9"], "unknown model 'llama-9'; did you mean llama-"),
+        ("vidur", ["--gpu", "a1000"], "unknown device 'a1000'; did you mean a100?"),
+        ("vidur", ["--unit", "h"], "unknown unit 'h'"),
+        ("vidur", ["--attention", "nowhere.csv"], "nowhere.csv: there is no such file"),
+        ("vidur", ["--network", "nowhere"], "nowhere: neither send_recv.csv nor all_reduce.csv"),
+        ("vidur", ["--name", "../mine"], "name must be of letters, digits, dots"),
+        ("aiconfigurator", ["--engine", "vllm/2.0"], "engine of gemm must be one of trtllm/9.9, vllm/1.0, got vllm/2.0"),
+        ("aiconfigurator", ["--model", "t5-small"], "encoder_layers must be 0, got 6"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "two"], "ways must be whole numbers"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "1, two"], "ways must be whole numbers"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "3"], "ways must divide heads=32, got 3"),
+        ("aiconfigurator", ["--model", "opt-1.3b"], "head_dim must be one of 128"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(
+    source: str, change: list[str], message: str, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, [*arguments(folder)[source], *change, "-o", str(out)])
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not out.exists() or not [*out.iterdir()]
+
+
+def test_a_spoiled_table_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    swap("0.0015,0.110", "0.0015,0.005")(folder / MLP)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(out)])
+    assert done.exit_code == 2
+    assert "row 1, column time_stats.mlp_up_proj.median" in done.stderr
+    assert not out.exists()
+
+
+def test_a_folder_that_is_a_file_is_a_mistake(folder: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(taken)])
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert "taken" in done.stderr
+
+
+def test_bundle_needs_the_list_of_sources(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["bundle", str(folder)])
+    assert done.exit_code == 2
+    assert "SOURCES.md: there is no such file" in done.stderr
+
+
+def test_help_has_an_example_of_each_command_and_loads_nothing_heavy() -> None:
+    for command in ("vidur", "aiconfigurator", "llmservingsim"):
+        done = CliRunner().invoke(app, ["import", command, "--help"])
+        assert f"calibrate import {command} " in done.stdout
+    heavy = ("numpy", "polars", "scipy", "torch", "transformers")
+    probe = f"import calibrate.commands.calibrate_app, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert found.stdout.strip() == "[]", "import these where they are used"
+
+
+def test_every_row_of_a_source_is_read_by_its_number_in_the_file(folder: Path) -> None:
+    table = csv_reading.read(folder / "vidur/attention.csv", ["is_prefill"], root=folder)
+    assert table.where(table.words("is_prefill", ("true", "false")) == "true").numbers.tolist() == [4, 5]

@@ -1,0 +1,760 @@
+"""The algorithms on real models: what they write is what the plain decoder writes, token for token, or what they say they change.
+
+The oracle has no cache and decodes one token at a time (`tests.support.real_models`). In float64 equality is strict.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from calibrate.interpreters.in_one_process import Answered, Luck, Real, Sampling, softmax
+from model.base.checks import ParameterError
+from model.interpret.interpreter import Work
+from model.logs import forced_outcomes
+from model.methods.adaptive import algorithm as adaptive
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.beam import algorithm as beam
+from model.methods.bild import algorithm as bild
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.hierarchical import algorithm as hierarchical
+from model.methods.ppd import algorithm as ppd
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.speculative import algorithm as speculative
+from model.steps import CacheError, Commit, Forward, Read, Steps
+from tests.support import real_models
+from tests.support.real_models import DEPTHS, KINDS
+from tests.support.tiers import crossed, examples
+from tests.support.unended import HEIRS, UNENDED
+
+LAYERS = DEPTHS["target"]
+SMALL = {"draft_layers": DEPTHS["draft"]}
+THREE = SMALL | {"medium_layers": DEPTHS["medium"]}
+EXACT: dict[str, tuple[Any, Any]] = {
+    "plain": (autoregressive, autoregressive.Parameters(LAYERS)),
+    **{
+        f"ppd {form} {layer} {k}": (ppd, ppd.Parameters(LAYERS, layer, k, form))
+        for form, layers in (("literal", (3, 4, 5)), ("eager", (3, 5)), ("flat", (1, 2)), ("nested", (2, 3)))
+        for layer, k in itertools.product(layers, (1, 3))
+    },
+    **{
+        f"ppd {form} {layer} {k} batched": (ppd, ppd.Parameters(LAYERS, layer, k, form, batched=True))
+        for form, layer, k in (("literal", 3, 3), ("literal", 5, 2), ("eager", 3, 2), ("flat", 1, 3), ("flat", 2, 2))
+    },
+    **{f"speculative {gamma}": (speculative, speculative.Parameters(LAYERS, gamma, **SMALL)) for gamma in (0, 1, 3, 50)},
+    **{
+        f"adaptive {policy}": (adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, **SMALL, **more))
+        for policy, more in (
+            ("heuristic", {}), ("confidence", {"confidence_threshold": 0.3}), ("gradient", {"believed_cost_ratio": 0.1}),
+            ("optimum", {"believed_cost_ratio": 0.1}),
+        )
+    },
+    **{
+        f"hierarchical {reading}": (
+            hierarchical, hierarchical.Parameters(LAYERS, 3, reading, 2 if reading == "recursive" else None, **THREE),
+        )
+        for reading in hierarchical.READINGS
+    },
+    "one beam": (beam, beam.Parameters(LAYERS, 3, 1, **SMALL)),
+    "one beam per beam": (beam, beam.Parameters(LAYERS, 3, 1, "per-beam", **SMALL)),
+    "bild at its limit": (bild, bild.Parameters(LAYERS, 4, fallback_threshold=1.0, rollback_threshold=0.0, **SMALL)),
+    "bild code, all agree": (bild, bild.Parameters(LAYERS, 4, 0.0, 0.0, "code", **SMALL)),
+    "bild in itself": (bild, bild.Parameters(LAYERS, 4, fallback_threshold=1.0, rollback_threshold=0.0, exit_layer=3)),
+    "skipdecode of all layers": (skipdecode, skipdecode.Parameters(LAYERS, LAYERS, LAYERS, 5, 60)),
+    "early exit never": (early_exit, early_exit.Parameters(LAYERS, threshold=1.0)),
+    "early exit never, states": (early_exit, early_exit.Parameters(LAYERS, "state", threshold=1.0, fill="backfill")),
+    "early exit behind the last": (early_exit, early_exit.Parameters(LAYERS, exit_layer=LAYERS)),
+}  # fmt: skip
+
+
+def run(
+    kind: str,
+    module: Any,
+    parameters: Any,
+    prompt: list[int],
+    tokens: int,
+    *,
+    seed: int = 0,
+    dtype: str = "float64",
+    same: bool = False,
+    log: list[Answered] | None = None,
+    **more: Any,
+) -> Work:
+    """A decoding on tiny models of a kind."""
+    own = {name: more.pop(name) for name in ("sampling", "luck") if name in more}
+    decoders = real_models.decoders(kind, "draft", "medium", seed=seed, dtype=dtype, same=same)
+    real = Real(decoders, log=log, **own)
+    return real.run(module.decode(parameters, prompt, tokens, **more), tokens)
+
+
+def prompt_of(kind: str) -> list[int]:
+    """Encoder-decoders begin with their start token."""
+    return [0] if kind in real_models.ENCODING else [3, 4, 5, 6, 17]
+
+
+FEW = ("ppd nested 2 3", "hierarchical recursive", "one beam", "bild in itself")
+"""Methods that the quick tier tries on every architecture: sub-processes, three models, copied caches, a stretch of layers."""
+
+
+@pytest.mark.parametrize(("name", "kind"), crossed(EXACT, KINDS, FEW))
+def test_exact_methods_write_what_the_plain_decoder_writes(name: str, kind: str) -> None:
+    module, parameters = EXACT[name]
+    prompt = prompt_of(kind)
+    expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
+    assert run(kind, module, parameters, prompt, 16).tokens == expected
+
+
+@given(
+    name=st.sampled_from([*EXACT]), kind=st.sampled_from(["llama", "gpt2", "opt", "t5"]), seed=st.integers(0, 3),
+    prompt=st.lists(st.integers(0, real_models.VOCABULARY - 1), min_size=1, max_size=9), tokens=st.integers(1, 12),
+)  # fmt: skip
+@settings(max_examples=examples(25, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_exact_whatever_the_prompt_and_the_length(name: str, kind: str, seed: int, prompt: list[int], tokens: int) -> None:
+    module, parameters = EXACT[name]
+    expected = real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
+    assert run(kind, module, parameters, prompt, tokens, seed=seed).tokens == expected
+
+
+LONG = (
+    "ppd literal 4 3", "ppd eager 3 3", "ppd flat 2 3", "ppd nested 2 3", "speculative 3", "adaptive heuristic",
+    "adaptive confidence", *(f"hierarchical {reading}" for reading in hierarchical.READINGS), "one beam",
+)  # fmt: skip
+"""One setting of each form of the exact methods."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in LONG else pytest.mark.slow) for name in EXACT])
+def test_in_float32_a_first_difference_is_a_near_tie(name: str) -> None:
+    module, parameters = EXACT[name]
+    full = real_models.model("llama", LAYERS, dtype="float32")
+    prompt = prompt_of("llama")
+    expected = real_models.oracle(full, prompt, 16)
+    found = run("llama", module, parameters, prompt, 16, dtype="float32").tokens
+    real_models.differs(full, prompt, found, expected)
+
+
+@lru_cache(maxsize=8)
+def long_texts(kind: str, dtype: str) -> list[tuple[list[int], list[int]]]:
+    """Two hundred prompts of 1 to 24 tokens, and the 64 tokens that the oracle writes behind each."""
+    full = real_models.model(kind, LAYERS, dtype=dtype)
+    random = np.random.default_rng(7)
+    begun = [0] if kind in real_models.ENCODING else []
+    prompts = [[*begun, *random.integers(0, real_models.VOCABULARY, random.integers(1, 25)).tolist()] for _ in range(200)]
+    return [(prompt, real_models.oracle(full, prompt, 64)) for prompt in prompts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "t5"])
+def test_two_hundred_long_texts_differ_at_near_ties_alone(kind: str, dtype: str, name: str) -> None:
+    module, parameters = EXACT[name]
+    full = real_models.model(kind, LAYERS, dtype=dtype)
+    first = 0
+    for number, (prompt, expected) in enumerate(long_texts(kind, dtype)):
+        # Every other text with drafts that are often right.
+        found = run(kind, module, parameters, prompt, 64, dtype=dtype, same=number % 2 == 1).tokens
+        first += real_models.differs(full, prompt, found, expected)
+    print(f"{name} on {kind} in {dtype}: {first} of {200 * 64} tokens differ first, at near ties")
+    assert first <= 200 * 64 / real_models.FEWEST
+
+
+@pytest.mark.parametrize("name", [name for name, (module, _) in EXACT.items() if module is not beam])
+def test_a_text_ends_with_the_token_that_ends_texts(name: str) -> None:
+    module, parameters = EXACT[name]
+    full, prompt = real_models.model("llama", LAYERS), prompt_of("llama")
+    whole = real_models.oracle(full, prompt, 16)
+    stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
+    assert run("llama", module, parameters, prompt, 16, stop=(stop,)).tokens == whole[: whole.index(stop) + 1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize(("beams", "length", "draft_beams"), [(2, 0, None), (2, 2, None), (3, 3, 5), (4, 1, 4)])
+def test_exact_beam_search_is_that_of_the_target_alone(kind: str, beams: int, length: int, draft_beams: int | None) -> None:
+    prompt = prompt_of(kind)
+    expected = real_models.beam_oracle(real_models.model(kind, LAYERS), prompt, 8, beams)
+    real = Real(real_models.decoders(kind, "draft"))
+    parameters = beam.Parameters(LAYERS, length, beams, draft_beams=draft_beams, **SMALL)
+    kept: list[beam.Hypothesis] = []
+
+    def steps() -> Any:
+        kept.extend((yield from beam.decode(parameters, prompt, 8)))
+
+    # More tokens are waited for than come: the process ends by itself, and then returns what it kept.
+    real.run(steps(), 9)
+    assert real.work.tokens == expected[0][1]
+    assert beam.texts(kept) == [text for _, text in expected]
+    assert [each.score for each in kept] == pytest.approx([score for score, _ in expected])
+
+
+@pytest.mark.parametrize("arrangement", beam.ARRANGEMENTS)
+def test_arrangements_of_hypotheses_write_the_same(arrangement: str) -> None:
+    parameters = beam.Parameters(LAYERS, 2, 3, "per-beam", arrangement=arrangement, **SMALL)
+    together = beam.Parameters(LAYERS, 2, 3, "per-beam", **SMALL)
+    assert run("llama", beam, parameters, [3, 4], 9).tokens == run("llama", beam, together, [3, 4], 9).tokens
+
+
+# --- batches ---
+
+
+PROMPTS = [[3, 4, 5], [6, 1, 2], [9, 9, 8], [3, 4, 6]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("name", ["skipdecode", "early exit"])
+def test_texts_of_a_batch_do_not_see_each_other(kind: str, batch: int, name: str) -> None:
+    lengths = (8, 5, 7, 8)
+    parameters: Any = early_exit.Parameters(LAYERS, exit_layer=LAYERS, sequences=batch, batching="static", lengths=lengths)
+    module: Any = early_exit
+    if name == "skipdecode":
+        module = skipdecode
+        parameters = skipdecode.Parameters(LAYERS, 5, 5, 3, 12, sequences=batch, batching="static", lengths=lengths)
+    real = Real(real_models.decoders(kind))
+    texts: dict[int, list[int]] = {number: [] for number in range(4)}
+    steps = module.decode(parameters, PROMPTS[0], 8, prompts=PROMPTS)
+    _follow(real, steps, texts, sum(lengths))
+    full = real_models.model(kind, LAYERS)
+    for number, length in enumerate(lengths):
+        assert texts[number] == real_models.oracle(full, PROMPTS[number], length)
+
+
+def _follow(real: Real, steps: Any, texts: dict[int, list[int]], tokens: int) -> None:
+    """Run, and put what is committed with the texts that the pass before was of."""
+    last: tuple[int, ...] = ()
+
+    def watched() -> Any:
+        nonlocal last
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+            if hasattr(step, "texts") and step.heads:
+                last = step.texts or (0,)
+            if hasattr(step, "drafted"):
+                for text, token in zip(last, step.tokens, strict=True):
+                    texts[text].append(token)
+            answer = yield step
+
+    real.run(watched(), tokens)
+
+
+def test_a_batch_of_skipdecode_skips_what_one_text_alone_would() -> None:
+    """Positions decide, not texts: each text of a batch is what it would be alone."""
+    alone = skipdecode.Parameters(LAYERS, 2, 5, 3, 12)
+    together = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, sequences=4, batching="static", lengths=(8, 8, 8, 8))
+    texts: dict[int, list[int]] = {number: [] for number in range(4)}
+    _follow(Real(real_models.decoders("llama")), skipdecode.decode(together, PROMPTS[0], 8, prompts=PROMPTS), texts, 32)
+    for number, prompt in enumerate(PROMPTS):
+        assert texts[number] == run("llama", skipdecode, alone, prompt, 8).tokens
+
+
+def test_skipped_layers_are_not_run() -> None:
+    """What SkipDecode writes is what the model with only these layers writes behind a prompt that all layers have read."""
+    parameters = skipdecode.Parameters(LAYERS, 3, 3, 3, 12, warm_up=1)
+    work = run("llama", skipdecode, parameters, [3, 4, 5], 6)
+    by_kind = {kind: counts[0] for kind, counts in work.account.passes_by_kind.items()}
+    assert [kind[5] for kind in by_kind if kind[4]] == [((1, 3),)]
+    assert work.layer_passes == 2 * LAYERS + 6 * 3
+
+
+# --- early exits ---
+
+
+@pytest.mark.parametrize("measure", ["softmax", "state"])
+def test_early_exits_go_by_the_threshold(measure: str) -> None:
+    """A threshold of 0 leaves at the first layer that may be left, one of 1 never does; between them some tokens leave."""
+    depths = []
+    for threshold in (0.0, 0.9 if measure == "state" else 0.06, 1.0):
+        work = run("llama", early_exit, early_exit.Parameters(LAYERS, measure, threshold=threshold, first_check=2), [3, 4, 5], 10)
+        kinds = [(kind[3] - kind[2], counts[0]) for kind, counts in work.account.passes_by_kind.items() if not kind[6]]
+        depths.append(sum(layers * count for layers, count in kinds) - LAYERS)  # the prompt is one pass through all layers
+    assert depths[0] == 10 * 2 < depths[1] < depths[2] == 10 * LAYERS
+
+
+@pytest.mark.parametrize("fill", early_exit.FILLS)
+def test_leaving_at_the_first_layer_reads_that_layer(fill: str) -> None:
+    """The first token of a text that leaves at layer 2 is what the common head makes of layer 2, whatever fills rows later."""
+    import torch
+
+    full = real_models.model("llama", LAYERS)
+    text = [3, 4, 5, 6]
+    with torch.inference_mode():
+        states = full(torch.tensor([text]), output_hidden_states=True).hidden_states[2][0, -1]
+        expected = int(full.lm_head(full.model.norm(states)).argmax())
+    parameters = early_exit.Parameters(LAYERS, threshold=0.0, first_check=2, fill=fill)
+    assert run("llama", early_exit, parameters, text, 4).tokens[0] == expected
+
+
+def test_propagated_rows_are_what_the_layers_make_of_the_state_that_left() -> None:
+    """Where all tokens leave at one layer, propagating at once and making rows later write the same text."""
+    texts = [
+        run("llama", early_exit, early_exit.Parameters(LAYERS, threshold=threshold, first_check=1, fill=fill), [3, 4, 5], 12).tokens
+        for threshold, fill in itertools.product((0.12, 0.3), early_exit.FILLS)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[2] == texts[3]
+
+
+# --- Big Little Decoder ---
+
+
+@pytest.mark.parametrize("variant", bild.VARIANTS)
+def test_bild_with_a_draft_that_is_the_target_takes_nothing_back(variant: str) -> None:
+    twin = {role: real_models.decoders("llama")["target"] for role in ("target", "draft")}
+    parameters = bild.Parameters(LAYERS, 4, 0.0, float("inf"), variant, draft_layers=LAYERS)
+    work = Real(twin).run(bild.decode(parameters, [3, 4, 5], 12), 12)
+    assert work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 12)
+    assert {*work.commits} == {"cap"}
+
+
+def test_bild_decides_by_the_thresholds() -> None:
+    """Each fallback has a confidence below its threshold, each rollback a distance above its, and nothing that stays has."""
+    log: list[Answered] = []
+    work = run("llama", bild, bild.Parameters(LAYERS, 4, 0.2, 3.0, **SMALL), [3, 4, 5], 30, seed=1, log=log)
+    low = sum(each.kind == "confidence" and each.answer < 0.2 for each in log)
+    far = sum(each.kind == "distance" and each.answer > 3.0 for each in log)
+    assert (low, far) >= (1, 1)
+    assert far == work.commits.count("rollback")
+    assert low >= work.commits.count("fallback")
+
+
+# --- sampling ---
+
+
+def test_random_numbers_are_even_over_places_purposes_times_texts_and_replications() -> None:
+    """Their distribution function is off the even one by this bound in one seed of a million at most (Dvoretzky, Kiefer, Wolfowitz;
+    Massart's constant), were they independent; and no two keys share a number.
+    """
+    luck, purposes = Luck(11), ("target: sample", "draft: sample", "test", "residual")
+    numbers = [luck.draw(purpose, position, text) for purpose in purposes for position in range(250) for text in (0, 1)]
+    numbers += [luck.draw("test", 3) for _ in range(2000)]
+    numbers += [Luck(seed, replication).draw("test", 3) for seed in range(2) for replication in range(2000)]
+    count = len(numbers)
+    assert len({*numbers}) == count == 8000
+    even = np.arange(count) / count
+    off = np.maximum(np.sort(numbers) - even, even + 1 / count - np.sort(numbers)).max()
+    assert off < (np.log(2 / 1e-6) / (2 * count)) ** 0.5
+
+
+@pytest.mark.slow  # what each number decides, the numbers, and the law by enumeration are in the quick tier
+def test_sampled_speculative_decoding_has_the_targets_law_exactly() -> None:
+    """Chi-square of pairs of tokens against their exact chances; a right program fails one time in a thousand."""
+    from scipy.stats import chisquare
+
+    sampling = Sampling(temperature=1.0, top_k=4)
+    full, prompt = real_models.model("llama", LAYERS, 5), [3, 4]
+    exact: dict[tuple[int, int], float] = {}
+    first = sampling.law(real_models.logits(full, prompt).numpy())
+    for token in np.flatnonzero(first):
+        second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
+        exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
+    decoders = real_models.decoders("llama", "draft", seed=5)
+    parameters = speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)
+    seen = dict.fromkeys(exact, 0)
+    trials = 1500
+    for number in range(trials):
+        real = Real(decoders, sampling=sampling, luck=Luck(7, number))
+        a, b = real.run(speculative.decode(parameters, prompt, 2), 2).tokens
+        seen[a, b] += 1
+    counted = np.array([[seen[pair], chance * trials] for pair, chance in exact.items() if chance * trials >= 5])
+    rest = trials - counted.sum(axis=0)
+    table = np.vstack([counted, rest]) if rest[1] > 1e-6 else counted
+    assert chisquare(table[:, 0], table[:, 1] * table[:, 0].sum() / table[:, 1].sum()).pvalue > 1e-3
+
+
+class Told(Luck):
+    """Random numbers that a test says, in the order in which they are drawn, and then 0.5; `asked` is what each was drawn for."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__()
+        self.numbers, self.asked = [*numbers], list[tuple[str, int, int]]()
+
+    def draw(self, purpose: str, position: int, text: int = 0) -> float:
+        """The next of the numbers."""
+        self.asked.append((purpose, position, text))
+        return self.numbers.pop(0) if self.numbers else 0.5
+
+
+def shares(law: Any) -> dict[int, tuple[float, float]]:
+    """The numbers in [0, 1) that fall on each token of a law, which need not add up to 1: just within both ends of its share."""
+    ends = np.cumsum(law) / np.sum(law)
+    found = {int(token): (float(ends[token - 1]) if token else 0.0, float(ends[token])) for token in np.flatnonzero(law)}
+    return {token: (low + 1e-12, high - 1e-12) for token, (low, high) in found.items() if high - low > 1e-9}
+
+
+def test_random_numbers_decide_exactly_at_the_bounds_of_their_laws() -> None:
+    """A drafted token is kept by a number below p/q, and else replaced by inverse CDF of the residual law; no two draws are one."""
+    sampling, prompt = Sampling(temperature=1.3), [3, 4]
+    decoders = real_models.decoders("llama", "draft", seed=5)
+    parameters = speculative.Parameters(LAYERS, 1, sampled=True, **SMALL)
+    full = real_models.model("llama", LAYERS, 5)
+    p, q = (sampling.law(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
+
+    def told(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
+        luck = Told(*numbers)
+        return Real(decoders, sampling=sampling, luck=luck).run(speculative.decode(parameters, prompt, 2), 2).tokens, luck.asked
+
+    drafted, residual = shares(q), shares(np.maximum(p - q, 0))
+    doubtful = sorted((token for token in drafted if p[token] < q[token]), key=lambda token: abs(p[token] / q[token] - 0.5))[:2]
+    sure = max(drafted, key=lambda token: p[token] - q[token])
+    assert told(drafted[sure][1], 1 - 1e-12)[0][0] == sure  # p > q: whatever the number
+    assert 0.1 < p[doubtful[0]] / q[doubtful[0]] < 0.9
+    for token in doubtful:
+        bound = p[token] / q[token]
+        behind = shares(sampling.law(real_models.logits(full, [*prompt, token]).numpy()))
+        for place, (drawn, (other, range_of)) in enumerate(zip(drafted[token], [*behind.items()][:2], strict=True)):
+            written, asked = told(drawn, bound * (1 - 1e-9), range_of[place])
+            assert written == [token, other]
+            assert [each[1:] for each in asked] == [(2, 0), (2, 0), (3, 0)]
+            kept = [each[0] for each in asked]
+        for drawn, (other, ends) in zip(drafted[token], [*residual.items()][:2], strict=True):
+            for end in ends:
+                written, asked = told(drawn, bound * (1 + 1e-9), end)
+                assert written[0] == other
+                assert [each[1:] for each in asked[:3]] == [(2, 0)] * 3
+        # What is drafted, tested, replaced and added is drawn by streams of their own.
+        assert kept[:2] == [each[0] for each in asked[:2]]
+        assert len({*kept, *(each[0] for each in asked)}) == 4
+
+
+def test_draws_are_for_the_position_and_the_sequence_of_the_token_that_follows() -> None:
+    """Sequences 3 and 1 of a batch, at unequal positions: a number drawn in one is no number of the other."""
+    decoders = real_models.decoders("llama")
+    luck = Told(0.25, 0.75)
+    found: list[Any] = []
+
+    def steps() -> Any:
+        for text, tokens in ((3, (4, 5, 6)), (1, (4, 5))):
+            yield Forward("target", tokens, 0, 0, LAYERS, None, 1, texts=(text,))
+        both = yield Forward("target", (7, 8), 2, 0, LAYERS, None, 2, texts=(3, 1), places=(3, 2))
+        for offset in (-2, -1):
+            found.append((yield Read("uniform", both, offset)))
+        yield Commit("token", (1,))
+
+    Real(decoders, luck=luck).run(steps(), 1)
+    assert found == [0.25, 0.75]
+    assert [each[1:] for each in luck.asked] == [(4, 3), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("module", "parameters", "rates"),
+    [
+        (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL), {"acceptance_rate": 0.5}),
+        (bild, bild.Parameters(LAYERS, 4, **SMALL), {"fallback_rate": 0.3, "rollback_rate": 0.3}),
+    ],
+)  # fmt: skip
+def test_forced_outcomes_are_read_of_tokens_that_the_models_have(module: Any, parameters: Any, rates: Any) -> None:
+    """Tokens of a world are places in a sequence, here beyond the vocabulary on either side."""
+    tokens, prompt = 12, real_models.VOCABULARY - 3
+    world = forced_outcomes.world(parameters, prompt, tokens, rates, seed=2)
+    log: list[Answered] = []
+    steps = module.decode(parameters, tuple(range(prompt)), tokens)
+    written = Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens
+    assert written[-1] > real_models.VOCABULARY
+    assert any(each.token is not None and each.token < -real_models.VOCABULARY for each in log)
+    assert any(each.token is not None and each.token > real_models.VOCABULARY for each in log)
+
+
+def test_drawn_texts_are_the_same_for_the_same_seed_and_others_for_another() -> None:
+    parameters = speculative.Parameters(LAYERS, 3, sampled=True, **SMALL)
+    texts = [run("llama", speculative, parameters, [3, 4], 20, luck=Luck(seed)).tokens for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_sampled_ppd_draws_what_plain_sampling_draws() -> None:
+    """Whatever is predicted early, the final tokens are drawn by the same luck: Appendix B of the paper."""
+    plain = run("llama", autoregressive, autoregressive.Parameters(LAYERS, sampled=True), [3, 4], 16, luck=Luck(3)).tokens
+    for form, layer in (("literal", 3), ("eager", 3), ("flat", 2), ("nested", 3)):
+        parameters = ppd.Parameters(LAYERS, layer, 2, form, sampled=True)
+        assert run("llama", ppd, parameters, [3, 4], 16, luck=Luck(3)).tokens == plain
+
+
+@given(
+    logits=st.lists(st.floats(-8, 8), min_size=1, max_size=12), top_k=st.integers(0, 13), top_p=st.floats(0, 1),
+    temperature=st.floats(0.1, 4),
+)  # fmt: skip
+def test_laws_keep_the_likeliest(logits: list[float], top_k: int, top_p: float, temperature: float) -> None:
+    scores = np.array(logits)
+    law = Sampling(temperature, top_k, top_p).law(scores)
+    whole = softmax(scores / temperature)
+    kept = law > 0
+    assert law.sum() == pytest.approx(1)
+    assert kept[int(scores.argmax())] or law.max() == pytest.approx(1 / kept.sum())
+    if top_k:
+        assert kept.sum() <= top_k
+    if (~kept).any() and kept.any():
+        assert whole[kept].min() >= whole[~kept].max() - 1e-12
+    assert whole[kept].sum() >= min(top_p, whole[np.argsort(-whole)][: top_k or None].sum() * top_p) - 1e-9
+
+
+# --- what is refused ---
+
+
+def test_models_of_different_vocabularies_are_refused() -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from calibrate.decoders.adapter import decoder_of
+
+    torch.manual_seed(0)
+    other = LlamaForCausalLM(
+        LlamaConfig(vocab_size=30, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
+    with pytest.raises(ParameterError, match="one vocabulary, got target 29, draft 30"):
+        Real(real_models.decoders("llama") | {"draft": decoder_of(other, "other")})
+
+
+def test_all_chances_are_left_where_nothing_is_cut() -> None:
+    """Also those that rounding would lose among the others."""
+    for sampling in (Sampling(), Sampling(top_k=2), Sampling(top_p=1.0)):
+        assert (sampling.law(np.array([0.0, -60.0])) > 0).all()
+    assert Sampling(top_p=0.5).law(np.array([0.0, -60.0])).tolist() == [1.0, 0.0]
+
+
+def test_a_text_longer_than_the_model_knows_is_refused() -> None:
+    with pytest.raises(ParameterError, match="at most 96 positions together, which gpt2 target knows, got 97"):
+        run("gpt2", autoregressive, autoregressive.Parameters(LAYERS), [3] * 90, 20)
+
+
+@pytest.mark.parametrize(("given", "length"), [
+    ({"at": 95, "tokens": (3, 4)}, 97), ({"at": 95, "tokens": (3, 4, 5), "after": (-1, 0, 1)}, 98),
+    ({"at": 95, "tokens": (3, 4, 5), "after": (-1, 0, 0)}, 97),
+    ({"at": 0, "tokens": (3, 4, 5, 6), "batch": 2, "places": (95, 1)}, 97), ({"at": 95, "tokens": (3, 4), "after": (-1, -1)}, 96),
+])  # fmt: skip
+def test_how_long_a_text_would_be_is_that_of_its_furthest_position(given: dict[str, Any], length: int) -> None:
+    """Of hypotheses those count that stand behind each other; 96 positions are known."""
+    decoder = real_models.decoders("gpt2")["target"]
+    rows = decoder.rows()
+    decoder.run((3,) * 95, 0, 0, LAYERS, rows)
+    if length <= 96:
+        assert decoder.run(first=0, last=LAYERS, rows=rows, **given).shape[0] == len(given["tokens"])
+    else:
+        with pytest.raises(ParameterError, match=f"at most 96 positions together, which gpt2 target knows, got {length};"):
+            decoder.run(first=0, last=LAYERS, rows=decoder.rows() if "places" in given else rows, **given)
+
+
+def test_more_layers_than_the_model_has_are_refused() -> None:
+    with pytest.raises(ParameterError, match="layers of the target must be 5"):
+        run("llama", autoregressive, autoregressive.Parameters(6), [3], 2)
+
+
+# --- the sampled law, by enumeration ---
+
+
+class Choosing(Real):
+    """Takes the choices of a script where a random number would decide, then the first; and says how likely all of them were.
+
+    A test against p/q is a choice between keeping and rejecting. What other choices there would have been is kept.
+    """
+
+    def __init__(self, decoders: Any, sampling: Sampling, script: list[int]) -> None:
+        super().__init__(decoders, sampling=sampling)
+        self.script, self.taken = script, 0
+        self.likelihood = 1.0
+        self.open: list[int] = []
+        self.asked: list[float] = []
+
+    def choose(self, chances: list[float]) -> int:
+        """One of some choices, of which those that are possible count."""
+        possible = [index for index, chance in enumerate(chances) if chance > 0]
+        place = self.script[self.taken] if self.taken < len(self.script) else 0
+        self.open.append(len(possible))
+        self.taken += 1
+        self.likelihood *= chances[possible[place]]
+        return possible[place]
+
+    def _drawn(self, law: Any, purpose: str, output: Any, offset: int) -> int:
+        return self.choose((law / law.sum()).tolist())
+
+    def read(self, step: Any) -> Any:
+        """As ever, but a uniform number says keep or reject."""
+        if step.kind == "uniform":
+            p, q = self.asked[-2:]
+            keep = min(1.0, p / q)
+            return 0.0 if self.choose([keep, 1 - keep]) == 0 and keep > 0 else 1.0
+        found = super().read(step)
+        if step.kind == "chance":
+            self.asked.append(found)
+        return found
+
+
+@pytest.mark.parametrize("method", ["speculative", "adaptive", "hierarchical"])
+def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> None:
+    """All ways that chance could have gone, each with its probability: the texts have the target's law to rounding."""
+    sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
+    choices: dict[str, tuple[Any, Any]] = {
+        "speculative": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)),
+        "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
+        "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
+    }
+    module, parameters = choices[method]
+    decoders = real_models.decoders("llama", "draft", "medium", seed=5)
+    found: dict[tuple[int, ...], float] = {}
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        script = scripts.pop()
+        real = Choosing(decoders, sampling, script)
+        text = tuple(real.run(module.decode(parameters, prompt, tokens), tokens).tokens)
+        found[text] = found.get(text, 0.0) + real.likelihood
+        for place in range(len(script), len(real.open)):  # where the first choice was taken unasked, the others are still to come
+            scripts += [[*script, *[0] * (place - len(script)), other] for other in range(1, real.open[place])]
+    full = real_models.model("llama", LAYERS, 5)
+    exact: dict[tuple[int, ...], float] = {}
+    first = sampling.law(real_models.logits(full, prompt).numpy())
+    for token in np.flatnonzero(first):
+        second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
+        exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
+    assert sum(found.values()) == pytest.approx(1)
+    assert {text: chance for text, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)
+
+
+# --- single steps ---
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
+    """Four equal chances: two of them make up one half exactly, and a third is not kept."""
+    assert Sampling(top_p=0.5).law(np.zeros(4)).tolist() == [0.5, 0.5, 0, 0]
+    assert np.count_nonzero(Sampling(top_p=0.51).law(np.zeros(4))) == 3
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_a_position_is_read_from_either_end_of_its_pass(heads: int) -> None:
+    """Of three tokens the last ones are projected: offsets are as in a list, and chances are the model's own."""
+    full, prompt = real_models.model("llama", LAYERS), [3, 4, 5]
+    found: dict[int, list[Any]] = {}
+
+    def steps() -> Any:
+        out = yield Forward("target", tuple(prompt), 0, 0, LAYERS, None, heads)
+        for offset in range(-heads, heads):
+            place = offset if offset < 0 else 3 - heads + offset
+            law = softmax(real_models.logits(full, prompt[: place % 3 + 1]).numpy())
+            best = int(law.argmax())
+            asked = [Read("next", out, place), Read("top", out, place, 2), Read("distance", out, place, token=best)]
+            asked += [Read("confidence", out, place), Read("chance", out, place, token=best)]
+            asked += [Read("confidence", out, place, token=1)]
+            found[place] = []
+            for read in asked:
+                found[place].append((yield read))
+            order = np.argsort(-law)[:2].tolist()
+            assert found[place][:2] == [best, order]
+            assert found[place][2:] == pytest.approx([-np.log(law[best]), law[best], law[best], law[1]])
+        yield Commit("token", (1,))
+
+    Real(real_models.decoders("llama")).run(steps(), 1)
+    assert len(found) == 2 * heads
+    assert all(found[place] == found[place - 3] for place in range(3 - heads, 3))
+
+
+def test_random_draws_differ_by_purpose_position_sequence_and_turn() -> None:
+    draws = [(purpose, position, text) for purpose in ("a", "b") for position in (3, 4) for text in (0, 1)]
+    first, again = Luck(5), Luck(5)
+    found = [first.draw(*each) for each in (*draws, *draws)]
+    assert len({*found}) == len(found)
+    assert [again.draw(*each) for each in (*draws, *draws)] == found
+    assert Luck(5, 1).draw("a", 3) != Luck(5, 0).draw("a", 3) != Luck(6, 0).draw("a", 3)
+
+
+@pytest.mark.parametrize(("after", "said"), [([3.0, 4.0], 1.0), ([-3.0, -4.0], 0.0), ([-4.0, 3.0], 0.0), ([4.0, 3.0], 0.96)])
+def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[float], said: float) -> None:
+    import torch
+
+    decoder = real_models.decoders("llama")["target"]
+    real = Real({"target": decoder})
+    seen: list[Any] = []
+
+    def steps() -> Any:
+        output = yield Forward("target", (3,), 0, 0, LAYERS, None, 1, compared=1)
+        output.before, output.states = torch.tensor([[3.0, 4.0]]), torch.tensor([after])
+        seen.append((yield Read("saturation", output)))
+        yield Commit("token", (1,))
+
+    real.run(steps(), 1)
+    assert seen == pytest.approx([said], abs=1e-7)
+
+
+@pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
+def test_real_models_take_over_no_task_that_has_not_ended(defect: Callable[[], Steps], message: str) -> None:
+    with pytest.raises(CacheError, match=message):
+        Real(real_models.decoders("llama")).run(defect(), 1)
+
+
+def test_what_an_algorithm_must_not_read_or_hold_is_said() -> None:
+    """A pass that projects nothing, states that nobody compared, and layers that hold what they should not."""
+    target = real_models.decoders("llama")["target"]
+    depth = DEPTHS["target"]
+
+    def unread(**more: Any) -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, depth, heads=1)
+        out = yield Forward("target", (5,), 2, 0, depth, **({"heads": 0} | more))
+        yield Read("saturation" if more else "next", out)
+
+    with pytest.raises(CacheError, match="target: a pass at position 2 is read, but projects no position"):
+        Real({"target": target}).run(unread(), 1)
+    with pytest.raises(CacheError, match="target: a pass at position 2 is asked how its state changed, but compared none"):
+        Real({"target": target}).run(unread(heads=1), 1)
+
+    run = target.run
+
+    def losing(tokens: Any, at: int, first: int, last: int, rows: Any, *more: Any, **how: Any) -> Any:
+        made = run(tokens, at, first, last, rows, *more, **how)
+        if at:
+            rows.layers[1].length = 2
+        return made
+
+    target.run = losing  # type: ignore[method-assign]
+    with pytest.raises(CacheError, match="target: layer 1 should hold 3 positions, it holds 2"):
+        Real({"target": target}).run(unread(), 1)
+
+
+def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> None:
+    """A sliding window that is used is an end too; several tokens may end texts, and one of them begins one for want of another."""
+    from types import SimpleNamespace
+
+    from calibrate.decoders import adapter
+
+    def of(kind: str = "llama", **config: Any) -> Any:
+        found = adapter.Decoder.__new__(adapter.Decoder)
+        found.config = SimpleNamespace(is_encoder_decoder=kind == "t5", **config)
+        found.full = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=config.get("ends")))
+        return found
+
+    for config, longest in (
+        ({"max_position_embeddings": 96}, 96), ({}, None), ({"max_position_embeddings": 96, "sliding_window": None}, 96),
+        ({"max_position_embeddings": 96, "sliding_window": 32}, 32), ({"max_position_embeddings": 16, "sliding_window": 32}, 16),
+        ({"sliding_window": 32}, 32), ({"max_position_embeddings": 96, "sliding_window": 32, "use_sliding_window": False}, 96),
+    ):  # fmt: skip
+        assert of(**config)._longest() == longest, config
+    assert [of(ends=ends).ends for ends in (None, 2, [2, 3])] == [(), (2,), (2, 3)]
+    assert of(bos_token_id=1, ends=2).start == 1
+    assert of(bos_token_id=0, ends=2).start == 0
+    assert of(bos_token_id=None, ends=[5, 2]).start == 5
+    assert of(bos_token_id=None).start is None
+    assert of("t5", bos_token_id=1, decoder_start_token_id=0).start == 0
+    assert of("t5", bos_token_id=1, ends=4).start == 4
+    other = SimpleNamespace(config=SimpleNamespace(model_type="mamba"))
+    with pytest.raises(ParameterError, match="some is of architecture mamba, whose layers are not known here; known: gpt2, "):
+        adapter.decoder_of(other, "some")
+    reads = real_models.model.__wrapped__("t5", 2)
+    with pytest.raises(RuntimeError, match="some has an encoder, which has read nothing yet"):
+        adapter.decoder_of(reads, "some").rows()
+    assert adapter.run_layers(2, 5) == [2, 3, 4]
+    whole = real_models.decoders("llama")["target"]
+    assert whole._place(3, 1, (), whole.rows()).mask is None  # a single token sees all there is
+    assert adapter.run_layers(1, 7, ((2, 3), (4, 6))) == [1, 3, 6]
+    settled: list[Any] = []
+    found = of()
+    for kind in ("cpu", "cuda"):
+        found.device = SimpleNamespace(type=kind)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torch.cuda.synchronize", settled.append)
+            found.settle()
+    assert settled == [found.device]

@@ -1,0 +1,156 @@
+"""Timing on a device that is only told what to do: a clock of its own that stands still until somebody waits for the device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from calibrate.decoders.adapter import Decoder
+from calibrate.devices import machine
+from calibrate.interpreters import in_one_process
+from calibrate.loading.replicas import Replica
+from calibrate.measured_runs import measure_runs
+from calibrate.timing import reads_and_processes
+from tests.support import real_models
+
+LAYER, TREE, HEAD, TICK = 1000.0, 100.0, 300.0, 0.5
+"""Microseconds that the device takes for a layer, for one over several hypotheses besides, and for a head, and the processor
+between two looks at its clock."""
+
+
+class Device:
+    """Work is noted when it is launched, and done when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = self.owed = 0.0
+
+    def perf_counter(self) -> float:
+        """The processor's clock [s]."""
+        self.now += TICK
+        return self.now / 1e6
+
+    def settle(self) -> None:
+        """Wait for what was launched."""
+        self.now, self.owed = self.now + self.owed, 0.0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Layers and heads take their time there; whoever wants to see a value waits."""
+    found = Device()
+    layer, logits, read = Decoder._layer, Decoder.logits, in_one_process.Real._found
+
+    def launched(self: Decoder, *given: Any) -> Any:
+        found.owed += LAYER + (TREE if given[-1].at is not None else 0.0)
+        return layer(self, *given)
+
+    def projected(self: Decoder, *given: Any) -> Any:
+        found.owed += HEAD
+        return logits(self, *given)
+
+    def seen(self: in_one_process.Real, step: Any) -> Any:
+        answer = read(self, step)
+        found.settle()
+        return answer
+
+    monkeypatch.setattr(Decoder, "_layer", launched)
+    monkeypatch.setattr(Decoder, "logits", projected)
+    monkeypatch.setattr(Decoder, "settle", lambda _: found.settle())
+    monkeypatch.setattr(in_one_process.Real, "_found", seen)
+    for module in (reads_and_processes, in_one_process):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=found.perf_counter))
+    return found
+
+
+def tiny(layers: int = 4) -> Decoder:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from calibrate.decoders.adapter import decoder_of
+
+    said = real_models.config("llama", layers).to_dict() | {"vocab_size": 64}
+    return decoder_of(LlamaForCausalLM(LlamaConfig(**said)), "tiny")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_parts_take_what_the_device_takes_and_nothing_of_what_came_before(device: Device) -> None:
+    decoder = tiny()
+    assert device.owed == 0
+    found = reads_and_processes.reads(decoder, 12, 3)
+    few = 40 * TICK  # looks at the clock, and nothing else
+    for kind, times in found["reads_us"].items():
+        assert times[1] == pytest.approx(HEAD if kind == "early_head" else 0, abs=few), kind
+    for times in found["rows_us"].values():  # keys and values of a layer are made within it
+        assert times[1] == pytest.approx(LAYER, abs=few)
+    assert all(times[1] == pytest.approx(4 * TREE, abs=few) for times in found["tree_us"].values())
+    assert all(times[1] == pytest.approx(0, abs=few) for times in found["beams_us"].values())
+    assert all(times[1] < LAYER / 2 for times in found["fork_us"].values())
+    assert found["again_us"][1] == pytest.approx(0, abs=few)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_passes_behind_pauses_take_what_the_device_takes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads_and_processes, "GAPS", (0, 500))
+    found = reads_and_processes.after(tiny(), 12, 4)
+    assert device.owed == 0
+    for name in ("after_us", "wide_us"):
+        for times in found[name].values():
+            assert times[1] == pytest.approx(4 * LAYER, abs=40 * TICK), name
+    for times in found["short_us"].values():
+        assert times[1] == pytest.approx(LAYER, abs=40 * TICK)
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch refuses to make it current."""
+    with pytest.raises(ValueError, match="index"):
+        torch.cuda.set_device("cuda")
+    made: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", made.append)
+    for name in ("cuda", "cuda:1"):
+        machine.make_current(name)
+    assert made == ["cuda:1"]
+
+
+def test_what_a_model_needs_is_held_against_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another model may be there already; what torch keeps for itself it can use again."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 26)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 20)
+    assert machine.free("cuda") == 36
+    assert machine.memory("cuda") == 80
+    assert machine.free("cpu") == machine.memory("cpu")
+
+
+def test_clocks_that_move_do_not_make_it_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that were broken off can be gone on with, while the GPU is as fast as it likes."""
+    whole, clock = machine.facts, iter((345, 1980))
+    monkeypatch.setattr(machine, "facts", lambda name: whole(name) | {"sm_mhz": next(clock), "driver": "580"})
+    models = real_models.decoders("llama")
+    first, second = (measure_runs._facts(models) for _ in range(2))
+    assert first == second
+    assert first["driver"] == "580"
+
+
+def test_random_weights_are_drawn_on_the_gpu_as_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    told: list[Any] = []
+
+    class Reached(Exception):  # noqa: N818
+        """Nothing is built: there is no such device."""
+
+    def build(_: Any, **more: Any) -> Any:
+        told.append((torch.get_default_device().type, more))
+        raise Reached
+
+    kept: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *given: kept.append(given))
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", build)
+    for device, dtype in (("cuda:0", "bfloat16"), ("cpu", "bfloat16")):
+        with pytest.raises(Reached):
+            Replica("llama-68m", device, dtype, random=1).load()
+    assert told == [("cuda", {"dtype": torch.bfloat16}), ("cpu", {})]
+    assert len(kept) == 1  # whoever draws numbers there later draws what they would have drawn

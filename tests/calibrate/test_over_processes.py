@@ -1,0 +1,607 @@
+"""Decoding over processes writes what the plain decoder writes, row by row as believed; whatever becomes of a process is said.
+
+Processes are dear to start: one set of them serves all texts and models, and those that are to be spoiled are few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrate.interpreters.in_one_process import Luck, Real, Sampling
+from calibrate.loading import prompts
+from calibrate.loading.replicas import Replica
+from calibrate.measured_runs import measure_runs
+from calibrate.timing import reads_and_processes
+from calibrate.workers import over_processes, worker_loop
+from calibrate.workers import worker_pool as pool_of
+from calibrate.workers.over_processes import GONE, Parallel, Pool, ProcessError, started
+from model.base.checks import ParameterError
+from model.logs import forced_outcomes
+from model.logs.decoding import Answered
+from model.logs.spans import Span, of_main
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.beam import algorithm as beam
+from model.methods.ppd import algorithm as ppd
+from model.methods.speculative import algorithm as speculative
+from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from sim.engine.events import Interval
+from tests.support import real_models, workers
+from tests.support.real_models import DEPTHS, SOURCE
+from tests.support.workers import PATIENCE, asking, tiny
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+LAYERS = DEPTHS["target"]
+CHOICES = [
+    ppd.Parameters(LAYERS, layer, k, form)
+    for form, layers in (("literal", (3, 4, 5)), ("eager", (3, 5)), ("flat", (1, 2, 3))) for layer in layers for k in (1, 2, 3)
+]  # fmt: skip
+BATCHED = [
+    ppd.Parameters(LAYERS, layer, k, form, batched=True)
+    for form, layer, k in (("literal", 3, 3), ("literal", 5, 2), ("eager", 3, 4), ("flat", 1, 3), ("flat", 2, 2))
+]
+NESTED = [ppd.Parameters(LAYERS, layer, k, "nested") for layer, k in ((3, 1), (3, 3), (4, 2), (2, 1))]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with started(tiny("llama"), 4, 96, patience=PATIENCE) as found:
+        yield found
+
+
+def use(pool: Pool, replica: Replica, capacity: int = 96, source: tuple[int, ...] = ()) -> None:
+    """Have the model loaded, if it is not."""
+    if pool.replica != replica:
+        pool.load(replica, capacity, source)
+
+
+def both(pool: Pool, parameters: Any, prompt: list[int], tokens: int, **more: Any) -> tuple[Parallel, Real]:
+    """The same decoding over processes and in one."""
+    parallel, alone = Parallel(pool, record=True, **more), Real({"target": pool.decoder}, **more)
+    for each in (parallel, alone):
+        each.run(ppd.decode(parameters, prompt, tokens), tokens)
+    as_believed(pool)
+    return parallel, alone
+
+
+def as_believed(pool: Pool) -> None:
+    """All rows are those that the scheduler believes they are, and what one pass made is the same wherever it lies."""
+    memory, known = pool.memory, pool.tags != GONE
+    assert (memory.tags[known] == pool.tags[known]).all()
+    first = pool.tags[0]
+    for unit in range(1, pool.units):
+        layers, places = np.nonzero((pool.tags[unit] == first) & (first > 0))
+        ours, theirs = memory.rows[0][layers, ..., places, :], memory.rows[unit][layers, ..., places, :]
+        assert ours.equal(theirs)
+
+
+FEW = [CHOICES[1], CHOICES[11], CHOICES[15], NESTED[0], BATCHED[0], BATCHED[3]]
+"""One of each form, and of two of them batched."""
+SPREAD = [*CHOICES[::4], *CHOICES[2::9], *NESTED[::2], *BATCHED[:4]]
+"""Each form with each number of candidates and each exit layer; not all of them together."""
+
+
+@pytest.mark.parametrize(("kind", "choices"), [
+    pytest.param("llama", SPREAD, id="llama"),
+    *(pytest.param(kind, FEW[-3:], id=kind) for kind in ("gpt2", "opt", "gpt_neox")),
+    pytest.param("llama", [*CHOICES, *NESTED, *BATCHED], id="llama all", marks=pytest.mark.slow),
+    *(pytest.param(kind, FEW, id=f"{kind} more", marks=pytest.mark.slow) for kind in ("gpt2", "opt", "gpt_neox")),
+])  # fmt: skip
+def test_what_is_written_is_what_the_plain_decoder_writes(pool: Pool, kind: str, choices: list[ppd.Parameters]) -> None:
+    use(pool, tiny(kind))
+    prompt = [3, 4, 5, 6, 17]
+    expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
+    for parameters in choices:
+        parallel, alone = both(pool, parameters, prompt, 16)
+        assert parallel.work.tokens == alone.work.tokens == expected, parameters
+        assert parallel.work.commits == alone.work.commits, parameters
+        # How far those come that are stopped is the real clock's to say; with nothing left to do they may have begun.
+        if parameters.form != "nested" and not (parameters.form == "eager" and parameters.exit_layer == LAYERS):
+            assert parallel.work.account == alone.work.account, parameters
+            assert parallel.work.forks == alone.work.forks
+
+
+def test_a_decoder_behind_an_encoder(pool: Pool) -> None:
+    use(pool, tiny("t5"), source=SOURCE)
+    expected = real_models.oracle(real_models.model("t5", LAYERS), [0], 12)
+    for parameters in (*CHOICES[:2], BATCHED[0]):
+        assert both(pool, parameters, [0], 12)[0].work.tokens == expected
+    pool.read_source((9, 3))
+    parallel, alone = both(pool, CHOICES[0], [0], 12)
+    fresh: Any = tiny("t5").load()
+    fresh.read_source((9, 3))
+    again = Real({"target": fresh}).run(ppd.decode(CHOICES[0], [0], 12), 12)
+    assert parallel.work.tokens == alone.work.tokens == again.tokens != expected
+    with pytest.raises(ParameterError, match="has an encoder, and source is empty; give what it reads"):
+        pool.load(tiny("t5"))
+
+
+class Late:
+    """An end of a pipe whose first look finds nothing, though an answer comes before the next."""
+
+    def __init__(self, end: Any) -> None:
+        self.end, self.looked = end, False
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        there: bool = self.end.poll(timeout if self.looked else PATIENCE)
+        was, self.looked = self.looked, True
+        return was and there
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.end, name)
+
+
+def test_an_answer_that_comes_between_two_looks_is_no_failure(pool: Pool) -> None:
+    posts, late = dict(pool.posts), pool.posts[1].end
+    try:
+        pool.posts[1] = dataclasses.replace(posts[1], end=Late(late))
+        pool.load(tiny("llama", 2), 96)
+        assert not pool.broken
+    finally:
+        pool.posts[1] = posts[1]
+
+
+def test_the_same_processes_serve_text_after_text(pool: Pool) -> None:
+    use(pool, tiny("llama", 1))
+    for length in (1, 40, 3):
+        prompt = [(7 * place) % 29 for place in range(length)]
+        for parameters in (CHOICES[1], BATCHED[0], NESTED[0]):
+            parallel, alone = both(pool, parameters, prompt, 9)
+            assert parallel.work.tokens == alone.work.tokens
+
+
+def test_drawn_tokens_reads_and_ends_are_those_of_one_process(pool: Pool) -> None:
+    use(pool, tiny("llama"))
+    parameters = ppd.Parameters(LAYERS, 3, 2, "literal", sampled=True)
+    logs: list[list[Answered]] = [[], []]
+    texts = []
+    for log, kind in zip(logs, ("processes", "one"), strict=True):
+        more: dict[str, Any] = {"sampling": Sampling(1.5), "luck": Luck(3), "log": log}
+        each: Any = Parallel(pool, **more) if kind == "processes" else Real({"target": pool.decoder}, **more)
+        texts.append(each.run(ppd.decode(parameters, [3, 4], 14), 14).tokens)
+    assert texts[0] == texts[1]
+    assert logs[0] == logs[1]
+    whole = real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 16)
+    stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
+    for parameters in (CHOICES[0], CHOICES[9]):
+        work = Parallel(pool).run(ppd.decode(parameters, [3, 4, 5], 16, (stop,)), 16)
+        assert work.tokens == whole[: whole.index(stop) + 1]
+
+
+def test_the_family_writes_the_same_in_float32(pool: Pool) -> None:
+    use(pool, Replica("family:target"), 128)
+    decoder = pool.decoder
+    tokenizer = decoder.tokenizer
+    prompt = tokenizer(prompts.held_out(40, 1, 2, tokenizer=tokenizer.backend_tokenizer)[0].text)["input_ids"]
+    plain = autoregressive.Parameters(decoder.layers)
+    expected = Real({"target": decoder}).run(autoregressive.decode(plain, prompt, 24), 24).tokens
+    for form, layer, k in (("literal", 6, 1), ("literal", 9, 3), ("eager", 8, 2), ("flat", 3, 2)):
+        work = Parallel(pool).run(ppd.decode(ppd.Parameters(decoder.layers, layer, k, form), prompt, 24), 24)
+        assert work.tokens == expected
+        assert 0 < work.commits.count("match") < 24  # both ways were gone
+    as_believed(pool)
+
+
+def test_what_happened_when(pool: Pool) -> None:
+    assert Span._fields == Interval._fields
+    use(pool, tiny("llama"))
+    run, _ = both(pool, ppd.Parameters(LAYERS, 3, 3, "eager"), [3, 4, 5], 12)
+    spans, commits = run.spans, run.work.commits
+    passes = [span for span in spans if span.what == "forward"]
+    for unit in range(4):
+        of = sorted(span for span in passes if span.unit == unit)
+        assert all(one.end <= other.start for one, other in itertools.pairwise(of))  # a unit makes one at a time
+    assert all(run.begun <= span.start <= span.end <= run.begun + run.seconds for span in spans if span.fate == "kept")
+    without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind[2] == kind[3])
+    assert len(passes) == run.work.account.passes - without_layers
+    kept = [span for span in passes if span.unit and span.fate == "kept"]
+    assert len(kept) == commits[:-1].count("match") == sum(span.what == "promotion" for span in spans)
+    assert {span.fate for span in passes if span.unit} >= {"kept"}
+    assert all(span.unit == 0 for span in spans if span.what in ("dispatch", "wait", "head"))
+    run, _ = both(pool, BATCHED[0], [3, 4, 5], 12)
+    wide = [Interval(*span) for span in run.spans if span.unit == 1]
+    assert {(span.width, span.position - span.earliest) for span in wide} == {(3, 0)}  # hypotheses of one position
+    without = Parallel(pool)
+    without.run(ppd.decode(CHOICES[0], [3, 4, 5], 12), 12)
+    assert without.spans == []
+
+
+def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
+    use(pool, tiny("llama"))
+    asked = measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
+    row = measure_runs.timed(asked, {"target": pool.decoder}, 12, 0, pool)
+    spans = [Span(**each) for each in row["spans"]]
+    whole = of_main(spans)
+    assert {"forward", "head", "dispatch", "promotion"} <= set(whole)
+    assert min(whole.values()) > 0
+    assert sum(whole.values()) <= row["seconds"] * 1.001 + 1e-6  # each moment once; what is behind the last token is no part
+    alone = measure_runs.timed(dataclasses.replace(asked, units=1), {"target": pool.decoder}, 12, 0)
+    assert alone["spans"] == []
+
+
+def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 8)
+    use(pool, tiny("llama"))
+    seeds, whole = [], forced_outcomes.world
+    monkeypatch.setattr(forced_outcomes, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))
+    raw = reads_and_processes.apart([reads_and_processes.over_processes(pool, seed) for seed in range(2)], LAYERS)
+    assert seeds == [0, 0, 0, 1, 1, 1]  # each sequence has outcomes of its own
+    assert raw["exit_layer"] == 3
+    for part in reads_and_processes.BETWEEN:
+        assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
+        assert all(middle > 0 for _, middle, _ in raw[f"{part}_us"].values())
+    rows = reads_and_processes.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)
+    assert {row["part"] for row in rows} >= {*reads_and_processes.BETWEEN}
+
+
+def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_besides_the_call() -> None:
+    """12 layers, the first 8 alone: .1 ms of call and .2 ms a layer there, .05 ms and .3 ms behind; the middle of three rounds."""
+    rounds = [
+        {"alone_us": {"1": [100 + 8 * each] * 3}, "beside_us": {"1": [50 + 4 * (each + 100)] * 3}, "exit_layer": 8, "repeats": 5}
+        for each in (190, 200, 900)
+    ]
+    empty = {f"{part}_us": {} for part in reads_and_processes.BETWEEN}
+    empty |= {"called_us": {"1": [1230.0] * 3}}  # 4 layers of .3 ms, as those of the main process meanwhile, and .03 ms
+    found = reads_and_processes.process_rows([each | empty for each in rounds], {"alone": 1e-4, "beside": 5e-5}, 12)
+    assert {row["part"]: row["time_s"] for row in found} == pytest.approx({"alone": 2e-4, "beside": 3e-4, "called": 3e-5})
+    assert {(row["processes"], row["repeats"]) for row in found} == {(1, 15)}
+
+
+def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:
+    with pytest.raises(ParameterError, match="heads are trained for a model's weights"):
+        Replica("{}", random=1, heads="heads.safetensors")
+    with pytest.raises(ParameterError, match="spread is of random weights"):
+        Replica("family:target", spread=2.0)
+    for said in ("{", '{"model_type": "none"}', '{"layers": 3}'):
+        with pytest.raises(ParameterError, match="model is no configuration that transformers takes"):
+            Replica(said, random=0).load()
+
+
+def wide(after: tuple[int, ...], *, forked: bool) -> Steps:
+    """A pass over two hypotheses, of a sub-process or of the main one."""
+    yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+    step = Forward("target", (5, 6), 2, 0, LAYERS, after=after)
+    yield Join((yield Fork((step,), (1,)))) if forked else step
+
+
+@pytest.mark.parametrize(
+    ("units", "steps", "said"),
+    [
+        (2, wide((-1, 0), forked=True), "makes plain passes of one text alone; the algorithm asks for others"),
+        (1, wide((-1, -1), forked=False), "makes plain passes of one text alone; the algorithm asks for others"),
+        (2, ppd.decode(ppd.Parameters(LAYERS, 3, 3, batched=True), [3] * 14, 2), "the capacity=16, got at least 17 positions"),
+        (2, ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as .*, got 2"),
+        (2, ppd.decode(ppd.Parameters(LAYERS, 3, 1), [3] * 14, 8), "must fit the capacity=16, got at least 17 positions"),
+        (2, ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as random llama has, got at least 6"),
+        (1, speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* for the draft"),
+        (1, beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "a run over processes"),
+    ],
+)  # fmt: skip
+def test_a_run_that_it_is_not_for_is_refused(units: int, steps: Any, said: str) -> None:
+    with started(tiny("llama"), units, 16) as pool:
+        with pytest.raises(ParameterError, match=said):
+            Parallel(pool).run(steps, 8)
+        with pytest.raises(ProcessError, match="are broken by an earlier error; start them anew"):
+            Parallel(pool).run(steps, 8)
+
+
+def test_rows_that_are_not_those_believed_are_refused() -> None:
+    decoder = tiny("llama").load()
+    memory = worker_loop.Memory.of(decoder, 2, 16)
+    one, other = worker_loop.Unit(0, decoder, memory), worker_loop.Unit(1, decoder, memory)
+    believed = worker_loop.believed_of(b"")
+    one.make(worker_loop.Command(7, (3, 4), 0, 0, 5, 0, None, (), believed))
+    believed = worker_loop.believed_of(np.full((5, 2), 7).tobytes())
+    step = worker_loop.Command(8, (9,), 2, 0, 5, 0, None, (worker_loop.Piece(0, 0, 5, 0, 2),), believed)
+    expected = one.make(step._replace(pieces=()))
+    assert other.make(step).equal(expected)
+    with pytest.raises(CacheError, match="unit 1: pass 9 at position 2 saw other rows than it should have"):
+        other.make(step._replace(serial=9, believed=believed + 1))
+    memory.tags[1, 3, 1] = 8  # one row of one layer is another pass's
+    with pytest.raises(CacheError, match="saw other rows"):
+        other.make(step._replace(serial=10, pieces=()))
+    with pytest.raises(CacheError, match="unit 1 is to go on from pass 3, but made 8 last"):
+        other.make(step._replace(serial=11, first=2, state=3))
+    with pytest.raises(CacheError, match="rows up to position 17 do not fit"):
+        other.make(worker_loop.Command(12, (3,) * 17, 0, 0, 5, 0, None, (), 0))
+
+
+def test_passes_of_processes_that_start_others_say_layer_by_layer_how_far_they_are(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those others may follow them; a single pass starts nobody, and is spared it."""
+    use(pool, tiny("llama"))
+    made: list[worker_loop.Command] = []
+
+    def command(*asked: Any) -> worker_loop.Command:
+        made.append(worker_loop.Command(*asked))
+        return made[-1]
+
+    monkeypatch.setattr(over_processes, "Command", command)
+
+    def process() -> Steps:
+        yield Forward("target", (6,), 2, 0, LAYERS)
+
+    def steps() -> Steps:
+        yield Forward("target", (3, 4), 0, 0, LAYERS)
+        yield Join((yield Fork((Forward("target", (5,), 2, 0, LAYERS), process()), (1, 2))))
+        yield Commit("token", (1,))
+
+    Parallel(pool).run(steps(), 1)
+    assert {each.tokens: each.followed for each in made} == {(3, 4): True, (5,): False, (6,): True}
+
+
+@pytest.mark.parametrize(("kind", "longest", "capacity"), [("llama", 96, 96), ("t5", None, 2048), ("llama", 4096, 2048)])
+def test_there_is_room_for_all_positions_that_a_model_knows_up_to_2048(kind: str, longest: int | None, capacity: int) -> None:
+    replica = tiny(kind)
+    if longest is not None:
+        replica = dataclasses.replace(replica, model=json.dumps(json.loads(replica.model) | {"max_position_embeddings": longest}))
+    with started(replica, 1, source=SOURCE if kind == "t5" else ()) as pool:
+        assert (pool.decoder.longest, pool.capacity) == (longest, capacity)
+
+
+def test_replicas_share_weights_only_if_these_are_the_same() -> None:
+    one, same, other = tiny("llama").load(), tiny("llama").load(), tiny("llama", 1).load()
+    expected = one.run((3, 4), 0, 0, LAYERS, one.rows())
+    flat = worker_loop.share_weights(one)
+    worker_loop.share_weights(same, flat)
+    assert same.run((3, 4), 0, 0, LAYERS, same.rows()).equal(expected)
+    one.head.weight.data.zero_()
+    assert not same.head.weight.any()  # they lie in one place
+    with pytest.raises(ValueError, match="the replica has other weights"):
+        worker_loop.share_weights(other, flat)
+    assert worker_loop.fingerprint(other) != worker_loop.fingerprint(one)
+    import torch
+
+    longer = torch.zeros(len(flat) + 64, dtype=flat.dtype)
+    with pytest.raises(ValueError, match="the replica has weights of another size"):
+        worker_loop.share_weights(tiny("llama").load(), longer)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_fingerprints_differ_by_the_first_and_the_last_number_of_a_tensor(place: int) -> None:
+    import torch
+
+    decoder = tiny("llama").load()
+    before = worker_loop.fingerprint(decoder)
+    assert before == worker_loop.fingerprint(tiny("llama").load())
+    with torch.inference_mode():
+        next(iter(decoder.full.parameters())).flatten()[place] += 1
+    assert worker_loop.fingerprint(decoder) != before
+
+
+# --- what becomes of processes ---
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether none of these processes is there any more, sooner or later."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def left(pids: list[int]) -> list[str]:
+    """Names of memory that these processes shared; what other processes of the machine share comes and goes."""
+    names = [name for name in os.listdir("/dev/shm") if "loky" not in name and "joblib" not in name]
+    return [name for name in names if {*re.findall(r"\d+", name)} & {*map(str, pids)}]
+
+
+def interrupted() -> Steps:
+    """The same, and the user interrupts it while a sub-process is at work."""
+    steps = asking()
+    answer = None
+    for number in range(1000):
+        step = steps.send(answer)
+        if number == 6:
+            signal.raise_signal(signal.SIGINT)
+        answer = yield step
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ("crash", "the process of unit 1 failed: IndexError: index out of range"),
+        ("hang", "the process of unit 1 did not answer within 0.2 s; the run is over"),
+        ("kill", "the process of unit 1 was killed by SIGKILL"),
+        ("interrupt", ""),
+    ],
+)
+def test_whatever_becomes_of_a_process_ends_the_run_and_leaves_nothing(harm: str, said: str) -> None:
+    affinity = os.sched_getaffinity(0)
+    with started(tiny("llama"), 2, 16, patience=PATIENCE, share=harm != "crash") as pool:
+        pids = pool.pids
+        run = Parallel(pool)
+        run.run(asking(), 2)
+        if harm == "hang":
+            os.kill(pids[0], signal.SIGSTOP)
+            pool.patience = 0.2  # it does not answer however long one waits
+        if harm == "kill":
+            os.kill(pids[0], signal.SIGKILL)
+        if harm == "interrupt":
+            os.kill(pids[0], signal.SIGINT)  # a terminal interrupts them all: whether a worker ends is the main process's to say
+            Parallel(pool).run(asking(), 2)
+            with pytest.raises(KeyboardInterrupt):
+                Parallel(pool).run(interrupted(), 1_000_000)
+        else:
+            with pytest.raises(ProcessError, match=said):
+                Parallel(pool).run(asking(10**6 if harm == "crash" else 5), 1_000_000)
+        with pytest.raises(ProcessError, match="broken by an earlier error"):
+            Parallel(pool).run(asking(), 2)
+    assert gone(pids)
+    assert left([os.getpid(), *pids]) == []
+    assert os.sched_getaffinity(0) == affinity
+    with pytest.raises(ProcessError, match="closed"):
+        Parallel(pool).run(asking(), 2)
+
+
+@pytest.mark.slow  # by a real clock: what a busy machine takes to put a process to sleep is not for each run of the tests
+def test_idle_processes_cost_nothing(pool: Pool) -> None:
+    def ticks() -> int:
+        said = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pool.pids]
+        return sum(int(each[11]) + int(each[12]) for each in said)
+
+    use(pool, tiny("llama"))
+    time.sleep(0.1)
+    before = ticks()
+    time.sleep(0.5)
+    assert ticks() - before <= 5  # hundredths of a second, of three processes
+
+
+def test_stopped_passes_are_given_up(pool: Pool) -> None:
+    use(pool, tiny("llama"))
+
+    def stopping() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        for _ in range(20):  # more than a worker has room for
+            yield Stop((yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))))
+        subs = yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))
+        yield Join(subs)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = Parallel(pool, record=True)
+    assert len(run.run(stopping(), 1).tokens) == 1
+    as_believed(pool)
+    fates = [span.fate for span in run.spans if span.what == "forward" and span.unit == 1]
+    assert len(fates) == 21
+    assert "cancelled" in fates
+    assert fates[-1] == "discarded"
+
+
+def test_a_process_may_leave_the_rest_to_one_that_it_starts_last(pool: Pool) -> None:
+    """Nobody waits for that one: it writes once its starter has ended."""
+    use(pool, tiny("llama"))
+
+    def rest() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    def first() -> Steps:
+        yield Fork((rest(),), (1,))
+
+    alone = Real({"target": pool.decoder}).run(rest(), 1)
+    assert Parallel(pool).run(first(), 1).tokens == alone.tokens != []
+
+
+def test_what_still_runs_when_the_last_token_is_there_was_cancelled(pool: Pool) -> None:
+    use(pool, tiny("llama"))
+
+    def ending() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))
+        out = yield Forward("target", (4,), 1, 0, LAYERS, None, 1)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = Parallel(pool, record=True)
+    assert len(run.run(ending(), 1).tokens) == 1
+    spans = run.spans
+    assert [span.fate for span in spans if span.unit == 1] == ["cancelled"]
+    assert [span.fate for span in spans if span.what == "link"] == ["cancelled"]
+    assert {span.fate for span in spans if span.unit == 0} == {"kept"}
+
+
+PARENT = """
+    import signal
+
+    from calibrate.workers import over_processes
+    from tests.support import workers
+
+    def main():
+        with processes.started(workers.tiny("llama"), 3, 16) as pool:
+            print(*pool.pids, flush=True)
+            processes.Parallel(pool).run(workers.asking(), 1_000_000)
+
+    if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
+        main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", ["SIGINT", "SIGKILL"])
+def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    root = Path(over_processes.__file__).parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    try:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        time.sleep(0.2)
+        if signals == "SIGINT":
+            os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to all of them
+        else:
+            os.kill(pids[1], signal.SIGSTOP)  # one that cannot see for itself that its parent is gone
+            parent.kill()
+        error = parent.communicate(timeout=PATIENCE)[1]
+    finally:
+        parent.kill()  # it would go on for hours
+    assert parent.returncode == -getattr(signal, signals)
+    if signals == "SIGINT":
+        assert error.rstrip().endswith("KeyboardInterrupt")
+        assert error.count("Traceback") == 1  # the workers' own is not seen
+    assert gone(pids)
+    assert left([parent.pid, *pids]) == []
+
+
+def test_processes_that_are_held_end_with_their_parent() -> None:
+    """One that cannot see for itself that its parent is gone: its server ends with the parent, and the system ends it with that."""
+    context = pool_of.context_of_workers()
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=workers.parent_with_a_server, args=(theirs,))
+    parent.start()
+    theirs.close()
+    assert ours.poll(PATIENCE)
+    pids = ours.recv()
+    assert len(pids) == 2
+    os.kill(pids[1], signal.SIGSTOP)
+    parent.kill()
+    parent.join()
+    assert gone(pids)
+    assert left([parent.pid, *pids]) == []
+
+
+def test_processes_see_for_themselves_that_their_parent_is_gone() -> None:
+    """While they are at work, and while they are idle."""
+    context = pool_of.context_of_workers()
+    begun = []
+    for busy in (True, False):
+        ours, theirs = context.Pipe()
+        parent = context.Process(target=workers.parent, args=(theirs, busy))
+        parent.start()
+        begun.append((parent, ours))
+    for parent, ours in begun:
+        assert ours.poll(PATIENCE)
+        pids = ours.recv()
+        time.sleep(0.1)
+        parent.kill()
+        parent.join()
+        assert gone(pids)

@@ -1,0 +1,571 @@
+"""Decoding over streams writes what the plain decoder writes; what depends on what is in order, and nothing else is.
+
+No GPU: `tests.support.ordering` stands in for it, and looks at every operation of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibrate.decoders import kv_rows as rows_of
+from calibrate.interpreters.in_one_process import Luck, Real, Sampling, Times
+from calibrate.measured_runs import measure_runs
+from calibrate.measured_runs.measure_runs import Plan, Wanted
+from calibrate.timing import reads_and_processes
+from calibrate.untested_on_gpu import over_streams
+from calibrate.untested_on_gpu.over_streams import Lanes, Streams
+from model.base.checks import ParameterError
+from model.logs import measured_runs
+from model.logs.decoding import Answered
+from model.logs.spans import beside, of_main
+from model.methods.beam import algorithm as beam
+from model.methods.ppd import algorithm as ppd
+from model.methods.speculative import algorithm as speculative
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from sim.comparison import predict
+from tests.support import real_models
+from tests.support.ordering import Device, Event, Stream
+from tests.support.real_models import DEPTHS
+from tests.support.tiers import crossed, examples
+from tests.support.unended import UNENDED
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LAYERS = DEPTHS["target"]
+CHOICES = [
+    ppd.Parameters(LAYERS, layer, k, form)
+    for form, layers in (("literal", (3, 4, 5)), ("eager", (3, 5)), ("flat", (1, 2, 3)), ("nested", (2, 3))) for layer in layers
+    for k in ((1, 2) if form == "nested" else (1, 3))
+] + [
+    ppd.Parameters(LAYERS, layer, k, form, batched=True)
+    for form, layer, k in (("literal", 3, 3), ("literal", 5, 2), ("eager", 3, 3), ("flat", 1, 3), ("flat", 2, 2))
+]  # fmt: skip
+
+
+def named(each: Any) -> str:
+    """What a choice is called."""
+    return f"{each.form} {each.exit_layer} {each.candidates}{' batched' if each.batched else ''}"
+
+
+class Pass(NamedTuple):
+    """A pass on the stand-in: where, and up to where of each stream it came when it began and when it ended."""
+
+    stream: int
+    first: int
+    last: int
+    at: int
+    begun: Any
+    ended: Any
+
+    def behind(self, other: Pass, *, begins: bool = False) -> bool:
+        """Whether it ends behind the other's end, or behind its beginning."""
+        return bool(self.ended[other.stream] >= (other.begun if begins else other.ended)[other.stream] + begins)
+
+
+def decoder_of(kind: str, seed: int = 0) -> Any:
+    return real_models.decoders(kind, seed=seed)["target"]
+
+
+@contextlib.contextmanager
+def crowded() -> Iterator[None]:
+    """Rows are moved into larger buffers all the time, so that memory is let go of while others still read it."""
+    before, rows_of.ROOM = rows_of.ROOM, 1
+    try:
+        yield
+    finally:
+        rows_of.ROOM = before
+
+
+def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int, **more: Any) -> tuple[Streams, list[Pass]]:
+    """A run on the stand-in and its passes; whatever is out of order is an error."""
+    passes: list[Pass] = []
+    whole = decoder.run
+
+    def run(tokens: Any, at: int, first: int, last: int, *given_: Any, **others: Any) -> Any:
+        stream = device.current
+        begun = stream.clock.copy()
+        device.doing = f"layers [{first}, {last}) at {at}"
+        made = whole(tokens, at, first, last, *given_, **others)
+        passes.append(Pass(stream.number, first, last, at, begun, stream.clock.copy()))
+        return made
+
+    vars(decoder)["run"] = run
+    try:
+        with device:
+            found = Streams(Lanes(decoder, units, device), **more)
+            found.run(steps, tokens)
+            device.doing = "the end"
+            device.freed(device.streams[0])
+    finally:
+        del vars(decoder)["run"]
+    return found, passes
+
+
+def run(parameters: Any, kind: str = "llama", prompt: Any = (3, 4, 5), tokens: int = 12, seed: int = 0) -> Any:
+    device = Device()
+    found, passes = watched(decoder_of(kind, seed), device, ppd.decode(parameters, prompt, tokens), parameters.units, tokens)
+    assert device.races == []
+    return found, passes, device
+
+
+def rounds(passes: list[Pass]) -> Iterator[tuple[Pass, list[Pass]]]:
+    """The main process's pass behind each early prediction, and the sub-processes' that were started then."""
+    for number, each in enumerate(passes):
+        subs = [*itertools.takewhile(lambda other: other.stream, passes[number + 1 :])]
+        if each.stream == 0 and subs:
+            yield each, subs
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind"), crossed(CHOICES, ["llama", "gpt2", "opt", "gpt_neox", "t5"], [CHOICES[0], CHOICES[-3], CHOICES[-1]]),
+    ids=lambda each: each if isinstance(each, str) else named(each),
+)  # fmt: skip
+def test_what_is_written_is_what_the_plain_decoder_writes(parameters: Any, kind: str) -> None:
+    prompt = [0] if kind == "t5" else [3, 4, 5, 6, 17]
+    alone = Real({"target": decoder_of(kind)})
+    expected = alone.run(ppd.decode(parameters, prompt, 10), 10)
+    made = Streams(Lanes(decoder_of(kind), parameters.units, Device())).run(ppd.decode(parameters, prompt, 10), 10)
+    assert made.tokens == expected.tokens == real_models.oracle(real_models.model(kind, LAYERS), prompt, 10)
+    assert made.commits == expected.commits
+    assert made.account == expected.account
+    assert made.forks == expected.forks
+
+
+@given(
+    parameters=st.sampled_from(CHOICES), kind=st.sampled_from(["llama", "gpt2", "t5"]), seed=st.integers(0, 3),
+    prompt=st.lists(st.integers(0, real_models.VOCABULARY - 1), min_size=1, max_size=6), tokens=st.integers(2, 7),
+    luck=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=examples(12))
+def test_whatever_is_read_replaced_or_let_go_of_is_in_order(
+    parameters: Any, kind: str, seed: int, prompt: list[int], tokens: int, luck: int
+) -> None:
+    random = np.random.default_rng(luck)
+    share = random.choice([0.0, 0.5, 1.0])
+    device = Device(lambda: bool(random.random() < share))  # how far the device has come nobody knows
+    decoder = decoder_of(kind, seed)
+    with crowded():
+        found, _ = watched(decoder, device, ppd.decode(parameters, prompt, tokens), parameters.units, tokens)
+    assert device.races == []
+    assert found.work.tokens == real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
+
+
+APART = [each for each in CHOICES if each.form != "nested" and each.exit_layer < LAYERS]
+FEW = {"literal 3 3", "literal 4 1", "eager 3 3", "flat 1 3", "flat 2 1", "flat 3 3", "literal 3 3 batched", "flat 2 2 batched"}
+"""One of each form and exit layer."""
+
+
+@pytest.mark.parametrize(
+    "parameters", [pytest.param(each, marks=() if named(each) in FEW else pytest.mark.slow) for each in APART], ids=named
+)
+def test_sub_processes_run_beside_the_main_one(parameters: Any) -> None:
+    """None waits for the pass that is launched before it, but for those of its layers whose rows it reads; nor for each other."""
+    _, passes, _ = run(parameters)
+    pairs = [*rounds(passes)]
+    assert len(pairs) == 12
+    for own, subs in pairs:
+        assert [each.stream for each in subs] == [*range(1, parameters.units)]
+        for each in subs:
+            assert own.last > own.first or own.at == each.at - 1
+            if each.last <= own.first:
+                assert not each.behind(own, begins=True)
+            elif each.last < LAYERS:
+                assert not each.behind(own)
+            assert not own.behind(each, begins=True)
+            assert not any(each.behind(other, begins=True) for other in subs if other is not each)
+
+
+def test_a_barrier_is_one_on_the_device_too() -> None:
+    """Literal: behind a join the main process's passes come behind all; eager: behind the right one alone."""
+    for form in ("literal", "eager"):
+        found, passes, _ = run(ppd.Parameters(LAYERS, 3, 3, form))
+        pairs = [*rounds(passes)]
+        waited = []
+        for (_, subs), (following, _) in itertools.pairwise(pairs):
+            waited.append(sum(following.behind(each) for each in subs))
+        matches = [kind == "match" for kind in found.work.commits[: len(waited)]]
+        assert {True, False} <= {*matches}
+        if form == "literal":
+            assert waited == [3] * len(waited)
+        else:
+            assert [each >= match for each, match in zip(waited, matches, strict=True)] == [True] * len(waited)
+            assert min(waited[place] for place, match in enumerate(matches) if not match) == 0
+
+
+def test_streams_are_kept_and_so_are_tokens_on_the_device() -> None:
+    decoder, device = decoder_of("llama"), Device()
+    lanes = Lanes(decoder, 3, device)
+    texts = [Streams(lanes).run(ppd.decode(CHOICES[0], [3, 4], 8), 8).tokens for _ in range(3)]
+    assert texts[0] == texts[1] == texts[2]
+    assert len(device.streams) == 3
+    assert decoder._placed is None  # it was of a stream, and is for no one else
+
+
+def test_nothing_is_copied_from_the_processor_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor would wait for all that the stream has yet to do, and launch nothing else meanwhile."""
+    made: list[Any] = []
+    whole = torch.tensor
+    lanes = Lanes(decoder_of("llama"), 2, Device())
+    monkeypatch.setattr(torch, "tensor", lambda *given_, **more: made.append(given_) or whole(*given_, **more))
+    Streams(lanes).run(ppd.decode(CHOICES[0], [3, 4, 5], 8), 8)
+    assert [each[0] for each in made] == [(3, 4)]  # the prompt's
+
+
+def test_drawn_tokens_and_reads_are_those_of_one_process() -> None:
+    parameters = ppd.Parameters(LAYERS, 3, 2, "eager", sampled=True)
+    logs: list[list[Answered]] = [[], []]
+    texts = []
+    for log in logs:
+        more: dict[str, Any] = {"sampling": Sampling(1.5), "luck": Luck(3), "log": log}
+        decoder = decoder_of("llama")
+        each: Any = Streams(Lanes(decoder, 3, Device()), **more) if log is logs[0] else Real({"target": decoder}, **more)
+        texts.append(each.run(ppd.decode(parameters, [3, 4], 14), 14).tokens)
+    assert texts[0] == texts[1]
+    assert logs[0] == logs[1]
+
+
+def test_a_text_ends_with_the_token_that_ends_texts() -> None:
+    whole = real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 16)
+    stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
+    for parameters in CHOICES:
+        steps = ppd.decode(parameters, [3, 4, 5], 16, (stop,))
+        work = Streams(Lanes(decoder_of("llama"), parameters.units, Device())).run(steps, 16)
+        assert work.tokens == whole[: whole.index(stop) + 1]
+
+
+def test_what_ended_sub_processes_held_is_let_go_of() -> None:
+    """Each has a copy of the rows: without that a text takes memory by its length, squared."""
+    decoder, device = decoder_of("llama"), Device()
+    counts: list[int] = []
+
+    def counting(steps: Steps) -> Steps:
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+            if isinstance(step, Commit):
+                counts.append(len({block for block in device.blocks.values() if block.ref() is not None}))
+            answer = yield step
+
+    watched(decoder, device, counting(ppd.decode(CHOICES[1], [3, 4, 5], 16)), 4, 16)
+    assert max(counts[8:]) <= max(counts[2:5])
+
+
+def test_what_happened_when() -> None:
+    """On the device's own clock, here of operations: passes of a stream one after the other, those that were not used discarded."""
+    for form in ("literal", "eager"):
+        parameters, device = ppd.Parameters(LAYERS, 3, 3, form), Device()
+        found, passes = watched(decoder_of("llama"), device, ppd.decode(parameters, [3, 4, 5], 12), 4, 12, record=True)
+        spans, commits = found.spans, found.work.commits
+        forward = [span for span in spans if span.what == "forward"]
+        assert [(span.unit, span.first, span.last) for span in forward] == [(each.stream, each.first, each.last) for each in passes]
+        for unit in range(4):
+            of = sorted(span for span in spans if span.unit == unit)
+            assert all(one.end <= other.start for one, other in itertools.pairwise(of))
+        kept = [span for span in forward if span.unit and span.fate == "kept"]
+        assert len(kept) == commits[:-1].count("match") == sum(span.what == "promotion" for span in spans)
+        assert {"forward", "head", "wait", "promotion"} == {*of_main(spans)}
+        assert all(beside(spans, span) >= 0 for span in forward)
+        assert found.seconds > 0
+    assert Streams(Lanes(decoder_of("llama"), 2, Device())).spans == []
+
+
+def test_the_device_must_be_a_gpu() -> None:
+    with pytest.raises(ParameterError, match="device must be cuda for a run over streams, got 'cpu'; take --device cuda, or proc"):
+        Lanes(decoder_of("llama"), 2)
+    with pytest.raises(ParameterError, match=f"units must be between 1 and {over_streams.MOST + 1}, got 34"):
+        Lanes(decoder_of("llama"), 34)
+
+
+def joining(steps: Any = None) -> Steps:
+    yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+    yield Join((yield Fork((steps,), (None,))))
+
+
+def child() -> Steps:
+    yield Join((yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (None,))))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2 str"),
+        (joining(Forward("target", (5, 6), 2, 0, LAYERS, after=(-1, 0))), "makes plain passes of one text alone; .* for others"),
+        (joining(child()), "units must be more, as the algorithm has more processes at once, got 2 streams; make more of them"),
+        (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as llama target has, got at least 6"),
+        (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* asks for the draft"),
+        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "over streams makes plain passes of one text alone"),
+    ],
+)  # fmt: skip
+def test_a_run_that_it_is_not_for_is_refused(steps: Any, said: str) -> None:
+    lanes = Lanes(decoder_of("llama"), 2, Device())
+    with pytest.raises(ParameterError, match=said):
+        Streams(lanes).run(steps, 8)
+    assert lanes.decoder._placed is None
+
+
+# --- timed runs ---
+
+
+def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, device = decoder_of("llama"), Device()
+    # An operation of the stand-in takes a nanosecond: all of them end within the run, whose seconds are real.
+    monkeypatch.setattr(device, "now", lambda: Device.now(device) * 1e-6)
+    settings_ = {"exit_layer": 3, "candidates": 2}
+    wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, apart="streams") for units in (1, 3)]
+    models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
+    with device:
+        found = measure_runs.measure(tmp_path / "runs.json", Plan(wanted, 6, 1, 0), models, lanes=lanes)
+    alone, apart = measured_runs.load(tmp_path / "runs.json").timed.values()
+    assert [each.units for each in (alone, apart)] == [1, 3]
+    assert alone.decoding.tokens == apart.decoding.tokens
+    assert apart.apart == "streams"
+    assert alone.spans(0) == []
+    assert {each.unit for each in apart.spans(0) if each.what == "forward"} == {0, 1, 2}
+    assert {"wait", "forward", "head"} <= {*apart.of_main()}
+    assert found.about["apart"] == ["streams", "streams"]
+    few = Wanted("ppd", settings_, (3, 4, 5), "one", units=2, apart="streams")
+    with pytest.raises(ParameterError, match="units must be 3, which ppd reserves with these parameters, got 2 streams"):
+        measure_runs.check(Plan([few]), models)
+    with pytest.raises(ParameterError, match="units must be at least 3, which the method reserves, got 2 streams"):
+        measure_runs.decode(wanted[1], models, 8, 0, lanes=Lanes(decoder, 2, Device()))
+
+
+def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 6)
+    device = Device()
+    with device:
+        raw = reads_and_processes.apart([reads_and_processes.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
+    assert raw["exit_layer"] == 3
+    for part in ("promotion", "turn"):
+        assert [*raw[f"{part}_us"]] == ["1", "2"]
+    assert raw["dispatch_us"] == raw["wake_us"] == {}
+    found = {row["part"] for row in reads_and_processes.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
+    assert {"promotion", "turn", "alone"} <= found <= {*predict.OVER_STREAMS}
+
+
+# --- the stand-in itself ---
+
+
+def test_the_stand_in_finds_what_is_out_of_order() -> None:
+    def found(*, waits: bool = False, frees: bool = False, writes: bool = False, done: bool = False) -> list[str]:
+        device = Device(lambda: done)
+        beside_, made = device.Stream(), device.Event()
+        with device:
+            one = torch.zeros(4)
+            made.record(device.current)
+            with device.stream(beside_):
+                if waits:
+                    beside_.wait_event(made)
+                made.query()
+                other = one[:2] + 1
+            if writes:
+                one[1:] = 2
+            else:
+                one[2:] = 2
+            if frees:
+                del one
+            torch.zeros(1)
+        assert other.shape == (2,)
+        return device.races
+
+    assert found(waits=True) == found(done=True) == []
+    assert any("may have yet to write" in each for each in found())
+    assert ["replaces what {1}" in each for each in found(waits=True, writes=True)] == [True]
+    assert ["uses memory again that [1]" in each for each in found(waits=True, frees=True)] == [True]
+    stream, event = Stream(1), Event(Device())
+    stream.wait_event(event)
+    assert not stream.clock.any()
+
+
+def test_who_is_taken_over_late_is_refused() -> None:
+    def steps() -> Steps:
+        yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        [sub] = yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))
+        yield Join((sub,))
+        yield Join((yield Fork((Forward("target", (6,), 2, 0, LAYERS),), (1,))))
+        yield Adopt(sub, 2, LAYERS)
+
+    with pytest.raises(CacheError, match="a single pass, before its starter starts others"):
+        Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(), 8)
+
+
+@pytest.mark.parametrize(("defect", "message"), UNENDED)
+def test_who_has_not_ended_is_not_taken_over(defect: Callable[[], Steps], message: str) -> None:
+    with pytest.raises(CacheError, match=message):
+        Streams(Lanes(decoder_of("llama"), 2, Device())).run(defect(), 8)
+
+
+def test_who_is_started_before_anything_else_still_comes_behind_its_starter() -> None:
+    """No rows are read, but what was there before: here the tokens on the device, which have just been put there."""
+    def steps() -> Steps:
+        [sub] = yield Fork((Forward("target", (5,), 0, 0, LAYERS),), (1,))
+        yield Join((sub,))
+        yield Commit("token", (5,))
+
+    device = Device()
+    _, passes = watched(decoder_of("llama"), device, steps(), 2, 1)
+    assert device.races == []
+    assert [each.stream for each in passes] == [1]
+
+
+def test_who_is_taken_over_without_a_join_is_waited_for_there() -> None:
+    def steps() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, 3)
+        [sub] = yield Fork((Forward("target", (5,), 2, 0, 1),), (1,))
+        yield Forward("target", (3, 4), 0, 3, LAYERS, out)  # longer than the other: that has ended when this has
+        out = yield Adopt(sub, 2, 1)
+        out = yield Forward("target", (5,), 2, 1, LAYERS, out, 1)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    device = Device()
+    found, passes = watched(decoder_of("llama"), device, steps(), 2, 1)
+    assert device.races == []
+    assert found.work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 1)
+    assert passes[-1].behind(passes[-2])
+
+
+@pytest.mark.parametrize("how", ["taken over", "taken over and read later", "joined and read later"])
+def test_what_is_read_on_a_stream_is_not_used_again_on_the_other(how: str) -> None:
+    """Also where it is another process that starts the next one there, and knows nothing of who reads what."""
+    def other() -> Steps:
+        yield Forward("target", (7,), 2, 0, LAYERS)
+        yield Join((yield Fork((Forward("target", (9,), 3, 0, 2),), (2,))))
+
+    def steps() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, 3)
+        _, sub = yield Fork((other(), Forward("target", (5,), 2, 0, 1)), (1, 2))
+        yield Forward("target", (3, 4), 0, 3, LAYERS, out)
+        taken = [(yield Adopt(sub, 2, 1))] if how.startswith("taken") else [*(yield Join((sub,)))]
+        yield Fork((Forward("target", (8,), 2, 0, 1),), (3,))  # now rows of the first are let go of
+        yield Forward("target", (5,), 2, 0, 1)
+        if how.endswith("later"):
+            yield Forward("target", (5,), 2, 1, 2, taken.pop())
+            yield Forward("target", (8,), 2, 0, 1)
+            yield Forward("target", (5,), 2, 0, 1)  # now its states are
+        yield Forward("target", (5,), 2, 0, LAYERS)
+        yield Commit("token", (1,))
+
+    device = Device()
+    _, passes = watched(decoder_of("llama"), device, steps(), 4, 1)
+    assert device.races == []
+    assert passes[-1].stream == 2 or passes[-2].stream == 2
+
+
+def test_two_streams_are_looked_at_in_one_read() -> None:
+    def steps() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, 3)
+        subs = yield Fork((Forward("target", (5,), 2, 0, 3, None, 1),), (1,))
+        out = yield Forward("target", (3, 4), 0, 3, LAYERS, out, 1)
+        [other] = yield Join(subs)
+        yield Commit("token", ((yield Read("residual", other, against=out)),))
+
+    device = Device()
+    watched(decoder_of("llama"), device, steps(), 2, 1)
+    assert device.races == []
+
+
+def test_stopped_ones_hold_what_they_read() -> None:
+    """The main process moves its rows while a sub-process that was stopped may still read where they were."""
+    def steps() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        for place in range(2, 10):
+            subs = yield Fork((Forward("target", (5,), place, 0, LAYERS),), (1,))
+            out = yield Forward("target", (6,), place, 0, LAYERS, None, 1)
+            yield Stop(subs)
+            yield Commit("token", ((yield Read("next", out)),))
+
+    device = Device()
+    with crowded():
+        _, passes = watched(decoder_of("llama"), device, steps(), 2, 8)
+    assert device.races == []
+    assert sum(each.stream for each in passes) == 8
+
+
+def test_each_stretch_of_time_says_whose_it_was() -> None:
+    """A candidate is taken over, one over two hypotheses is not used, and a pass without layers is none."""
+    lanes = Lanes(decoder_of("llama"), 3, Device())
+
+    def steps() -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, heads=1)
+        token = yield Read("next", out)
+        wide = Forward("target", (6, 7), 2, 0, LAYERS, after=(-1, -1))
+        one, other = yield Fork((Forward("target", (5,), 2, 0, LAYERS, heads=1), wide), (2, None))
+        made, _ = yield Join((one, other))
+        yield Adopt(one, 2, LAYERS)
+        second = yield Read("next", made)
+        out = yield Forward("target", (8,), 3, 0, 2)
+        out = yield Forward("target", (8,), 3, 2, 2, out, heads=1)
+        third = yield Read("next", out)
+        yield Commit("token", (token, second, third))
+
+    run = Streams(lanes, record=True)
+    work = run.run(steps(), 3)
+    nothing = (-1, 0, 0, "kept", "target", 1, 0)
+    assert [(each.unit, *each[3:12]) for each in run.spans] == [
+        (0, "forward", 0, 1, 0, 5, "kept", "target", 2, 0), (0, "head", 0, *nothing),
+        (2, "forward", 1, 2, 0, 5, "kept", "target", 1, 0), (1, "forward", 2, 2, 0, 5, "discarded", "target", 2, 1),
+        (0, "wait", 0, *nothing), (0, "wait", 0, *nothing), (-1, "promotion", 1, *nothing), (0, "head", 0, *nothing),
+        (0, "forward", 0, 3, 0, 2, "kept", "target", 1, 0), (0, "head", 0, *nothing),
+    ]  # fmt: skip
+    assert run.begun == 0.0 < run.seconds
+    later: Any = SimpleNamespace(event="later")
+    run.origin = SimpleNamespace(event=SimpleNamespace(elapsed_time={"later": 2500.0}.__getitem__))  # type: ignore[assignment]
+    assert run._at(later) == 2.5  # events say milliseconds
+    alone = Real({"target": decoder_of("llama")}).run(steps(), 3)
+    assert work.tokens == alone.tokens
+    assert (work.account, work.forks) == (alone.account, 2)
+    assert run.processes == 3
+    assert [lane.owner for lane in run.lanes[1:]] == [None, None]
+    assert all(not lane.kept for lane in run.lanes)
+
+
+@pytest.mark.parametrize(("step", "said"), [
+    *((Forward("target", (5, 6), 2, 0, LAYERS, **more), "over streams makes plain passes of one text alone; the algorithm asks for")
+      for more in ({"texts": (0, 1)}, {"gaps": ((1, 2),)}, {"rows_only": True}, {"compared": 1}, {"unit": 1}, {"after": (-1, 0)},
+                   {"after": (-1, -1), "heads": 2})),
+    (Forward("target", (5, 6), 2, 1, LAYERS, after=(-1, -1)), "over streams makes plain passes of one text alone"),
+    (Forward("draft", (5,), 2, 0, 1), "over streams has the target alone, and the algorithm asks for the draft model"),
+])  # fmt: skip
+def test_passes_that_no_method_makes_on_streams_are_refused(step: Forward, said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        Streams(Lanes(decoder_of("llama"), 2, Device())).run(joining(step), 8)
+
+
+@pytest.mark.parametrize("unit", [0, 2, 1])
+def test_a_process_is_on_a_unit_that_there_is(unit: int) -> None:
+    def steps(heirs: bool = False) -> Steps:
+        out = yield Forward("target", (3, 4), 0, 0, LAYERS, heads=1)
+        subs = yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (unit,))
+        yield Join(subs)
+        if heirs:
+            yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (unit,), subs)
+        yield Commit("token", ((yield Read("next", out)),))
+
+    run = Streams(Lanes(decoder_of("llama"), 2, Device()))
+    if unit == 1:
+        assert len(run.run(steps(), 1).tokens) == 1
+        with pytest.raises(ParameterError, match="over streams starts no sub-process with the cache of an ended one"):
+            Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(heirs=True), 1)
+        return
+    with pytest.raises(ParameterError, match=f"units must be at least {unit + 1}, as .* on unit {unit}, got 2 streams; make more"):
+        run.run(steps(), 1)
+
+
+def test_what_a_run_is_given_is_that_of_one_stream() -> None:
+    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), Times()
+    run = Streams(Lanes(decoder_of("llama"), 1, Device()), sampling=sampling, luck=luck, log=log, times=times)
+    assert (run.sampling, run.luck, run.log, run.times, run.answers, run.recording) == (sampling, luck, log, times, None, False)
+    assert [*run.decoders] == ["target"]

@@ -1,0 +1,287 @@
+"""What `calibrate run` asks for, hands on and prints, of runs that are made up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from calibrate.commands import run_command
+from calibrate.commands.calibrate_app import app
+from calibrate.loading.replicas import Replica
+from calibrate.measured_runs import interleaved_profiles, measure_runs, run_plan
+from calibrate.measured_runs.interleaved_profiles import Passes
+from calibrate.untested_on_gpu import cuda_graphs, gpu_ordering
+from calibrate.untested_on_gpu import over_streams as streams_of
+from calibrate.workers import worker_pool as pool_of
+from model.base.checks import ParameterError
+from model.interpret.account import Account
+from model.logs.decoding import Decoding
+from model.steps import Commit
+from tests.support import real_models
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SETTINGS = {"layers": 5, "exit_layer": 3, "candidates": 2}
+
+
+def timed(tokens: tuple[int, ...], first: int, disturbed: bool) -> Any:
+    """A decoding whose first commit has so many tokens: .25 s in the middle, .2 s of them behind that."""
+    commits = (Commit("token", tokens[:first]), Commit("token", tokens[first:]))
+    decoding = Decoding("ppd", SETTINGS, (1, 2), len(tokens), commits, Account(), seconds=1.0)
+    return SimpleNamespace(
+        decoding=decoding, repeats=7, disturbed=disturbed, noise=lambda: 0.0123,
+        median=lambda prompt=False: 0.25 if prompt else 0.2,
+    )  # fmt: skip
+
+
+def made_up(mode: str = "eager", **about: Any) -> Any:
+    return SimpleNamespace(
+        timed={0: timed((3, 4, 5, 6, 7), 1, False), 2: timed((3, 4), 2, True)}, mode=mode, warnings=("too few",),
+        about={"machine": {"name": "a chip"}, "device": "cpu", "dtype": "float16", **about},
+        log=SimpleNamespace(names=("one", "none", "a prompt whose name is far too long")),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the command has measured: nothing is."""
+    found: list[Any] = []
+
+    def measured(*given: Any, **more: Any) -> Any:
+        found.append((*given, more))
+        more["warn"]("and odd")
+        return made_up()
+
+    monkeypatch.setattr(run_command, "measured", measured)
+    monkeypatch.setattr(run_command, "progress", lambda *how: contextlib.nullcontext(how))
+    return found
+
+
+def invoke(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, ["run", *map(str, arguments), "--device", "cpu", "--threads", "1"])
+
+
+def test_a_table_of_what_was_measured_is_printed(asked: list[Any], tmp_path: Path) -> None:
+    """.2 s behind the first commit: of five tokens four come then, and where there is none it counts as one."""
+    out = tmp_path / "some.json"
+    done = invoke("ppd", "--set", "exit_layer=6", "--set", "candidates=2", "-o", out)
+    assert done.exit_code == 0, done.output
+    title, head, *lines, last = done.stdout.splitlines()
+    assert title == "a chip, float16: medians of repeats (measured), and how far a repeat is off"
+    assert head.split("  ")[0] == "method"
+    assert [*filter(None, head.split("  "))][-1].strip() == "disturbed"
+    cells = [[each.strip() for each in line.split("  ") if each.strip()] for line in lines]
+    assert [each for each in cells if not {*each[0]} <= {"-"}] == [
+        ["ppd", "exit_layer=3, candidates=2", "one", "5", "7", "250.0", "50.000", "1.2%"],
+        ["ppd", "exit_layer=3, candidates=2", "a prompt whose name is f", "2", "7", "250.0", "200.000", "1.2%", "yes"],
+    ]
+    assert last == str(out)
+    assert done.stderr.splitlines()[-2:] == ["warning: too few", "warning: and odd"]
+    said = invoke("ppd", "--set", "exit_layer=6", "--set", "candidates=2", "-o", out, "--json", "-q")
+    row = {"method": "ppd", "repeats": 7, "seconds": 0.25, "seconds_behind_first_commit": 0.2, "noise": 0.0123}
+    row |= {"source": "measured"}
+    assert json.loads(said.stdout) == {
+        "runs": [row | {"settings": SETTINGS, "prompt": "one", "tokens": 5, "disturbed": False},
+                 row | {"settings": SETTINGS, "prompt": "a prompt whose name is far too long", "tokens": 2, "disturbed": True}],
+        "file": str(out), "warnings": ["too few", "and odd"], "about": made_up().about,
+    }  # fmt: skip
+    assert said.stderr == ""
+    assert [each[-1]["report"] for each in asked] == [(False, "runs"), (True, "runs")]
+    assert next(run_command._lines(made_up("cuda-graph", machine={}))).startswith("cpu, float16, cuda-graph: medians")
+
+
+def test_what_is_given_goes_into_the_plan(asked: list[Any], tmp_path: Path) -> None:
+    """Of a method on the command line, and in the place of what a file says."""
+    out = tmp_path / "some.json"
+    options = {"model": "m", "draft": "d", "medium": "e", "heads": "none", "tokens": 5, "repeats": 3, "seed": 4, "dtype": "float64",
+               "mode": "cuda-graph", "prompt_tokens": 6}  # fmt: skip
+    given = [each for name, value in options.items() for each in (f"--{name.replace('_', '-')}", value)]
+    given += ["--prompts", "file.txt", "--limit", 2]
+    method = ["ppd", "--set", "exit_layer=3", "--sweep", "candidates=1,2", "--apart", "processes"]
+    done = invoke(*method, "--forced", "match_rate=0.5", *given, "-o", out, "--gpus", "cuda:0, cuda:1", "--resume", "-q")
+    assert done.exit_code == 0, done.output
+    path = tmp_path / "plan.toml"
+    path.write_text("[run]\ntokens = 9\nwarm_ups = 2\n[[method]]\nname = 'autoregressive'\n")
+    assert invoke("--plan", path, *given, "-o", out, "-q").exit_code == 0
+    assert invoke("autoregressive", "--forced", "none", "-o", out, "-q").exit_code == 0
+    own = options | {"file": "file.txt", "prompts": 2}
+    (first, *where), (second, *_), (third, *_) = asked
+    assert first.run == run_plan.Settings(**own)
+    assert [(each.method, each.settings, each.rates, each.apart) for each in first.choices] == [
+        ("ppd", {"exit_layer": 3, "candidates": count}, {"match_rate": 0.5}, "processes") for count in (1, 2)
+    ]
+    assert where[:2] == [out, "cpu"]
+    assert (where[2]["gpus"], where[2]["resume"]) == (["cuda:0", "cuda:1"], True)
+    assert second.run == run_plan.Settings(**own, warm_ups=2)
+    assert second.choices == [run_plan.Choice("autoregressive", {})]
+    assert (asked[1][-1]["gpus"], asked[1][-1]["resume"]) == ([], False)
+    assert third.choices == [run_plan.Choice("autoregressive", {}, {})]
+    assert third.run == run_plan.Settings()
+    for name, value in (("set", "a=1"), ("sweep", "a=1,2"), ("forced", "none"), ("apart", "streams")):
+        done = invoke("--plan", path, f"--{name}", value, "-o", out)
+        assert (done.exit_code, done.stderr) == (2, f"error: --{name} is of one METHOD; a plan says it in [[method]]\n")
+
+
+def test_who_interrupts_it_is_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_command, "measured", interrupted)
+    done = invoke("autoregressive", "-o", tmp_path / "some.json")
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert done.stderr.endswith(
+        "interrupted; what was timed is kept beside some.json: the same command with --resume goes on\n"
+    )  # fmt: skip
+
+
+# --- what is handed on ---
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is to be timed, with all that it takes; nothing is."""
+    found: list[Any] = []
+
+    def measure(out: Path, plan: Any, models: Any, **more: Any) -> Any:
+        found.append((out, plan, models, more))
+        return "runs"
+
+    monkeypatch.setattr(measure_runs, "measure", measure)
+    return found
+
+
+def plan(*methods: dict[str, Any], **run: Any) -> run_plan.Written:
+    return run_plan.of({"run": {"model": "llama-68m", "tokens": 6, "prompt_tokens": 4, "seed": 3, **run}, "method": [*methods]})
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In the place of models: one, on the processor; those of trained weights say what they were read from."""
+    decoder = real_models.decoders("llama")["target"]
+    monkeypatch.setattr(run_command, "_models", lambda *_: ({"target": decoder}, {}))
+    decoder.name = "tiny"
+    return decoder
+
+
+FORCED = {"name": "ppd", "exit_layer": 3, "candidates": 2, "forced": {"match_rate": 0.5}}
+
+
+def test_a_plan_is_handed_on_with_its_models(handed: list[Any], tiny: Any, tmp_path: Path) -> None:
+    out = tmp_path / "some.json"
+    for forced, name in (({}, "luck 0"), ({"match_rate": 0.5}, "luck 0")):
+        written = plan(FORCED | {"forced": forced or {"match_rate": 1.0}}, repeats=5, warm_ups=2)
+        assert run_command.measured(written, out, "cpu", resume=True, report=print) == "runs"  # type: ignore[comparison-overlap]
+        at, made, models, more = handed.pop()
+        assert at == out
+        [each] = made.wanted
+        rates = forced or {"match_rate": 1.0}
+        assert each == measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (0, 1, 2, 3), name, rates)
+        assert (made.tokens, made.repeats, made.warm_ups, made.seed) == (6, 5, 2, 3)
+        assert made.about == {"prompts": "none: outcomes were forced behind 4 positions", "profiles": {}}
+        assert models == {"target": tiny}
+        assert more == {"resume": True, "report": print, "beside": None, "pool": None, "lanes": None}
+
+
+def test_processes_are_started_with_replicas_of_the_target(
+    handed: list[Any], tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random weights by the seed of the plan, or what they were read from with the heads that lie beside; on GPUs one each."""
+    out, begun = tmp_path / "some.json", list[Any]()
+    monkeypatch.setattr(pool_of, "started", lambda *given, **more: begun.append((given, more)))
+    monkeypatch.setattr(gpu_ordering, "check", begun.append)
+    over = FORCED | {"apart": "processes"}
+    run_command.measured(plan(over), out, "cpu")
+    _, made, _, more = handed.pop()
+    assert (made.wanted[0].units, made.wanted[0].apart) == (3, "processes")
+    assert made.about["devices"] == ["cpu"] * 3
+    assert more["lanes"] is None
+    more["pool"]()
+    assert begun.pop() == ((Replica("llama-68m", "cpu", "float32", 3), 3, 4 + 6 + 8), {"devices": []})
+    assert begun == []
+    tiny.checksum, tiny.heads = "abc", {3: None}
+    for said, heads in ((None, "beside/heads.safetensors"), ("own.safetensors", "own.safetensors")):
+        written = plan(over, model="somewhere", heads=said, dtype="float64")
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "calibrate.loading.load_models.heads_beside", lambda name: Path({"somewhere": "beside/heads.safetensors"}[name])
+            )
+            run_command.measured(written, out, "cuda", gpus=["cuda:0", "cuda:1", "cuda:0"])
+            *_, more = handed.pop()
+            more["pool"]()
+        devices = ["cuda:0", "cuda:1", "cuda:0"]
+        assert begun.pop() == ((Replica("somewhere", "cuda:0", "float64", heads=heads), 3, 18), {"devices": devices})
+        assert begun.pop() == devices  # they are looked for
+    with pytest.raises(ParameterError, match="gpus are those of processes, and no method has any; leave them out, or say apart"):
+        run_command.measured(plan(FORCED), out, "cuda", gpus=["cuda:0"])
+    with pytest.raises(ParameterError, match="apart is for methods that hold several units, and autoregressive holds one with"):
+        run_command.measured(plan({"name": "autoregressive", "forced": {}, "apart": "processes"}), out, "cpu")
+
+
+def test_streams_graphs_and_profiles_are_handed_on(
+    handed: list[Any], tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, sittings = tmp_path / "some.json", list[Any]()
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a chip")
+    monkeypatch.setattr("calibrate.devices.machine.memory", lambda _: 8)
+    monkeypatch.setattr(streams_of, "Lanes", lambda *given: ("lanes", *given))
+
+    def sitting_(*given: Any, **more: Any) -> Any:
+        sittings.append((given, more))
+        return SimpleNamespace(warnings={"target": ["too fast", "far too fast"], "draft": []}, refused={})
+
+    monkeypatch.setattr(interleaved_profiles, "Sitting", sitting_)
+    profile = {"widths": [1, 3], "contexts": [0, 200], "batches": [1, 2]}
+    written = run_plan.of({
+        "run": {"model": "llama-68m", "tokens": 6, "prompt_tokens": 4, "dtype": "bfloat16", "seed": 2},
+        "method": [FORCED | {"apart": "streams"}], "profile": profile,
+    })  # fmt: skip
+    heard: list[str] = []
+    run_command.measured(written, out, "cuda:1", warn=heard.append)
+    *_, made, _, more = handed.pop()
+    assert more["lanes"] == ("lanes", tiny, 3)
+    assert more["pool"] is None
+    assert "devices" not in made.about
+    assert made.about["profiles"] == {"target": "cuda-llama-68m-interpreter.json"}
+    [(given, how)] = sittings
+    assert given == ({"target": tiny}, {"target": "llama-68m"}, Passes((1, 3), (0, 200), (1, 2)), tmp_path)
+    assert how == {"device": "cuda:1", "dtype": "bfloat16", "seed": 2, "processes": False, "lanes": more["lanes"]}
+    assert heard == ["profile of the target: too fast", "profile of the target: far too fast"]
+    run_command.measured(written, out, "cuda:1")  # nobody hears
+    assert handed.pop()[3]["beside"].refused == {}
+    monkeypatch.setattr(
+        interleaved_profiles, "Sitting", lambda *_, **__: SimpleNamespace(warnings={}, refused={"target": "too fast"})
+    )
+    with pytest.raises(ParameterError, match=r"some\.json is written, but the profile of the target could not be made: too fast"):
+        run_command.measured(written, out, "cuda:1")
+    # Graphs have room for all that is timed between the runs too.
+    built: list[Any] = []
+    monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: "cuda")
+    monkeypatch.setattr(measure_runs, "by_graphs", lambda *given: built.append(given) or {"target": tiny})
+    for profiled, room in ((None, (0, 1)), (Passes((1, 3), (0, 200), (1, 2)), (204, 2))):
+        now = run_plan.Written(plan(FORCED, mode="cuda-graph").run, plan(FORCED).choices, profiled)
+        with contextlib.suppress(ParameterError):  # the profile is refused
+            run_command.measured(now, out, "cpu")
+        wanted, given_models, tokens, *also = built.pop()
+        assert (len(wanted), given_models, tokens, tuple(also)) == (1, {"target": tiny}, 6, room)
+
+
+def test_graphs_have_room_for_the_longest_text_and_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(cuda_graphs, "Graphs", lambda *given: made.append(given))
+    models: Any = real_models.decoders("llama", "draft")
+
+    def wanted(length: int, **settings: Any) -> measure_runs.Wanted:
+        return measure_runs.Wanted("speculative", settings | {"draft_length": 1}, tuple(range(length)), "one", {})
+
+    both = [wanted(40), wanted(70, sequences=3, batching="static")]
+    for more, room, texts in (((), 128, 3), ((129, 1), 192, 3), ((128, 5), 128, 5)):
+        assert [*measure_runs.by_graphs(both, models, 20, *more)] == ["target", "draft"]
+        assert made == [(each, room, texts) for each in models.values()]
+        made.clear()
+    measure_runs.by_graphs(both[:1], models, 24)
+    assert made[0] == (models["target"], 64, 1)

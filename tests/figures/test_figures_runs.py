@@ -1,0 +1,431 @@
+"""Which figures a run of lossy methods has, and what is in them: the values on the axes are the rows'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.figure import Figure
+
+import sim
+from figures import of_run, save
+from figures.common.naming import METHODS
+from figures.of_runs import (
+    bild_rates,
+    bild_thresholds,
+    exit_schedule,
+    latency_distribution,
+    method_comparison,
+    operations_and_bytes,
+    tradeoff,
+)
+from figures.of_runs.accepted_tokens import draw as draw_accepted
+from figures.of_runs.layer_map import draw as draw_layers
+from model import published
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.interpret.account import Account
+from model.methods.bild.threshold_decisions import synthetic
+from model.methods.skipdecode import theory as skipdecode
+from model.published import skipdecode_analysis
+from model.steps import Forward
+from sim.runs import run_report, trace
+from sim.runs.sweep import resolve
+from tests.figures.test_figures_speculative import inside, xy
+from tests.figures.test_figures_tradeoff import coordinates, lines
+from tests.support.album import Album
+from tests.support.figure_checks import formula
+
+
+class Seen:
+    """What drawing functions were given, and what they drew."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
+        self.of: dict[str, list[tuple[pl.DataFrame, Figure]]] = {}
+        for module in modules:
+            self._watch(monkeypatch, module, module.draw)
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, module: Any, draw: Any) -> None:
+        found = self.of.setdefault(module.__name__.rpartition(".")[2], [])
+
+        def watched(rows: Any, *more: Any, **options: Any) -> Figure:
+            figure: Figure = draw(rows, *more, **options)
+            found.append((rows, figure))
+            return figure
+
+        monkeypatch.setattr(module, "draw", watched)
+
+
+def names(paths: list[Path]) -> set[str]:
+    return {path.stem for path in paths}
+
+
+FEW: dict[str, Any] = {"replications": 2}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of all methods."""
+    folder = tmp_path_factory.mktemp("compared") / "run"
+    sim.run("compare-lossy", **FEW, out=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(run: Path) -> pl.DataFrame:
+    return pl.read_parquet(run / "results.parquet")
+
+
+# --- All methods together -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
+    run: Path, compared: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, rows = Seen(monkeypatch, tradeoff, method_comparison), compared
+    found = names(of_run(run))
+    assert {"methods", "tradeoff_mean_units", "tradeoff_compute_per_token", "speedup_acceptance_rate"} <= found
+    assert [set(given["method"]) for given, _ in seen.of["tradeoff"]] == 2 * [{"autoregressive", "ppd"}]
+    ((_, figure),) = seen.of["method_comparison"]
+    last = rows.unique("point", keep="last", maintain_order=True)
+    for axes, x in zip(figure.axes, method_comparison.AXES, strict=True):
+        drawn = lines(axes)
+        for name in set(rows["method"]) - {"autoregressive"}:
+            series = [line for label, line in drawn.items() if label.startswith(METHODS[name])]
+            found = set().union(*(coordinates([line]) for line in series))
+            assert found == set(last.filter(method=name).select(x, "speedup").rows())
+
+
+def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
+    rows = formula("compare-lossy")
+    figure = method_comparison.draw(rows)
+    exact = dict(rows.select("method", "exact").unique().rows())
+    assert set(exact.values()) == {True, False}
+    for name, each in exact.items():
+        if name != "autoregressive":
+            series = [line for label, line in lines(figure.axes[0]).items() if label.startswith(METHODS[name])]
+            assert {line.get_markerfacecolor() == "#ffffff" for line in series} == {not each}
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    marked = {text.partition(",")[0].removesuffix(" (lossy)") for text in told if text.endswith("(lossy)")}
+    assert marked == {"Big Little Decoder", "SkipDecode", "early exit"}
+    assert any("hollow: another text" in text.get_text() for text in figure.texts)
+    assert inside(figure)
+    only = method_comparison.draw(rows.filter(pl.col("exact")))
+    assert not any("lossy" in text.get_text() for text in [*only.texts, *only.legends[0].get_texts()])
+
+
+@pytest.mark.usefixtures("album")
+def test_a_run_without_a_method_that_drafts_has_a_comparison_and_no_trade_off(tmp_path: Path) -> None:
+    sim.run("skipdecode", **FEW, out=tmp_path / "run")
+    found = names(of_run(tmp_path / "run"))
+    assert "methods" in found
+    assert not [name for name in found if name.startswith(("tradeoff", "speedup", "distribution"))]  # every decoding takes as long
+    sim.run("early-exit", **FEW, out=tmp_path / "exit")
+    assert not [name for name in names(of_run(tmp_path / "exit")) if name.startswith(("tradeoff", "speedup", "methods"))]
+
+
+# --- What a run tells of its points -------------------------------------------------------------------------------------
+
+
+def test_accepted_lengths_say_which_choice_they_are_of(tmp_path: Path, album: Album) -> None:
+    short: dict[str, Any] = {"views": ["events"], "replications": 2, "set": {"scenario.tokens": 24}}
+    sim.run("bild", **short, out=tmp_path / "rates")
+    sim.run("bild-thresholds", **short, out=tmp_path / "thresholds")
+    figures = []
+    for folder in ("rates", "thresholds"):
+        of_run(tmp_path / folder)
+        _, given, options, _ = album.drawn["accepted"]
+        figures.append(draw_accepted(*given, **options))
+    rates, thresholds = figures
+    assert [axes.get_title(loc="left") for axes in rates.axes[:2]] == ["f = 0, r = 0", "f = 0, r = 0.01"]
+    assert thresholds.axes[1].get_title(loc="left") == "fallback below 0.2, rollback above 1"
+    assert len({axes.get_title(loc="left") for axes in rates.axes}) == len(rates.axes)
+
+
+def test_many_latencies_stand_in_ranges_that_lose_none() -> None:
+    rng = np.random.default_rng(0)
+    values = np.sort(rng.normal(100.0, 10.0, 1000))
+    spread = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": values, "probability": 1e-3})
+    axes = latency_distribution.draw(spread).axes[0]
+    bars = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches]  # type: ignore[attr-defined]
+    assert len(bars) <= latency_distribution.MOST_BARS
+    edges = np.linspace(values[0], values[-1], latency_distribution.MOST_BARS + 1)
+    counts, _ = np.histogram(values, edges)
+    middles = (edges[:-1] + edges[1:]) / 2
+    expected = [(middle, count / 1000) for middle, count in zip(middles, counts, strict=True) if count]
+    assert np.array(sorted(bars)) == pytest.approx(np.array(expected))
+    # The last latency is in the last range, not behind it.
+    whole = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": np.arange(2.0 * latency_distribution.MOST_BARS + 1)})
+    even = latency_distribution.draw(whole.with_columns(probability=pl.lit(1.0) / whole.height)).axes[0].patches
+    heights = [bar.get_height() * whole.height for bar in even]  # type: ignore[attr-defined]
+    assert heights == pytest.approx([2.0] * (latency_distribution.MOST_BARS - 1) + [3.0])
+    few = spread.head(latency_distribution.MOST_BARS)  # each for itself
+    assert len(latency_distribution.draw(few).axes[0].patches) == latency_distribution.MOST_BARS
+    with_theory = pl.concat([spread, spread.with_columns(view=pl.lit("formula"))])
+    assert len(latency_distribution.draw(with_theory).axes[0].patches) == 1000
+
+
+# --- Big Little Decoder -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rates() -> pl.DataFrame:
+    return sim.run("bild", **FEW)
+
+
+@pytest.fixture(scope="module")
+def thresholds() -> pl.DataFrame:
+    return formula("bild-thresholds")
+
+
+def test_rates_have_a_line_for_each_rate_of_rollback_in_each_choice(rates: pl.DataFrame) -> None:
+    figure = bild_rates.draw(bild_rates.of_run(rates.sample(fraction=1, shuffle=True, seed=1)))
+    choices = [("variant paper", pl.col("variant") == "paper"), ("variant code", pl.col("variant") == "code")]
+    choices = [(name, each & pl.col("exit_layer").is_null()) for name, each in choices]
+    choices.append(("exit layer 6", pl.col("exit_layer") == 6))
+    panels = np.array(figure.axes).reshape(4, 3)
+    for column, title in zip(panels, operations_and_bytes.WORDS.values(), strict=True):
+        assert column[0].get_title(loc="left") == title
+        assert len({axes.get_ylim() for axes in column}) == 1
+    drawn_work = {
+        "speedup": pl.col("speedup"), "flops": pl.col("flops_per_token") / pl.col("plain_flops_per_token"),
+        "weights": pl.col("weight_bytes_per_token") / pl.col("plain_weight_bytes_per_token"),
+        "intensity": pl.col("arithmetic_intensity") / pl.col("plain_arithmetic_intensity"),
+    }  # fmt: skip
+    for axes, (told, _) in zip(panels[0], choices, strict=True):
+        assert any(text.get_text().startswith(told) for text in axes.texts)
+    for column, value in zip(panels, drawn_work.values(), strict=True):
+        for axes, (_, which) in zip(column, choices, strict=True):
+            own = rates.filter(which).with_columns(drawn=value).drop_nulls("drawn")
+            for rate in (0.0, 0.01, 0.05):
+                part = own.filter(rollback_rate=rate).sort("fallback_rate")
+                first = "formula" if "formula" in part["view"] else "events"
+                curve = np.column_stack([np.asarray(each) for each in lines(axes)[f"rollback {rate:g}"].get_data()])
+                expected = part.filter(view=first).select("fallback_rate", "drawn").to_numpy()
+                assert curve == pytest.approx(expected)
+                for view in part["view"].unique():
+                    marks = coordinates([lines(axes)[f"{view} {rate:g}"]])
+                    assert marks == set(part.filter(view=view).select("fallback_rate", "drawn").rows())
+                assert axes.get_ylim()[1] > part["drawn"].max()  # type: ignore[operator]
+    assert "rates assumed" in " ".join(text.get_text() for text in figure.texts)
+    assert "128 tokens" in " ".join(text.get_text() for text in figure.texts)
+    assert len({line.get_color() for label, line in lines(figure.axes[0]).items() if label.startswith("rollback")}) == 3
+    assert inside(figure)
+
+
+def test_without_shapes_there_is_speed_alone(rates: pl.DataFrame) -> None:
+    bare = rates.drop([name for name in rates.columns if name.startswith("plain_")])
+    figure = bild_rates.draw(bare)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["speed-up", "", ""]
+    assert inside(figure)
+
+
+def test_rates_are_drawn_where_they_were_swept_and_are_no_thresholds(rates: pl.DataFrame, thresholds: pl.DataFrame) -> None:
+    assert bild_rates.fits(bild_rates.of_run(rates))
+    assert not bild_rates.fits(bild_rates.of_run(thresholds))
+    assert not bild_rates.fits(bild_rates.of_run(rates.filter(fallback_rate=0.3)))
+    assert not bild_rates.of_run(rates.with_columns(method=pl.lit("skipdecode"))).height
+    assert not bild_rates.fits(rates.with_columns(maximum_draft=pl.col("point") % 7))
+    assert not bild_rates.of_run(rates.drop("fallback_rate")).height
+
+
+def test_a_run_on_thresholds_has_the_points_of_the_record(thresholds: pl.DataFrame) -> None:
+    """Of a long text the run's points are those that the closed forms have of the same record."""
+    found = bild_thresholds.of_run(thresholds)
+    assert found.filter(policy=bild_thresholds.LARGE).select("latency", "agreement").rows() == [(1.0, 1.0)]
+    whole = found.filter(pl.col("policy") != bild_thresholds.LARGE)
+    assert whole.select("latency", "agreement", "fallback_threshold", "rollback_threshold").rows() == thresholds.select(
+        "normalized_latency", "agreement", "fallback_threshold", "rollback_threshold"
+    ).rows()
+    degenerate = {row["policy"]: row for row in whole.iter_rows(named=True)}
+    assert set(degenerate) == {bild_thresholds.BOTH, bild_thresholds.NO_ROLLBACK, bild_thresholds.NO_FALLBACK}
+    assert set(whole.filter(policy=bild_thresholds.NO_ROLLBACK)["rollback_threshold"]) == {float("inf")}
+    assert set(whole.filter(policy=bild_thresholds.NO_FALLBACK)["fallback_threshold"]) == {0.0}
+    assert set(whole.filter(policy=bild_thresholds.BOTH)["fallback_threshold"]) == {0.2, 0.4, 0.6, 0.8, 0.9, 1.0}
+    sweep = {"method.rollback_threshold": [2.0], "method.fallback_threshold": [0.6]}
+    long = sim.run("bild-thresholds", views=["formula"], set={"scenario.tokens": 1024}, sweep=sweep)
+    record = synthetic(100_000, np.random.default_rng(0).random((3, 100_000)), sureness=3.0)
+    closed = bild_thresholds.points(record, [0.6], [2.0], cost_ratio=0.25, cost_source="assumed")
+    one = bild_thresholds.of_run(long).filter(fallback_threshold=0.6, rollback_threshold=2.0)
+    expected = closed.filter(policy=bild_thresholds.BOTH)
+    assert one["latency"][0] == pytest.approx(expected["latency"][0], rel=0.01)  # two draws from one law
+    assert one["agreement"][0] == pytest.approx(expected["agreement"][0], abs=0.005)
+
+
+def test_the_run_s_curves_and_what_they_rest_on(thresholds: pl.DataFrame) -> None:
+    figure = bild_thresholds.draw(bild_thresholds.of_run(thresholds))
+    for value in (1.0, 2.0, 5.0, float("inf")):
+        own = thresholds.filter(rollback_threshold=value).sort("fallback_threshold")
+        curve = np.column_stack(xy(lines(figure.axes[0])[f"rollback {value:g}"]))
+        assert curve.tolist() == own.select("normalized_latency", "agreement").to_numpy().tolist()
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["1", "2", "5", "never"]
+    told = " ".join(text.get_text() for text in figure.texts)
+    assert "(assumed: a small model that knows how often it is right); c = 0.25 (as [cost] says)" in told
+    assert "formula, 128 tokens" in told
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["large model alone", "both policies", "no rollback", "no fallback: windows of 10"]
+    assert inside(figure)
+
+
+def test_points_of_several_choices_are_several_records(thresholds: pl.DataFrame) -> None:
+    other = thresholds.with_columns(variant=pl.lit("code"), point=pl.col("point") + 100)
+    found = bild_thresholds.of_run(pl.concat([thresholds, other]))
+    assert found["name"].unique(maintain_order=True).to_list() == ["variant paper", "variant code"]
+    assert bild_thresholds.fits(found)
+    assert len(bild_thresholds.draw(found).axes) == 4
+    many = [thresholds.with_columns(maximum_draft=pl.lit(n, dtype=pl.Int64), point=pl.col("point") + 100 * n) for n in range(1, 5)]
+    assert not bild_thresholds.fits(bild_thresholds.of_run(pl.concat(many)))
+    assert not bild_thresholds.fits(bild_thresholds.of_run(thresholds.drop("agreement")))
+    assert not bild_thresholds.fits(bild_thresholds.of_run(thresholds.with_columns(agreement=pl.lit(None, dtype=pl.Float64))))
+
+
+# --- What choices gain and work -----------------------------------------------------------------------------------------
+
+
+def test_every_choice_has_its_bars(compared: pl.DataFrame) -> None:
+    figure = operations_and_bytes.draw(compared.sample(fraction=1, shuffle=True, seed=2))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(operations_and_bytes.WORDS.values())
+    first, last = (compared.unique("point", keep=keep, maintain_order=True) for keep in ("first", "last"))
+    ratios = {
+        "speedup": pl.col("speedup"), "flops": pl.col("flops_per_token") / pl.col("plain_flops_per_token"),
+        "weights": pl.col("weight_bytes_per_token") / pl.col("plain_weight_bytes_per_token"),
+        "intensity": pl.col("arithmetic_intensity") / pl.col("plain_arithmetic_intensity"),
+    }  # fmt: skip
+    assert list(ratios) == list(operations_and_bytes.WORDS)
+    for axes, ratio in zip(figure.axes, ratios.values(), strict=True):
+        known = compared.with_columns(drawn=ratio).drop_nulls("drawn").unique("point", keep="first", maintain_order=True)
+        bars = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]
+        assert bars == pytest.approx(known.sort("point")["drawn"].to_list())
+        crosses = coordinates([lines(axes)["last"]])
+        assert crosses == {(value, float(place)) for place, value in enumerate(last.with_columns(drawn=ratio)["drawn"])}
+        assert [bool(bar.get_hatch()) for bar in axes.patches] == [not each for each in first["exact"]]
+    texts = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert texts[0] == "plain decoding"
+    assert texts[3] == "Big Little Decoder, f = 0.11, r = 0.01"
+    assert "rates assumed; times and shapes as [cost] says; 64 tokens" in [text.get_text() for text in figure.texts]
+    assert inside(figure)
+
+
+def test_choices_of_one_method_are_named_by_what_they_differ_in() -> None:
+    rows = sim.run("early-exit", views=["formula"])
+    figure = operations_and_bytes.draw(rows)
+    texts = [label.get_text().partition(", 9.2")[0] for label in figure.axes[0].get_yticklabels()]
+    assert texts == ["softmax, propagate", "state, propagate", "state, backfill", "state, propagate, batch of 8"]
+    assert any(text.get_text().startswith("early exit; ") for text in figure.texts)
+    assert not any("crosses" in text.get_text() for text in figure.legends[0].get_texts())
+    assert inside(figure)
+    batch = formula("skipdecode")
+    assert "SkipDecode, batch of 4, 66% of it filled, 16 layers at first, 8 at last" in [
+        label.get_text() for label in operations_and_bytes.draw(batch).axes[0].get_yticklabels()
+    ]
+
+
+def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame) -> None:
+    plain = compared.filter(method="autoregressive", view="events").row(0, named=True)
+    for name in ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity"):
+        assert compared[f"plain_{name}"].to_list() == pytest.approx([plain[name]] * compared.height)
+    # Of a batch: one pass for all texts that are left.
+    rows = formula("skipdecode")
+    account = Account()
+    for start in (0, 4):
+        lengths = [34, 12, 20, 27, 34, 5, 30, 18][start : start + 4]
+        for place in range(max(lengths)):
+            texts = tuple(index for index, length in enumerate(lengths) if length > place)
+            account.add(Forward("target", (0,) * len(texts), place, 0, 24, heads=len(texts), texts=texts))
+    expected = account.bill({"target": preset("opt-1.3b")})
+    found = rows.filter(sequences=4).row(0, named=True)
+    assert found["plain_flops_per_token"] == pytest.approx(expected.flops / 180)
+    assert found["plain_weight_bytes_per_token"] == pytest.approx(expected.weight_bytes / 180)
+    assert found["plain_arithmetic_intensity"] == pytest.approx(expected.intensity)
+    assert "plain_flops_per_token" not in formula("bild-thresholds").columns
+
+
+@pytest.mark.usefixtures("album")
+def test_runs_have_the_figures_of_their_lossy_methods(tmp_path: Path) -> None:
+    found = {}
+    for name in ("bild", "bild-thresholds", "skipdecode", "early-exit", "compare-lossy"):
+        own = {"choices", "bild_rates", "bild_thresholds", "skipdecode_layers"}
+        found[name] = own & names(of_run(tmp_path, formula(name)))
+    assert found == {
+        "bild": {"bild_rates"}, "bild-thresholds": {"bild_thresholds"}, "skipdecode": {"choices", "skipdecode_layers"},
+        "early-exit": {"choices"}, "compare-lossy": {"choices", "skipdecode_layers"},
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_same_rows_give_the_same_bytes(rates: pl.DataFrame, compared: pl.DataFrame, tmp_path: Path) -> None:
+    for draw, rows in ((bild_rates.draw, rates), (operations_and_bytes.draw, compared)):
+        one, two = (save(draw(rows), tmp_path / name, formats=("svg",))[0].read_bytes() for name in ("one", "two"))
+        assert one == two
+
+
+def test_rows_that_cannot_be_drawn_are_refused(rates: pl.DataFrame, compared: pl.DataFrame) -> None:
+    cases: list[tuple[Any, str]] = [
+        (lambda: bild_rates.draw(rates.clear()), "the figure of rates needs at least one row"),
+        (lambda: bild_rates.draw(rates.drop("rollback_rate")), "got none called rollback_rate"),
+        (lambda: bild_rates.draw(rates.with_columns(maximum_draft=pl.col("point") % 5)), "at most 4 choices, got"),
+        (lambda: bild_rates.draw(rates.with_columns(rollback_rate=pl.col("point") / 9)), "at most 6 rollback rates, got 36"),
+        (lambda: operations_and_bytes.draw(rates), "room for at most 16 points, got 36"),
+        (lambda: operations_and_bytes.draw(compared.clear()), "the figure of choices needs at least one row"),
+        (lambda: operations_and_bytes.draw(compared.drop("speedup")), "got none called speedup"),
+        (lambda: operations_and_bytes.draw(compared.with_columns(view=pl.lit("path"))), "unknown view 'path'"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ParameterError, match=message):
+            call()
+
+
+# --- SkipDecode ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_scenario_has_the_settings_of_the_published_table() -> None:
+    rows = formula("skipdecode").filter(method="skipdecode")
+    table = [row for row in published.table("skipdecode-table-2").rows if row["model"] == "opt-1.3b"]
+    assert set(rows.select("min_layers", "max_layers").rows()) == {(row["min_layers"], row["max_layers"]) for row in table}
+
+
+def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, album: Album) -> None:
+    table = formula("skipdecode")
+    schedules, bounds = exit_schedule.of_run(table) or ([], {})
+    assert [each[1:] for each in schedules] == [(8, 16, 1.0), (6, 10, 1.0), (5, 7, 1.0), (4, 6, 1.0)]
+    assert bounds == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings published (Table 2)"}
+    (tmp_path / "run").mkdir()
+    of_run(tmp_path / "run", table)
+    assert album.drawn["skipdecode_layers"][:3] == ("layer_map", (schedules,), bounds)
+    budget = skipdecode.mean_layers(8, 16, 60, 160, 100, "half-up")
+    assert draw_layers(schedules, **bounds).axes[0].get_title(loc="left").startswith(f"16 to 8 layers: {budget:.2f} layers")
+
+
+def test_other_schedules_are_not_called_published() -> None:
+    table = formula("skipdecode")
+    other = table.with_columns(min_layers=pl.when(min_layers=5).then(pl.lit(4)).otherwise("min_layers"))
+    changes = [{"power": pl.lit(2.0)}, {"warm_up": pl.lit(2)}, {"layers": pl.lit(32)}]
+    for changed in (other, *(table.with_columns(**change) for change in changes)):
+        found = exit_schedule.of_run(changed)
+        assert found is not None
+        assert found[1]["source"] == "settings assumed"
+    assert exit_schedule.of_run(table.with_columns(rounding=pl.lit("down"))) is None
+    assert exit_schedule.of_run(table.drop("sequence")) is None
+    assert exit_schedule.of_run(table.filter(method="early_exit")) is None
+
+
+def test_a_traced_batch_of_unequal_texts_is_shortened_text_by_text() -> None:
+    run = trace.record("skipdecode", point=4, tokens=6)
+    whole = [34, 12, 20, 27, 34, 5, 30, 18]
+    assert len(run.tokens) == sum(min(length, 6) for length in whole)
+
+
+def notes(name: str, **overrides: Any) -> str:
+    table = sim.run(name, views=["formula"], **overrides)
+    return " ".join(run_report.notes(table.lazy(), resolve(name, views=["formula"], **overrides)))
+
+
+def test_a_run_of_the_published_settings_says_what_the_tables_say_of_them() -> None:
+    told = notes("skipdecode")
+    assert all(sentence in told for sentence in skipdecode_analysis.sentences_on("e2e", "opt-1.3b"))
+    for other in ("compare-lossy", "early-exit"):
+        assert "Table 2" not in notes(other)

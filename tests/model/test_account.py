@@ -1,0 +1,240 @@
+"""What decodings work: counted by the interpreters, said by closed forms, and priced with the shapes of models."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Account, Bill, Totals, Work, bill, context_of, kind_of
+from model.interpret.interpreter import count
+from model.interpret.world import Draft, World
+from model.methods.adaptive import algorithm as policies
+from model.methods.adaptive import theory as adaptive
+from model.methods.autoregressive import algorithm as plain
+from model.methods.autoregressive import theory as autoregressive
+from model.methods.beam import algorithm as search
+from model.methods.beam import theory as beam
+from model.methods.hierarchical import algorithm as nested
+from model.methods.hierarchical import theory as hierarchical
+from model.methods.ppd import algorithm as pipelined
+from model.methods.ppd import theory as ppd
+from model.methods.rounds import Rounds, starts
+from model.methods.speculative import algorithm as drafting
+from model.methods.speculative import theory as speculative
+from model.outcomes.outcome_laws import ByPosition, Iid, Replay
+from model.steps import Forward
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
+from tests.support.exact import near
+
+BITS = st.lists(st.booleans(), min_size=1, max_size=20)
+
+
+# --- Passes ---
+
+
+def test_what_a_pass_attends_to_and_reads() -> None:
+    """Each token sees itself and all before it; what is read is read once, but for each text of a batch its own."""
+    assert context_of(Forward("target", (7,), 0, 0, 4)) == (1, 1)
+    assert context_of(Forward("target", (7, 8, 9), 5, 0, 4)) == (6 + 7 + 8, 8)
+    tree = Forward("target", (7, 8, 9), 5, 0, 4, after=(-1, -1, 0))
+    assert context_of(tree) == (6 + 6 + 7, 8)
+    assert context_of(Forward("target", (7, 8), 5, 0, 4, texts=(0, 3))) == (6 + 6, 6 + 6)
+    assert context_of(Forward("target", (7, 8), 5, 0, 4, texts=(3,))) == (6 + 7, 7)
+
+
+def test_positions_of_a_batch_are_one() -> None:
+    step = Forward("target", (7, 8), 5, 0, 4, texts=(0, 3))
+    assert ([*step.positions], step.end) == ([5, 5], 6)
+    alone = Forward("target", (7, 8), 5, 0, 4, texts=(3,))
+    assert ([*alone.positions], alone.end) == ([5, 6], 7)
+
+
+def test_an_account_adds_up() -> None:
+    account = Account()
+    account.add(Forward("target", (7, 8), 5, 0, 24, gaps=((1, 17),), heads=1))
+    account.add(Forward("target", (9,), 7, 0, 24, heads=1))
+    account.add(Forward("target", (9, 9, 9), 5, 20, 24, rows_only=True))
+    account.add(Forward("draft", (9,), 7, 0, 6))
+    account.adoptions, account.adopted_rows, account.moves = 2, 30, 1
+    found = account.totals()
+    assert found.of["target"] == Totals(3, 8 + 24, 16 + 24, 8 * 13 + 24 * 8, 8 * 7 + 24 * 8, 4, 12, 2, 2)
+    assert found.of["draft"] == Totals(1, 6, 6, 48, 48, 0, 0, 0, 0)
+    assert (found.adoptions, found.adopted_rows) == (2, 30)
+    assert (account.passes, account.layer_passes, account.heads) == (4, 46, 2)
+    assert account.passes_of == {"target": 3, "draft": 1}
+    assert account.roles == ["target", "draft"]
+    twice = Account()
+    twice.include(account)
+    twice.include(account)
+    assert twice.totals().of["target"] == Totals(*(2 * value for value in found.of["target"]))
+    assert (twice.adoptions, twice.adopted_rows, twice.moves) == (4, 60, 2)
+
+
+def test_a_kind_is_all_but_the_place_and_the_words() -> None:
+    step = Forward("target", (7, 8), 5, 1, 4, "state", 2, 0, gaps=((2, 3),), rows_only=True, compared=1)
+    assert kind_of(step) == ("target", 2, 1, 4, 2, ((2, 3),), True, 1)
+    assert kind_of(step) == kind_of(step._replace(tokens=(1, 2), at=9, state=None, unit=3))
+
+
+# --- Bills ---
+
+
+def test_a_bill_by_hand() -> None:
+    """llama-2-13b: 40 layers of 317 M weights, 5120 wide, 40 heads of 128, 32,000 words."""
+    model = preset("llama-2-13b")
+    layer, head, row, making = model.layer_weights, 5120 * 32_000, 2 * 40 * 128, 5120 * 2 * 40 * 128
+    own = Totals(3, 7, 11, 13, 17, 19, 23, 2, 5)
+    found = bill(Work({"target": own}, 2, 30), {"target": model}, bytes_each=4)
+    assert found.flops == 2 * (layer * 11 + head * 5 + making * 23) + 4 * 40 * 128 * 13
+    assert found.weight_bytes == 4 * (layer * 7 + head * 2 + making * 19)
+    assert (found.kv_read_bytes, found.kv_written_bytes) == (4 * row * 17, 4 * row * (11 + 23))
+    assert (found.head_passes, found.transferred_bytes) == (5, 4 * row * 30 + 4 * 5120 * 2)
+    assert found.intensity == found.flops / (found.weight_bytes + found.kv_read_bytes + found.kv_written_bytes)
+    assert bill(Work({"target": own}), {"target": model}) == bill(Work({"target": own}), {"target": model}, bytes_each=2)
+    assert bill(Work({"target": own}), {"target": model}).transferred_bytes == 0
+    both = bill(Work({"target": own, "draft": own}), {"target": model, "draft": model}, bytes_each=4)
+    assert both[:5] == tuple(2 * value for value in found[:5])
+    assert np.isnan(Bill(0, 0, 0, 0, 0, 0).intensity)
+
+
+def test_operations_of_a_pass_are_those_of_its_shape() -> None:
+    account, model = Account(), preset("opt-1.3b")
+    account.add(Forward("target", (7, 8, 9), 5, 0, 24, heads=2))
+    assert account.bill({"target": model}).flops == model.operations(3, 5, heads=2)
+    for more in ({}, {"bytes_each": 1}):
+        assert account.bill({"target": model}, **more) == bill(account.totals(), {"target": model}, **more)
+
+
+def test_a_shape_for_every_model() -> None:
+    account = Account()
+    account.add(Forward("draft", (7,), 0, 0, 6))
+    with pytest.raises(ParameterError, match="shapes must have one for the draft model, got those of target"):
+        account.bill({"target": preset("t5-large")})
+    with pytest.raises(ParameterError, match="got those of none"):
+        account.bill({})
+    with pytest.raises(ParameterError, match="bytes_each must be"):
+        account.bill({"draft": preset("t5-small")}, bytes_each=0)
+    with pytest.raises(ParameterError, match="bytes_each must be at least 1, got 0"):
+        bill(Work({}), {}, bytes_each=0)
+
+
+# --- Closed forms ---
+
+
+@given(st.integers(1, 30), st.integers(1, 6))
+def test_plain_decoding(tokens: int, layers: int) -> None:
+    parameters = plain.Parameters(layers)
+    found = count(plain.decode(parameters, [0], tokens), World(1, layers), tokens).account.totals()
+    want = autoregressive.work(parameters, tokens, None)
+    assert near(found.of["target"], want.of["target"])
+    assert found[1:] == want[1:] == (0, 0)
+
+
+@given(BITS, st.integers(1, 8), st.integers(0, 4), st.integers(1, 3), st.sampled_from(("literal", "flat")), st.booleans())
+def test_predictive_pipelined_decoding(
+    matches: list[bool], layers: int, early: int, candidates: int, form: str, batched: bool
+) -> None:
+    parameters = pipelined.Parameters(layers, max(-(-layers // 2), layers - early), candidates, form, batched=batched)
+    tokens = len(matches)
+    steps, world = pipelined.decode(parameters, [0], tokens), World(1, layers, matches)
+    run = simulate(steps, tokens, Cluster(candidates + 1), UnitCost(layers), world)
+    want = ppd.work(parameters, tokens, ByPosition(np.array(matches, float)))
+    assert want is not None
+    found = run.account.totals()
+    assert near(found.of["target"], want.of["target"])
+    assert near(found[1:], want[1:])
+    assert near(want.of["target"].layer_runs if batched else want.of["target"].layer_passes, run.busy)
+
+
+def test_forms_that_stop_processes_say_nothing() -> None:
+    for exit_layer, form in ((4, "eager"), (4, "nested"), (3, "flat")):
+        assert ppd.work(pipelined.Parameters(8, exit_layer, 2, form), 5, Iid(0.5)) is None
+
+
+@given(BITS, st.integers(0, 5))
+def test_speculative_decoding(accept: list[bool], draft_length: int) -> None:
+    tokens, parameters = len(accept), drafting.Parameters(3, draft_length, draft_layers=2)
+    law = ByPosition(np.array(accept, float))
+    (survivors,) = law.survivors(iter([np.full((tokens, 1), 0.5)]), draft_length).T.tolist()
+    world = World(1, 3, drafts={"draft": Draft("target", survivors)})
+    found = count(drafting.decode(parameters, [0], tokens), world, tokens).account.totals()
+    want = speculative.work(parameters, tokens, law)
+    assert want is not None
+    assert found.of.keys() == want.of.keys()
+    for role, totals in found.of.items():
+        assert near(totals, want.of[role]), role
+
+
+def test_work_goes_with_the_chances_of_a_law() -> None:
+    """Half of all first drafts of one token are kept: then the second is the large model's own, and there is no third round."""
+    found = speculative.work(drafting.Parameters(3, 1), 2, Iid(0.5))
+    assert found is not None
+    assert (found.of["target"].passes, found.of["draft"].passes) == (1.5, 1.0)
+    assert speculative.work(drafting.Parameters(3, 1), 2, Replay([[True, True]])) is None
+    rounds = starts(2, 6, Rounds([0.5, 0.25]))
+    assert near(rounds.mass[:4], [1, 0.5, 0.25 + 0.25, 0.25 + 0.5 * 0.25 + 0.5 * 0.5])
+    assert near(rounds.behind_whole[:4], [0, 0, 0, 0.25])
+    assert not starts(0, 4, Iid(0.5)).behind_whole.any()  # rounds without a draft are behind none
+
+
+@pytest.mark.parametrize("stop", [Account.passes, Account.layer_passes, Account.heads])
+def test_an_empty_account_is_nothing(stop: Any) -> None:
+    assert stop.fget(Account()) == 0
+    assert Account().totals() == Work({})
+    assert set(Totals()) == {0}
+
+
+def same_where_known(found: Work, want: Work, heads: tuple[str, ...] = ()) -> None:
+    """All that is said is so; of every model its passes and layers, of some what they read and project."""
+    assert found.of.keys() == want.of.keys()
+    assert all(not np.isnan(want.of[role].heads) for role in heads if role in want.of)
+    assert not np.isnan(want.of["target"].layer_passes)
+    for role, totals in found.of.items():
+        known = [name for name, value in zip(Totals._fields, want.of[role], strict=True) if not np.isnan(value)]
+        assert {"passes", "layer_runs", "head_runs"} <= {*known}
+        for name in known:
+            assert near(getattr(totals, name), getattr(want.of[role], name)), (role, name)
+
+
+def world_of(module: Any, parameters: Any, layers: int, luck: dict[str, list[bool]]) -> World:
+    lengths = {
+        name: ByPosition(np.array(row, float)).survivors(iter([np.full((len(row), 1), 0.5)]), parameters.longest)[:, 0].tolist()
+        for name, row in luck.items()
+    }
+    return World(1, layers, drafts={role: Draft(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
+
+
+@given(BITS, st.sampled_from((1, 3)))
+def test_drafts_that_grow_and_shrink(accept: list[bool], first: int) -> None:
+    parameters, tokens = policies.Parameters(3, "heuristic", 5, first, draft_layers=2), len(accept)
+    found = count(policies.decode(parameters, [0], tokens), world_of(policies, parameters, 3, {"accept": accept}), tokens)
+    want = adaptive.work(parameters, tokens, ByPosition(np.array(accept, float)))
+    assert want is not None
+    same_where_known(found.account.totals(), want, ("target", "draft"))
+    assert adaptive.work(policies.Parameters(3, "optimum", believed_cost_ratio=0.1), 4, Iid(0.5)) is None
+
+
+@given(BITS, st.integers(0, 2**20 - 1), st.sampled_from(("literal", "reuse", "bonus", "recursive")), st.integers(1, 3))
+def test_three_models(accept: list[bool], bits: int, reading: str, draft_length: int) -> None:
+    tokens, medium = len(accept), [bool(bits >> place & 1) for place in range(len(accept))]
+    inner = 1 if reading == "recursive" else None
+    parameters = nested.Parameters(3, draft_length, reading, inner, draft_layers=2, medium_layers=2)
+    world = world_of(nested, parameters, 3, {"accept": accept, "medium_accept": medium})
+    found = count(nested.decode(parameters, [0], tokens), world, tokens)
+    laws = {"accept": ByPosition(np.array(accept, float)), "medium_accept": ByPosition(np.array(medium, float))}
+    same_where_known(found.account.totals(), hierarchical.work(parameters, tokens, laws), ("target",))
+
+
+@given(BITS, st.sampled_from(("sequential", "parallel", "batched")), st.integers(1, 3))
+def test_searches_with_beams(accept: list[bool], arrangement: str, draft_length: int) -> None:
+    tokens = len(accept)
+    parameters = search.Parameters(3, draft_length, beams=2, rule="per-beam", arrangement=arrangement, draft_layers=2)
+    world = world_of(search, parameters, 3, {"accept": accept})
+    found = count(search.decode(parameters, [0], tokens), world, 10**6)  # it ends by itself
+    same_where_known(found.account.totals(), beam.work(parameters, tokens, ByPosition(np.array(accept, float))))

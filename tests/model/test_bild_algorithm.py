@@ -1,0 +1,464 @@
+"""Big Little Decoder as a process, path by path and in the mean: against a reference that knows no steps, and over all luck."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Totals
+from model.interpret.interpreter import count
+from model.interpret.world import Lossy
+from model.methods.bild import paths
+from model.methods.bild import theory as formulas
+from model.methods.bild.algorithm import Parameters, decode
+from model.methods.bild.finite_bild import Prices, moments, prices, segments, starts, work
+from model.methods.bild.threshold_decisions import Independent, Recorded
+from model.steps import Commit, Forward, Read, Steps
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
+from tests.support.exact import near
+
+DECISIONS = st.lists(st.sampled_from((0, 0, 0, 1, 2)), min_size=1, max_size=24)
+FORMS = ("paper", "code", "early")
+COST = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, early_head=0.5, final_head=1.0)
+
+
+def choice(form: str, maximum_draft: int, **more: Any) -> Parameters:
+    if form == "early":
+        return Parameters(8, maximum_draft, exit_layer=3, **more)
+    return Parameters(8, maximum_draft, variant=form, draft_layers=2, **more)
+
+
+class Segment(NamedTuple):
+    """Where it starts, tokens written, kept, whether it was unsure, taken back, and of how many tokens one more pass is."""
+
+    start: int
+    written: int
+    kept: int
+    unsure: bool
+    back: bool
+    again: int
+
+
+def reference(decisions: list[int], maximum_draft: int, form: str) -> list[Segment]:
+    """Algorithm 1 on paper: nothing but the decisions."""
+    found, start, tokens = [], 0, len(decisions)
+    while start < tokens:
+        room = min(maximum_draft, tokens - start - 1)
+        ahead = decisions[start : start + room]
+        written = ahead.index(1) if 1 in ahead else room
+        kept = next((index for index, each in enumerate(ahead[:written]) if each == 2), written)
+        back = kept < written
+        again = kept + 2 if back and form == "code" and start + kept + 1 < tokens else 0
+        found.append(Segment(start, written, kept, written < room, back, again))
+        start += kept + 1 + (again > 0)
+    return found
+
+
+def time_of(segment: Segment, form: str, cost: UnitCost = COST) -> float:
+    """One segment, by hand."""
+    if form == "early":
+        asked = segment.written + segment.unsure
+        first = asked * (3 + cost.early_head) + (0 if segment.unsure else 3)
+        return first + (5 + cost.final_head) * cost.slowdown(segment.written + 1)
+    runs = segment.written + segment.unsure
+    time = runs * cost.required("draft") + cost.target_pass * cost.slowdown(segment.written + 1)
+    return time + (cost.target_pass * cost.slowdown(segment.again) if segment.again else 0)
+
+
+def tiles(decisions: list[int], rows: int = 3) -> Iterator[Any]:
+    column = np.array(decisions[:-1], dtype=np.uint8)[:, None]
+    return (column[start : start + rows] for start in range(0, len(column), rows))
+
+
+# --- The process ---
+
+
+def test_a_run_by_hand() -> None:
+    """A pass of the large model takes 8, one of the small 2; at most three tokens are written."""
+    decisions = [0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0]
+
+    def commits(form: str) -> list[tuple[float, str, int]]:
+        cost = UnitCost(8, cost_ratio=0.25)
+        return simulate(decode(choice(form, 3), [0], 12), 12, Cluster(1), cost, Lossy(1, 8, decisions)).commits
+
+    # Two written and a wasted run; three written, the second taken back; three; two, for the large model writes the last.
+    assert commits("paper") == [(14, "fallback", 3), (28, "rollback", 2), (42, "cap", 4), (54, "cap", 3)]
+    assert commits("code") == [(14, "fallback", 3), (28, "rollback", 2), (36, "again", 1), (50, "cap", 4), (60, "cap", 2)]
+    # Three layers for each token written and the one before, five for all together.
+    assert commits("early") == [(14, "fallback", 3), (31, "rollback", 2), (48, "cap", 4), (62, "cap", 3)]
+
+
+@given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
+def test_the_process_is_the_algorithm(decisions: list[int], maximum_draft: int, form: str) -> None:
+    tokens, parameters = len(decisions), choice(form, maximum_draft)
+    run = simulate(decode(parameters, [0], tokens), tokens, Cluster(1), COST, Lossy(1, 8, decisions), record=True)
+    want = reference(decisions, maximum_draft, form)
+    kinds: list[tuple[str, int]] = []
+    for segment in want:
+        kinds.append(("rollback" if segment.back else "fallback" if segment.unsure else "cap", segment.kept + 1))
+        kinds += [("again", 1)] * (segment.again > 0)
+    assert [(kind, size) for _, kind, size in run.commits] == kinds
+    assert run.tokens == [*range(1, tokens + 1)]
+    assert run.latency == run.busy == sum(time_of(segment, form) for segment in want)
+    assert {row.unit for row in run.intervals if row.what == "forward"} == {0}
+    widths = [row.width for row in run.intervals if row.last == 8]
+    assert widths == [width for each in want for width in (each.written + 1, each.again) if width]
+    runs = sum(each.written + each.unsure for each in want)
+    if form != "early":
+        assert run.passes_of["draft"] == runs
+    read = sum(each.written + 1 + each.again for each in want)
+    assert formulas.operations(parameters, COST, run.rounds, run.account) == read + 0.5 * runs * (form != "early")
+    again = sum((each.again > 0) for each in want)
+    assert sum(run.rounds.values()) == len(want) + again
+    assert sum(drafted * times for (_, drafted), times in run.rounds.items()) == sum(each.written for each in want)
+
+
+@example([0, 2, 0, 0, 1, 0, 0], 3, "code", 2)
+@given(DECISIONS, st.integers(1, 6), st.sampled_from(("paper", "code")), st.integers(1, 3))
+def test_apart_each_model_has_a_unit(decisions: list[int], maximum_draft: int, form: str, prompt: int) -> None:
+    """What was written is sent to the large model, and its answer back: two links wherever the small one ran."""
+    tokens, cost = len(decisions), UnitCost(8, cost_ratio=0.25, link=0.5)
+    parameters = choice(form, maximum_draft, placement="apart")
+    steps, world = decode(parameters, [*range(prompt)], tokens), Lossy(prompt, 8, decisions)
+    run = simulate(steps, tokens, Cluster(2), cost, world, record=True)
+    want = reference(decisions, maximum_draft, form)
+    sent = sum(segment.written + segment.unsure > 0 for segment in want)
+    # The small model reads the prompt where it will run: there and back only if it never does.
+    prefill = (8 + 2 + (tokens == 1)) * (prompt > 1)
+    assert run.latency == sum(time_of(segment, form, cost) for segment in want) + sent + prefill
+    assert {(row.unit, row.last) for row in run.intervals if row.what == "forward"} <= {(0, 8), (1, 2)}
+
+
+@given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
+def test_layer_by_layer_is_the_same_run(decisions: list[int], maximum_draft: int, form: str) -> None:
+    tokens, parameters = len(decisions), choice(form, maximum_draft)
+    one, many = (
+        simulate(decode(parameters, [0], tokens), tokens, Cluster(1), COST, Lossy(1, 8, decisions), per_layer=per_layer)
+        for per_layer in (False, True)
+    )
+    assert [kind for _, *kind in one.commits] == [kind for _, *kind in many.commits]
+    assert many.latency == pytest.approx(one.latency, rel=1e-12)
+    assert many.account == one.account
+
+
+def read_by(steps: Steps, world: Lossy) -> Iterator[tuple[Forward, list[int]]]:
+    """Passes of the process, each with all the tokens that its model has then read: of a pass, and before it in its cache."""
+    known: dict[tuple[str, int], list[int]] = {}
+    answer: Any = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration:
+            return
+        answer = None
+        if isinstance(step, Forward):
+            assert 0 <= step.first < step.last
+            assert not step.unit  # there is one alone
+            for layer in range(step.first, step.last):
+                held = known.setdefault((step.role, layer), [])
+                assert 0 <= step.at <= len(held)
+                held[step.at :] = step.tokens
+            yield step, known[step.role, step.last - 1]
+            answer = step
+        elif isinstance(step, Read):
+            assert step.kind in ("next", "confidence", "distance")
+            answer = world.read(step)
+        elif isinstance(step, Commit):
+            world.written = [*world.written, *step.tokens]
+
+
+@given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS), st.integers(1, 3))
+def test_what_a_model_has_read_is_the_text(decisions: list[int], maximum_draft: int, form: str, prompt: int) -> None:
+    """Also behind a rollback: no model goes on from a token that was taken back."""
+    tokens, world = len(decisions), Lossy(prompt, 8, decisions)
+    before = [*range(prompt)]
+    for step, read in read_by(decode(choice(form, maximum_draft), before, tokens), world):
+        text = [*before, *world.written]
+        if step.at + len(step.tokens) < prompt:
+            assert read == before[:-1]
+        elif len(read) <= len(text):
+            assert read == text
+        else:  # what has been written but not yet put out: a wrong token is negative, and nothing is right behind it
+            assert read[: len(text)] == text
+            right = list(itertools.takewhile(lambda pair: pair[0] == pair[1], enumerate(read)))
+            assert all(token < 0 for token in read[len(right) :])
+    assert world.written == [*range(prompt, prompt + tokens)]  # and then it ends by itself
+
+
+def test_the_stop_token_ends_the_text() -> None:
+    for form, stop in itertools.product(FORMS, (3, 5, 6)):
+        work_ = count(decode(choice(form, 3), [0], 12, (stop, 99)), Lossy(1, 8, [0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0]), 12)
+        assert work_.tokens == [*range(1, stop + 1)]
+
+
+def test_thresholds_decide_where_a_model_says_numbers() -> None:
+    """Below the one it falls back, above the other it is taken back; in the released code only a token that differs."""
+
+    class Told(Lossy):
+        def read(self, step: Read) -> Any:
+            if step.kind == "confidence":
+                return 0.4
+            return 2.0 if step.kind == "distance" else super().read(step)
+
+    def kinds(**given_: Any) -> list[str]:
+        return count(decode(Parameters(8, 2, **given_), [0], 3), Told(1, 8, [0, 0, 0]), 3).commits
+
+    assert kinds(fallback_threshold=0.4, rollback_threshold=2.0) == ["cap"]
+    assert kinds(fallback_threshold=0.41, rollback_threshold=2.0) == ["fallback", "fallback", "cap"]
+    assert kinds(fallback_threshold=0.4, rollback_threshold=1.9) == ["rollback", "rollback", "cap"]
+    assert kinds(fallback_threshold=0.4, rollback_threshold=1.9, variant="code") == ["cap"]  # the large one's own token too
+    assert kinds(fallback_threshold=0.0, rollback_threshold=float("inf")) == ["cap"]
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"layers": 0}, "^layers must be between 1 and"), ({"layers": 10_001}, "^layers must be between 1 and 10000, got 10001"),
+        ({"maximum_draft": 0}, "maximum_draft must be between 1 and 250, got 0"),
+        ({"maximum_draft": 251}, "maximum_draft must be between 1 and 250, got 251"),
+        ({"fallback_threshold": 1.1}, "fallback_threshold must be between 0 and 1, got 1.1"),
+        ({"rollback_threshold": -1}, "rollback_threshold must be at least 0, got -1"),
+        ({"rollback_threshold": float("nan")}, "rollback_threshold"), ({"variant": "cod"}, "unknown variant 'cod'"),
+        ({"placement": "away"}, "unknown placement 'away'"), ({"draft_layers": 0}, "draft_layers must be between 1 and"),
+        ({"exit_layer": 8}, "exit_layer must be between 1 and layers-1=7, got 8"), ({"exit_layer": 0}, "exit_layer"),
+        ({"exit_layer": 2, "variant": "code"}, "variant must be 'paper' with an exit_layer"),
+        ({"exit_layer": 2, "placement": "apart"}, "placement must be 'together' with an exit_layer"),
+        ({"exit_layer": 2, "draft_layers": 3}, "draft_layers must be 1 with an exit_layer"),
+    ],
+)  # fmt: skip
+def test_what_no_choice_may_be(given_: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message.replace("(", r"\(")):
+        Parameters(**{"layers": 8} | given_)
+
+
+def test_what_it_reserves() -> None:
+    assert [Parameters(8, placement=name).units for name in ("together", "apart")] == [1, 2]
+    assert (Parameters(8).maximum_draft, Parameters(8, 5).longest, Parameters(8, 5).widest) == (10, 5, 6)
+    assert Parameters.roles({}) == ("draft",)
+    assert Parameters.roles({"exit_layer": 2}) == ()
+    assert not Parameters.EXACT
+    assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost", "link", "early_head"))
+
+
+def test_one_token_asks_no_small_model_what_it_counts() -> None:
+    run = simulate(decode(choice("paper", 3), [0], 1), 1, Cluster(1), UnitCost(8, cost_ratio=0.25), Lossy(1, 8, [0]))
+    assert formulas.operations(choice("paper", 3), UnitCost(8, cost_ratio=0.25), run.rounds, run.account) == 1
+
+
+# --- Path by path ---
+
+
+@example([[0, 2, 0, 0, 1, 0], [1, 0, 0, 2, 0, 0], [2, 2, 2, 2, 2, 0]], 3, "code")
+@example([[0, 2, 0, 0, 1, 0], [1, 0, 0, 2, 0, 0], [2, 2, 2, 2, 2, 0]], 3, "paper")
+@given(st.lists(DECISIONS, min_size=1, max_size=3), st.integers(1, 6), st.sampled_from(FORMS))
+def test_paths_of_many_are_each_its_own(each: list[list[int]], maximum_draft: int, form: str) -> None:
+    tokens = min(map(len, each))
+    table = np.array([row[:tokens] for row in each], dtype=np.uint8).T
+    chunks = (table[start : start + 4] for start in range(0, tokens - 1, 4))
+    cut = (chunk[: tokens - 1 - 4 * index] for index, chunk in enumerate(chunks))
+    tally = segments(choice(form, maximum_draft), tokens, cut, prices(choice(form, maximum_draft), COST), len(each))
+    lengths = np.zeros(maximum_draft + 1)
+    for index, row in enumerate(each):
+        want = reference(row[:tokens], maximum_draft, form)
+        again = sum((segment.again > 0) for segment in want)
+        assert tally.time[index] == tally.busy[index] == sum(time_of(segment, form) for segment in want)
+        assert tally.rounds[index] == len(want) + again
+        assert tally.drafted[index] == sum(segment.written for segment in want)
+        read = sum(segment.written + 1 + segment.again for segment in want)
+        little = 0 if form == "early" else sum(segment.written + segment.unsure for segment in want)
+        assert tally.operations[index] == read + 0.5 * little
+        for segment in want:
+            lengths[segment.kept] += 1
+        lengths[0] += again
+    assert tally.accepted.tolist() == lengths.tolist()
+    assert tally.accepted.dtype == np.int64  # they are counted
+
+
+@pytest.mark.parametrize("maximum_draft", [1, 10, 250])
+def test_paths_look_ahead_across_tiles(maximum_draft: int) -> None:
+    tokens, luck = 1500, np.random.default_rng(7)
+    decisions = luck.choice(3, size=tokens, p=[0.985, 0.01, 0.005]).tolist()
+    tally = segments(choice("code", maximum_draft), tokens, tiles(decisions, 32), prices(choice("code", maximum_draft), COST), 1)
+    want = reference(decisions, maximum_draft, "code")
+    assert tally.time[0] == sum(time_of(segment, "code") for segment in want)
+    assert tally.drafted[0] == sum(segment.written for segment in want)
+
+
+def test_a_price_for_every_width_and_a_link_both_ways() -> None:
+    cost = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, link=0.5, verify_cost=((1, 4.0), (2, 5.0), (3, 7.0)))
+    apart, together = (prices(choice("code", 2, placement=name), cost) for name in ("apart", "together"))
+    assert together.segment[0].tolist() == [[8, 10 + 2, 14 + 4], [8 + 2, 10 + 4, 14 + 6]]
+    assert apart.segment[0].tolist() == [[8, 13, 19], [11, 15, 21]]  # without a run nothing is sent
+    assert apart.segment[1].tolist() == together.segment[1].tolist() == together.segment[0].tolist()
+    assert apart.segment[2].tolist() == [[1, 2.5, 4], [1.5, 3, 4.5]]
+    assert apart.again[0].tolist()[:2] == [10, 14]
+    assert apart.again[2].tolist() == [2, 3, 4]
+    uncounted = prices(choice("paper", 2), UnitCost(8, cost_ratio=0.25)).segment[2]
+    assert uncounted[0, 0] == 1  # no small model, nothing unknown
+    assert np.isnan(uncounted.ravel()[1:]).all()
+    early = prices(choice("early", 2), UnitCost(8, early_head=0.5, final_head=1.0))
+    assert early.segment[0].tolist() == [[9, 12.5, 16], [9.5, 13, 16.5]]
+    assert early.segment[2].tolist() == [[1, 2, 3], [1, 2, 3]]
+    # Five of eight layers are run at the width of the pass, 4, 5 or 7 quarters; the first three token by token.
+    wide = prices(choice("early", 2), UnitCost(8, early_head=0.5, verify_cost=((1, 4.0), (2, 5.0), (3, 7.0))))
+    assert wide.segment[0].tolist() == [[8, 3.5 + 3 + 6.25, 7 + 3 + 8.75], [3.5 + 5, 7 + 6.25, 10.5 + 8.75]]
+
+
+# --- In the mean ---
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4), st.integers(1, 4), st.sampled_from(FORMS)
+)
+def test_means_are_those_over_all_luck(rates: list[tuple[int, int]], maximum_draft: int, form: str) -> None:
+    tokens, parameters = len(rates) + 1, choice(form, maximum_draft)
+    f, r = (np.array([pair[which] / 4 for pair in rates]) for which in (0, 1))
+    price = prices(parameters, COST)
+    found = moments(parameters, tokens, Independent(f, r), price)
+    want = np.zeros(5)
+    for decisions in itertools.product(range(3), repeat=tokens - 1):
+        mass = math.prod(((1 - f[j]) * (1 - r[j]), f[j], (1 - f[j]) * r[j])[each] for j, each in enumerate(decisions))
+        tally = segments(parameters, tokens, tiles([*decisions, 0]), price, 1)
+        each = tally.time, tally.busy, tally.operations, tally.rounds, tally.drafted
+        want += mass * np.array([float(values[0]) for values in each])
+    assert np.isnan(found.variance)
+    assert near([found.time, found.busy, found.operations, found.rounds, found.drafted], want, 1e-12)
+
+
+@example([[0, 2, 0, 0, 1], [0, 0, 0, 0, 2]], "code")
+@given(st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=3), st.sampled_from(FORMS))
+def test_of_records_each_is_played_once(records: list[list[int]], form: str) -> None:
+    """As far as is asked for; of one token nothing is decided."""
+    parameters = choice(form, 3)
+    for tokens in range(1, 7):
+        found = formulas.predict(parameters, tokens, Recorded(records), COST)
+        every = [reference([*row[: tokens - 1], 0], 3, form) for row in records]
+        times = [sum(time_of(segment, form) for segment in segments_) for segments_ in every]
+        assert near(found.latency, np.mean(times))
+        assert near(found.latency_variance, np.var(times), atol=1e-9)
+        assert near(found.rounds, np.mean([sum(1 + (segment.again > 0) for segment in segments_) for segments_ in every]))
+    with pytest.raises(ParameterError, match="records must cover 6 output positions, got 5"):
+        formulas.predict(parameters, 7, Recorded(records), COST)
+
+
+def test_a_prediction_is_complete() -> None:
+    cost = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, link=1.0, final_head=1.0)
+    apart = formulas.predict(choice("paper", 3, placement="apart"), 10, Independent(0.2, 0.1), cost)
+    assert (float(apart.units), float(apart.plain_latency)) == (2, 90)
+    assert {value.dtype for value in vars(apart).values()} == {np.dtype(np.float64)}
+    assert np.isnan(apart.units_ratio)
+    assert float(apart.latency) > float(apart.busy)
+    together = formulas.predict(choice("paper", 3), 10, Independent(0.2, 0.1), cost)
+    assert (float(together.units), float(together.units_ratio)) == (1, 1)
+    assert float(together.latency) == float(together.busy) == float(apart.busy)
+    with pytest.raises(ParameterError, match="tokens must be between 1 and"):
+        formulas.predict(choice("paper", 3), 0, Independent(0.2, 0.1), cost)
+
+
+def test_many_tokens_go_as_the_closed_form_does() -> None:
+    """The share of a decoding's end falls with its length; compared by what one more whole stretch takes."""
+    for variant in ("paper", "code"):
+        parameters, cost = Parameters(24, variant=variant), UnitCost(24, cost_ratio=0.3)
+        short, long = (formulas.predict(parameters, n, Independent(0.11, 0.05), cost).latency for n in (1000, 2000))
+        speed = 24 * 1000 / float(long - short)
+        assert near(speed, formulas.speedup(0.11, 0.05, 10, 0.3, variant=variant), 1e-9)
+    early = Parameters(24, exit_layer=6)
+    short, long = (formulas.predict(early, n, Independent(0.11, 0.05), UnitCost(24)).latency for n in (1000, 2000))
+    assert near(24 * 1000 / float(long - short), formulas.early_exit_speedup(0.11, 0.05, 10, 6, 24), 1e-9)
+
+
+# --- What is decided ---
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_a_coin_decides_with_the_chances_of_its_law(fallback: float, rollback: float) -> None:
+    coins = (np.arange(1000) + 0.5)[None] / 1000
+    (tile,) = Independent(fallback, rollback).sample(iter([coins]))
+    shares = np.bincount(tile[0], minlength=3) / 1000
+    assert near(shares, [(1 - fallback) * (1 - rollback), fallback, (1 - fallback) * rollback], rtol=0, atol=2e-3)
+    assert tile.dtype == np.uint8
+
+
+def test_rates_by_position_go_on_from_tile_to_tile() -> None:
+    law = Independent([0.0, 1.0, 0.0], [1.0, 0.0, 0.0])
+    first, second = law.sample(iter([np.full((2, 2), 0.5), np.full((1, 2), 0.5)]))
+    assert (first.tolist(), second.tolist()) == ([[2, 2], [1, 1]], [[0, 0]])
+    with pytest.raises(ParameterError, match="fallback_rate must have one rate for each of 4 output positions, got 3"):
+        list(law.sample(iter([np.full((4, 2), 0.5)])))
+    for bad in ([[0.5]], []):
+        with pytest.raises(ParameterError, match="rollback_rate must be a number or a list of numbers"):
+            Independent(0.5, bad)
+    for name, value in (("fallback_rate", 1.5), ("rollback_rate", -0.5)):
+        with pytest.raises(ParameterError, match=f"{name} must be between 0 and 1, got {value}"):
+            Independent(**{"fallback_rate": 0.5, "rollback_rate": 0.5} | {name: value})
+
+
+def test_a_recorded_text_is_drawn_by_its_first_coin() -> None:
+    law = Recorded([[0, 1, 2], [2, 2, 2]])
+    first, second = law.sample(iter([np.array([[0.49, 0.5], [0.9, 0.1]]), np.array([[0.9, 0.1]])]))
+    assert (first.tolist(), second.tolist()) == ([[0, 2], [1, 2]], [[2, 2]])
+    with pytest.raises(ParameterError, match=r"records\[0, 1\] must be between 0 and 2, got 3"):
+        Recorded([[0, 3]])
+    for bad in ([0, 1], []):
+        with pytest.raises(ParameterError, match="records must be lists of decisions, all of one length"):
+            Recorded(bad)
+
+
+# --- Its work ---
+
+
+@given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
+def test_work_is_what_the_counter_counts(decisions: list[int], maximum_draft: int, form: str) -> None:
+    tokens, parameters, luck = len(decisions), choice(form, maximum_draft), np.array(decisions)
+    found = count(decode(parameters, [0], tokens), Lossy(1, 8, decisions), tokens).account.totals()
+    want = work(parameters, tokens, Independent(luck == 1, luck == 2))
+    assert want is not None
+    assert formulas.work(parameters, tokens, Independent(luck == 1, luck == 2)) == want
+    assert found.of.keys() == want.of.keys()
+    assert (want.adoptions, want.adopted_rows) == (0, 0)
+    for role, totals in found.of.items():
+        assert near(totals, want.of[role]), role
+
+
+def test_a_stretch_of_work_by_hand() -> None:
+    """Two tokens of the large model alone: one position read at 0, two at 1; the second has no draft."""
+    found = work(choice("paper", 1), 2, Independent(1.0, 0.0))
+    assert found is not None
+    assert found.of["target"] == Totals(2, 16, 16, 8 * (1 + 2), 8 * (1 + 2), 0, 0, 2, 2)
+    assert found.of["draft"] == Totals(1, 2, 2, 2, 2, 0, 0, 1, 1)
+    alone = work(choice("paper", 1), 1, Independent(1.0, 0.0))
+    assert alone is not None
+    assert list(alone.of) == ["target"]
+    early = work(choice("early", 3), 2, Independent(0.0, 0.0))
+    # Two tokens through three layers one by one, the second unasked, then both through five: 1 + 2 positions in each of eight.
+    assert early is not None
+    assert early.of == {"target": Totals(3, 3 * 2 + 5, 8 * 2, 8 * 3, 3 * 3 + 5 * 2, 0, 0, 2, 3)}
+    assert work(choice("paper", 3), 2, Recorded([[0, 1]])) is None
+
+
+def test_starts_have_chances() -> None:
+    """Every position is put out once: by a segment's large run, or kept before it."""
+    parameters, law = choice("code", 3), Independent(0.3, 0.2)
+    every = [*starts(parameters, 9, law)]
+    assert len(every) == 9
+    assert near(sum(each.mass * (1 + each.again.sum()) for each in every), moments(parameters, 9, law, FLAT).rounds)
+    assert every[0].mass == 1
+    assert every[1].late == 0
+    assert near([each.unsure.sum() + each.whole for each in every], np.ones(9))
+
+
+FLAT = Prices(np.ones((3, 2, 4)), np.ones((3, 4)))
+
+
+def test_paths_take_a_block() -> None:
+    tally = paths.walk(choice("paper", 3), 1, COST, iter(()))
+    assert tally.time.shape == (4096,)
+    assert set(tally.time) == {9.0}

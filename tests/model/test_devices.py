@@ -1,0 +1,124 @@
+"""Devices: what vendors print agrees with what others took from them, and with itself."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from model.base.checks import ParameterError
+from model.hardware.devices import DEVICES, device
+
+DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
+NAMES = {"a100_sxm": "a100", "h100_sxm": "h100", "l40s": "l40s"}
+
+
+def numbers(path: Path) -> dict[str, float]:
+    """The lines `key: number` of a file; their keys occur once."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition("#")[0].partition(":")
+        try:
+            found[key.strip()] = float(value)
+        except ValueError:
+            continue  # a heading, or a word
+    return found
+
+
+@pytest.mark.parametrize("system", NAMES)
+def test_devices_are_those_that_a_public_configurator_has(system: str) -> None:
+    path = DATA / "gpu" / "aiconfigurator" / f"{system}.yaml"
+    if not path.exists():
+        pytest.skip("the folder of public measurements is absent: DECODESIM_DATA names it")
+    said, ours = numbers(path), device(NAMES[system])
+    assert ours.bandwidth == said["mem_bw"]
+    for dtype, key in (("bfloat16", "bfloat16"), ("int8", "int8"), ("float8", "fp8")):
+        rate = said.get(f"{key}_tc_flops")
+        assert (rate is None) == (dtype not in ours.rates)
+        if rate is not None:
+            # The configurator rounds to whole TFLOP/s; a sparse rate would be off by two.
+            assert ours.rate(dtype) == pytest.approx(rate, rel=1e-3)
+    assert (ours.link, ours.host_link) == (said["intra_node_bw"], said["pcie_bw"])
+    if system == "l40s":
+        # Error correction takes one byte in sixteen of GDDR6, and the driver some more; HBM has room of its own for it.
+        assert 0.999 * ours.memory_bytes * 15 / 16 < said["mem_capacity"] < ours.memory_bytes
+    else:
+        assert ours.memory_bytes == said["mem_capacity"]
+
+
+def test_types_of_half_the_size_are_twice_as_fast() -> None:
+    """What a matrix product of tensor cores does in a cycle goes by the bytes of its numbers; none is below that without them."""
+    for each in DEVICES.values():
+        half = each.rates.get("float16")
+        if half is None:
+            continue
+        assert each.rates.get("bfloat16", half) == half
+        if "int8" in each.rates:
+            # GeForce boards sum 16-bit products in 32 bits at half the pace that others do, and 8-bit ones at the full one.
+            factor = 4 if each.name.startswith("rtx") else 2
+            assert each.rate("int8") == pytest.approx(factor * half, rel=0.02)
+        if "float8" in each.rates:
+            assert each.rate("float8") == pytest.approx(2 * half, rel=0.02)
+        assert each.rate("float32") < half
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "clock"),
+    [("t4", 2560, 1590e6), ("titan-xp", 3840, 1582e6), ("v100", 5120, 1530e6), ("a40", 10_752, 1740e6), ("a100", 6912, 1410e6),
+     ("rtx-3090", 10_496, 1695e6), ("rtx-4090", 16_384, 2520e6), ("l40s", 18_176, 2520e6)],
+)  # fmt: skip
+def test_single_precision_is_two_operations_a_core_and_cycle(name: str, cores: int, clock: float) -> None:
+    """The vendor's cores and boost clocks give its rates again, within the digits printed."""
+    assert device(name).rate("float32") == pytest.approx(2 * cores * clock, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "gigabits"),
+    [("t4", 256, 10), ("titan-xp", 384, 11.41), ("v100", 4096, 1.752), ("a40", 384, 14.5), ("a100", 5120, 3.186),
+     ("a100-40gb", 5120, 2.43), ("l40s", 384, 18), ("rtx-3090", 384, 19.5), ("rtx-4090", 384, 21), ("h100", 5120, 5.238),
+     ("h200", 6144, 6.25)],
+)  # fmt: skip
+def test_bandwidth_is_the_width_of_the_bus_times_its_pace(name: str, bits: int, gigabits: float) -> None:
+    """Within the digits printed; and a device reads all of its memory in some hundredths of a second."""
+    assert device(name).bandwidth == pytest.approx(bits / 8 * gigabits * 1e9, rel=4e-3)
+    made = device(name)
+    assert 0.02 < made.memory_bytes / made.bandwidth < 0.08
+    assert 1e-4 < made.cache_bytes / made.memory_bytes < 4e-3
+    assert made.memory_bytes % 2**30 == made.cache_bytes % 2**20 == 0
+    assert 1e10 < made.host_link <= made.link < made.bandwidth / 3
+
+
+def test_the_ridge_is_where_arithmetic_and_memory_take_as_long() -> None:
+    for each in DEVICES.values():
+        for dtype, rate in each.rates.items():
+            assert math.isclose(each.ridge(dtype) * each.bandwidth, rate)
+    assert device("h200").ridge("bfloat16") < device("h100").ridge("bfloat16")  # the same chip with faster memory
+
+
+def test_names_are_keys_and_sources_are_named() -> None:
+    assert [each.name for each in DEVICES.values()] == [*DEVICES]
+    assert all("NVIDIA" in each.source for each in DEVICES.values())
+    assert len({*DEVICES.values()}) == len(DEVICES)
+
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    (lambda: device("h10"), "unknown device 'h10'; did you mean h100"),
+    (lambda: device("titan-xp").rate("float16"), "titan-xp has no published rate for dtype 'float16'; known: float32"),
+    (lambda: device("v100").ridge("bfloat16"), "v100 has no published rate for dtype 'bfloat16'; known: float16, float32"),
+    *[(lambda name=name: replace(device("t4"), **{name: 0.0}), f"{name} must be between 1")  # type: ignore[misc]
+      for name in ("memory_bytes", "bandwidth", "link", "host_link", "cache_bytes")],
+    (lambda: replace(device("t4"), bandwidth=math.inf), "bandwidth must be between 1e\\+08 and 1e\\+17, got inf"),
+    (lambda: replace(device("t4"), rates={}), "rates must be a table with one for some of bfloat16"),
+    (lambda: replace(device("t4"), rates={"half": 1.0}), "unknown dtype 'half'"),
+    (lambda: replace(device("t4"), rates={"float16": 0.0}), r"rates\[float16\] must be between 1e\+08 and 1e\+20, got 0.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{message}"):
+        call()

@@ -1,0 +1,1 @@
+"""Faults planted by a seed, and which of them the tests catch."""

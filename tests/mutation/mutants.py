@@ -1,0 +1,246 @@
+"""Change the model in every small way there is, one at a time, and see that the quick tests notice: python -m
+tests.mutation.mutants
+
+Every mutant gets a process of its own: a fork of one that has the libraries in memory, but nothing of ours, so that a mutant costs
+no more than the tests up to the first that fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import resource
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+ACCOUNT = "model/test_account.py"
+PPD = ("model/test_stages.py", "model/test_ppd.py", "model/test_interpreter_counter.py", "sim/test_events.py", ACCOUNT)
+ARGUMENTS = "project/test_arguments.py"
+HIERARCHICAL = ("model/test_hierarchical.py", "sim/test_hierarchical_exact.py")
+ADAPTIVE = ("model/test_adaptive.py",)
+BEAM = ("model/test_beam.py",)
+HARDWARE = ("model/test_cost_models.py",)
+TESTS = {
+    "model.methods.ppd.theory": PPD,
+    "model.methods.ppd.algorithm": PPD,
+    "model.methods.stages": PPD,
+    "model.methods.speculative.algorithm": ("model/test_speculative_algorithm.py", "sim/test_output_law.py"),
+    "model.methods.rounds": ("model/test_rounds.py", "model/test_speculative_algorithm.py", *ADAPTIVE, ACCOUNT),
+    "model.methods.speculative.theory": (ARGUMENTS, "model/test_speculative_theory.py", ACCOUNT),
+    "model.methods.speculative.dependent_acceptance": (ARGUMENTS, "model/test_speculative_laws.py"),
+    "model.methods.speculative.batch_break_even": ("model/test_speculative_batches.py",),
+    "model.costs.width_curve": ("model/test_width_curve.py",),
+    "model.methods.hierarchical.algorithm": HIERARCHICAL,
+    "model.methods.hierarchical.theory": (ARGUMENTS, *HIERARCHICAL, ACCOUNT),
+    "model.methods.hierarchical.finite_hierarchical": HIERARCHICAL,
+    "model.methods.adaptive.algorithm": ADAPTIVE,
+    "model.methods.adaptive.theory": (ARGUMENTS, *ADAPTIVE, ACCOUNT),
+    "model.methods.adaptive.draft_length_policies": ADAPTIVE,
+    "model.methods.beam.algorithm": BEAM,
+    "model.methods.beam.theory": (ARGUMENTS, *BEAM, ACCOUNT),
+    "model.methods.bild.theory": (ARGUMENTS, "model/test_bild_theory.py", "model/test_bild_algorithm.py"),
+    "model.methods.bild.finite_bild": ("model/test_bild_algorithm.py",),
+    "model.methods.bild.algorithm": ("model/test_bild_algorithm.py",),
+    "model.methods.bild.threshold_decisions": ("model/test_threshold_decisions.py", "model/test_bild_algorithm.py"),
+    "model.architectures.transformer": ("model/test_transformer.py",),
+    "model.methods.skipdecode.theory": ("model/test_skipdecode_theory.py", "sim/test_skipping.py"),
+    "model.methods.skipdecode.algorithm": ("sim/test_skipping.py",),
+    "model.methods.early_exit.theory": ("model/test_early_exit_theory.py", "sim/test_skipping.py"),
+    "model.methods.early_exit.finite_early_exit": ("sim/test_skipping.py",),
+    "model.methods.early_exit.algorithm": ("sim/test_skipping.py",),
+    "model.methods.batching": ("sim/test_skipping.py",),
+    "model.interpret.account": ("model/test_account.py", "model/test_interpreter_counter.py"),
+    "model.methods.pearl.theory": (ARGUMENTS, "model/test_pearl.py"),
+    "model.hardware.interpolation": ("model/test_interpolation.py",),
+    "model.hardware.roofline": HARDWARE,
+    "model.hardware.cost_models": HARDWARE,
+    "model.costs.operating_point": ("model/test_operating_point.py", *HARDWARE),
+    "model.hardware.profile_costs": ("model/test_profile_costs.py", *HARDWARE),
+    "model.hardware.profile": ("model/test_profile.py",),
+    "model.base.json_and_parquet": ("model/test_profile.py",),
+}
+"""The modules that are changed, and the quick tests that must notice."""
+WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95
+LIBRARIES = (
+    "numpy", "scipy.special", "scipy.stats", "simpy", "hypothesis", "pytest", "polars",
+    "typer.testing", "asyncio", "torch", "transformers",
+)  # fmt: skip
+
+COMPARISONS: dict[type, tuple[type, ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.In: (ast.NotIn,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
+}  # fmt: skip
+OPERATORS: dict[type, type] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult,
+}  # fmt: skip
+SWAPS = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum", "any": "all", "all": "any", "ceil": "floor"}
+UNTOUCHED = ("annotation", "returns", "ctx", "decorator_list")
+
+
+class Mutant(NamedTuple):
+    """One change: the module, what is changed in it, and its whole text."""
+
+    module: str
+    change: str
+    source: str
+
+
+def variants(node: ast.AST) -> Iterator[ast.AST | None]:
+    """What a node may be replaced by; None stands for its absence."""
+    match node:
+        case ast.Compare(ops=[op]):
+            for other in COMPARISONS.get(type(op), ()):
+                yield ast.Compare(node.left, [other()], node.comparators)
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in OPERATORS:
+            changed = deepcopy(node)
+            changed.op = OPERATORS[type(op)]()
+            yield changed
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield from (ast.Constant(value + 1), ast.Constant(value - 1))
+        case ast.Constant(value=str(value)):
+            yield ast.Constant(value + "!")
+        case ast.UnaryOp(op=ast.USub() | ast.Not()):
+            yield node.operand
+        case ast.BoolOp(values=values):
+            yield ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), values)
+        case ast.If() | ast.IfExp() | ast.While():
+            changed = deepcopy(node)
+            changed.test = ast.UnaryOp(ast.Not(), changed.test)
+            yield changed
+        case ast.Name(id=name) if name in SWAPS:
+            yield ast.Name(SWAPS[name])
+        case ast.Attribute(attr=name) if name in SWAPS:
+            yield ast.Attribute(node.value, SWAPS[name])
+        case ast.Return(value=value) if value is not None and ast.unparse(value) != "None":
+            yield ast.Return(None)
+        case ast.keyword():
+            yield None
+    if isinstance(node, ast.Expr | ast.AugAssign | ast.Raise) or (isinstance(node, ast.Return) and node.value is None):
+        yield ast.Pass()
+
+
+def mutants(module: str) -> list[Mutant]:
+    """Every mutant of a module. Annotations, imports, docstrings and the words of errors are left alone."""
+    tree = ast.parse(_file(module).read_text(encoding="utf-8"))
+    found: list[Mutant] = []
+    seen: Counter[str] = Counter()
+
+    def visit(parent: ast.AST, scope: tuple[str, ...]) -> None:
+        if isinstance(parent, ast.FunctionDef | ast.ClassDef):
+            scope = (*scope, parent.name)
+        for field, value in ast.iter_fields(parent):
+            children = value if isinstance(value, list) else [value]
+            for index, child in enumerate(children if field not in UNTOUCHED else ()):
+                if not isinstance(child, ast.AST) or _left_alone(child):
+                    continue
+                for variant in variants(child):
+                    whole = isinstance(child, ast.stmt)
+                    before = _line(child if whole else parent)
+                    replaced = [*children[:index], *([variant] if variant else []), *children[index + 1 :]]
+                    setattr(parent, field, replaced if isinstance(value, list) else variant)
+                    change = f"{'.'.join(scope)}: {before} -> {_line(variant if whole and variant else parent)}"
+                    seen[change] += 1
+                    change += f" #{seen[change]}" if seen[change] > 1 else ""
+                    found.append(Mutant(module, change, ast.unparse(ast.fix_missing_locations(tree))))
+                    setattr(parent, field, value)
+                if not isinstance(child, ast.Raise):
+                    visit(child, scope)
+
+    visit(tree, ())
+    return found
+
+
+def _left_alone(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+        return True  # an assertion: it changes nothing where there is no bug
+    alias = isinstance(node, ast.Assign) and "NDArray" in ast.unparse(node)
+    words = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return alias or words or isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr)
+
+
+def _line(node: ast.AST) -> str:
+    return (ast.unparse(node).strip().splitlines() or [""])[0]
+
+
+def _file(module: str) -> Path:
+    return ROOT / f"{module.replace('.', '/')}.py"
+
+
+def _test(mutant: Mutant) -> int:
+    """In a fork: put the mutant in the place of its module and run the tests, quietly. 0: it survived."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))  # not by the clock: a busy machine would kill what survives
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    try:
+        package, _, name = mutant.module.rpartition(".")
+        spec = importlib.util.find_spec(mutant.module)
+        module = sys.modules[mutant.module] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        exec(compile(mutant.source, str(_file(mutant.module)), "exec"), module.__dict__)
+        setattr(sys.modules[package], name, module)
+        files = [str(ROOT / "tests" / file) for file in TESTS[mutant.module]]
+        return int(sys.modules["pytest"].main(["-xq", "-p", "no:cacheprovider", "-o", "addopts=", *files]))
+    except BaseException:
+        return 1
+
+
+def survivors(jobs: list[Mutant]) -> set[tuple[str, str]]:
+    """Module and change of those mutants on which every test passes."""
+    waiting, running, found = [*reversed(jobs)], {}, set()
+    while waiting or running:
+        while waiting and len(running) < WORKERS:
+            mutant = waiting.pop()
+            if not (child := os.fork()):
+                os._exit(_test(mutant))
+            running[child] = mutant
+        child, status = os.wait()
+        mutant = running.pop(child)
+        if status == 0:
+            found.add(mutant[:2])
+            print(f"survived: {mutant.module}: {mutant.change}", flush=True)
+    return found
+
+
+def known() -> dict[tuple[str, str], bool]:
+    """The survivors that are listed, each with its reason, and whether they behave as the model does."""
+    listed = tomllib.loads(Path(__file__).with_name("mutants_survivors.toml").read_text(encoding="utf-8"))["survivor"]
+    return {(row["module"], change): row["equivalent"] for row in listed for change in row["changes"]}
+
+
+def main() -> int:
+    """Run the mutants of the modules named, or of all; 0 if enough are killed and every survivor is listed."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.chdir(tempfile.mkdtemp())
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    modules, start = sys.argv[1:] or list(TESTS), time.perf_counter()
+    unchanged = [Mutant(module, "nothing", _file(module).read_text(encoding="utf-8")) for module in modules]
+    if len(survivors(unchanged)) < len(modules):
+        raise SystemExit("the tests fail on the model as it is")
+    jobs = [mutant for module in modules for mutant in mutants(module)]
+    listed = {key: same for key, same in known().items() if key[0] in modules}
+    found, same = survivors(jobs), {key for key, equivalent in listed.items() if equivalent}
+    share = 1 - len(found - same) / (len(jobs) - len(same))
+    for key in sorted(found - listed.keys()):
+        print(f"survives and is not listed: {key}")
+    for key in sorted(listed.keys() - found):
+        print(f"listed, but killed or no mutant: {key}")
+    print(f"{len(jobs)} mutants, {len(same)} equivalent, {share:.1%} of the others killed, {time.perf_counter() - start:.0f} s")
+    return int(share < ENOUGH or found != listed.keys())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

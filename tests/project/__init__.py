@@ -1,0 +1,1 @@
+"""Tests of the project as a whole: commands, hostile files, notebooks, packaging, tools."""

@@ -1,0 +1,532 @@
+"""Every kind of file that is read, spoiled five hundred times: numbers or one line, in bounded time and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import shutil
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import figures
+from calibrate.commands.calibrate_app import app as calibrate
+from calibrate.family import corpus
+from calibrate.fits import engine_run
+from calibrate.importers import bundled_profiles
+from calibrate.loading import prompts
+from calibrate.measured_runs import run_plan
+from calibrate.validation import validation_page
+from figures.common import subject
+from model.architectures import transformer
+from model.hardware import devices, profile
+from model.logs import measured_runs, position_log, read_log
+from sim.commands.sim_app import app as sim
+from tests.calibrate.test_importers import TABLES
+from tests.calibrate.test_prompts import NESTED, ROWS
+from tests.calibrate.test_validation import STAMPS, without_room, write_run
+from tests.support.comparisons import decoded, profiles, runs_of
+from tests.support.fuzzing import bytes_of, ended, folder, fuzzed, json_of, lines_of, read, rows_of, spoiled, table_of, written
+
+pytestmark = pytest.mark.slow
+
+
+# --- scenarios ---
+
+BASE = """[scenario]
+name = "x"
+tokens = 8
+replications = 4
+seed = 1
+views = ["formula", "paths"]
+
+[[method]]
+name = "ppd"
+layers = 8
+exit_layer = 4
+candidates = 2
+
+[[method]]
+name = "speculative"
+layers = 8
+draft_length = 3
+[method.cost]
+cost_ratio = 0.1
+verify_cost = [[1, 1.0], [4, 1.2]]
+
+[outcomes.match]
+kind = "iid"
+match_rate = 0.5
+trials = 100
+
+[outcomes.accept]
+kind = "iid"
+acceptance_rate = 0.6
+source = "measured"
+
+[cost]
+final_head = 0.5
+early_head = 0.1
+
+[cluster]
+units = 4
+
+[sweep]
+"outcomes.match.match_rate" = [0.1, 0.9]
+"""
+
+
+@given(data=st.one_of(lines_of(BASE).map(str.encode), bytes_of(BASE.encode())))
+@fuzzed
+def test_scenarios(data: bytes) -> None:
+    with folder() as here:
+        path = here / "s.toml"
+        path.write_bytes(data)
+        read_in = CliRunner().invoke(sim, ["lint", str(path)])
+        if read_in.exit_code == 1:  # some points would fail, and it says which
+            return
+        if ended(sim, "lint", path) == 0:
+            said = tomllib.loads(data.decode("utf-8-sig"))["scenario"]
+            small = said.get("tokens", 8) <= 1000 and said.get("replications", 1) <= 1000
+            if small:
+                ended(sim, "run", path, "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
+
+
+# --- recorded outcomes that a scenario names ---
+
+PLAYED = """scenario = {{ name = "x", tokens = 4, replications = 4, seed = 1, views = ["formula", "paths"] }}
+method = {{ {method} }}
+outcomes = {{ {outcomes} }}
+{costs}"""
+DRAFTED = 'name = "speculative", layers = 4, draft_length = 2'
+DECIDED = 'name = "bild", fallback_threshold = 0.5, rollback_threshold = 1.0'
+LENGTHS = [[2, 1, 3, 1, 1, 2], [1, 2, 1, 1, 3, 1], [3, 2, 1, 2]]
+DECISIONS = {"confidence": [0.9, 0.2, 0.7, 0.4], "distance": [0.1, 3.0, 0.5, 2.0], "agrees": [True, False, True, False]}
+SURE = {"confidence": [[0.2, 0.6, 0.9, 1.0], [0.5, 0.5, 0.6, 1.0]], "agrees": [[False, True, True, True], [True, True, True, True]]}
+MATCHES = [[True, False, True, True], [False, False, True, True]]
+RECORDS = {
+    "rounds.json": (DRAFTED, "rounds", LENGTHS), "accepted.json": (DRAFTED, "replay", MATCHES),
+    "matches.json": ('name = "ppd", layers = 4, exit_layer = 2, candidates = 1', "replay", MATCHES),
+    "decisions.json": (f"{DECIDED}, layers = 4", "thresholds", DECISIONS),
+    "texts.json": (f"{DECIDED}, layers = 4", "replay", {name: [column, column[::-1]] for name, column in DECISIONS.items()}),
+    "sure.json": ('name = "early_exit", layers = 4, threshold = 0.55', "confidences", SURE),
+}  # fmt: skip
+PUBLIC = [
+    json.dumps({
+        "id": number, "prompt_token_ids": [1, 2], "generated_token_ids": [*range(sum(each))], "acc_eagle": {"acc_len": each},
+    })
+    for number, each in enumerate(LENGTHS)
+]  # fmt: skip
+
+
+def played(here: Path, name: str, method: str, outcomes: str, key: str = "file") -> None:
+    """A scenario of one point on a record; where nothing can be made of it, that is said of the point."""
+    costs = "" if "ppd" in method or "early" in method else "cost = { cost_ratio = 0.1 }"
+    (here / "s.toml").write_text(PLAYED.format(method=method, outcomes=f'{outcomes}, {key} = "{name}"', costs=costs))
+    ended(sim, "run", here / "s.toml", "--no-figures", "-q", "-j", "1", "-o", here / "run", failing=True)
+
+
+@given(data=st.data(), name=st.sampled_from([*RECORDS]))
+@fuzzed
+def test_recorded_outcomes(data: st.DataObject, name: str) -> None:
+    method, kind, said = RECORDS[name]
+    with folder() as here:
+        spoiled_ = st.one_of(json_of(said).map(written).map(str.encode), bytes_of(json.dumps(said).encode()))
+        (here / name).write_bytes(data.draw(spoiled_))
+        played(here, name, method, f'kind = "{kind}"')
+
+
+TABLE = "\n".join([",".join(DECISIONS), *(",".join(map(str, row)) for row in zip(*DECISIONS.values(), strict=True))])
+
+
+@given(data=st.one_of(lines_of(TABLE, ",").map(str.encode), bytes_of(TABLE.encode())))
+@fuzzed
+def test_tables_of_decisions(data: bytes) -> None:
+    with folder() as here:
+        (here / "decisions.csv").write_bytes(data)
+        played(here, "decisions.csv", f"{DECIDED}, layers = 4", 'kind = "thresholds"')
+
+
+@given(data=rows_of(PUBLIC))
+@fuzzed
+def test_public_logs_of_rounds(data: bytes) -> None:
+    with folder() as here:
+        (here / "public.jsonl").write_bytes(data)
+        ended(calibrate, "rates", here / "public.jsonl", "--drafter", "eagle", "--lengths", "2,3")
+        played(here, "public.jsonl", DRAFTED, 'kind = "rounds", drafter = "eagle"')
+
+
+# --- measured runs, and logs of decisions ---
+
+
+@lru_cache(maxsize=1)
+def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
+    """The files of measured runs with their profiles; their two tables."""
+    clock = profiles(head=2e-3, wake=1e-3, turn=1e-4)
+    made = [
+        decoded("autoregressive", 5, {}), decoded("speculative", 5, {"acceptance_rate": 0.7}, draft_length=2),
+        decoded("ppd", 5, {"match_rate": 0.6}, exit_layer=8, candidates=1),
+    ]  # fmt: skip
+    found = runs_of(made, clock, units=[1, 1, 2])
+    with folder() as here:
+        named = {role: profile.save(clock[role], here).name for role in found.log.models}
+        measured_runs.save(measured_runs.Runs(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json")
+        return {path.name: path.read_bytes() for path in here.iterdir()}, found.table, found.log.table()
+
+
+@given(data=st.data())
+@fuzzed
+def test_measured_runs(data: st.DataObject) -> None:
+    held, table, _ = measured()
+    with folder() as here:
+        spoiled(data, held, "own", table, here)
+        ended(sim, "compare", here / "own.json", *data.draw(st.sampled_from(((), ("--json",)))))
+
+
+@given(data=st.data())
+@fuzzed
+def test_logs_of_decisions(data: st.DataObject) -> None:
+    held, _, reads = measured()
+    with folder() as here:
+        spoiled(data, held, "own.reads", reads, here)
+        path = here / "own.json"
+        digest = hashlib.sha256((here / "own.reads.json").read_bytes()).hexdigest()
+        path.write_text(written(json.loads(held["own.json"]) | {"reads_sha256": digest}))
+        read(read_log.load, here / "own.reads.json")
+        ended(sim, "compare", path)
+
+
+# --- profiles ---
+
+LAYERED = """[scenario]
+name = "x"
+tokens = 8
+[[method]]
+name = "autoregressive"
+layers = {}
+[cost]
+kind = "profile"
+profile = "mine.json"
+"""
+
+
+@lru_cache(maxsize=3)
+def profiled(name: str) -> tuple[dict[str, bytes], pl.DataFrame]:
+    found = profile.load(name)
+    table = found.table.gather_every(max(1, found.table.height // 300))
+    with folder() as here:
+        profile.save(dataclasses.replace(found, name="mine", table=table), here)
+        return {path.name: path.read_bytes() for path in here.iterdir()}, table
+
+
+@given(data=st.data(), name=st.sampled_from(("a100-llama-2-7b", "cpu-llama-68m", "h100-operations")))
+@fuzzed
+def test_profiles(data: st.DataObject, name: str) -> None:
+    held, table = profiled(name)
+    with folder() as here:
+        spoiled(data, held, "mine", table, here)
+        (here / "s.toml").write_text(LAYERED.format(32 if "7b" in name else 2))
+        if ended(sim, "ls", "profiles", here / "mine.json") == 0:
+            ended(sim, "run", here / "s.toml", "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
+
+
+# --- position logs ---
+
+
+@lru_cache(maxsize=1)
+def logged() -> tuple[dict[str, bytes], pl.DataFrame]:
+    log = position_log.bundled()
+    table = log.table.filter(pl.col("text") < 3)
+    with folder() as here:
+        position_log.save(position_log.PositionLog(table, {**log.said, "prompts": log.said["prompts"][:3]}), here / "log.json")
+        return {path.name: path.read_bytes() for path in here.iterdir()}, table
+
+
+@given(data=st.data())
+@fuzzed
+def test_position_logs(data: st.DataObject) -> None:
+    held, table = logged()
+    with folder() as here:
+        spoiled(data, held, "log", table, here)
+        if data.draw(st.booleans()):
+            ended(calibrate, "rates", here / "log.json", *data.draw(st.sampled_from(((), ("--json",)))))
+            return
+        method, kind = data.draw(st.sampled_from((
+            ('name = "ppd", layers = 12, exit_layer = 6, candidates = 1', 'kind = "replay", head = "common"'),
+            ('name = "speculative", layers = 12, draft_length = 2', 'kind = "replay"'),
+            (f"{DECIDED}, layers = 12", 'kind = "thresholds"'), (f"{DECIDED}, layers = 12", 'kind = "replay"'),
+            ('name = "early_exit", layers = 12, threshold = 0.55', 'kind = "confidences"'),
+        )))  # fmt: skip
+        played(here, "log.json", method, kind, "log")
+
+
+# --- tables of other projects ---
+
+IMPORTS = {
+    "vidur": (["vidur", "--model", "llama-2-7b", "--gpu", "a100", "--network", "vidur/network"], "vidur"),
+    "llmservingsim": (["llmservingsim", "--model", "llama-3.1-8b", "--gpu", "rtx-4090"], "llmservingsim/tp1"),
+    "aiconfigurator": (["aiconfigurator", "--gpu", "h100", "--engine", "vllm/1.0"], "aiconfigurator"),
+}  # fmt: skip
+
+
+@given(data=st.data(), source=st.sampled_from([*IMPORTS]))
+@fuzzed
+def test_tables_of_other_projects(data: st.DataObject, source: str) -> None:
+    (kind, *more), where = IMPORTS[source]
+    with folder() as here:
+        shutil.copytree(TABLES / source, here / source)
+        files = sorted(path for path in (here / source).rglob("*.*") if path.suffix in (".csv", ".yaml"))
+        path = data.draw(st.sampled_from(files))
+        if source == "aiconfigurator":
+            frames = {each: pl.read_csv(each.read_bytes()) for each in files}
+            frames[path] = data.draw(table_of(frames[path]))
+            for each, frame in frames.items():
+                frame.write_parquet(each.with_suffix(".parquet"))
+            if data.draw(st.booleans()):
+                there = path.with_suffix(".parquet")
+                there.write_bytes(data.draw(bytes_of(there.read_bytes())))
+        else:
+            text = path.read_text()
+            path.write_bytes(data.draw(st.one_of(lines_of(text, ",").map(str.encode), bytes_of(text.encode()))))
+        more = [str(here / each) if "/network" in each else each for each in more]
+        ended(calibrate, "import", kind, here / where, *more, "-o", here / "out")
+
+
+ORIGINS = """# Sources
+
+## owner/project · MIT
+| file | commit | path | sha256 |
+|---|---|---|---|
+| gpu/vidur/mlp.csv | abc1234 | data/mlp.csv | 0123456789abcdef |
+
+## owner/other · Apache-2.0
+| gpu/other.csv | def5678 | other.csv | fedcba9876543210 |
+"""
+
+
+@given(data=st.one_of(lines_of(ORIGINS, "|").map(str.encode), lines_of(ORIGINS, "·").map(str.encode), bytes_of(ORIGINS.encode())))
+@fuzzed
+def test_lists_of_sources(data: bytes) -> None:
+    with folder() as here:
+        (here / "SOURCES.md").write_bytes(data)
+        read(bundled_profiles.origins, here)
+
+
+# --- engines that ran ---
+
+
+@given(data=st.data())
+@fuzzed
+def test_runs_of_engines(data: st.DataObject) -> None:
+    with folder() as here:
+        write_run(here)
+        if data.draw(st.booleans()):
+            without_room(here, STAMPS, {})
+        name = data.draw(st.sampled_from(("timeseries.csv", "requests.jsonl", "meta.json")))
+        text = (here / name).read_text()
+        kinds = [bytes_of(text.encode())]
+        if name == "timeseries.csv":
+            kinds.append(lines_of(text, ",").map(str.encode))
+        elif name == "meta.json":
+            kinds.append(json_of(json.loads(text)).map(written).map(str.encode))
+        else:
+            kinds.append(rows_of(text.splitlines()))
+        (here / name).write_bytes(data.draw(st.one_of(kinds)))
+        read(engine_run.read, here)
+
+
+# --- configurations, devices, plans, prompts ---
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": False, "rope_theta": 1e4, "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16", "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "head_dim": 16,
+}  # fmt: skip
+
+
+@given(data=st.data())
+@fuzzed
+def test_configurations(data: st.DataObject) -> None:
+    with folder() as here:
+        text = written(data.draw(json_of(CONFIG))).encode() if data.draw(st.booleans()) else data.draw(
+            bytes_of(json.dumps(CONFIG).encode())
+        )  # fmt: skip
+        (here / "config.json").write_bytes(text)
+        read(transformer.from_config, here / "config.json")
+        ended(sim, "ls", "shapes", here / "config.json")
+
+
+PLAN = """[run]
+model = "family"
+tokens = 8
+repeats = 2
+prompts = 1
+mode = "eager"
+
+[profile]
+widths = [1, 2]
+contexts = [0, 32]
+
+[[method]]
+name = "ppd"
+exit_layer = 6
+sweep = { candidates = [1, 3] }
+forced = { match_rate = [0.3, 0.7] }
+apart = "processes"
+
+[[method]]
+name = "speculative"
+draft_length = 2
+"""
+
+
+@given(data=st.one_of(lines_of(PLAN).map(str.encode), bytes_of(PLAN.encode())))
+@fuzzed
+def test_plans(data: bytes) -> None:
+    with folder() as here:
+        (here / "plan.toml").write_bytes(data)
+        read(run_plan.read, here / "plan.toml")
+
+
+TEXTS = {
+    "x.txt": "def main(\n\nimport os\\nimport sys\n<|endoftext|>\nclass A:\n", "x.md": "One.\nTwo.\n\nThree.\n",
+    "x.raw": " = Title = \n \n A heap is a tree . \n", "x.json": json.dumps(NESTED), "y.json": json.dumps(["one", {"text": "two"}]),
+    "x.jsonl": "\n".join(json.dumps(row | {"id": number}) for number, (row, *_) in enumerate(ROWS[:1] * 3)),
+    "y.jsonl": "\n".join(json.dumps({"question_id": number, "turns": ["one", "two"]}) for number in range(3)),
+}  # fmt: skip
+
+
+@given(data=st.data(), name=st.sampled_from([*TEXTS]))
+@fuzzed
+def test_prompts(data: st.DataObject, name: str) -> None:
+    text = TEXTS[name]
+    kinds = [bytes_of(text.encode())]
+    if name.endswith(".json"):
+        kinds.append(json_of(json.loads(text)).map(written).map(str.encode))
+    if name.endswith(".jsonl"):
+        kinds.append(rows_of(text.splitlines()))
+    with folder() as here:
+        (here / name).write_bytes(data.draw(st.one_of(kinds)))
+        template = data.draw(st.sampled_from((None, "none", "squad", "wmt", "cnn-dm")))
+        read(functools.partial(prompts.load, template=template, limit=5, seed=data.draw(st.sampled_from((None, 1)))), here / name)
+
+
+@given(data=st.data())
+@fuzzed
+def test_texts_to_train_on(data: st.DataObject) -> None:
+    with folder() as here:
+        for name in ("a.txt", "b.py"):
+            (here / name).write_bytes(b"one line\nanother line\n" * 20)
+        (here / "a.txt").write_bytes(data.draw(bytes_of(b"one line\nanother line\r\n" * 3)))
+        for where in (here, here / "a.txt"):
+            read(corpus.own, where)
+
+
+DEVICE = """name = "mine"
+memory_bytes = 8e10
+bandwidth = 2e12
+link = 3e11
+host_link = 3e10
+cache_bytes = 4e7
+source = "my own"
+
+[rates]
+bfloat16 = 3e14
+float32 = 2e13
+"""
+
+
+@given(data=st.one_of(lines_of(DEVICE).map(str.encode), bytes_of(DEVICE.encode())))
+@fuzzed
+def test_devices(data: bytes) -> None:
+    with folder() as here:
+        path = here / "mine.toml"
+        path.write_bytes(data)
+        read(devices.device, str(path))
+        ended(sim, "ls", "devices", path)
+
+
+# --- pages ---
+
+PAGE = "# Page\n\n| a | b |\n\n<!-- runs -->\n\nOf others.\n"
+
+
+@given(data=bytes_of(PAGE.encode()))
+@fuzzed
+def test_pages(data: bytes) -> None:
+    with folder() as here:
+        (here / "page.md").write_bytes(data)
+        read(validation_page.stale, (), here / "page.md")
+        read(validation_page.write, (), here / "page.md")
+
+
+# --- what a run has left ---
+
+
+FINISHED = {
+    "ppd": """
+scenario = { name = "x", tokens = 8, replications = 4, seed = 1, views = ["formula", "paths"] }
+method = { name = "ppd", layers = 8, exit_layer = 4, candidates = 2 }
+outcomes = { kind = "iid", match_rate = 0.5 }
+""",
+    "speculative": """
+scenario = { name = "x", tokens = 8, replications = 4, seed = 1, views = ["formula", "paths"] }
+method = { name = "speculative", layers = 8, draft_length = 3 }
+outcomes = { kind = "iid", acceptance_rate = 0.6, trials = 100 }
+cost = { cost_ratio = 0.1 }
+""",
+}
+RUN = ("--no-figures", "-q", "-j", "1")
+
+
+@lru_cache(maxsize=2)
+def left(method: str) -> dict[str, bytes]:
+    """What a run leaves in its directory but shards."""
+    with folder() as here:
+        (here / "s.toml").write_text(FINISHED[method])
+        assert CliRunner().invoke(sim, ["run", str(here / "s.toml"), *RUN, "-o", str(here / "run")]).exit_code == 0
+        return {path.name: path.read_bytes() for path in (here / "run").iterdir() if path.is_file()}
+
+
+@given(data=st.data(), method=st.sampled_from([*FINISHED]))
+@fuzzed
+def test_results(data: st.DataObject, method: str) -> None:
+    """Figures are drawn of whatever comes through, but not written."""
+    held = left(method)
+    with folder() as here, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda *_, **__: [])
+        for name, content in held.items():
+            (here / name).write_bytes(content)
+        name = data.draw(st.sampled_from([each for each in held if each.endswith(".parquet")]))
+        if data.draw(st.booleans()):
+            (here / name).write_bytes(data.draw(bytes_of(held[name])))
+        else:
+            data.draw(table_of(pl.read_parquet(held[name]))).write_parquet(here / name)
+        ended(sim, "plot", here)
+
+
+@given(data=st.one_of(st.sampled_from([b"", b"{}", b"[]", b"null"]), st.just(b"x")), more=st.data())
+@fuzzed
+def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
+    held = left("speculative")
+    with folder() as above:
+        here = above / "run"
+        here.mkdir()
+        for name, content in held.items():
+            (here / name).write_bytes(content)
+        said = json.loads(held["metadata.json"])
+        text = data if more.draw(st.booleans()) else more.draw(
+            st.one_of(bytes_of(held["metadata.json"]), json_of(said).map(written).map(str.encode))
+        )  # fmt: skip
+        (here / "metadata.json").write_bytes(text)
+        assert isinstance(subject.of_run(here), str)
+        (above / "s.toml").write_text(FINISHED["speculative"])
+        ended(sim, "run", above / "s.toml", *RUN, "--resume", "-o", here)

@@ -1,0 +1,922 @@
+"""Options of the commands: what each is given reaches the code that does the work; and every option has a test of its effect.
+
+Commands on real models take minutes of work, so what does the work is replaced here by a record of how it was called. That the work
+heeds its arguments is tested where it is, and `EFFECTS` says by which test each option of each command is seen to matter.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from calibrate.commands.calibrate_app import app as calibrate_app
+from calibrate.decode.log_positions import Spent
+from calibrate.family import training as family
+from calibrate.interpreters.in_one_process import Sampling
+from calibrate.timing.single_pass import Effort
+from model.base.checks import ParameterError
+from sim.commands.sim_app import app as sim_app
+from sim.runs import sweep
+
+TESTS = {path.name: path for path in Path(__file__).parents[1].rglob("test_*.py")}
+APPS = {"sim": sim_app, "calibrate": calibrate_app}
+
+
+class ReachedError(Exception):
+    """The work itself, which is not done here."""
+
+
+class Record:
+    """Calls of functions by their dotted names, with the names of their arguments."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+        self.calls: dict[str, dict[str, Any]] = {}
+
+    def replace(self, name: str, answer: Any = ReachedError) -> None:
+        """Have a function record its arguments and give this answer: a function of them, a value, or an exception."""
+        module, _, function = name.rpartition(".")
+        owner = importlib.import_module(module)
+        signature = inspect.signature(getattr(owner, function))
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            self.calls[name] = dict(bound.arguments)
+            if answer is ReachedError:
+                raise ReachedError
+            return answer(**bound.arguments) if callable(answer) else answer
+
+        self.patch.setattr(owner, function, recorded)
+
+
+def ran(command: str, words: str = "") -> None:
+    """Run a command until it reaches the work."""
+    program, *verbs = command.split()
+    done = CliRunner().invoke(APPS[program], [*verbs, *words.split()])
+    assert isinstance(done.exception, ReachedError), (done.output, done.exception)
+
+
+@contextlib.contextmanager
+def no_bar() -> Iterator[str]:
+    yield "a bar"
+
+
+MODELS = {"decoder": SimpleNamespace(layers=8, vocabulary=99, heads={}), "name": "made", "checksum": "0", "has_encoder": False}
+CORPUS = SimpleNamespace(name="notes", cut=lambda characters: SimpleNamespace(name="a little", characters=characters))
+BEGUN = SimpleNamespace(prompt=[1, 2, 3, 4, 5, 6])
+PROMPTS = [SimpleNamespace(id="one", text="a text")]
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Record:
+    """What commands on real models call before and around their work."""
+    monkeypatch.chdir(tmp_path)
+    found = Record(monkeypatch)
+    for module in ("log", "quality", "run", "decode"):
+        found.replace(f"calibrate.commands.{module}_command.placed", "there")
+    found.replace("calibrate.commands.family_commands.placed", "there")
+    for module in ("log_command", "quality_command", "run_command", "decode_command", "layers_command", "links_command",
+                   "family_commands"):  # fmt: skip
+        found.replace(f"calibrate.commands.{module}.progress", lambda quiet, what: no_bar())
+    found.replace("calibrate.loading.load_models.models", lambda named, **_: {role: SimpleNamespace(**MODELS) for role in named})
+    found.replace("calibrate.loading.load_models.use_heads", (3, 5))
+    found.replace("calibrate.loading.load_models.use_heads_of", "heads read")
+    found.replace("calibrate.loading.load_models.begun", BEGUN)
+    found.replace("calibrate.loading.load_models.heads_beside", Path("nowhere"))
+    found.replace("calibrate.decode.real_decoding.check_text", None)
+    found.replace("calibrate.loading.prompts.load", PROMPTS)
+    found.replace("calibrate.family.corpus.own", CORPUS)
+    found.replace(
+        "calibrate.family.model_directory.load", lambda **given: SimpleNamespace(name=given["model"], folder=Path(given["model"]))
+    )
+    found.replace("calibrate.family.make_model.tokenizer_of", "the tokenizer")
+    return found
+
+
+TRAIN = "--epochs 2.5 --batch 3 --rate 0.01 --seed 9 --text notes --device cuda:1 --threads 3 --resume -q"
+REAL = "--dtype float64 --device cuda:1 --threads 3 --seed 9 -q"
+CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
+    # Command, its words, and what they are to be where they go.
+    "calibrate train": (
+        f"-o out --role tiny --layers 2 --hidden 64 --ffn 172 --length 48 --vocabulary 300 {TRAIN}",
+        "calibrate.family.make_model.make",
+        {
+            "calibrate.family.make_model.make": {
+                "role": "tiny", "size": (2, 64, 172), "recipe": {"epochs": 2.5, "batch": 3, "length": 48, "rate": 0.01, "seed": 9},
+                "corpus": CORPUS, "folder": Path("out"), "device": "there", "resume": True, "report": "a bar",
+            },
+            "calibrate.family.make_model.tokenizer_of": {"folder": Path("out"), "size": 300},
+            "calibrate.family.corpus.own": {"path": Path("notes")},
+            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.family_commands.progress": {"quiet": True},
+        },
+    ),
+    "calibrate heads": (
+        f"--model big -o some.heads --settings paper --layers 2,4 --length 48 --labels model {TRAIN}",
+        "calibrate.family.exit_heads.train",
+        {
+            "calibrate.family.exit_heads.train": {
+                "settings": {"epochs": 2.5, "batch": 3, "length": 48, "rate": 0.01, "seed": 9, "labels": "model"},
+                "corpus": CORPUS, "path": Path("some.heads"), "layers": (2, 4), "resume": True, "report": "a bar",
+            },
+            "calibrate.family.model_directory.load": {"model": "big"},
+            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.family_commands.progress": {"quiet": True},
+        },
+    ),
+    "calibrate align": (
+        f"--target big --draft small -o out --prompts 90 --prompt 7 --tokens 11 --held-out 13 {TRAIN}",
+        "calibrate.family.align.align",
+        {
+            "calibrate.family.align.align": {
+                "settings": {
+                    "prompts": 90, "prompt": 7, "tokens": 11, "held_out": 13, "epochs": 2.5, "batch": 3, "rate": 0.01, "seed": 9,
+                },
+                "target": {"name": "big"}, "draft": {"name": "small"}, "corpus": CORPUS, "resume": True, "report": "a bar",
+            },
+            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.family_commands.progress": {"quiet": True},
+        },
+    ),
+    "calibrate decode": (
+        "hierarchical --model big --draft small --medium middle --set draft_length=3 --prompts texts --template squad --limit 4"
+        f" --tokens 12 --sample --temperature 0.5 --top-k 6 --top-p 0.75 --log log.parquet --plain {REAL}",
+        "calibrate.commands.decode_command._follow",
+        {
+            "calibrate.loading.load_models.models": {
+                "named": {"target": "big", "draft": "small", "medium": "middle"}, "device": "there", "dtype": "float64",
+            },
+            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4},
+            "calibrate.commands.decode_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.decode_command._follow": {
+                "run": {
+                    "method": "hierarchical", "settings": {"draft_length": 3, "sampled": True}, "tokens": 12, "seed": 9,
+                    "sampling": {"temperature": 0.5, "top_k": 6, "top_p": 0.75}, "plain": True, "log": True,
+                },
+                "asked": PROMPTS, "log": Path("log.parquet"), "quiet": True,
+            },
+        },
+    ),
+    "calibrate log": (
+        "--target big --draft small --heads some.heads --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12"
+        f" --sample --temperature 0.5 --top-k 6 --top-p 0.75 --resume -o log.json {REAL}",
+        "calibrate.decode.log_positions.make",
+        {
+            "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
+                "dtype": "float64"},
+            "calibrate.loading.load_models.use_heads": {"path": Path("some.heads")},
+            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
+            "calibrate.commands.log_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.log_command.progress": {"quiet": True},
+            "calibrate.decode.log_positions.make": {
+                "out": Path("log.json"), "prompts": [[5, 6]], "tokens": 12, "seed": 9, "resume": True, "report": "a bar",
+                "sampling": {"temperature": 0.5, "top_k": 6, "top_p": 0.75}, "draft": MODELS["decoder"],
+            },
+        },
+    ),
+    "calibrate quality": (
+        "bild --model big --draft small --heads some.heads --set maximum_draft=5 --set fallback_threshold=0.5"
+        " --sweep rollback_threshold=1,2 --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12 --resume"
+        f" -o rows.csv {REAL}",
+        "calibrate.decode.quality.measure",
+        {
+            "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
+                "dtype": "float64"},
+            "calibrate.loading.load_models.use_heads_of": {"where": "big", "heads": "some.heads"},
+            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
+            "calibrate.commands.quality_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.quality_command.progress": {"quiet": True},
+            "calibrate.decode.quality.measure": {
+                "out": Path("rows.csv"), "prompts": [[5, 6]], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
+                "settings": [{"maximum_draft": 5, "fallback_threshold": 0.5, "rollback_threshold": each} for each in (1, 2)],
+            },
+        },
+    ),
+    "calibrate run": (
+        "hierarchical --model big --draft small --medium middle --heads some.heads --set draft_length=3 --sweep reading=bonus"
+        " --forced acceptance_rate=0.3,0.7 --apart processes --prompts texts --limit 4 --prompt-tokens 2 --tokens 12 --repeats 5"
+        f" --mode cuda-graph --gpus cuda:1,cuda:2 --resume -o runs.json {REAL}",
+        "calibrate.commands.run_command.measured",
+        {
+            "calibrate.commands.run_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.run_command.progress": {"quiet": True},
+            "calibrate.commands.run_command.measured": {
+                "written": {
+                    "run": {
+                        "model": "big", "draft": "small", "medium": "middle", "heads": "some.heads", "tokens": 12, "repeats": 5,
+                        "prompts": 4, "file": "texts", "prompt_tokens": 2, "seed": 9, "dtype": "float64", "mode": "cuda-graph",
+                    },
+                    "choices": [
+                        {
+                            "method": "hierarchical", "settings": {"draft_length": 3, "reading": "bonus"},
+                            "rates": {"acceptance_rate": each}, "apart": "processes",
+                        }
+                        for each in (0.3, 0.7)
+                    ],
+                },
+                "out": Path("runs.json"), "device": "there", "gpus": ["cuda:1", "cuda:2"], "resume": True, "report": "a bar",
+            },
+        },
+    ),
+    "calibrate layers": (
+        "--model llama-68m -o out --device cuda:1 --dtype float64 --mode eager,interpreter --widths 1,5 --contexts 6,7 --batches 2"
+        " --busy 0,3 --rounds 4 --source 99 --minutes 1.5 --target 0.01 --threads 3 --resume --name mine -q",
+        "calibrate.timing.profile_from_timings.time_layers",
+        {
+            "calibrate.timing.profile_from_timings.time_layers": {
+                "model": "llama-68m", "out": Path("out"), "device": "cuda:1", "dtype": "float64", "threads": 3, "source": 99,
+                "minutes": 1.5, "quick": False, "resume": True, "name": "mine", "progress": "a bar", "effort": {"target": 0.01},
+                "grid": {
+                    "widths": (1, 5), "contexts": (6, 7), "batches": (2,), "busy": (0, 3), "modes": ("eager", "interpreter"),
+                    "rounds": 4,
+                },
+            },
+            "calibrate.commands.layers_command.progress": {"quiet": True},
+        },
+    ),
+    "calibrate links": (
+        "-o out --link gloo,nccl --sizes 8,16 --repeats 6 --name mine -q",
+        "calibrate.timing.transfers.time_links",
+        {
+            "calibrate.timing.transfers.time_links": {
+                "out": Path("out"), "links": ("gloo", "nccl"), "sizes": (8, 16), "repeats": 6, "name": "mine",
+            },
+            "calibrate.commands.links_command.progress": {"quiet": True},
+        },
+    ),
+    "calibrate bundle": (
+        "data -o out", "calibrate.importers.bundled_profiles.write",
+        {"calibrate.importers.bundled_profiles.write": {"data": Path("data"), "folder": Path("out")}},
+    ),
+}  # fmt: skip
+LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+    # The words that a command must have, and what it takes without any others.
+    "calibrate train": (
+        "-o out --text notes --role draft",
+        {
+            "resume": False, "folder": Path("out"), "role": "draft", "size": family.FAMILY["draft"], "corpus": CORPUS,
+            "recipe": {"epochs": 3, "batch": 8, "length": 512, "rate": 0.006, "seed": 0, "warm_up": family.Recipe().warm_up},
+            "command": "calibrate train -o family --role draft --epochs 3 --batch 8 --length 512 --rate 0.006 --seed 0 "
+            "--text notes",
+        },
+    ),
+    "calibrate heads": (
+        "--model big --text notes -o heads",
+        {
+            "resume": False, "layers": None, "command": "calibrate heads --model big --settings own --text notes",
+            "settings": {"epochs": 1, "batch": 16, "length": 512, "rate": 0.001, "seed": 0, "labels": "text"}, "corpus": CORPUS,
+        },
+    ),
+    "calibrate align": (
+        "--target big --draft small -o out --text notes",
+        {
+            "resume": False, "command": "calibrate align --target big --draft small -o out --text notes", "corpus": CORPUS,
+            "settings": {
+                "prompts": 4096, "prompt": 64, "tokens": 128, "held_out": 256, "epochs": 2, "batch": 16, "rate": 0.002, "seed": 0,
+            },
+        },
+    ),
+    "calibrate decode": ("autoregressive --model big --prompt hello", {"run": {"plain": False, "log": False, "sampling": None}}),
+    "calibrate log": (
+        "--target big --prompts texts -o log.json",
+        {
+            "out": Path("log.json"), "resume": False, "sampling": None, "draft": None, "seed": 0, "tokens": 64,
+            "prompts": [[1, 2, 3, 4, 5, 6]],
+        },
+    ),
+    "calibrate quality": (
+        "early_exit --model big --prompts texts --set threshold=0.5 -o rows.csv",
+        {"out": Path("rows.csv"), "resume": False, "tokens": 48, "settings": [{"threshold": 0.5}], "prompts": [[1, 2, 3, 4, 5, 6]]},
+    ),
+    "calibrate run": ("autoregressive -o runs.json", {"resume": False, "gpus": []}),
+    "calibrate layers": (
+        "--model llama-68m -o out",
+        {
+            "resume": False, "quick": False, "device": None, "dtype": None, "source": 512, "name": None, "minutes": 8.0,
+            "threads": None, "effort": {"target": 0.005, "least": Effort().least, "most": Effort().most},
+            "grid": {
+                "widths": (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32), "contexts": (128, 512, 1024, 2048), "batches": (1,),
+                "busy": (0,), "modes": ("eager",), "rounds": 1,
+            },
+        },
+    ),
+    "calibrate links": (
+        "-o out",
+        {"out": Path("out"), "links": None, "repeats": 50, "name": "links", "sizes": tuple(1024 * 4**each for each in range(9))},
+    ),
+}  # fmt: skip
+BARS = {
+    "log": "texts", "quality": "settings", "layers": "points", "links": "links", "train": "draft", "heads": "heads",
+    "align": "align",
+}  # fmt: skip
+"""What the bar of a command counts."""
+
+
+def has(given: Any, expected: Any) -> bool:
+    """Whether what was given is what was expected: of objects and mappings, those of their fields that are named."""
+    if isinstance(expected, Mapping):
+        of = given if isinstance(given, Mapping) else {key: getattr(given, key) for key in expected}
+        return all(has(of[key], value) for key, value in expected.items())
+    if isinstance(expected, list):
+        return len(given) == len(expected) and all(has(one, other) for one, other in zip(given, expected, strict=True))
+    if isinstance(expected, tuple) and hasattr(given, "ffn"):
+        return (given.layers, given.hidden, given.ffn) == expected
+    return bool(given == expected)
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_options_reach_the_work(command: str, record: Record) -> None:
+    words, work, expected = CASES[command]
+    record.replace(work)
+    ran(command, words)
+    for function, arguments in expected.items():
+        for name, value in arguments.items():
+            assert has(record.calls[function][name], value), (function, name, record.calls[function][name])
+
+
+@pytest.mark.parametrize("command", LEFT_OUT)
+def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
+    words, expected = LEFT_OUT[command]
+    work = CASES[command][1]
+    record.replace(work)
+    ran(command, words)
+    for name, value in expected.items():
+        assert has(record.calls[work][name], value), (name, record.calls[work][name])
+    for function in record.calls:
+        if function.endswith(".progress"):
+            assert record.calls[function]["quiet"] is False
+            assert record.calls[function]["what"] == BARS.get(command.split()[1], record.calls[function]["what"])
+        if function == "calibrate.loading.load_models.models":
+            assert record.calls[function].get("dtype") == "float32"
+        if function == "calibrate.loading.prompts.load":
+            few = {"calibrate log": 200, "calibrate quality": 20}
+            assert record.calls[function].get("limit") == few.get(command, record.calls[function].get("limit"))
+            assert not record.calls[function].get("seed")
+        if function.endswith(".placed"):
+            assert record.calls[function] == {"device": None, "threads": None}
+
+
+def test_options_of_a_run_reach_it(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.replace("sim.commands.sim_app._progress", lambda quiet: no_bar())
+    record.replace("sim.runs.sweep.run")
+    ran("sim run", "s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7 --set a=1 --set b=2"
+        " --sweep c=1,2")  # fmt: skip
+    given = {"out": Path("out"), "jobs": 3, "resume": True, "yes": True, "progress": "a bar"}
+    overrides = {"set": ["a=1", "b=2"], "sweep": ["c=1,2"], "views": ["formula", "events"], "replications": 5, "seed": 7}
+    assert record.calls["sim.runs.sweep.run"] == {"source": "s.toml", **given, "overrides": overrides}
+    assert record.calls["sim.commands.sim_app._progress"] == {"quiet": True}
+    ran("sim run")
+    given = dict.fromkeys(("out", "jobs"), None) | {"resume": False, "yes": False, "progress": "a bar", "source": None}
+    overrides = {"set": [], "sweep": [], "views": None, "replications": None, "seed": None}
+    assert record.calls["sim.runs.sweep.run"] == {**given, "overrides": overrides}
+    assert record.calls["sim.commands.sim_app._progress"] == {"quiet": False}
+
+
+class Terminal:
+    """Standard error where that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_is_shown_on_a_terminal_that_did_not_ask_for_quiet(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import calibrate.commands.common_options
+    import sim.commands.sim_app
+
+    if terminal:
+        monkeypatch.setattr("sys.stderr", Terminal())
+    bars: list[Callable[[bool], Any]] = [
+        sim.commands.sim_app._progress,
+        lambda quiet: calibrate.commands.common_options.progress(quiet, "points"),
+    ]
+    for bar in bars:
+        with bar(True) as shown:
+            assert shown is None
+        with bar(False) as shown:
+            assert (shown is not None) == terminal
+
+
+# --- options with an effect that is seen at once ----------------------------------------------------------------------------
+
+
+def test_options_of_a_check_decide_what_is_tried(record: Record) -> None:
+    record.replace("sim.theorems.check", iter)
+    words = "check --method ppd --examples 12 --seed 3 --theorem 21a --theorem 26b"
+    done = CliRunner().invoke(sim_app, words.split(" "))
+    assert done.exception is not None
+    expected = {"method": "ppd", "examples": 12, "seed": 3, "only": ["21a", "26b"], "database": None}
+    assert record.calls["sim.theorems.check"] == expected
+    CliRunner().invoke(sim_app, ["check"])
+    expected = {"method": None, "examples": 200, "seed": 0, "only": None, "database": None}
+    assert record.calls["sim.theorems.check"] == expected
+
+
+def test_figures_are_drawn_unless_they_are_declined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import figures
+
+    drawn: list[Path] = []
+    monkeypatch.setattr(figures, "of_run", lambda out, frame: drawn.append(out) or [out / "figures" / "one.png"])
+    words = ["run", "--view", "formula", "-o", str(tmp_path / "out")]
+    choices = [], ["--resume", "--no-figures"], ["--resume", "--figures"]
+    shown = [CliRunner().invoke(sim_app, [*words, *more]).stdout for more in choices]
+    assert drawn == [tmp_path / "out"] * 2
+    assert ["one.png" in each for each in shown] == [True, False, True]
+
+
+def test_a_large_grid_is_run_where_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"scenario": {"name": "many", "tokens": 2}, "method": {"name": "autoregressive", "layers": 4}}
+    monkeypatch.setattr("sim.runs.sweep.ASK_BEYOND", 3)
+    three = {"scenario.tokens": [2, 3, 4]}
+    assert sweep.run(tables, sweep=three, views=["formula"], out=tmp_path / "three", jobs=1).rows == 3
+    words = ["run", "--view", "formula", "--no-figures", "-o", str(tmp_path / "out"), "-q"]
+    asked = CliRunner().invoke(sim_app, words)
+    assert (asked.exit_code, "say --yes" in asked.stderr, (tmp_path / "out").exists()) == (2, True, False)
+    assert CliRunner().invoke(sim_app, [*words, "--yes"]).exit_code == 0
+
+
+def test_a_run_has_a_million_shards_at_most_and_says_how_long_more_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sim.runs.shard_plan import Plan
+
+    tables = {"scenario": {"name": "many", "tokens": 2, "views": ["formula"]}, "method": {"name": "autoregressive", "layers": 4}}
+    monkeypatch.setattr(Plan, "estimate", lambda self: 7200.0)
+    monkeypatch.setattr(Plan, "count", lambda self: 1_000_001)
+    with pytest.raises(ValueError, match=r"1,000,000 shards, got 1,000,001 \(about 2 hours on one core\); take fewer points"):
+        sweep.run(tables, out=tmp_path / "out", jobs=1)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(Plan, "count", lambda self: 1_000_000)
+    assert sweep.run(tables, out=tmp_path / "out", jobs=1).rows == 1
+
+
+@pytest.mark.parametrize("command", ["sim run", "sim lint", "sim trace", "sim compare", "calibrate run"])
+def test_methods_from_outside_hold_while_a_command_runs(command: str, record: Record) -> None:
+    """What is allowed while the work is done is what was named, and nothing is afterwards."""
+    from model.methods import registry
+
+    seen: list[Any] = []
+    places = {
+        "sim run": ("sim.runs.sweep.run", "s.toml"), "sim lint": ("sim.runs.sweep.resolve", "s.toml"),
+        "sim trace": ("sim.runs.trace.described", "s.toml"), "sim compare": ("sim.comparison.predict.of_file", "runs.json"),
+        "calibrate run": ("calibrate.commands.run_command.measured", "autoregressive -o runs.json"),
+    }  # fmt: skip
+    place, words = places[command]
+
+    def work(**_: Any) -> None:
+        seen.append([*registry.allowed()])
+        raise ReachedError
+
+    record.replace(place, work)
+    ran(command, f"{words} --methods model.methods.autoregressive.algorithm")
+    ran(command, words)
+    assert seen == [["model.methods.autoregressive.algorithm"], []]
+
+
+def test_an_example_is_tried_again() -> None:
+    words = ["check", "--theorem", "21a", "--method", "ppd", "--example"]
+    example = '{"form": "literal", "layers": 40, "exit_layer": 20, "candidates": 3, "matches": [true, false]}'
+    done = CliRunner().invoke(sim_app, [*words, example, "--json"])
+    assert done.exit_code == 0, done.output
+    [verdict] = json.loads(done.stdout)
+    assert (verdict["theorem"], verdict["tried"]) == ("21a", 1)
+    for named in ([], ["--theorem", "21a", "--theorem", "26b"]):
+        done = CliRunner().invoke(sim_app, ["check", *named, "--example", example])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr == "error: --example needs the one --theorem that it is an example of\n"
+
+
+QUICK: dict[str, dict[str, Any]] = {
+    "calibrate layers": {
+        "quick": True, "minutes": 1.0, "grid": {"widths": (1, 4, 9), "contexts": (128, 512)},
+        "effort": {"target": 0.05, "most": 20},
+    },
+    "calibrate links": {"sizes": (1024, 65_536, 1_048_576), "repeats": 5},
+    "calibrate train": {"recipe": {"epochs": 1.0, "batch": 4, "length": 64, "warm_up": 10}, "corpus": {"name": "a little"}},
+    "calibrate heads": {"settings": {"epochs": 1.0, "batch": 4, "length": 64}, "corpus": {"name": "a little"}},
+    "calibrate align": {
+        "settings": {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4}, "corpus": {"name": "a little"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_quick_is_a_little_of_the_work(command: str, record: Record) -> None:
+    work = CASES[command][1]
+    record.replace(work)
+    ran(command, f"{LEFT_OUT[command][0]} --quick")
+    assert has(record.calls[work], QUICK[command]), record.calls[work]
+
+
+def results(kind: str, count: int) -> list[dict[str, Any]]:
+    """What heads are worth: made up, and different in every cell."""
+    rows = [{"head": kind, "layer": layer} for layer in range(1, count + 1)]
+    first = 0.1 if kind == "common" else 0.2
+    return [
+        row | {"loss": 2 + first * row["layer"], **{f"top_{top}": first + top / 50 + row["layer"] / 100 for top in (1, 3, 5)}}
+        for row in rows
+    ]
+
+
+TRAINED = {
+    "size": {"layers": 2, "hidden": 64}, "parameters": 123_456, "held_out_loss": 1.23456, "corpus": {"held_out_tokens": 789},
+    "seconds": 61.6, "name": "big",
+}  # fmt: skip
+HEADS = {
+    "name": "big", "corpus": {"held_out_tokens": 789}, "held_out_loss": 1.23456,
+    "results": [*results("trained", 2), *results("common", 2)],
+}  # fmt: skip
+ALIGNED = {
+    "target": {"name": "big"}, "held_out_loss_before": 1.5, "held_out_loss": 1.62346,
+    "agreement": {"positions": 640, "prompts": 10, "before": 0.25, "after": 0.51236, "gain": 0.26236, "gain_error": 0.01234},
+}  # fmt: skip
+MEASURED = {
+    "method": "early_exit", "target_name": "big", "texts": 7, "decay": [0.5, None], "agreement": [0.25, 1.0],
+    "common_prefix": [3.0, 12.5], "log_likelihood": [-1.5, -0.25], "fallback_rate": [None, None],
+    "mean_layers": [3.25, float("inf")],
+}  # fmt: skip
+SENDS = [(1024, 2e-6), (4096, 4e-6)]
+ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
+    # Of each command more words, the result of its work, what it prints of that, and its document.
+    "calibrate train": (
+        "", TRAINED,
+        ["draft: 2 layers of 64, 123456 parameters; held-out loss 1.2346 nats per token (measured, 789 tokens), 62 s; out/draft"],
+        {"note": "", "models": {"draft": TRAINED | {"folder": "out/draft"}}},
+    ),
+    "calibrate heads": (
+        "", HEADS,
+        [
+            "big: loss [nats per token] and how often the model's own token is among the first 1, 3, 5; measured on 789 held-out "
+            "tokens",
+            "layer                       common head                      trained head",
+            "    1     2.100   0.130   0.170   0.210     2.200   0.230   0.270   0.310",
+            "    2     2.200   0.140   0.180   0.220     2.400   0.240   0.280   0.320",
+            "the model's own loss: 1.235", "heads",
+        ],
+        HEADS | {"file": "heads"},
+    ),
+    "calibrate align": (
+        "", ALIGNED,
+        [
+            "agreement with the greedy texts of big: 0.2500 before, 0.5124 after, gained 0.2624 +- 0.0123 (measured on 640 tokens "
+            "behind 10 held-out prompts)",
+            "loss on held-out text: 1.5000 before, 1.6235 nats per token after (measured); out",
+        ],
+        ALIGNED | {"folder": "out"},
+    ),
+    "calibrate log": (
+        "", (SimpleNamespace(table=SimpleNamespace(height=7)), Spent(1.0, 0.5, 0.0, 0.25)),
+        [
+            "log.json: 7 positions of 1 texts",
+            "  writing            1.00 s    57%   measured", "  heads              0.50 s    29%   measured",
+            "  trained heads      0.00 s     0%   measured", "  draft              0.25 s    14%   measured",
+        ],
+        {
+            "log": "log.json", "rows": 7, "texts": 1,
+            "seconds": {"writing": 1.0, "heads": 0.5, "trained_heads": 0.0, "draft": 0.25},
+        },
+    ),
+    "calibrate quality": (
+        "--sweep decay=0.5,none", MEASURED,
+        [
+            "early_exit on big: 7 texts (measured; log-likelihoods in nats per token)",
+            " decay  agreement  common_prefix  log_likelihood  mean_layers",
+            "0.5000     0.2500         3.0000         -1.5000       3.2500",
+            "     -     1.0000          12.50         -0.2500          inf",
+            "rows.csv",
+        ],
+        {},
+    ),
+    "calibrate links": (
+        "", SimpleNamespace(profiles={"gloo": Path("a.json")}, failed={}),
+        [
+            "an engine, best 1.02 GB/s", "        1024 bytes         2.0 us      0.51 GB/s",
+            "        4096 bytes         4.0 us      1.02 GB/s",
+            "a.json",
+        ],
+        {"profiles": {"gloo": "a.json"}, "failed": {}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ANSWERS)
+def test_what_was_found_is_printed_and_is_the_document(command: str, record: Record) -> None:
+    more, answer, lines, document = ANSWERS[command]
+    profiled = SimpleNamespace(engine="an engine", bandwidth=1.024e9)
+    profiled.rows = lambda part: pl.DataFrame(SENDS, ["size", "time_s"], orient="row") if part == "send" else None
+    record.replace("model.hardware.profile.load", profiled)
+    record.replace(CASES[command][1], lambda **_: pl.DataFrame(answer) if answer is MEASURED else answer)
+    words = [*command.split()[1:], *LEFT_OUT[command][0].split()]
+    done = CliRunner().invoke(calibrate_app, [*words, *more.split()])
+    assert (done.exit_code, done.stderr, done.stdout.splitlines()) == (0, "", lines), done.output
+    if document:
+        done = CliRunner().invoke(calibrate_app, [*words, "--json"])
+        assert (done.exit_code, done.stderr, json.loads(done.stdout)) == (0, "", document), done.output
+
+
+INTERRUPTED = {
+    "calibrate train": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
+    "calibrate heads": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
+    "calibrate align": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
+    "calibrate log": "interrupted; what was logged is kept beside log.json: the same command with --resume goes on",
+    "calibrate quality": "interrupted; finished settings are kept beside rows.csv: the same command with --resume goes on",
+    "calibrate layers": "interrupted; what was timed is in out: the same command with --resume goes on",
+    "calibrate links": "interrupted; the links that were finished are written, run the others with --link",
+}
+
+
+@pytest.mark.parametrize("command", INTERRUPTED)
+def test_who_interrupts_is_told_what_is_kept(command: str, record: Record) -> None:
+    def interrupted(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    record.replace(CASES[command][1], interrupted)
+    done = CliRunner().invoke(calibrate_app, [*command.split()[1:], *LEFT_OUT[command][0].split()])
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", f"{INTERRUPTED[command]}\n")
+
+
+def test_links_that_failed_are_named_behind_those_that_did_not(record: Record) -> None:
+    record.replace(
+        "calibrate.timing.transfers.time_links", SimpleNamespace(profiles={}, failed={"gloo": "no host", "nccl": "no GPU"})
+    )
+    for more in ([], ["--json"]):
+        done = CliRunner().invoke(calibrate_app, ["links", "-o", "out", *more])
+        assert (done.exit_code, done.stderr) == (1, "failed: gloo: no host\nfailed: nccl: no GPU\n")
+
+
+def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
+    record.replace("calibrate.decode.quality.measure", pl.DataFrame(MEASURED))
+    drawn: list[Path] = []
+    record.replace("figures.of_quality", lambda **_: drawn)
+    words = ["quality", *LEFT_OUT["calibrate quality"][0].split(), "--figures", "pictures"]
+    done = CliRunner().invoke(calibrate_app, words)
+    assert done.stderr == "note: these rows make more lines than a figure has room for; none was drawn\n"
+    drawn.append(Path("pictures/one.png"))
+    done = CliRunner().invoke(calibrate_app, words)
+    assert (done.stderr, done.stdout.splitlines()[-2:]) == ("", ["rows.csv", "pictures/one.png"])
+
+
+def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
+    """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
+    record.replace("calibrate.decode.quality.measure")
+    record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3])])
+    for prompts, called in ((["--prompts", "a/texts.json"], "texts.json"), ([], "held-out standard library")):
+        ran("calibrate quality", f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}")
+        models = {f"{role}_{key}": value for role in ("target", "draft") for key, value in (("name", "made"), ("checksum", "0"))}
+        assert record.calls["calibrate.decode.quality.measure"]["said"] == models | {
+            "heads": "heads read", "dtype": "float32", "prompts": called, "seed": 3, "source": "measured",
+        }  # fmt: skip
+        asked = {"limit": 20, "length": 64, "seed": 3, "template": None}
+        assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
+
+
+def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
+    """Models with their shapes, heads, prompts as tokens, and how texts are drawn; prompts of the family where none are given."""
+    record.replace("calibrate.decode.log_positions.make")
+    record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
+    model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
+    ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
+    said = record.calls["calibrate.decode.log_positions.make"]["said"]
+    assert said | {"versions": 0, "date": 0} == {
+        "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "asked": 64, "seed": 0,
+        "heads": {"file": "some.heads", "layers": [3, 5]}, "sampling": vars(Sampling(top_k=4)),
+        "prompts": [{"id": "one", "tokens": [1, 2, 3]}, {"id": "two", "tokens": [4]}],
+    }  # fmt: skip
+    assert said["date"] == datetime.now(tz=UTC).date().isoformat()
+    asked = {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
+    assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
+    ran("calibrate log", "--target big -o a.json")
+    said = record.calls["calibrate.decode.log_positions.make"]["said"]
+    assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
+    ran("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
+    assert record.calls["calibrate.loading.load_models.models"]["named"].keys() == {"target", "draft"}
+    Path("nowhere").touch()  # heads that lie beside the target are read too
+    ran("calibrate log", "--target big -o a.json")
+    assert record.calls["calibrate.decode.log_positions.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
+
+
+def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> None:
+    from calibrate.commands import log_command
+
+    target: Any = SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer="a tokenizer"))
+    record.replace("calibrate.loading.prompts.held_out", PROMPTS)
+    for where, template, ids in ((None, None, [5, 6]), ("texts", "none", [5, 6]), ("texts", "chat", [1, 2, 3, 4, 5, 6])):
+        assert log_command.prompted(where, template, 7, 2, 9, target) == [("one", ids)]
+        assert record.calls["calibrate.loading.load_models.begun"] == {
+            "target": target, "text": "a text", "name": "one", "chat": template == "chat",
+        }  # fmt: skip
+    assert record.calls["calibrate.loading.prompts.held_out"] == {
+        "length": 2, "count": 7, "seed": 9, "tokenizer": "a tokenizer", "corpus": None,
+    }  # fmt: skip
+    assert record.calls["calibrate.loading.prompts.load"] == {"where": "texts", "template": "chat", "limit": 7, "seed": 9}
+    for wrong, said in (((None, "squad", 7, 2, 9), "--template is used with --prompts alone"),
+                        (("texts", None, 0, 2, 9), "limit must be at least 1, got 0"),
+                        (("texts", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
+        with pytest.raises(ParameterError, match=said):
+            log_command.prompted(*wrong, target)  # type: ignore[arg-type]
+
+
+def test_bundled_profiles_are_named_as_they_are_written(record: Record) -> None:
+    record.replace("calibrate.importers.bundled_profiles.write", [Path("out/a.json"), Path("out/b.json")])
+    done = CliRunner().invoke(calibrate_app, ["bundle", "data", "-o", "out"])
+    assert (done.exit_code, done.stdout) == (0, "out/a.json\nout/b.json\n")
+    import model
+
+    CliRunner().invoke(calibrate_app, ["bundle", "data"])
+    assert record.calls["calibrate.importers.bundled_profiles.write"]["folder"] == Path(model.__file__).parent / "profiles"
+
+
+def test_a_plan_is_changed_by_what_is_said_beside_it(record: Record) -> None:
+    Path("plan.toml").write_text(
+        '[run]\nmodel = "big"\ntokens = 5\nrepeats = 9\n[[method]]\nname = "speculative"\ndraft_length = 2\n', encoding="utf-8"
+    )
+    record.replace("calibrate.commands.run_command.measured")
+    ran("calibrate run", "--plan plan.toml --tokens 6 --seed 3 -o runs.json")
+    written = {
+        "run": {"model": "big", "tokens": 6, "repeats": 9, "seed": 3},
+        "choices": [{"method": "speculative", "settings": {"draft_length": 2}, "rates": None, "apart": None}],
+    }
+    assert has(record.calls["calibrate.commands.run_command.measured"]["written"], written)
+
+
+def test_attention_of_another_engine(record: Record) -> None:
+    record.replace("calibrate.importers.aiconfigurator.read")
+    ran("calibrate import aiconfigurator", "data --gpu h100 --engine a/1 --attention b/2 --name mine --unit us -o out")
+    given = {"gpu": "h100", "engine": "a/1", "attention": "b/2", "name": "mine", "unit": "us", "commit": ""}
+    assert record.calls["calibrate.importers.aiconfigurator.read"] == {"folder": Path("data"), **given}
+
+
+# --- every option has a test ------------------------------------------------------------------------------------------------
+
+REACH, OFF = "test_options.py::test_options_reach_the_work", "test_options.py::test_flags_that_nobody_gave_are_off"
+METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
+TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
+COMPARED = "test_comparison_predict.py::test_the_command_line_compares_writes_and_keeps_a_page"
+LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
+IMPORTED = "test_importers.py::test_the_command_writes_what_the_function_reads"
+ELSEWHERE = "test_importers.py::test_tables_of_vidur_may_lie_elsewhere"
+SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_that_are_called_seconds"
+EFFECTS: dict[str, dict[str, str]] = {
+    # Of each command, the tests that see an effect of its options.
+    "sim run": {
+        "test_options.py::test_options_of_a_run_reach_it":
+            "--set --sweep --view --replications --seed --out --jobs --resume --quiet",
+        "test_options.py::test_a_large_grid_is_run_where_that_is_said": "--yes",
+        "test_options.py::test_figures_are_drawn_unless_they_are_declined": "--figures",
+        "test_sim_app.py::test_a_dry_run_writes_nothing": "--dry-run --json",
+        METHODS: "--methods",
+    },
+    "sim plot": {"test_figures_hardware.py::test_a_command_draws_profiles": "--profile --out --json"},
+    "sim trace": {
+        TRACED: "--out --point --replication --tokens --set --sweep --seed",
+        METHODS: "--methods",
+    },
+    "sim compare": {
+        COMPARED: "--out --page --check --json",
+        "test_comparison_predict.py::test_a_mismatch_is_gone_on_with_where_that_is_asked_for": "--allow-mismatch",
+        "test_figures_comparison.py::test_a_comparison_is_drawn_by_the_command": "--profile --figures",
+        METHODS: "--methods",
+    },
+    "sim check": {
+        "test_options.py::test_options_of_a_check_decide_what_is_tried": "--method --examples --seed --theorem",
+        "test_theorems.py::test_what_was_not_refuted_is_named_in_the_last_line": "--json",
+        "test_options.py::test_an_example_is_tried_again": "--example",
+    },
+    "sim lint": {METHODS: "--methods"},
+    "sim ls": {LISTED: "--methods", "test_sim_app.py::test_lists_and_environment": "--json"},
+    "sim schema": {LISTED: "--methods"},
+    "sim env": {"test_sim_app.py::test_lists_and_environment": "--json"},
+    "calibrate bundle": {REACH: "--out"},
+    "calibrate layers": {
+        REACH: "--model --out --device --dtype --mode --widths --contexts --batches --busy --rounds --source --minutes --target"
+               " --threads --resume --name --quiet",
+        "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_timing.py::test_the_document_says_the_same": "--json",
+    },
+    "calibrate links": {
+        REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
+    },
+    "calibrate report": {"test_validation.py::test_a_page_out_of_date_is_told": "--check --out"},
+    "calibrate train": {
+        REACH: "--out --role --layers --hidden --ffn --epochs --batch --length --rate --seed --vocabulary --text --device --threads"
+               " --resume --quiet",
+        "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_family.py::test_train_writes_models_and_goes_on": "--json",
+    },
+    "calibrate heads": {
+        REACH: "--model --out --settings --layers --epochs --batch --length --rate --labels --seed --text --device --threads"
+               " --resume --quiet",
+        "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_exit_heads.py::test_heads_are_trained_by_a_command": "--json",
+    },
+    "calibrate align": {
+        REACH: "--target --draft --out --prompts --prompt --tokens --held-out --epochs --batch --rate --seed --text --device"
+               " --threads --resume --quiet",
+        "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
+        "test_align.py::test_align_is_a_command": "--json",
+    },
+    "calibrate decode": {
+        REACH: "--model --draft --medium --set --prompts --template --limit --tokens --sample --temperature --top-k --top-p --seed"
+               " --dtype --device --threads --log --plain --quiet",
+        "test_real_decoding.py::test_trained_heads_are_read": "--heads",
+        "test_real_decoding.py::test_every_method_decodes_and_says_what_it_did": "--prompt",
+        "test_real_decoding.py::test_the_text_comes_first_and_the_histogram_counts_every_round": "--json",
+    },
+    "calibrate log": {
+        REACH: "--target --out --draft --heads --prompts --template --limit --prompt-tokens --tokens --sample --temperature --top-k"
+               " --top-p --seed --dtype --device --threads --resume --quiet",
+        "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
+    },
+    "calibrate rates": {
+        "test_log_positions.py::test_candidates_and_lengths_are_those_asked_for": "--candidates --lengths --json",
+        "test_log_positions.py::test_speed_ups_go_by_the_cost_ratio_that_is_said": "--cost-ratio",
+        "test_log_positions.py::test_rates_are_drawn_of_logs_of_ours_and_of_public_ones": "--drafter --figures",
+    },
+    "calibrate quality": {
+        REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
+               " --device --threads --resume --quiet",
+        "test_quality.py::test_the_command_writes_rows_and_pictures": "--figures --json",
+    },
+    "calibrate run": {
+        REACH: "--out --model --draft --medium --heads --set --sweep --forced --apart --prompts --limit --prompt-tokens --tokens"
+               " --repeats --seed --dtype --mode --device --gpus --threads --resume --quiet",
+        "test_options.py::test_a_plan_is_changed_by_what_is_said_beside_it": "--plan",
+        "test_measure_runs.py::test_the_command_line_times_a_method": "--json", METHODS: "--methods",
+    },
+    "calibrate import vidur": {
+        IMPORTED: "--model --gpu --out --name --commit", ELSEWHERE: "--attention --overheads --network", SECONDS: "--unit",
+    },
+    "calibrate import aiconfigurator": {
+        IMPORTED: "--gpu --out --name --commit", "test_importers.py::test_the_command_composes_a_model": "--model --ways",
+        "test_options.py::test_attention_of_another_engine": "--engine --attention --unit",
+    },
+    "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},
+    "calibrate fit roofline": {
+        "test_validation.py::test_what_is_fitted_to_one_layer_is_what_a_scenario_takes": "--layer --product",
+    },
+}  # fmt: skip
+
+
+def commands(of: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """All commands below one, by their whole names."""
+    if hasattr(of, "commands"):
+        for verb, each in of.commands.items():
+            yield from commands(each, f"{name} {verb}")
+    else:
+        yield name, of
+
+
+ALL = {name: each for program, app in APPS.items() for name, each in commands(typer.main.get_command(app), program)}
+
+
+@functools.cache
+def functions_of(file: str) -> dict[str, str]:
+    """The tests of a file by name, with their decorators; an empty text for those that are slow."""
+    tree = ast.parse(TESTS[file].read_text(encoding="utf-8"))
+    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+    return {each.name: "" if any("slow" in ast.unparse(mark) for mark in each.decorator_list) else ast.unparse(each)
+            for each in functions}  # fmt: skip
+
+
+def test_every_command_is_listed() -> None:
+    assert {*EFFECTS} == {*ALL}
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_every_option_has_a_test_that_sees_its_effect(command: str) -> None:
+    parameters = [each for each in ALL[command].params if each.param_type_name == "option"]
+    options = {max(each.opts, key=len): {*each.opts} for each in parameters}
+    named = [option for words in EFFECTS[command].values() for option in words.split()]
+    assert sorted(named) == sorted(options), "EFFECTS names the tests of options, each once; a new option needs one"
+    for test, words in EFFECTS[command].items():
+        file, _, function = test.partition("::")
+        assert functions_of(file).get(function), f"{test} is no test of the quick tier"
+        text = TESTS[file].read_text(encoding="utf-8")
+        for option in words.split():
+            assert any(each in text for each in options[option]), f"{file} does not say {option}"
+    # Options that reach the work do so in words of this command.
+    given = CASES[command][0].split() if REACH in EFFECTS[command] else []
+    for option in EFFECTS[command].get(REACH, "").split():
+        assert options[option] & {*given}, option

@@ -1,0 +1,65 @@
+"""The house itself: what lies where, what may import what, and that the tools have nothing to say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+REQUIRED = {
+    ".ci",
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "calibrate",
+    "constraints.txt",
+    "figures",
+    "model",
+    "pyproject.toml",
+    "sim",
+    "tests",
+}
+ALLOWED = REQUIRED | {"notebooks"}
+
+# What a user must not wait for before `sim --help` answers.
+HEAVY = ("joblib", "matplotlib", "numpy", "polars", "pydantic", "scipy", "simpy", "torch", "transformers")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param((sys.executable, "-m", "ruff", "check"), id="ruff"),
+        pytest.param((sys.executable, "-m", "mypy"), id="mypy"),
+        # import-linter has no `python -m`; its script lies beside the interpreter.
+        pytest.param((str(Path(sys.executable).with_name("lint-imports")),), id="import contracts"),
+    ],
+)
+def test_tools_have_nothing_to_say(command: tuple[str, ...]) -> None:
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    probe = f"import sim.commands.sim_app, sys, json; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    done = run(sys.executable, "-c", probe)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [], "import these where they are used, not at the top of a module"
+
+
+def test_top_level_holds_what_it_should() -> None:
+    listed = run("git", "ls-files")
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout, so there is no list of what belongs to the project")
+    found = {name.split("/")[0] for name in listed.stdout.splitlines()}
+    assert found - ALLOWED == set(), "files that have no place at the top level"
+    assert REQUIRED - found == set(), "missing at the top level"

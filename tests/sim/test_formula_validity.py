@@ -1,0 +1,290 @@
+"""Formulas beside simulations beside measurements: where costs are as a formula thinks, all three are one; elsewhere they part."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+import pytest
+
+from model.hardware.profile import Profile
+from model.logs.measured_runs import Runs
+from model.methods.ppd import theory as ppd
+from model.methods.speculative import theory as speculative
+from sim.comparison import formula_validity, predict
+from tests.support.comparisons import LAYERS, PROMPT, decoded, every, profiles, runs_of
+
+FLAT = profiles()
+"""A pass takes a layer's time for each layer, however wide it is, and nothing else takes any: what the papers assume."""
+WIDE = profiles(wider=0.2)
+SLOW = profiles(head=2e-3, step=3e-3)
+
+Choice = tuple[str, dict[str, Any], dict[str, float]]
+PLAIN: Choice = ("autoregressive", {}, {})
+
+
+def rows(
+    choices: Sequence[Choice], known: Mapping[str, Profile], clock: Mapping[str, Profile] = WIDE, tokens: int = 25, **more: Any
+) -> pl.DataFrame:
+    """The claims of plain decoding and these choices, timed by a clock and predicted by what is known of it."""
+    made = [decoded(name, tokens, rates, seed=3, **table) for name, table, rates in (PLAIN, *choices)]
+    units = [2 if each.method == "ppd" else 1 for each in made]
+    runs = runs_of(made, clock, **{"units": units, **more})
+    return formula_validity.limits(runs, predict.compare(runs, known), known)
+
+
+def drafting(length: int, rate: float) -> Choice:
+    return "speculative", {"draft_length": length}, {"acceptance_rate": rate}
+
+
+def test_every_claim_says_which_of_its_numbers_were_measured() -> None:
+    choices = [
+        drafting(3, 0.7), ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6}), skipping(6),
+        ("bild", {"maximum_draft": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0}),
+    ]  # fmt: skip
+    speed = "speed-up over plain decoding"
+    assert {row["claim"]: (row["x_name"], row["y_name"], row["about"]) for row in rows(choices, FLAT).to_dicts()} == {
+        "verify": (
+            "draft length γ", speed, "Theorem 3.8, with the accepted share of tested tokens counted at each length (measured)"
+            " and c = 0.25, single passes over one token (measured, of the profiles)",
+        ),
+        "ppd": ("match rate p of the decoding (measured)", speed, "Theorem 4.1, with the matches of each decoding (measured)"),
+        "skipdecode": (
+            "least layers of a token", "time over plain decoding", "the formula: layers of a token over all layers (counted)",
+        ),
+        "bild": (
+            "fallback rate (measured)", speed,
+            "the formula: rates counted at each choice (measured), c = 3/12, the ratio of layers",
+        ),
+        "bus": (
+            "share of the main process's passes with another one at work (measured)",
+            "time of its passes over that of passes alone",
+            "2 processes, each with a core of its own; passes alone by the profile (measured)",
+        ),
+    }  # fmt: skip
+
+
+# --- Theorem 3.8 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_the_theorem_holds_where_a_wide_pass_takes_no_longer(length: int) -> None:
+    """All drafts accepted, whole rounds of length + 1 tokens, and every pass as long as one of a token."""
+    tokens = 6 * (length + 1)
+    found = rows([drafting(length, 1.0)], FLAT, FLAT, tokens).row(0, named=True)
+    ratio = LAYERS["draft"] / LAYERS["target"]
+    assert found["claim"] == "verify"
+    assert found["x"] == length
+    assert found["formula"] == pytest.approx(float(speculative.speedup(1.0, length, ratio)))
+    # But for the last round, whose last token nobody drafts.
+    assert found["simulated"] == pytest.approx(found["formula"], rel=0.1)
+    assert found["measured"] == pytest.approx(found["simulated"])
+
+
+def test_the_theorem_is_too_fast_where_a_wide_pass_takes_longer() -> None:
+    found = rows([drafting(length, 0.7) for length in (1, 3, 6)], WIDE).sort("x")
+    off = (found["formula"] / found["measured"]).to_list()
+    assert 1 < off[0] < off[1] < off[2]  # the wider the pass, the more
+    assert found["simulated"].to_list() == pytest.approx(found["measured"].to_list())
+    assert found["x"].to_list() == [1, 3, 6]
+
+
+def test_what_the_simulation_knows_is_the_profile_and_the_measurement_is_the_clock() -> None:
+    known, other = rows([drafting(4, 0.7)], FLAT, WIDE), rows([drafting(4, 0.7)], FLAT, FLAT)
+    assert known["simulated"].to_list() == other["simulated"].to_list()
+    assert known["formula"].to_list() == other["formula"].to_list()
+    assert known["measured"][0] < other["measured"][0]
+
+
+def test_the_constant_is_the_ratio_of_single_passes_and_alpha_is_counted() -> None:
+    made = decoded("speculative", 25, {"acceptance_rate": 0.6}, seed=3, draft_length=3)
+    found = rows([drafting(3, 0.6)], SLOW).row(0, named=True)
+    ratio = (3 + 5) / (12 + 5)  # milliseconds: layers, and a head and a call of each
+    alpha = sum(accepted * count for (accepted, _), count in made.rounds.items())
+    alpha /= sum(min(accepted + 1, drafted) * count for (accepted, drafted), count in made.rounds.items())
+    assert found["formula"] == pytest.approx(float(speculative.speedup(alpha, 3, ratio)))
+    assert f"c = {ratio:.2f}" in found["about"]
+
+
+# --- Theorem 4.1 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("early", "rate"), [(6, 0.0), (6, 0.5), (8, 0.7), (10, 1.0)])
+def test_the_theorem_holds_to_the_last_bit_where_nothing_else_takes_time(early: int, rate: float) -> None:
+    choice = "ppd", {"exit_layer": early, "candidates": 1}, {"match_rate": rate}
+    found = rows([choice], FLAT, FLAT).row(0, named=True)
+    assert found["claim"] == "ppd"
+    assert found["simulated"] == pytest.approx(found["formula"])
+    assert found["measured"] == pytest.approx(found["formula"])
+    p = found["x"]
+    by_hand = 12 * 24 / float(ppd.expected_latency(12, early, 25, p) - ppd.expected_latency(12, early, 1, p))
+    assert found["formula"] == pytest.approx(by_hand)
+    assert abs(p - rate) < 0.35
+
+
+def test_the_theorem_is_too_fast_where_heads_and_calls_take_time() -> None:
+    found = rows([("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.8})], SLOW, SLOW).row(0, named=True)
+    assert found["formula"] > 1.05 * found["measured"]
+    assert found["simulated"] == pytest.approx(found["measured"])
+
+
+def test_the_theorem_is_asked_about_several_processes_and_its_own_form_alone() -> None:
+    early: Choice = ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.8})
+    assert not rows([early], FLAT, units=[1, 1]).height
+    flat = rows([("ppd", {"exit_layer": 4, "candidates": 1, "form": "flat"}, {"match_rate": 0.8})], FLAT)
+    assert [*flat["claim"]] == ["bus"]
+
+
+# --- SkipDecode and Big Little Decoder ----------------------------------------------------------------------------------
+
+
+def skipping(least: int) -> Choice:
+    return "skipdecode", {"min_layers": least, "max_layers": 12, "prompt": len(PROMPT), "sequence": 30}, {}
+
+
+def test_time_is_as_layers_where_layers_are_all() -> None:
+    found = rows([skipping(each) for each in (3, 6, 9)], FLAT, FLAT).sort("x")
+    assert set(found["claim"]) == {"skipdecode"}
+    for name in ("simulated", "measured"):
+        assert found[name].to_list() == pytest.approx(found["formula"].to_list())
+    assert found["formula"].is_sorted()
+    assert found["formula"].max() < 1  # type: ignore[operator]
+
+
+def test_time_saved_is_less_than_layers_where_calls_take_time() -> None:
+    found = rows([skipping(each) for each in (3, 6, 9)], SLOW, SLOW)
+    assert (found["measured"] > 1.03 * found["formula"]).all()
+
+
+def test_a_small_model_that_is_never_sure_costs_what_the_formula_says() -> None:
+    """Each token takes a pass of both, 1 / (1 + c); the last token alone is written without asking."""
+    choice: Choice = ("bild", {"maximum_draft": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0})
+    found = rows([choice], FLAT, FLAT, tokens=41).row(0, named=True)
+    assert found["claim"] == "bild"
+    assert found["x"] == 1.0
+    assert found["formula"] == pytest.approx(1 / (1 + 3 / 12))
+    assert found["simulated"] == pytest.approx(found["formula"], rel=1 / 40)
+
+
+def test_rates_are_counted_from_what_was_read() -> None:
+    never = decoded("bild", 40, {"fallback_rate": 0.0, "rollback_rate": 0.0})
+    assert formula_validity.rates([never]) == (0.0, 0.0)
+    some = decoded("bild", 400, {"fallback_rate": 0.3, "rollback_rate": 0.1})
+    fallback, rollback = formula_validity.rates([some])
+    # Five standard errors of the reads (a false alarm in 1.7 million seeds), and at most .1 and .06, which this seed keeps.
+    asked = Counter(each.kind for each in some.reads)
+    assert fallback == pytest.approx(0.3, abs=min(0.1, 5 * (0.3 * 0.7 / asked["confidence"]) ** 0.5))
+    assert rollback == pytest.approx(0.1, abs=min(0.06, 5 * (0.1 * 0.9 / asked["distance"]) ** 0.5))
+    assert formula_validity.rates([some, some]) == (fallback, rollback)
+
+
+# --- What they are compared with ----------------------------------------------------------------------------------------
+
+
+def test_only_prompts_with_plain_decoding_count() -> None:
+    drafted = [decoded("speculative", 24, {"acceptance_rate": 0.7}, seed, draft_length=3) for seed in (1, 2)]
+    made = [decoded("autoregressive", 24, {}), *drafted]
+    both = runs_of(made, WIDE, ["one", "one", "two"])
+    alone = runs_of(made[:2], WIDE, ["one", "one"])
+    found, fewer = (formula_validity.limits(each, predict.compare(each, WIDE), WIDE) for each in (both, alone))
+    assert found.equals(fewer)
+    none = runs_of(made, WIDE, ["three", "one", "two"])
+    assert formula_validity.limits(none, predict.compare(none, WIDE), WIDE).rows() == []
+    assert formula_validity.limits(none, predict.compare(none, WIDE), WIDE).columns == [*formula_validity.COLUMNS]
+
+
+def test_speed_is_over_all_prompts_together() -> None:
+    """Not the mean of speed-ups: time of a token of all."""
+    found, known = every()
+    table = predict.compare(found, known)
+    row = formula_validity.limits(found, table, known).filter(claim="verify", x=3).row(0, named=True)
+    paces = []
+    for method in ("autoregressive", "speculative"):
+        own = table.filter(pl.col("method") == method, pl.col("settings").is_in(["", "draft_length=3"])).to_dicts()
+        first = [len(found.log.decodings[each["decoding"]].commits[0].tokens) for each in own]
+        paces.append(sum(each["measured_s"] for each in own) / sum(24 - each for each in first))
+    assert row["measured"] == pytest.approx(paces[0] / paces[1])
+    assert row["noise"] == pytest.approx(0.01 * 2**0.5)
+
+
+def test_lines_of_forced_rates_are_told_apart_unless_they_are_the_axis() -> None:
+    made = [PLAIN, *[drafting(2, rate) for rate in (0.3, 0.9)]]
+    made += [("bild", {}, {"fallback_rate": rate, "rollback_rate": 0.1}) for rate in (0.2, 0.6)]
+    decodings = [decoded(name, 24, rates, **table) for name, table, rates in made]
+    runs = runs_of(decodings, WIDE, rates=[rates for *_, rates in made])
+    found = formula_validity.limits(runs, predict.compare(runs, WIDE), WIDE)
+    assert found.filter(claim="verify")["series"].to_list() == ["acceptance_rate=0.3", "acceptance_rate=0.9"]
+    assert found.filter(claim="bild")["series"].to_list() == ["rollback_rate=0.1"] * 2
+    assert found.filter(claim="bild")["x"].n_unique() == 2
+
+
+def test_several_files_keep_their_names() -> None:
+    one = rows([drafting(3, 0.7), skipping(6)], WIDE)
+    assert formula_validity.together(["a"], [one]).equals(one)
+    assert formula_validity.together(["a", "b"], [one, one])["series"].to_list() == ["a", "a max_layers=12", "b", "b max_layers=12"]
+
+
+def test_another_machines_profile_is_said() -> None:
+
+    other = {role: dataclasses.replace(each, facts=dict(each.facts) | {"name": "another"}) for role, each in WIDE.items()}
+    made = [decoded("autoregressive", 24, {}), decoded("speculative", 24, {"acceptance_rate": 0.7}, draft_length=3)]
+    runs = runs_of(made, WIDE)
+    table = predict.compare(runs, other, allow_mismatch=True)
+    assert "ANOTHER machine" in formula_validity.limits(runs, table, other)["about"][0]
+
+
+# --- One memory bus -----------------------------------------------------------------------------------------------------
+
+
+def contended(slower: float, known: float) -> dict[str, Any]:
+    """The claim of a run on two units that take `slower` times as long beside each other, predicted as if it were `known`."""
+    clock = profiles()
+    found = rows([PPD], profiles(alone=1e-3, beside=known * 1e-3), clock, slower=slower)
+    return found.filter(claim="bus").row(0, named=True)
+
+
+PPD: Choice = ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})
+
+
+def test_units_of_a_memory_each_are_as_fast_together_as_alone() -> None:
+    found = contended(1.0, 1.0)
+    assert 0.2 < found["x"] < 1
+    assert found["formula"] == 1
+    assert [found["simulated"], found["measured"]] == pytest.approx([1, 1])
+
+
+def test_passes_alone_are_those_of_the_same_place() -> None:
+    further = profiles(further=3.0)
+    found = rows([PPD], further, further).filter(claim="bus").row(0, named=True)
+    assert found["measured"] == pytest.approx(1)
+
+
+def test_what_units_lose_by_each_other_is_seen_in_their_passes() -> None:
+    """Of a pass in x of whose time another one is made, so much was done beside it, and the rest alone."""
+    found = contended(1.5, 1.5)
+    assert found["measured"] == pytest.approx(1 / (found["x"] / 1.5 + 1 - found["x"]))
+    assert found["simulated"] == pytest.approx(found["measured"])
+    other = contended(1.5, 1.2)
+    assert other["measured"] == pytest.approx(found["measured"])
+    assert 1 < other["simulated"] < other["measured"]
+
+
+def test_a_pass_that_was_cancelled_tells_nothing_of_the_bus() -> None:
+    """A pass of the main process that was stopped took part of its time: neither it nor what is beside it counts."""
+    known = profiles(alone=1e-3, beside=1.5e-3)
+    made = [decoded(name, 25, rates, seed=3, **table) for name, table, rates in (PLAIN, PPD)]
+    runs = runs_of(made, profiles(), units=[1, 2], slower=1.5)
+    held = runs.table["spans"].to_list()
+    stopped = [
+        [*each, {**each[0], "unit": 0, "what": "forward", "start": each[-1]["end"], "end": each[-1]["end"], "fate": "cancelled",
+                 "role": "target", "first": 0, "last": 12, "width": 1, "position": 30}] if each else each
+        for each in held
+    ]  # fmt: skip
+    other = Runs(runs.log, runs.table.with_columns(pl.Series("spans", stopped, dtype=runs.table["spans"].dtype)), runs.about)
+    found, again = (
+        formula_validity.limits(each, predict.compare(each, known), known).filter(claim="bus") for each in (runs, other)
+    )
+    assert found.rows() == again.rows() != []

@@ -1,0 +1,252 @@
+"""The text of speculative decoding has the target's law, as fractions; each known way to lose that is found, and by how much."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.speculative import algorithm as speculative
+from model.steps import CacheError, Commit, Fork, Forward, Read, Steps
+from sim.theorems.output_law import Law, Texts, distance, endings, law_of_text, likeliest_text, own_law, residual
+from tests.support import spoiled
+from tests.support.trying import after
+
+PROMPT = [1, 0]
+HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
+
+
+def laws(words: int = 2) -> st.SearchStrategy[Law]:
+    weights = st.lists(st.integers(0, 4), min_size=words, max_size=words).filter(any)
+    return weights.map(lambda row: tuple(Fraction(weight, sum(row)) for weight in row))
+
+
+def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, stop: int | None = None) -> Texts:
+    """The law of the text where both models say the same after any text."""
+    parameters = speculative.Parameters(2, gamma, sampled)
+    models = {"target": lambda text: p, "draft": lambda text: q}
+    ends = () if stop is None else (stop,)
+    return law_of_text(lambda: speculative.decode(parameters, PROMPT, tokens, ends), models, PROMPT, tokens)
+
+
+def bias(p: Law, q: Law, gamma: int = 1, tokens: int = 2) -> Fraction:
+    """Distance of the law of the text from the target's own."""
+    return distance(decoding(p, q, gamma, tokens), own_law(lambda text: p, PROMPT, tokens))
+
+
+def first_token(texts: Texts, token: int) -> Fraction:
+    return sum((chance for text, chance in texts.items() if text[0] == token), Fraction(0))
+
+
+# --- The interpreter ---
+
+
+def test_plain_decoding_has_the_law_and_the_greedy_text_of_its_model() -> None:
+    def says(text: tuple[int, ...]) -> Law:
+        return (THIRD, 1 - THIRD) if sum(text) % 2 else (HALF, HALF)
+
+    parameters = autoregressive.Parameters(2)
+    found = law_of_text(lambda: autoregressive.decode(parameters, PROMPT, 3), {"target": says}, PROMPT, 3)
+    assert found == {likeliest_text(says, PROMPT, 3): Fraction(1)} == {(1, 0, 0): Fraction(1)}
+    law = own_law(says, PROMPT, 2)
+    # After [1, 0]: 1/3 and 2/3; after a 0 the sum stays odd, after a 1 it is even.
+    assert law == {(0, 0): THIRD**2, (0, 1): THIRD * 2 / 3, (1, 0): Fraction(1, 3), (1, 1): Fraction(1, 3)}
+    assert sum(law.values()) == 1
+
+
+def test_every_way_is_followed_once_and_their_chances_add_up() -> None:
+    parameters, q = speculative.Parameters(1, 2, sampled=True), (HALF, HALF)
+    models = {"target": lambda text: (THIRD, 1 - THIRD), "draft": lambda text: q}
+    ways = list(endings(lambda: speculative.decode(parameters, PROMPT, 3), models, PROMPT, 3))
+    assert sum(way.chance for way in ways) == 1
+    assert all(way.chance > 0 for way in ways)
+    assert {way.text for way in ways} == set(product((0, 1), repeat=3))
+    assert {commit.drafted for way in ways for commit in way.commits} == {0, 1, 2}
+
+
+def numbers(*bounds: Fraction, at_least: bool = False) -> Callable[[], Steps]:
+    """A process that compares one random number with these bounds, one after another, and puts out what it found."""
+
+    def steps() -> Steps:
+        out = yield Forward("target", (0,), 0, 0, 1, heads=1)
+        number = yield Read("uniform", out)
+        yield Commit("token", tuple(int(number >= bound if at_least else number < bound) for bound in bounds))
+
+    return steps
+
+
+def test_a_random_number_remembers_what_it_was_compared_with() -> None:
+    one = {"target": lambda text: (Fraction(1),)}
+
+    def law(*bounds: Fraction, **how: bool) -> Texts:
+        return law_of_text(numbers(*bounds, **how), one, [0], len(bounds))
+
+    assert law(THIRD, HALF) == {(1, 1): THIRD, (0, 1): HALF - THIRD, (0, 0): HALF}
+    assert law(HALF, THIRD) == {(1, 1): THIRD, (1, 0): HALF - THIRD, (0, 0): HALF}
+    assert law(HALF, HALF) == {(1, 1): HALF, (0, 0): HALF}
+    assert law(Fraction(0), Fraction(1), Fraction(2), Fraction(-1)) == {(0, 1, 1, 0): Fraction(1)}
+    assert law(THIRD, at_least=True) == {(0,): THIRD, (1,): 1 - THIRD}
+
+
+def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
+    def steps() -> Steps:
+        out = yield Forward("target", (0,), 0, 0, 1, heads=1)
+        best = yield Read("next", out)
+        yield Commit("top", (best, *(yield Read("top", out, width=2))))
+
+    law = (Fraction(1, 5), Fraction(2, 5), Fraction(2, 5))
+    assert law_of_text(steps, {"target": lambda text: law}, [0], 3) == {(1, 1, 2): Fraction(1)}
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        pytest.param(Forward("target", (5,), 2, 0, 1, heads=1), CacheError, "a pass at position 2 of a model that has read 1",
+                     id="a gap before the pass"),
+        pytest.param(Forward("draft", (5,), 0, 0, 1, heads=1), CacheError, r"draft has read .* where the text is",
+                     id="another text than what was put out"),
+        pytest.param(Fork((), ()), TypeError, "Fork", id="sub-processes"),
+    ],
+)  # fmt: skip
+def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception], message: str) -> None:
+    def steps() -> Steps:
+        yield Forward("target", (0,), 0, 0, 1)
+        yield step
+
+    with pytest.raises(error, match=message):
+        law_of_text(steps, {"target": lambda text: (HALF, HALF)}, [0], 1)
+
+
+@pytest.mark.parametrize("offset", [-3, -2, 0])
+def test_what_was_not_projected_cannot_be_read(offset: int) -> None:
+    def steps() -> Steps:
+        out = yield Forward("target", (0, 1), 0, 0, 1, heads=1)
+        yield Read("next", out, offset)
+
+    with pytest.raises(IndexError, match="offset"):
+        law_of_text(steps, {"target": lambda text: (HALF, HALF)}, [0, 1], 1)
+
+
+def test_a_pass_cuts_what_its_model_had_read() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def says(text: tuple[int, ...]) -> Law:
+        seen.append(text)
+        return (HALF, HALF)
+
+    def steps() -> Steps:
+        out = yield Forward("target", (0, 1, 1, 1), 0, 0, 1, heads=4)
+        yield Read("next", out, -4)
+        yield Read("next", out, -1)
+        out = yield Forward("target", (0, 0), 2, 0, 1, heads=2)
+        yield Read("next", out, -2)
+        yield Read("next", out)
+
+    law_of_text(steps, {"target": says}, [0, 1], 1)
+    assert seen == [(0,), (0, 1, 1, 1), (0, 1, 0), (0, 1, 0, 0)]
+
+
+def test_there_is_no_correction_where_nothing_can_be_rejected() -> None:
+    assert residual((HALF, HALF), (THIRD, 1 - THIRD)) == (1, 0)
+    with pytest.raises(ArithmeticError, match="zero everywhere"):
+        residual((HALF, HALF), (HALF, HALF))
+
+
+def test_distance_is_half_the_sum_of_the_differences() -> None:
+    assert distance({(0,): HALF, (1,): HALF}, {(0,): THIRD, (2,): 1 - THIRD}) == Fraction(2, 3)
+    assert distance({(0,): Fraction(1)}, {(0,): Fraction(1)}) == 0
+
+
+# --- Speculative decoding is exact ---
+
+
+@settings(max_examples=60)
+@given(p=laws(), q=laws(), gamma=st.integers(0, 3), tokens=st.integers(1, 4), stop=st.sampled_from([None, 0, 1]))
+def test_the_text_has_the_law_of_the_target(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
+    assert decoding(p, q, gamma, tokens, stop=stop) == own_law(lambda text: p, PROMPT, tokens, stop)
+
+
+@given(p=laws(3), q=laws(3), gamma=st.integers(0, 3), tokens=st.integers(1, 4), stop=st.sampled_from([None, 0, 1]))
+def test_greedy_the_text_is_certain(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
+    want = likeliest_text(lambda text: p, PROMPT, tokens, stop)
+    assert decoding(p, q, gamma, tokens, sampled=False, stop=stop) == {want: Fraction(1)}
+
+
+# --- And known mistakes are not ---
+
+
+@settings(max_examples=60)
+@given(p=laws(3), q=laws(3))
+def test_a_correction_drawn_from_p_is_wrong_by_half_the_sum_of_min_p_q_less_beta_p(p: Law, q: Law) -> None:
+    """Put out are min(p, q), and (1 - beta) p for what was rejected: right only where min(p, q) = beta p."""
+    with pytest.MonkeyPatch.context() as patch:
+        after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
+        found = decoding(p, q, 1, 2)
+    beta = sum(map(min, p, q))
+    off = sum(abs(min(own, drafted) - beta * own) for own, drafted in zip(p, q, strict=True)) / 2
+    ones = [first_token(found, token) for token in range(3)]
+    assert sum(abs(one - own) for one, own in zip(ones, p, strict=True)) / 2 == off
+
+
+def test_a_correction_drawn_from_p_on_paper() -> None:
+    """p even, q = (4/5, 1/5): beta = 7/10; 1/2 + 3/10 * 1/2 of the first word, where 1/2 are due."""
+    with pytest.MonkeyPatch.context() as patch:
+        after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
+        found = decoding((HALF, HALF), (Fraction(4, 5), Fraction(1, 5)), 1, 2)
+    assert first_token(found, 0) == HALF + Fraction(3, 10) * HALF
+
+
+def test_one_random_number_for_a_whole_draft_is_wrong() -> None:
+    """A draft that only knows the first word, p even: both drafted tokens are accepted or the first is not. (0, 1) never comes."""
+    with pytest.MonkeyPatch.context() as patch:
+        after(spoiled.changed(one_number=True), speculative, "verify")(patch)
+        p, q = (HALF, HALF), (Fraction(1), Fraction(0))
+        assert bias(p, q, gamma=2, tokens=3) == Fraction(1, 4)
+        assert bias(p, q, gamma=1, tokens=3) == 0
+
+
+def test_p_and_q_swapped_is_wrong() -> None:
+    """p = (3/4, 1/4), q = (1/2, 1/2): the first word is kept 2 times in 3, and else the first again; the second is kept always."""
+    with pytest.MonkeyPatch.context() as patch:
+        after(spoiled.changed(bound=spoiled.upside_down), speculative, "verify")(patch)
+        assert bias((Fraction(3, 4), Fraction(1, 4)), (HALF, HALF)) == Fraction(1, 4)
+
+
+@given(p=laws(3), q=laws(3))
+def test_a_greedy_draft_must_be_tested_as_certain(p: Law, q: Law) -> None:
+    """The likeliest word x of q comes with chance min(1, p / q), where p is due; right only if q(x) is 1 or p(x) is 0 or 1."""
+    x = q.index(max(q))
+    with pytest.MonkeyPatch.context() as patch:
+        after(spoiled.greedy_draft, speculative, "start")(patch)
+        found = decoding(p, q, 1, 2)
+        sure = tuple(Fraction(token == x) for token in range(3))
+        assert decoding(p, sure, 1, 2) == own_law(lambda text: p, PROMPT, 2)
+    assert first_token(found, x) == min(Fraction(1), p[x] / q[x])
+
+
+def test_a_draft_s_cache_that_lags_is_found() -> None:
+    """Rejected tokens that stay in the draft's cache do no harm to the law, only to acceptance: the text that was read tells."""
+
+    def never_cut(right: Any, *args: Any) -> Steps:
+        steps, answer, held = right(*args), None, 0
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+            if isinstance(step, Forward) and step.role == "draft":
+                step = replace_at(step, max(held, step.at))
+                held = step.at + len(step.tokens)
+            answer = yield step
+
+    def replace_at(step: Forward, at: int) -> Forward:
+        return step._replace(at=at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        after(never_cut, speculative, "decode")(patch)
+        with pytest.raises(CacheError, match="draft has read"):
+            decoding((HALF, HALF), (THIRD, 1 - THIRD), 2, 6)

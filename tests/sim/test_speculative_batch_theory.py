@@ -1,0 +1,371 @@
+"""Speculative decoding of batches in closed form and path by path: against the steps themselves, and over all luck."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sim
+from model.architectures.transformer import preset
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.costs.operating_point import operating_point
+from model.costs.width_curve import PassTimes
+from model.hardware.cost_models import Uniform, pass_time
+from model.interpret import interpreter
+from model.interpret.world import Draft, World, together
+from model.logs import forced_outcomes
+from model.methods.rounds import Rounds, moments, round_prices
+from model.methods.speculative import algorithm, paths, static_batches
+from model.methods.speculative.algorithm import Parameters
+from model.methods.speculative.batch_break_even import batched_speedup
+from model.methods.speculative.theory import operations, predict
+from model.methods.speculative.theory import work as closed_work
+from model.outcomes import random_streams
+from model.outcomes.outcome_laws import Iid, Markov, Replay
+from model.steps import Commit, Forward
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from sim.runs.sweep import resolve
+from sim.scenarios.grid import Grid
+from tests.support.exact import near
+
+LAYERS = 4
+CURVE = ((1, 4.0), (2, 5.0), (4, 7.0), (8, 8.0), (32, 32.0))
+COST = UnitCost(LAYERS, cost_ratio=0.25, operations_ratio=0.5, final_head=4.0, link=0.25)
+WIDE = dataclasses.replace(COST, verify_cost=CURVE)
+BY_TEXTS = tuple(
+    (role, texts, width, (1 + (texts - 1) * step) * (1 + (width - 1) * 0.125))
+    for role, step in (("target", 0.25), ("draft", 0.125)) for texts in (1, 2, 3, 5) for width in (1, 2, 6)
+)  # fmt: skip
+COSTS = COST, WIDE, dataclasses.replace(COST, by_texts=BY_TEXTS)
+
+
+def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: UnitCost, **more: Any) -> Run:
+    """The simulator on texts of which so many drafted tokens survive from each place."""
+    tokens = max(parameters.lengths or (len(luck[0]),))
+    answers = together([World(1, LAYERS, drafts={"draft": Draft("target", own)}) for own in luck])
+    steps = algorithm.decode(parameters, [0], tokens)
+    return simulate(steps, parameters.outputs_of(tokens), Cluster(parameters.units), cost, answers, **more)
+
+
+def survivors(right: Sequence[bool]) -> list[int]:
+    return forced_outcomes._survivors(np.array(right, dtype=np.bool_))
+
+
+LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=5)
+
+
+# --- On every path ---
+
+
+@settings(deadline=None, max_examples=60)
+@given(LUCK, st.integers(0, 5), st.integers(1, 5), st.sampled_from(COSTS), st.booleans())
+def test_events_are_paths_to_the_last_bit(luck: list[list[bool]], gamma: int, batch: int, cost: UnitCost, apart: bool) -> None:
+    lengths = tuple(map(len, luck))
+    placement = "apart" if apart else "together"
+    parameters = Parameters(LAYERS, gamma, sequences=batch, batching="static", lengths=lengths, placement=placement)
+    run = played(parameters, [survivors(own) for own in luck], cost)
+
+    def outcomes(own: list[bool]) -> Any:
+        return ((lambda place, one=one: np.full(place.size, one)) for one in own)
+
+    each = [outcomes(own) for own in luck]
+    tally = paths.walk(parameters, max(lengths), cost, each if len(luck) > 1 else each[0])
+    assert {*tally.time.tolist()} == {run.latency}
+    assert {*tally.busy.tolist()} == {run.busy}
+    assert tally.rounds[0] == run.rounds.total()
+    assert tally.drafted[0] == sum(drafted * count for (_, drafted), count in run.rounds.items())
+    lengths_of = [0] * (gamma + 1)
+    for (accepted, _), count in run.rounds.items():
+        lengths_of[accepted] += count
+    assert tally.accepted.tolist() == [count * tally.time.size for count in lengths_of]
+    assert tally.operations[0] == operations(parameters, cost, run.rounds, run.account)
+    layered = played(parameters, [survivors(own) for own in luck], cost, per_layer=True)
+    assert near(layered.latency, run.latency, 1e-12)
+
+
+def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
+    step = Forward("target", (0,) * 6, 3, 0, LAYERS, heads=6, texts=(0, 1, 2))
+    draft = step._replace(role="draft", tokens=(0,) * 3, heads=3)
+    assert [cost.forward(step) for cost in COSTS] == [8.0, 8.0 * 7.5 / 4, 8.0 * 1.5 * 1.125]
+    assert [cost.forward(draft) for cost in COSTS] == [2.0, 2.0 * 6 / 4, 2.0 * 1.25]
+    for cost in COSTS:
+        for each in (step, draft):
+            assert near(sum(cost.layer_times_of(each)), cost.forward(each))
+    layers = UnitCost(LAYERS)
+    assert layers.only_layers
+    assert not dataclasses.replace(layers, by_texts=BY_TEXTS).only_layers
+    assert dataclasses.replace(layers, by_texts=BY_TEXTS).plain
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_passes_over_as_many_tokens_of_fewer_texts_have_a_price_of_their_own(per_layer: bool) -> None:
+    two, three = (
+        Forward("target", (0,) * 6, 0, 0, LAYERS, heads=6, texts=tuple(range(first, first + count)))
+        for first, count in ((0, 2), (2, 3))
+    )
+    drafts = [two._replace(role="draft", tokens=(0, 0), heads=2, last=1, texts=texts) for texts in ((0, 1), (2,))]
+
+    def steps() -> Any:
+        for step in (two, three, two._replace(at=3), *drafts):
+            assert (yield step) == step
+        yield Commit("token", (0,))
+
+    for cost in COSTS:
+        want = sum(cost.forward(step) for step in (two, three, two, *drafts))
+        run = simulate(steps(), 1, Cluster(1), cost, World(1, LAYERS), per_layer=per_layer)
+        assert near(run.latency, want, 1e-12)
+        assert run.account.passes == 5
+
+
+# --- In the mean ---
+
+
+LAWS = st.floats(0, 1).map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.8)).map(lambda each: Markov(*each)) | st.lists(
+    st.floats(0, 1), min_size=5, max_size=5
+).map(Rounds.by_draft_position)
+
+
+@given(LAWS, st.integers(0, 5), st.integers(1, 20))
+def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
+    found, want = static_batches.going(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
+    assert near(found.sum(), want.rounds, 1e-12)
+    assert near((found @ np.arange(gamma + 1)).sum(), want.drafted, 1e-12, 1e-300)
+    assert near(found[0].sum(), 1.0)
+    assert (found >= 0).all()
+    assert (np.diff(found.sum(axis=1)) <= 1e-15).all()
+
+
+@given(LAWS, st.integers(0, 5), st.integers(1, 12), st.sampled_from(COSTS), st.booleans())
+def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tokens: int, cost: UnitCost, apart: bool) -> None:
+    parameters = Parameters(LAYERS, gamma, placement="apart" if apart else "together")
+    [rounds] = static_batches.rounds_of(parameters, tokens, law)
+    want = moments(gamma, tokens, law, round_prices(cost, gamma, apart=apart))
+    prices = static_batches.prices(cost, gamma, 1, apart=apart)
+    for of, value in zip(prices, (want.time, want.busy, want.operations), strict=True):
+        assert near((rounds * of).sum(), value, 1e-12)
+    alone = predict(parameters, tokens, law, cost)
+    lonely = predict(dataclasses.replace(parameters, batching="static", lengths=(tokens,)), tokens, law, cost)
+    for name, value in vars(alone).items():
+        assert near(getattr(lonely, name), value, 1e-12) or np.isnan(value), name
+    # One text behind the other: sums of what they are alone.
+    behind = predict(dataclasses.replace(parameters, batching="static", lengths=(tokens, tokens)), tokens, law, cost)
+    for name in ("latency", "latency_variance", "busy", "plain_latency", "rounds", "drafted", "operations"):
+        assert near(getattr(behind, name), 2 * getattr(alone, name), 1e-12, 1e-300), name
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(1, 4), min_size=2, max_size=3), st.integers(0, 3), st.integers(1, 3), st.integers(0, 20),
+    st.sampled_from(COSTS), st.booleans(),
+)  # fmt: skip
+def test_the_mean_is_that_over_all_luck(
+    lengths: list[int], gamma: int, batch: int, twentieths: int, cost: UnitCost, apart: bool
+) -> None:
+    rate, tokens = twentieths / 20, max(lengths)
+    parameters = Parameters(
+        LAYERS, gamma, sequences=batch, batching="static", lengths=tuple(lengths), placement="apart" if apart else "together",
+        draft_layers=2,
+    )
+    mean = np.zeros(6)
+    works: dict[str, Any] = {}
+    for all_luck in itertools.product(*(itertools.product((False, True), repeat=length - 1) for length in lengths)):
+        flat = [one for own in all_luck for one in own]
+        chance = math.prod(rate if one else 1 - rate for one in flat)
+        if not chance:
+            continue
+        luck = [survivors([*own, False]) for own in all_luck]
+        run = played(parameters, luck, cost)
+        drafted = sum(count * times for (_, count), times in run.rounds.items())
+        arithmetic = operations(parameters, cost, run.rounds, run.account)
+        square = run.latency**2
+        mean += chance * np.array([run.latency, square, run.busy, run.rounds.total(), drafted, arithmetic])
+        for role, totals in run.account.totals().of.items():
+            works[role] = np.asarray(works.get(role, 0.0)) + chance * np.array(totals)
+    found = predict(parameters, tokens, Iid(rate), cost)
+    values = found.latency, found.busy, found.rounds, found.drafted, found.operations
+    assert near(np.array(values), mean[[0, 2, 3, 4, 5]], 1e-12)
+    variance = float(found.latency_variance)
+    assert math.isnan(variance) if batch > 1 else near(variance + mean[0] ** 2, mean[1], 1e-11)
+    assert float(found.units) == parameters.units
+    assert near(found.plain_latency, sum(8.0 * cost.slowdown(n, n) for n in _columns(lengths, batch)))
+    closed = closed_work(parameters, tokens, Iid(rate))
+    assert closed is not None
+    assert {*closed.of} == {*works}
+    for role, totals in closed.of.items():
+        for name, value, want in zip(totals._fields, totals, works[role].tolist(), strict=True):
+            assert math.isnan(value) or near(value, want, 1e-12, 1e-300), (role, name)
+    said = ("passes", "layer_runs", "head_runs", "heads")
+    assert not any(math.isnan(getattr(closed.of[role], name)) for role in closed.of for name in said)
+    assert not math.isnan(closed.of["target"].layer_passes)
+
+
+def _columns(lengths: Sequence[int], batch: int) -> list[int]:
+    groups = [lengths[start : start + batch] for start in range(0, len(lengths), batch)]
+    return [sum(length > place for length in group) for group in groups for place in range(max(group))]
+
+
+def test_records_have_no_closed_form_in_batches() -> None:
+    law = Replay([[True, False, True], [False, True, True]])
+    parameters = Parameters(LAYERS, 2, sequences=2, batching="static")
+    with pytest.raises(ParameterError, match=r"closed form for static batches; ask for views = \['paths'\]"):
+        predict(parameters, 4, law, COST)
+    assert closed_work(parameters, 4, law) is None
+    # One text behind the other has one.
+    behind, alone = (
+        predict(Parameters(LAYERS, 2, batching="static", lengths=lengths), 4, law, COST).latency for lengths in ((4, 4), None)
+    )
+    assert near(behind, 2 * alone)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_long_texts_come_near_the_speed_up_of_batches(batch: int) -> None:
+    """The last text of a batch ends later than the mean by some square root of its length; never before."""
+    rate, gamma = 0.7, 3
+    cost = UnitCost(LAYERS, cost_ratio=0.1, verify_cost=((1, 4.0), (16, 5.0), (64, 12.0)))
+    target = PassTimes([batch], [1, 4], [0], [[[cost.slowdown(width * batch, batch)] for width in (1, 4)]])
+    draft = PassTimes([batch], [1], [0], [[[0.1 * cost.draft_slowdown(batch)]]])
+    limit = float(batched_speedup(rate, gamma, target, draft, batch, 0))
+    gaps = []
+    for tokens in (50, 200, 800):
+        found = predict(Parameters(LAYERS, gamma, sequences=batch, batching="static"), tokens, Iid(rate), cost)
+        gaps.append(1 - float(found.plain_latency / found.latency) / limit)
+    assert gaps[0] > gaps[1] > gaps[2] > -1e-9
+    assert gaps[2] < (0.003 if batch == 1 else 0.06)
+    assert batch == 1 or gaps[1] / gaps[2] == pytest.approx(2, rel=0.25)
+
+
+# --- Scenarios ---
+
+
+RAGGED: dict[str, Any] = {"sequences": 4, "batching": "static", "lengths": [12, 7, 12, 3, 9, 5]}
+BASE: dict[str, Any] = {
+    "scenario": {"name": "batches", "tokens": 12, "replications": 4096, "event_replications": 64},
+    "method": [{"name": "speculative", "layers": 8, "draft_length": 3, **RAGGED}],
+    "outcomes": {"kind": "iid", "acceptance_rate": 0.7}, "cost": {"cost_ratio": 0.125, "operations_ratio": 0.125},
+}  # fmt: skip
+
+
+def test_all_views_of_a_scenario_agree() -> None:
+    """The mean of 4096 paths, at a false alarm in 10^9; the simulator's paths are the sampler's."""
+    rows = {row["view"]: row for row in sim.run(BASE).to_dicts()}
+    formula, sampled, events = (rows[view] for view in ("formula", "paths", "events"))
+    assert events["paths_difference"] == 0
+    spread = sampled["latency_sd_layers"] / 4096**0.5
+    assert abs(sampled["latency_layers"] - formula["latency_layers"]) < 6.2 * spread
+    assert formula["latency_sd_layers"] is None
+    for name in ("tokens_per_round", "operations_per_token", "draft_acceptance_rate"):
+        assert near(sampled[name], formula[name], 0.02), name
+        assert near(events[name], formula[name], 0.1), name
+    assert "occupancy" not in formula
+    steps = 12 + 9
+    assert near(formula["tpot_layers"], formula["latency_layers"] / steps)
+    assert near(formula["speedup"], 8.0 * steps / formula["latency_layers"])
+
+
+def test_plain_decoding_of_one_text_is_what_it_was() -> None:
+    """To the last bit: a product, not a sum over columns."""
+    table = {"name": "speculative", "layers": 8, "draft_length": 3}
+    case = Grid(resolve(BASE | {"method": [table], "cost": {"cost_ratio": 0.1, "final_head": 0.1}})).case(0)
+    assert case.plain_time == 12 * 8.1 != sum([8.1] * 12)
+    assert case.steps == case.outputs == 12
+
+
+def test_a_text_has_the_luck_that_it_has_alone() -> None:
+    """The first of a batch that of a single text, whatever the batch; a longer batch extends a shorter one."""
+    from sim.views import evaluation
+
+    def rounds(**method: Any) -> list[Any]:
+        table = BASE["method"][0] | method
+        case = Grid(resolve(BASE | {"method": [{key: value for key, value in table.items() if value is not None}]})).case(0)
+        found = []
+        for answers in evaluation.worlds(case, 5, 9):
+            steps = algorithm.decode(case.parameters, [0], case.settings.tokens)
+            found.append(interpreter.count(steps, answers, case.outputs).committed)
+        return found
+
+    alone = rounds(sequences=None, batching=None, lengths=None)
+    two, four = rounds(sequences=2, batching="static", lengths=None), rounds(sequences=4, batching="static", lengths=None)
+    for one, pair, many in zip(alone, two, four, strict=True):
+        assert [each._replace(text=0) for each in one] == [each for each in pair if each.text == 0]
+        assert [each for each in pair if each.text == 1] == [each for each in many if each.text == 1]
+        assert [each._replace(text=1) for each in one] != [each for each in pair if each.text == 1]
+    assert random_streams.of_text("accept", 0) == "accept"
+
+
+def test_forced_outcomes_are_the_simulator_s() -> None:
+    from sim.views import evaluation
+
+    case = Grid(resolve(BASE)).case(0)
+    [answers] = evaluation.worlds(case, 3, 4)
+    same = forced_outcomes.world(case.parameters, 1, 12, {"acceptance_rate": 0.7}, replication=3)
+    made = [interpreter.count(algorithm.decode(case.parameters, [0], 12), each, case.outputs).committed for each in (answers, same)]
+    assert made[0] == made[1]
+
+
+def test_hardware_prices_texts_and_their_tokens() -> None:
+    """A pass of the target takes what it takes over so many tokens of each of so many texts, one of the draft what it takes."""
+
+    class Growing(Uniform):
+        def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: int = 0) -> Any:
+            found = super().layer(width, context, batch, busy=busy)
+            factor = 1 + 0.125 * np.asarray(width) * np.asarray(batch) + 0.25 * np.asarray(batch)
+            return found._replace(seconds=found.seconds * factor)
+
+    class Unsure(Growing):
+        def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: int = 0) -> Any:
+            found = super().layer(width, context, batch)
+            return found._replace(seconds=found.seconds * (1 + busy * np.asarray(width)), error=0.1 + 0 * found.seconds)
+
+    target, draft = Growing(preset("llama-2-13b"), 0.001), Growing(preset("llama-2-7b"), 0.0002)
+    off = operating_point(Unsure(preset("llama-2-13b"), 0.001), prompt=100, tokens=20, widest=4, together=8, busy=3)
+    for texts, width in ((1, 1), (8, 1), (8, 4)):
+        here = [each.slowdown(width * texts, texts) for each in (off.slow, off.cost, off.fast)]
+        assert near(here, here[1] * np.array([1.0] * 3 if texts == 1 else [1.1, 1.0, 0.9]))
+    assert near(off.cost.slowdown(32, 8), (1 + 0.125 * 32 + 2) / (1 + 0.125 + 0.25) * (1 + 3 * 4) / (1 + 3))
+    at = operating_point(target, prompt=100, tokens=20, draft=draft, widest=4, together=8)
+    for texts in (1, 2, 8):
+        numbers = tuple(range(texts)) if texts > 1 else ()
+        for width in (1, 3, 4):
+            step = Forward("target", (0,) * (width * texts), 9, 0, 40, heads=width * texts, texts=numbers)
+            want = float(pass_time(target, width, 110, texts).seconds)
+            assert near(at.cost.forward(step) * at.seconds_per_layer, want, 1e-12)
+            assert near([at.slow.forward(step), at.fast.forward(step)], at.cost.forward(step), 1e-12)  # nothing is uncertain here
+        step = Forward("draft", (0,) * texts, 9, 0, 32, heads=texts, texts=numbers)
+        assert near(at.cost.forward(step) * at.seconds_per_layer, float(pass_time(draft, 1, 110, texts).seconds), 1e-12)
+
+
+def test_a_scenario_on_hardware_has_its_own_batch() -> None:
+    base = BASE | {"cost": {"kind": "roofline", "device": "h100", "shape": "llama-3.1-8b", "draft_shape": "llama-68m"}}
+    base["method"] = [BASE["method"][0] | {"layers": 32, "sequences": 9, "batching": "static"}]  # of six texts
+    base["scenario"] = BASE["scenario"] | {"replications": 64, "event_replications": 4}
+    rows = sim.run(base)
+    assert rows["paths_difference"].drop_nulls().to_list()[0] < 1e-9 * rows["latency_layers"].max()
+    case = Grid(resolve(base)).case(0)
+    assert case.cost.by_texts is not None
+    found = {role: {row[1:3] for row in case.cost.by_texts if row[0] == role} for role in ("target", "draft")}
+    assert found["target"] == {(texts, width) for texts in range(1, 7) for width in range(1, 5)}
+    assert found["draft"] == {(texts, 1) for texts in range(1, 7)}
+    with pytest.raises(ParameterError, match=r"unknown key cost\.batch; it is now method\.sequences"):
+        sim.run(base | {"cost": base["cost"] | {"batch": 2}})
+
+
+def test_a_curve_must_reach_as_far_as_all_texts_together() -> None:
+    short = BASE | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [15, 2.0]]}}
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less or take fewer sequences"):
+        sim.run(short)
+    assert sim.run(short | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [16, 2.0]]}}).height == 3
+    of_batches = ("sequences", "batching", "lengths")
+    two = [BASE["method"][0] | {"sequences": 2, "draft_length": 7}]
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* draft less or take fewer sequences$"):
+        sim.run(short | {"method": two})
+    alone = [{key: value for key, value in BASE["method"][0].items() if key not in of_batches} | {"draft_length": 15}]
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less$"):
+        sim.run(short | {"method": alone})

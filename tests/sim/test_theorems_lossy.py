@@ -1,0 +1,262 @@
+"""The theorems on methods that write another text: they hold where they should, fail where they should, are refuted by faults."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.interpret.interpreter import Cache
+from model.interpret.world import Lossy
+from model.methods import batching
+from model.methods.bild import algorithm as bild
+from model.methods.bild import paths as bild_paths
+from model.methods.bild import theory as bild_formulas
+from model.methods.bild.threshold_decisions import Decisions
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.early_exit import finite_early_exit
+from model.methods.early_exit import paths as exit_paths
+from model.methods.early_exit import theory as leaving
+from model.methods.pearl import theory as pearl
+from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.skipdecode import paths as skip_paths
+from model.methods.skipdecode import theory as skipping
+from model.methods.speculative import theory as speculative
+from model.steps import Forward, Steps
+from sim.theorems import select
+from sim.theorems.theorem import Theorem
+from tests.support.trying import (
+    MANY,
+    Fault,
+    after,
+    checked,
+    comes_out,
+    fails_small,
+    few,
+    is_refuted,
+    one_more,
+    refuting,
+    shows,
+    survives_json,
+)
+
+METHODS = ("bild", "pearl", "skipdecode", "early_exit")
+OWN = [theorem for method in METHODS for theorem in select(method)]
+
+
+def named(theorem: Theorem) -> str:
+    return f"{theorem.method} {theorem.number}"
+
+
+EVERY = [pytest.param(theorem, id=named(theorem)) for theorem in OWN]
+TRUE = [pytest.param(theorem, id=named(theorem)) for theorem in checked(OWN)]
+FALSE = [pytest.param(theorem, id=named(theorem)) for theorem in OWN if theorem.expect == "fails"]
+
+
+# --- Holding and failing ---
+
+
+@pytest.mark.parametrize("theorem", TRUE)
+def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+    comes_out(theorem, examples=few(theorem))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theorem", EVERY)
+def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+    comes_out(theorem, examples=MANY, seed=1)
+
+
+@pytest.mark.parametrize("theorem", FALSE)
+def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
+    fails_small(theorem)
+
+
+def test_a_schedule_that_rises_by_hand() -> None:
+    """Layers 0 and 3, then 0 alone: the third token's layer 3 lacks the second's row."""
+    cache = Cache()
+    cache.write(Forward("target", (0,), 0, 0, 4, gaps=((1, 3),)))
+    cache.write(Forward("target", (0,), 1, 0, 4, gaps=((1, 4),)))
+    with pytest.raises(RuntimeError, match=r"layers \[3, 4\) at position 2, but they hold \[1\]"):
+        cache.write(Forward("target", (0,), 2, 0, 4, gaps=((1, 3),)))
+
+
+# --- Every theorem can fail ---
+
+
+def free_when_unsure(right: Any, *args: Any) -> Any:
+    """The run that finds the small model unsure is forgotten."""
+    price = right(*args)
+    segment = price.segment.copy()
+    segment[:, 1] = segment[:, 0]
+    return price._replace(segment=segment)
+
+
+def shorter_drafts(right: Any, parameters: Any, model: Any, text: Any, length: int) -> Steps:
+    return (yield from right(parameters, model, text, max(length - 1, 0)))
+
+
+def infinity_is_three(right: Any, record: Any, low: float, high: float, **how: Any) -> Any:
+    return right(record, low, min(high, 3.0), **how)
+
+
+def no_rollbacks(right: Any, fallback: Any, rollback: Any, *rest: Any, **how: Any) -> Any:
+    return right(fallback, 0 * np.asarray(rollback), *rest, **how)
+
+
+def unsure_is_unlikely(right: Any, parameters: Any, tokens: int, decisions: Iterator[Any], *rest: Any) -> Any:
+    return right(parameters, tokens, (np.where(tile == 1, np.uint8(2), tile) for tile in decisions), *rest)
+
+
+def read_once_more(right: Any, *args: Any) -> Steps:
+    """The small model reads the last token that was kept a second time."""
+    read = yield from right(*args)
+    return max(read - 1, 0)
+
+
+def keeps_the_first(right: Any, parameters: Any, *args: Any) -> Steps:
+    """Whatever the threshold, likely enough is enough."""
+    return (yield from right(replace(parameters, rollback_threshold=1.0), *args))
+
+
+def rolls_back_at_the_threshold(right: Any, parameters: Any, *args: Any) -> Steps:
+    lower = replace(parameters, rollback_threshold=max(parameters.rollback_threshold or 1.0, 1e-9) * (1 - 1e-12))
+    return (yield from right(lower, *args))
+
+
+def falls_back_at_the_threshold(right: Any, parameters: Any, *args: Any) -> Steps:
+    higher = replace(parameters, fallback_threshold=min((parameters.fallback_threshold or 0.0) + 1e-12, 1.0))
+    return (yield from right(higher, *args))
+
+
+def read_too_much(steps: Steps) -> Steps:
+    """The small model goes on from what it had written, though it was taken back."""
+    read = yield from steps
+    return read + 1
+
+
+def decisions_swapped(right: Any, world: Any, prompt: int, layers: int, decisions: Any = (), depths: Any = ()) -> None:
+    right(world, prompt, layers, [(2 - decision) % 3 for decision in decisions], depths)
+
+
+def thresholds_swapped(right: Any, record: Any, low: float, high: float, **how: Any) -> Any:
+    return right(record, 1 - low, 7.0 - high if high < 8 else high, **how)
+
+
+def last_column_forgotten(right: Any, *args: Any) -> Any:
+    return [*right(*args)][:-1]
+
+
+def one_layer_less(right: Any, parameters: Any, budget: int) -> Any:
+    return right(parameters, max(budget - 1, parameters.warm_up, 1))
+
+
+def now_first_now_last(right: Any, parameters: Any, budget: int) -> Any:
+    return ((0, parameters.layers - budget),) if budget % 2 else ((budget, parameters.layers),)
+
+
+def head_forgotten(right: Any, parameters: Any, tokens: Any, law: Any, cost: Any) -> Any:
+    return right(parameters, tokens, law, replace(cost, final_head=0.0))
+
+
+def without_warm_up(right: Any, parameters: Any, budget: int) -> Any:
+    return right(replace(parameters, warm_up=0), budget)
+
+
+def each_text_alone(right: Any, parameters: Any, tokens: int) -> Any:
+    return right(replace(parameters, sequences=1), tokens)
+
+
+def code_a_little_lower(right: Any, *args: Any, form: str) -> Any:
+    return right(*args, form=form) * (0.99 if form == "code" else 1)
+
+
+def always_sure(right: Any, *args: Any) -> Steps:
+    yield from right(*args)
+    return True
+
+
+def never_when_sure(right: Any, *args: Any) -> Steps:
+    return not (yield from right(*args))
+
+
+def last_text_alone(right: Any, out: Any, measure: str, width: int, threshold: float) -> Steps:
+    return (yield from right(out, measure, 1, threshold))
+
+
+def filled_for_nothing(right: Any, owed: Any, at: int, first: int, last: int) -> Steps:
+    yield from right(owed, at, first, last)
+    for layer in range(first, last):
+        for _ in range(9):
+            yield Forward("target", (0,), at, layer, layer + 1, texts=owed.text, rows_only=True)
+
+
+def depths_upside_down(right: Any, parameters: Any, tokens: int, depths: Iterator[Any], *rest: Any) -> Any:
+    return right(parameters, tokens, (parameters.layers + 1 - tile for tile in depths), *rest)
+
+
+FAULTS: list[tuple[str, str, Fault]] = [
+    ("bild 18a", "one more", after(one_more, speculative, "target_runs")),
+    ("bild 18b", "wasted runs are free", after(free_when_unsure, bild_formulas, "prices")),
+    ("bild 18c", "one more", after(one_more, bild_formulas, "small_runs")),
+    ("bild 18c", "no token of the large model", after(lambda right, *args: right(*args) - 1, bild_formulas, "large_inputs")),
+    ("bild 18d", "shorter drafts", after(shorter_drafts, bild, "write")),
+    ("bild 18e", "shorter drafts", after(shorter_drafts, bild, "write")),
+    ("bild 18f", "infinity is three", after(infinity_is_three, Decisions, "decided")),
+    ("bild 18g", "kept by chance", after(keeps_the_first, bild, "_decide")),
+    ("bild 18g", "read too much", after(lambda right, *args: read_too_much(right(*args)), bild, "_decide")),
+    ("bild 18i", "shorter drafts", after(shorter_drafts, bild, "write")),
+    ("bild 18j", "rolls back at the threshold", after(rolls_back_at_the_threshold, bild, "_decide")),
+    ("bild 18j", "falls back at the threshold", after(falls_back_at_the_threshold, bild, "write")),
+    ("bild 19a", "one more", after(one_more, bild_formulas, "rollback_probability")),
+    ("bild 19b", "memory knows no rollbacks", after(no_rollbacks, bild_formulas, "memory_factor")),
+    ("bild 28a", "unsure is unlikely", after(unsure_is_unlikely, bild_paths, "segments")),
+    ("bild 28a", "wasted runs are free", after(free_when_unsure, bild_paths, "prices")),
+    ("bild 28b", "read once more", after(read_once_more, bild, "_decide")),
+    ("bild 28c", "own token of the first", after(lambda right, out, kept, guesses: right(out, 0, guesses), bild, "_own")),
+    ("bild 29a", "decisions swapped", after(decisions_swapped, Lossy, "__init__")),
+    ("bild 29b", "thresholds swapped", after(thresholds_swapped, Decisions, "decided")),
+    ("bild 29c", "thresholds swapped", after(thresholds_swapped, Decisions, "decided")),
+    ("pearl 20a", "one more", after(one_more, pearl, "expected_tokens")),
+    ("pearl 20b", "one more", after(one_more, pearl, "expected_tokens")),
+    ("skipdecode 30a", "rising", after(lambda right, *args, **how: right(*args, **how)[::-1], skipping, "exit_layers")),
+    ("skipdecode 30a", "now first, now last layers", after(now_first_now_last, skipdecode, "skipped")),
+    ("skipdecode 30b", "one more", after(one_more, skipping, "mean_layers")),
+    ("skipdecode 30c", "rising", after(lambda right, *args: right(*args)[::-1], skipdecode, "schedule")),
+    ("skipdecode 30d", "nothing is required", after(lambda right, cache, step: None, Cache, "_require_spans")),
+    ("skipdecode 30e", "one layer less", after(one_layer_less, skipdecode, "skipped")),
+    ("skipdecode 28a", "no head in the formula", after(head_forgotten, skipping, "predict")),
+    ("skipdecode 28a", "paths without warm-up", after(without_warm_up, skip_paths, "_run")),
+    ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, batching, "columns")),
+    ("skipdecode 28b", "last column forgotten", after(last_column_forgotten, batching, "columns")),
+    ("skipdecode 28c", "each text alone", after(each_text_alone, batching, "texts")),
+    ("early_exit 30h", "rising", after(lambda right, *args, **how: 1 - right(*args, **how), leaving, "decayed_threshold")),
+    ("early_exit 30i", "one form lower", after(code_a_little_lower, leaving, "decayed_threshold")),
+    ("early_exit 30k", "upside down", after(lambda right, seen, level: right(seen, 1 - level), leaving, "exits")),
+    ("early_exit 30l", "always sure", after(always_sure, early_exit, "_sure")),
+    ("early_exit 30m", "never when sure", after(never_when_sure, early_exit, "_sure")),
+    ("early_exit 30n", "last text alone", after(last_text_alone, early_exit, "_sure")),
+    ("early_exit 30o", "filled for nothing", after(filled_for_nothing, early_exit, "_backfill")),
+    ("early_exit 30p", "one more", after(one_more, finite_early_exit, "column_times")),
+    ("early_exit 28a", "upside down", after(depths_upside_down, exit_paths, "decodings")),
+    ("early_exit 28b", "last column forgotten", after(last_column_forgotten, batching, "columns")),
+]  # fmt: skip
+
+
+def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
+    assert list(dict.fromkeys(name for name, *_ in FAULTS)) == [named(theorem) for theorem in OWN if theorem.expect == "holds"]
+
+
+@pytest.mark.parametrize(("name", "fault", "small"), refuting(FAULTS))
+def test_a_fault_refutes_the_theorem(name: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, number = name.split()
+    (is_refuted if small else shows)(method, number, fault, monkeypatch)
+
+
+# --- Examples ---
+
+
+@pytest.mark.parametrize("theorem", EVERY)
+def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
+    survives_json(theorem, monkeypatch)

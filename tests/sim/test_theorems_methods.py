@@ -1,0 +1,103 @@
+"""The theorems on adaptive, hierarchical and beam drafts: they come out as the theory says, and faults refute them."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from model.costs.layer_times import UnitCost
+from model.methods.adaptive import algorithm as adaptive_algorithm
+from model.methods.adaptive import theory as adaptive
+from model.methods.beam import theory as beam
+from model.methods.hierarchical import algorithm as hierarchical_algorithm
+from model.methods.hierarchical import theory as hierarchical
+from sim.theorems import replay, select
+from sim.theorems.theorem import Theorem
+from tests.sim.test_theorems import PASSES_IN_HALF_THE_TIME
+from tests.support import spoiled
+from tests.support.trying import (
+    MANY,
+    Fault,
+    after,
+    checked,
+    comes_out,
+    few,
+    one_more,
+    plain_decoding_on_one_device,
+    shows,
+    verdict_on,
+)
+
+OWN = [theorem for method in ("adaptive", "hierarchical", "beam") for theorem in select(method)]
+EVERY = [pytest.param(theorem, id=f"{theorem.method}-{theorem.number}") for theorem in OWN]
+TRUE = [pytest.param(theorem, id=f"{theorem.method}-{theorem.number}") for theorem in checked(OWN)]
+FALSE = [pytest.param(theorem, id=f"{theorem.method}-{theorem.number}") for theorem in OWN if theorem.expect == "fails"]
+
+
+@pytest.mark.parametrize("theorem", TRUE)
+def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+    comes_out(theorem, examples=few(theorem))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theorem", EVERY)
+def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+    comes_out(theorem, examples=MANY, seed=1)
+
+
+@pytest.mark.parametrize("theorem", FALSE)
+def test_what_must_not_hold_fails_and_can_be_tried_again(theorem: Theorem) -> None:
+    for seed in range(3):
+        verdict = verdict_on(theorem, examples=200, seed=seed)
+        assert not verdict.holds
+        assert verdict.counterexample is not None
+        again = replay(theorem.number, json.loads(json.dumps(verdict.counterexample)), theorem.method)
+        assert (again.holds, again.error) == (False, verdict.error)
+
+
+def later(right: Any, *args: Any) -> Any:
+    """A prediction that is a layer-time late."""
+    found = right(*args)
+    return replace(found, latency=found.latency + 1)
+
+
+ALL_KEPT_BY_THE_LARGE = after(spoiled.all_kept, hierarchical_algorithm, "verify")
+ALL_KEPT = after(spoiled.all_kept, adaptive_algorithm, "verify")
+DISPATCH_TAKES_TIME = after(one_more, UnitCost, "dispatching")
+
+FAULTS: list[tuple[str, str, str, Fault]] = [
+    ("hierarchical", "16a", "half the time", PASSES_IN_HALF_THE_TIME),
+    ("hierarchical", "16b", "all kept", ALL_KEPT_BY_THE_LARGE),
+    ("hierarchical", "16c", "late", after(later, hierarchical, "predict")),
+    ("hierarchical", "16c", "half the time", PASSES_IN_HALF_THE_TIME),
+    ("hierarchical", "16d", "a token more", after(one_more, hierarchical, "tokens_per_round")),
+    ("hierarchical", "16d", "a pass more", after(one_more, hierarchical, "cost_per_round")),
+    ("hierarchical", "16e", "a pass more", after(one_more, hierarchical, "cost_per_round")),
+    ("hierarchical", "16f", "a token more", after(one_more, hierarchical, "breakeven_kept")),
+    ("hierarchical", "16g", "all kept", ALL_KEPT_BY_THE_LARGE),
+    ("hierarchical", "16h", "all kept", ALL_KEPT_BY_THE_LARGE),
+    ("hierarchical", "33", "over one device", plain_decoding_on_one_device),
+    ("hierarchical", "17", "a token more", after(one_more, hierarchical, "cascade_speedup")),
+    ("adaptive", "1", "half the time", PASSES_IN_HALF_THE_TIME),
+    ("adaptive", "4", "all kept", ALL_KEPT),
+    ("adaptive", "10a", "half the time", PASSES_IN_HALF_THE_TIME),
+    ("adaptive", "10b", "late", after(later, adaptive, "predict")),
+    ("adaptive", "33", "over one device", plain_decoding_on_one_device),
+    ("adaptive", "14", "correction from p", after(spoiled.changed(correction="sample"), adaptive_algorithm, "verify")),
+    ("beam", "1", "half the time", PASSES_IN_HALF_THE_TIME),
+    ("beam", "2", "late", after(later, beam, "predict")),
+    ("beam", "3", "dispatch takes time", DISPATCH_TAKES_TIME),
+    ("beam", "4", "faster", after(one_more, beam, "speedup")),
+]  # fmt: skip
+
+
+def test_every_positive_theorem_has_a_fault() -> None:
+    assert {(method, number) for method, number, *_ in FAULTS} == {
+        (theorem.method, theorem.number) for theorem in OWN if theorem.expect == "holds"
+    }
+
+
+@pytest.mark.parametrize(("method", "number", "fault"), [pytest.param(m, n, f, id=f"{m}-{n}-{what}") for m, n, what, f in FAULTS])
+def test_a_fault_refutes_it(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    shows(method, number, fault, monkeypatch)

@@ -1,0 +1,323 @@
+"""The theorems on speculative decoding hold where they should, fail where they should, and are refuted by faults."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.costs.layer_times import UnitCost
+from model.interpret.world import Draft, Texts, World
+from model.methods import rounds
+from model.methods.speculative import algorithm as speculative
+from model.methods.speculative import dependent_acceptance as laws
+from model.methods.speculative import paths as sampler
+from model.methods.speculative import static_batches
+from model.methods.speculative import theory as formulas
+from model.outcomes import outcome_laws
+from sim.engine import events
+from sim.theorems import drafting_examples, replay, select
+from sim.theorems.theorem import Theorem
+from tests.sim.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
+from tests.support import spoiled
+from tests.support.trying import (
+    MANY,
+    Fault,
+    after,
+    checked,
+    comes_out,
+    fails_small,
+    few,
+    is_refuted,
+    one_more,
+    plain_decoding_on_one_device,
+    refuting,
+    shows,
+    survives_json,
+)
+
+OWN = select("speculative")
+EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
+TRUE = [pytest.param(theorem, id=theorem.number) for theorem in checked(OWN)]
+FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "fails"]
+
+
+# --- Holding and failing ---
+
+
+@pytest.mark.parametrize("theorem", TRUE)
+def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+    comes_out(theorem, examples=few(theorem))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theorem", EVERY)
+def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+    comes_out(theorem, examples=MANY, seed=1)
+
+
+@pytest.mark.parametrize("theorem", FALSE)
+def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
+    fails_small(theorem)
+
+
+def test_a_finite_text_may_be_faster_than_an_endless_one_by_hand() -> None:
+    """l = 2, gamma = 2: the first round drafts one token. R = 2 - alpha and D = 1, so S(2) = 2 / (1.9 + 0.05) at alpha = 0.1."""
+    example = {"tokens": 2, "draft_length": 2, "acceptance_rate": 0.1, "cost_ratio": 0.05}
+    verdict = replay("2d", example, "speculative")
+    got, bound = (float(number) for number in re.findall(r"\d\.\d+", verdict.error))
+    assert (got, bound) == pytest.approx((2 / 1.95, 1.11 / 1.1), rel=1e-12)
+
+
+def test_longer_drafts_may_take_more_rounds_by_hand() -> None:
+    """Where it starts decides: 0 -> 3 -> 6 with drafts of two tokens, 0 -> 4 -> 5 -> 6 with three."""
+    example = {"draft_length": 2, "more": 0, "survive": [3, 0, 0, 2, 0, 0, 0]}
+    verdict = replay("29d", example, "speculative")
+    assert verdict.error == "rounds of longer drafts: got 4, expected at most 3"
+
+
+def test_a_correction_drawn_from_p_is_off_by_what_it_should_be() -> None:
+    """p even, q always the first word: accepted 1 time in 2, so that it comes first with 3/4 instead of 1/2."""
+    example = {"draft_length": 1, "tokens": 2, "target": [[1, 1]], "draft": [[1, 0]]}
+    verdict = replay("14d", example, "speculative")
+    assert verdict.error == "chance of (0, 0): got 3/8, expected 1/4; distance of the laws 1/4"
+
+
+# --- Every theorem can fail ---
+
+
+def draft_less(right: Any, *args: Any) -> Any:
+    """The formula of a draft that is one token shorter: the bonus token, or the last draft, has been forgotten."""
+    *given, gamma = args
+    return right(*given, np.maximum(np.asarray(gamma) - 1, 0))
+
+
+def naive_rounds(right: Any, n: Any, alpha: Any, gamma: Any) -> Any:
+    return np.asarray(n / formulas.expected_tokens(alpha, gamma))
+
+
+def whole_drafts(right: Any, n: Any, alpha: Any, gamma: Any) -> Any:
+    return gamma * formulas.target_runs(n, alpha, gamma)
+
+
+def even_starts(right: Any, n: int, alpha: float, gamma: int) -> Any:
+    return np.full(n, 1 / float(formulas.expected_tokens(alpha, gamma)))
+
+
+def links_forgotten(right: Any, cost: UnitCost, longest: int, **placement: bool) -> Any:
+    return right(replace(cost, link=0.0), longest, **placement)
+
+
+def rejections_swapped(right: Any, world: World, prompt: int, layers: int, matches: Any = (), drafts: Any = None) -> None:
+    turned = {role: Draft(of, [9 * (not count) for count in survivors]) for role, (of, survivors) in (drafts or {}).items()}
+    right(world, prompt, layers, matches, turned)
+
+
+def outcomes_swapped(right: Any, gamma: int, tokens: int, outcomes: Iterator[Any], *rest: Any, **how: Any) -> Any:
+    return right(gamma, tokens, (lambda place, found=found: ~found(place) for found in outcomes), *rest, **how)
+
+
+def busy_twice(right: Any, process: Any, fate: str) -> None:
+    since = process.since
+    right(process, fate)
+    process.engine.busy += process.engine.env.now - since
+
+
+def early_on_record(right: Any, unit: int, start: float, *rest: Any) -> Any:
+    return right(unit, start - 100.0, *rest)
+
+
+def heads_by_units(right: Any, engine: Any, cluster: Any, cost: UnitCost, *rest: Any) -> None:
+    right(engine, cluster, replace(cost, final_head=cost.final_head + cluster.units), *rest)
+
+
+def shorter_in_long_texts(right: Any, parameters: Any, prompt: Any, tokens: int, *stop: Any) -> Any:
+    return right(replace(parameters, draft_length=max(parameters.draft_length - tokens % 2, 0)), prompt, tokens, *stop)
+
+
+def one_survives_less(right: Any, *args: Any) -> Any:
+    return np.maximum(right(*args) - 1, 0)
+
+
+def rate_of_all(right: Any, powers: Any) -> Any:
+    return formulas.expected_tokens(powers[:1].sum(), powers.size)
+
+
+def no_final_step(right: Any, alpha: Any, c: Any, **options: Any) -> Any:
+    return np.maximum(right(alpha, c, **options), 1)
+
+
+def each_for_itself(right: Any, gamma: int, tokens: int, outcomes: Any, count: Any, most: Any, drafted: Any) -> Any:
+    """Rounds take what the text drafts that comes last, not what the one does that can use the most."""
+    most[:] = 0
+    return right(gamma, tokens, outcomes, count, most, drafted)
+
+
+def luck_of_the_first(right: Any, texts: Texts, step: Any) -> Any:
+    texts.worlds = [texts.worlds[0]] * len(texts.worlds)
+    return right(texts, step)
+
+
+def drafts_cut(right: Any, *args: Any, **how: Any) -> Any:
+    return right(*args, **how | {"cut": True})
+
+
+def work_of_one_alone(right: Any, parameters: Any, *rest: Any) -> Any:
+    return right(replace(parameters, sequences=1), *rest)
+
+
+def shorter_in_lockstep(right: Any, parameters: Any, *rest: Any) -> Any:
+    less = parameters.batching == "lockstep" and parameters.draft_length > 0
+    return right(replace(parameters, draft_length=parameters.draft_length - less), *rest)
+
+
+def whole_drafts_of_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(speculative.Parameters, "cut", property(lambda own: own.batching != "continuous"))
+
+
+def _texts_of(cost: UnitCost, step: Any) -> int:
+    return max(len(step.texts), 1)
+
+
+def spoil(fault: Any, name: str = "verify") -> Fault:
+    return after(fault, speculative, name)
+
+
+def formula(fault: Any, name: str) -> Fault:
+    return after(fault, formulas, name)
+
+
+BONUS_DROPPED = spoil(spoiled.bonus_dropped)
+FROM_P = spoil(spoiled.changed(correction="sample"))
+LINKS_FORGOTTEN = after(links_forgotten, sampler, "round_prices")
+REJECTIONS_SWAPPED = after(rejections_swapped, World, "__init__")
+EARLY_ON_RECORD = after(early_on_record, events, "Interval")
+
+FAULTS: list[tuple[str, str, Fault]] = [
+    ("1a", "cap gamma", formula(draft_less, "target_runs")),
+    ("1a", "no bonus token", BONUS_DROPPED),
+    ("1b", "drafts never cut", formula(whole_drafts, "draft_runs")),
+    ("1c", "even starts", formula(even_starts, "renewal_density")),
+    ("1d", "l / mu", formula(naive_rounds, "target_runs")),
+    ("1d", "even starts", formula(even_starts, "renewal_density")),
+    ("1d", "drafts never cut", formula(whole_drafts, "draft_runs")),
+    ("1e", "links forgotten", after(links_forgotten, formulas, "round_prices")),
+    ("1e", "no bonus token", BONUS_DROPPED),
+    ("2a", "l / mu", formula(naive_rounds, "target_runs")),
+    ("2b", "squared", formula(lambda right, *args: right(*args) ** 2, "target_runs")),
+    ("2c", "rate of rejections", formula(lambda right, n, alpha, gamma: right(n, 1 - alpha, gamma), "target_runs")),
+    ("3", "variance", formula(one_more, "tokens_variance")),
+    ("4a", "no bonus token", BONUS_DROPPED),
+    ("4a", "paths", after(outcomes_swapped, sampler, "fixed")),
+    ("4b", "too many drafts", spoil(spoiled.one_drafted_more, "draft")),
+    ("5", "no bonus token", BONUS_DROPPED),
+    ("6a", "reversed", formula(lambda right, *args: right(*args)[::-1], "tokens_pmf")),
+    ("6a", "no bonus token", BONUS_DROPPED),
+    ("6b", "cap gamma", formula(draft_less, "expected_tokens")),
+    ("6b", "variance", formula(one_more, "tokens_variance")),
+    ("6c", "reversed", formula(lambda right, *args: right(*args)[::-1], "tokens_pmf")),
+    ("7a", "one more", after(one_more, laws, "expected_tokens_random_length")),
+    ("7a", "no bonus token", BONUS_DROPPED),
+    ("7b", "one more", after(one_more, laws, "expected_tokens_by_draft_position")),
+    ("7c", "one rate for all", after(rate_of_all, laws, "expected_tokens_shared_rate")),
+    ("7d", "independent", after(lambda right, p, rho, *rest: right(p, 0.0, *rest), laws, "expected_tokens_markov")),
+    ("7e", "no bonus token", BONUS_DROPPED),
+    ("8a", "upside down", formula(lambda right, *args: 1 / right(*args), "speedup")),
+    ("8b", "one more", formula(one_more, "optimal_draft_length")),
+    ("8c", "one less", formula(lambda right, *args, **how: np.maximum(right(*args, **how) - 1, 0), "optimal_draft_length")),
+    ("9", "always a draft", formula(no_final_step, "optimal_draft_length")),
+    ("9", "free drafts", formula(lambda right, alpha, gamma, c: right(alpha, gamma, 0 * c), "speedup")),
+    ("10a", "free drafts", formula(lambda right, alpha, gamma, c: right(alpha, gamma, 0 * c), "speedup")),
+    ("10a", "drafts at their price twice", formula(lambda right, alpha, c: right(alpha, 2 * c), "oracle_speedup")),
+    ("10b", "half the time", PASSES_IN_HALF_THE_TIME),
+    ("11a", "no token computed in vain", formula(lambda right, *args: 0 * right(*args) + 1, "operations_factor")),
+    ("11b", "verified twice", spoil(spoiled.verified_twice)),
+    ("12a", "never certain", formula(lambda right, alpha, *rest: right(np.minimum(alpha, 0.9), *rest), "speedup")),
+    ("12b", "endless", formula(lambda right, n, *rest: formulas.speedup(*rest), "finite_speedup")),
+    ("12c", "width is free", formula(lambda right, *args, verify_cost: right(*args), "finite_speedup")),
+    ("12d", "the longest for all", formula(lambda right, alpha, gamma: right(alpha, np.max(gamma)) + 0 * gamma, "tokens_variance")),
+    ("13a", "same token", formula(lambda right, p, q: np.multiply(p, q).sum(), "acceptance_rate")),
+    ("13a", "no lenience", formula(lambda right, p, q, lenience: right(p, q, 1.0), "lenient_acceptance_rate")),
+    ("13b", "correction from p", FROM_P),
+    ("14a", "correction from p", FROM_P),
+    ("14a", "p and q swapped", spoil(spoiled.changed(bound=spoiled.upside_down))),
+    ("14a", "one random number", spoil(spoiled.changed(one_number=True))),
+    ("14a", "greedy draft", spoil(spoiled.greedy_draft, "start")),
+    ("14a", "stop overlooked", spoil(spoiled.stop_overlooked, "commit")),
+    ("14a", "all kept", spoil(spoiled.all_kept)),
+    ("14b", "accepted by chance", spoil(spoiled.by_chance)),
+    ("14b", "all kept", spoil(spoiled.all_kept)),
+    ("14c", "stop overlooked", spoil(spoiled.stop_overlooked, "commit")),
+    ("14c", "too many drafts", spoil(spoiled.one_drafted_more, "draft")),
+    ("15a", "no bonus token", BONUS_DROPPED),
+    ("15b", "alpha itself", formula(lambda right, alpha, gamma: np.asarray(alpha), "drafted_from_acceptance")),
+    ("15c", "of short drafts", formula(lambda right, alpha, gamma: right(alpha, 10 - gamma), "drafted_from_acceptance")),
+    ("15d", "no bonus token", formula(lambda right, n, *rest: right(np.maximum(n - 1, 1), *rest), "acceptance_from_length")),
+    ("15d", "alpha itself", formula(lambda right, rate, gamma: np.asarray(rate), "acceptance_from_drafted")),
+    ("28a", "busy twice", after(busy_twice, events._Process, "release")),
+    ("28b", "too early", EARLY_ON_RECORD),
+    ("28c", "too early", EARLY_ON_RECORD),
+    ("28d", "links forgotten", LINKS_FORGOTTEN),
+    ("28e", "links forgotten", LINKS_FORGOTTEN),
+    ("28f", "long layers", LAYERS_LONGER),
+    ("28g", "half the time", PASSES_IN_HALF_THE_TIME),
+    ("28h", "all kept", spoil(spoiled.all_kept)),
+    ("28i", "heads by units", after(heads_by_units, events._Engine, "__init__")),
+    ("29a", "rejections swapped", REJECTIONS_SWAPPED),
+    ("29b", "outcomes swapped", after(outcomes_swapped, sampler, "fixed")),
+    ("29c", "long drafts thrown away", spoil(spoiled.long_drafts_thrown_away)),
+    ("29e", "shorter in long texts", spoil(shorter_in_long_texts, "decode")),
+    ("29f", "one survives less", after(one_survives_less, outcome_laws.Law, "survivors")),
+    ("29f", "one survives less of a round", after(one_survives_less, rounds.Rounds, "survivors")),
+    ("29f", "one survives less of a record", after(one_survives_less, rounds.ReplayRounds, "survivors")),
+    ("32a", "links forgotten", after(links_forgotten, static_batches, "round_prices")),
+    ("32a", "drafts of its own alone", after(each_for_itself, static_batches, "_enter")),
+    ("32b", "the first text's luck", after(luck_of_the_first, Texts, "read")),
+    ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
+    ("32d", "text by text", after(lambda right, *args: right(*args) * _texts_of(*args) ** 2, UnitCost, "forward")),
+    ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "left")),
+    ("32g", "drafts cut all the same", after(drafts_cut, sampler, "fixed")),
+    ("32h", "drafts cut all the same", after(drafts_cut, formulas, "moments")),
+    ("32h", "as narrow at the end", after(work_of_one_alone, formulas, "work")),
+    ("32i", "cap gamma", formula(draft_less, "expected_tokens")),
+    ("32i", "a batch of one", after(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),
+    ("32j", "drafts are shorter in lockstep", spoil(shorter_in_lockstep, "decode")),
+    ("32k", "each as if alone", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
+    ("32m", "one that is kept full", whole_drafts_of_one),
+    ("33a", "over one device", plain_decoding_on_one_device),
+]  # fmt: skip
+
+
+def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
+    faulted = list(dict.fromkeys(number for number, *_ in FAULTS))
+    assert faulted == [theorem.number for theorem in OWN if theorem.expect == "holds"]
+
+
+@pytest.mark.parametrize(("number", "fault", "small"), refuting(FAULTS))
+def test_a_fault_refutes_the_theorem(number: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (is_refuted if small else shows)("speculative", number, fault, monkeypatch)
+
+
+# --- Examples ---
+
+
+@pytest.mark.parametrize("theorem", EVERY)
+def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
+    survives_json(theorem, monkeypatch)
+
+
+def test_each_word_of_a_text_leads_to_another_state() -> None:
+    """Else a model that has read another text than it should might say the same."""
+    model = drafting_examples.model([[1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    for before in ((), (0,), (1, 2)):
+        assert len({model((*before, token)) for token in range(3)}) == 3
+        assert len({model((token, *before)) for token in range(3)}) == 3
+
+
+def test_all_runs_have_chances_that_add_up_to_one() -> None:
+    for law in ({"match_rate": 0.3}, {"survival": [0.8, 0.5, 0.5]}, {"match_rate": 0.5, "correlation": 0.4}):
+        runs = list(drafting_examples.all_runs({"draft_length": 2, "law": law}, 3))
+        assert sum(chance for chance, _ in runs) == pytest.approx(1, abs=1e-12)
+        assert len(runs) == (9 if "survival" in law else 4)

@@ -1,0 +1,342 @@
+"""Processes that are threads, on GPUs that are not there: `tests.support.ordering` looks at every operation of each.
+
+Each thread has a stream of its own, as each process has on its GPU. What goes through pipes is handed over as it is, so all see the
+same memory, and what one reads before another's stream is known to have written it is found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from calibrate.loading.replicas import Replica
+from calibrate.untested_on_gpu import gpu_ordering
+from calibrate.workers import worker_loop, worker_pool
+from tests.support import ordering
+
+HANDED: dict[int, Any] = {}
+"""What is on its way through a pipe."""
+
+
+class Cuda(ordering.Device):
+    """In the place of `torch.cuda`: several GPUs, each thread's work on a stream of its own."""
+
+    def __init__(self, done: Any) -> None:
+        self.own = threading.local()
+        super().__init__(done)
+        self.lock = threading.RLock()
+        self.of: dict[str, Any] = {}
+        """The stream of each thread, by its name."""
+        self.chosen: dict[str, str] = {}
+        """The GPU of each thread, by its name."""
+        self.board: Any = None
+        self.host: set[int] = set()
+        """What lies in the processor's memory: whoever works on it waits for it."""
+        self.events: dict[bytes, Any] = {}
+        cuda = self
+
+        class Event(ordering.Event):
+            def __init__(self, interprocess: bool = False) -> None:
+                assert interprocess
+                super().__init__(cuda)
+                self.gpu = cuda.own.device
+
+            def ipc_handle(self) -> bytes:
+                name = str(id(self)).encode()
+                cuda.events[name] = self
+                return name
+
+            def record(self, stream: Any) -> None:
+                with cuda.lock:
+                    super().record(stream)
+
+            def query(self) -> bool:
+                time.sleep(0)  # others want to run too
+                with cuda.lock:
+                    return super().query()
+
+            @staticmethod
+            def from_ipc_handle(device: torch.device, name: bytes) -> ordering.Event:
+                assert str(device) == cuda.events[name].gpu
+                return cuda.events[name]
+
+        self.Event: Any = Event
+
+    @property
+    def current(self) -> Any:
+        if not hasattr(self.own, "stream"):
+            with self.lock:
+                self.own.stream = Stream(len(self.streams), self)
+                self.streams.append(self.own.stream)
+                self.of[threading.current_thread().name] = self.own.stream
+        return self.own.stream
+
+    @current.setter
+    def current(self, stream: Any) -> None:
+        """What `ordering.Device` begins with is nobody's."""
+
+    def dispatched(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
+        """See `ordering.Device`."""
+        on_host = [key in self.host for key in keys]
+        if on_host and all(on_host):
+            made = func(*args, **kwargs)
+            self.host.update(map(ordering._memory, ordering._tensors((made,))))
+            return made
+        made = super().dispatched(func, args, kwargs, inputs, keys)
+        if self.host:
+            self.host -= {ordering._memory(each) for each in ordering._tensors((made,))} - {*keys}
+        if any(on_host):
+            self.current.synchronize()
+        return made
+
+    def lie_on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor, in the processor's memory."""
+        key = tensor.untyped_storage()._cdata
+        self.host.add(key)
+        self.blocks.pop(key, None)
+        return tensor
+
+    def excused(self) -> set[int]:
+        """Those of passes that are stopped and not over: nobody takes what they have made of rows that were replaced."""
+        found = set()
+        for name, stream in self.of.items():
+            if name.startswith("unit "):
+                unit = int(name[5:])
+                done = self.board.words[unit][worker_loop.DONE]
+                going = self.board.words[unit][worker_loop.POSTED] > done
+                if going and self.board.slots[unit][done % worker_loop.SLOTS][worker_loop.STOPPED]:
+                    found.add(stream.number)
+        return found
+
+    @contextlib.contextmanager
+    def device(self, device: str) -> Iterator[None]:
+        self.own.device = device
+        yield
+
+    def set_device(self, device: str) -> None:
+        self.chosen[threading.current_thread().name] = device
+
+    def device_count(self) -> int:
+        return 2
+
+    def synchronize(self, device: str) -> None:
+        self.current.synchronize()
+
+
+class Stream(ordering.Stream):
+    """One that a process may wait for."""
+
+    def __init__(self, number: int, cuda: Cuda) -> None:
+        super().__init__(number)
+        self.cuda = cuda
+
+    def wait_event(self, event: Any) -> None:
+        with self.cuda.lock:
+            super().wait_event(event)
+
+    def synchronize(self) -> None:
+        with self.cuda.lock:
+            np.maximum(self.cuda.seen, self.clock, out=self.cuda.seen)
+
+
+class Watched(TorchDispatchMode):
+    """One thread's look at a device that all threads have."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        super().__init__()
+        self.cuda = cuda
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with self.cuda.lock:
+            return self.cuda.__torch_dispatch__(func, types, args, kwargs)
+
+
+class End:
+    """An end of a pipe."""
+
+    def __init__(self, lock: Any) -> None:
+        self.other: End
+        self.lock = lock
+        self.came = threading.Condition()
+        self.said: deque[bytes] = deque()
+        self.closed = False
+
+    def send(self, what: Any) -> None:
+        with self.lock:
+            what = own(what)
+        HANDED[id(what)] = what
+        self.send_bytes(pickle.dumps(Handed(id(what))))
+
+    def send_bytes(self, said: bytes) -> None:
+        if self.other.closed:
+            raise BrokenPipeError
+        with self.other.came:
+            self.other.said.append(said)
+            self.other.came.notify()
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        with self.came:
+            if not self.said and timeout:
+                self.came.wait(timeout)
+            return bool(self.said)
+
+    def recv_bytes(self) -> bytes:
+        with self.came:
+            while not self.said:
+                self.came.wait(1)
+            return self.said.popleft()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Handed:
+    """What is found again when it is unpickled."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def __reduce__(self) -> Any:
+        return handed, (self.key,)
+
+
+def own(what: Any) -> Any:
+    """The same, each tensor as another object over the same memory: threads must not use one object at once."""
+    if isinstance(what, torch.Tensor):
+        return what.detach()
+    return type(what)(own(each) for each in what) if type(what) in (list, tuple) else what
+
+
+def handed(key: int) -> Any:
+    """What was sent, itself."""
+    return HANDED[key]
+
+
+class Worker(worker_loop._Worker):
+    """What torch looks up when it first meets an operation is not for several threads at once: what comes is taken in turn."""
+
+    def __init__(self, connection: Any, orders: Any, cuda: Cuda) -> None:
+        self.cuda = cuda
+        super().__init__(connection, orders)
+
+    def _hear(self) -> bool:
+        while not self.connection.poll(1):
+            pass
+        with self.cuda.lock:
+            return super()._hear()
+
+
+class Thread(threading.Thread):
+    """In the place of a process."""
+
+    pid, exitcode = 1, None
+    failed: BaseException | None = None
+
+    def __init__(self, target: Any, args: Any, daemon: bool, name: str, cuda: Cuda) -> None:
+        super().__init__(daemon=True, name=name)
+        self.given, self.cuda = args, cuda
+
+    def run(self) -> None:
+        try:
+            with Watched(self.cuda), torch.inference_mode():
+                Worker(*self.given, self.cuda).serve()
+        except BaseException as error:  # the main thread says so
+            self.given[0].send(("failed", f"{type(error).__name__}: {error}"))
+
+    def kill(self) -> None:
+        """Threads cannot be: this one is told."""
+        with contextlib.suppress(BrokenPipeError):
+            self.given[0].other.send(("end",))
+        self.join(10)
+        assert not self.is_alive(), f"{self.name} hangs"
+
+    def close(self) -> None:
+        pass
+
+
+class Context:
+    """In the place of `multiprocessing`'s."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+
+    def Pipe(self) -> tuple[End, End]:  # noqa: N802
+        one, other = End(self.cuda.lock), End(self.cuda.lock)
+        one.other, other.other = other, one
+        return one, kept_open(other)
+
+    def Process(self, **given: Any) -> Thread:  # noqa: N802
+        return Thread(**given, cuda=self.cuda)
+
+
+def kept_open(end: End) -> End:
+    """The end that the main process closes when the other has it: in one process nobody does."""
+    end.close = lambda: None  # type: ignore[method-assign]
+    return end
+
+
+class Elsewhere(worker_loop.Memory):
+    """Rows that the processor does not reach."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.bits = []
+
+
+@contextlib.contextmanager
+def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
+    """Have runs over processes on GPUs be runs over threads; `patch` is pytest's."""
+    cuda = Cuda(done)
+    load = Replica.load
+
+    def wait(ends: Any, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        while time.monotonic() < until and not any(end.poll() for end in ends):
+            time.sleep(1e-4)
+
+    patch.setattr(gpu_ordering, "cuda", lambda: cuda)
+    patch.setattr(worker_pool, "context_of_workers", lambda: Context(cuda))
+    patch.setattr(worker_pool, "connection", type("Waits", (), {"wait": staticmethod(wait), "Connection": End}))
+
+    def shared(shape: Any, dtype: Any, device: Any = "cpu") -> torch.Tensor:
+        made = torch.zeros(shape, dtype=dtype)
+        return cuda.lie_on_host(made) if isinstance(device, str) and device == "cpu" else made
+
+    patch.setattr(worker_loop, "_shared", shared)
+    patch.setattr(worker_loop, "Memory", Elsewhere)
+    patch.setattr(worker_pool, "Memory", Elsewhere)
+
+    def loaded(self: Replica) -> Any:
+        with cuda.lock:  # random weights come of one generator for all threads
+            return load(replace(self, device="cpu"))
+
+    class Board(worker_loop.Board):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            cuda.board = self
+
+    patch.setattr(worker_pool, "Board", Board)
+    patch.setattr(Replica, "load", loaded)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # threads that watch a counter let others on
+    try:
+        with Watched(cuda):
+            yield cuda
+    finally:
+        sys.setswitchinterval(before)
+        HANDED.clear()
