@@ -23,7 +23,7 @@ def draw(
 ) -> Figure:
     """The same run twice: a bar for every interval, in its unit's row, drawn as the timeline draws them.
 
-    Both frames have the columns of `Interval` in `sim.engine.events`, with times in seconds; each run begins at its first interval.
+    Both frames have the columns of `model.logs.spans.Span`, with times in seconds; each run begins at its first interval.
     With `between` (start, end) [ms] only that stretch is shown, and what lies across its ends is cut. The dashed line is the end.
     """
     frames = [aligned(frame, name) for frame, name in zip((measured, predicted), NAMES, strict=True)]

@@ -53,7 +53,7 @@ def draw(
 ) -> Figure:
     """A bar for every interval, in its unit's row: by fate, with its token's position and its layers where there is room.
 
-    `intervals` has the columns of `Interval` in `sim.engine.events`: unit (-1 is a link), start, end, what, process, position,
+    `intervals` has the columns of `model.logs.spans.Span`: unit (-1 is a link), start, end, what, process, position,
     first, last, fate. `commits`, where given, has time, kind and tokens; each is a vertical line, dashed after a miss and a
     rollback. A unit on which several models run has a row for each. What a small model wrote in vain is told apart by the commits.
     """

@@ -1,4 +1,4 @@
-"""What really happened when, in a run on real processes: the fields of the simulator's intervals, in measured seconds."""
+"""What happened when in a run: of the simulator in its own unit of time, of real processes in measured seconds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ OWN = ("dispatch", "promotion")
 
 
 class Span(NamedTuple):
-    """A stretch of time of a run [s, on one monotonic clock for all processes], under the names of `sim.engine.events.Interval`.
+    """A stretch of time for which a process of a run held a unit, or a transfer a link (then `unit` is -1).
 
-    * `forward`: a unit makes a pass; for a sub-process from when its rows are there.
-    * `head`: the main process projects onto the vocabulary and looks for a token.
+    Times are in the cost model's unit where a run was simulated, and in seconds on one monotonic clock where it was real.
+
+    * `forward`: a unit makes a pass; for a sub-process of a real run from when its rows are there.
+    * `head`: the main process projects onto the vocabulary and looks for a token; simulated, where that takes time, `read`.
     * `dispatch`: the main process says to other processes what they are to do.
     * `link` (unit -1): from there until the sub-process has woken up and has the rows that it lacked.
     * `promotion` (unit -1): a sub-process's state and rows are taken over.
@@ -32,11 +34,26 @@ class Span(NamedTuple):
     first: int
     last: int
     fate: str  # kept, discarded (ended, not used), cancelled (stopped)
-    role: str = "target"
-    width: int = 1
-    depth: int = 0
-    gaps: tuple[tuple[int, int], ...] = ()
-    rows_only: bool = False
+    role: str = "target"  # whose pass it is
+    width: int = 1  # of how many tokens
+    depth: int = 0  # at how many positions, of several hypotheses or sequences; 0: at as many as there are tokens
+    gaps: tuple[tuple[int, int], ...] = ()  # layers in between that were not run
+    rows_only: bool = False  # keys and values alone were made
+
+    @property
+    def earliest(self) -> int:
+        """The position of the first token of a pass."""
+        return self.position - (self.depth or self.width) + 1
+
+    @property
+    def layers_run(self) -> list[tuple[int, int]]:
+        """The layers that were run, as half-open ranges: between `first` and `last` all but the gaps.
+
+        >>> Span(0, 0.0, 1.0, "forward", 0, 17, 0, 6, "kept", gaps=((2, 4),)).layers_run
+        [(0, 2), (4, 6)]
+        """
+        edges = [self.first, *(edge for gap in self.gaps for edge in gap), self.last]
+        return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
 
     @property
     def seconds(self) -> float:

@@ -286,5 +286,5 @@ def _layers(decoding: Decoding, cost: PassCost) -> int:
         (high - low) * each.width
         for each in played.run.intervals
         if each.what == "forward" and each.start >= played.first
-        for low, high in each.spans
+        for low, high in each.layers_run
     )

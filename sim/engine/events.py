@@ -20,38 +20,9 @@ from simpy.events import Event, Timeout
 
 from model.interpret.account import Account, Kind, context_of, kind_of
 from model.interpret.interpreter import Cache
+from model.logs.spans import Span
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, require_ended
 from sim.engine.cluster import Cluster
-
-
-class Interval(NamedTuple):
-    """A stretch of time for which a process held a unit, or a transfer a link (then `unit` is -1)."""
-
-    unit: int
-    start: float
-    end: float
-    what: str  # forward, read, dispatch, link, promotion
-    process: int
-    position: int  # of the last token of a pass; -1 where there is none
-    first: int
-    last: int
-    fate: str  # kept, discarded (ended, not used), cancelled (stopped)
-    role: str = "target"  # whose pass it is
-    width: int = 1  # of how many tokens
-    depth: int = 0  # at how many positions, of several hypotheses or texts; 0: at as many as there are tokens
-    gaps: tuple[tuple[int, int], ...] = ()  # layers in between that were not run
-    rows_only: bool = False  # keys and values alone were made
-
-    @property
-    def earliest(self) -> int:
-        """The position of the first token of a pass."""
-        return self.position - (self.depth or self.width) + 1
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """The layers that were run, as half-open ranges: between `first` and `last` all but the gaps."""
-        edges = [self.first, *(edge for gap in self.gaps for edge in gap), self.last]
-        return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
 
 
 @dataclass
@@ -69,7 +40,7 @@ class Run:
     commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
-    intervals: list[Interval] = field(default_factory=list)
+    intervals: list[Span] = field(default_factory=list)
     waited: float = 0.0
     """What processes and transfers waited for units and links, summed over them."""
 
@@ -175,7 +146,7 @@ class _Engine:
         self.account = Account()
         self.busy = self.link_free = self.waited = 0.0
         self.result = Run()
-        self.records: list[tuple[Interval, _Process | None]] = []
+        self.records: list[tuple[Span, _Process | None]] = []
         self.numbers: dict[_Process, int] = {}  # of the processes on record
 
     def run(self, steps: Steps) -> Run:
@@ -208,7 +179,7 @@ class _Engine:
         return result
 
     @staticmethod
-    def _judged(row: Interval, process: _Process | None) -> Interval:
+    def _judged(row: Span, process: _Process | None) -> Span:
         unused = process is not None and not process.kept and row.fate == "kept"
         return row._replace(fate="discarded") if unused else row
 
@@ -282,7 +253,7 @@ class _Engine:
             self.waited += start - now
             self.link_free = start + seconds
         if self.record:
-            row = Interval(-1, start, start + seconds, what, self.number(process), -1, 0, 0, "kept")
+            row = Span(-1, start, start + seconds, what, self.number(process), -1, 0, 0, "kept")
             self.records.append((row, None))
         Timeout(self.env, start + seconds - now).callbacks.append(arrived)
 
@@ -601,10 +572,10 @@ class _Process:
             position, width = step.end - 1, len(tokens)
             depth = step.end - step.at if step.after or step.texts else 0
             more = role, width, depth, step.gaps, step.rows_only
-            row = Interval(self.unit, self.since, now, "forward", number, position, first, last, fate, *more)
+            row = Span(self.unit, self.since, now, "forward", number, position, first, last, fate, *more)
         else:
             what = "read" if isinstance(step, _Reading) else "dispatch"
-            row = Interval(self.unit, self.since, now, what, number, -1, -1, -1, fate)
+            row = Span(self.unit, self.since, now, what, number, -1, -1, -1, fate)
         self.engine.records.append((row, self))
 
     def _let_go(self) -> None:

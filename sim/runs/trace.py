@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
+from model.logs.spans import Span
 from model.methods.registry import allowing
-from sim.engine.events import Interval, Run
+from sim.engine.events import Run
 from sim.runs.sweep import resolve
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
@@ -88,7 +89,7 @@ def _shortened(case: Case, tokens: int) -> Case:
 
 
 def chrome_trace(
-    intervals: Sequence[Interval], commits: Sequence[tuple[float, str, int]], name: str, time_unit: str = "layer-times"
+    intervals: Sequence[Span], commits: Sequence[tuple[float, str, int]], name: str, time_unit: str = "layer-times"
 ) -> dict[str, Any]:
     """The trace of `Run.intervals` and `Run.commits`: a track for every unit, tracks for links, commits, and busy units.
 
@@ -149,14 +150,14 @@ def _stamp(time: float) -> int:
     return round(time * _MILLISECOND)
 
 
-def _complete(track: int, row: Interval) -> dict[str, Any]:
+def _complete(track: int, row: Span) -> dict[str, Any]:
     start, end = _stamp(row.start), _stamp(row.end)
     args: dict[str, Any] = {"fate": row.fate, "process": row.process, "start": row.start, "end": row.end}
     label = row.what
     if row.what == "forward":
         at = f"tokens {row.earliest}–{row.position}" if row.earliest < row.position else f"token {row.position}"
         # Of several hypotheses or texts there are more tokens than positions.
-        done = f"layers {', '.join(f'{low}–{high}' for low, high in row.spans)}" if row.spans else "head"
+        done = f"layers {', '.join(f'{low}–{high}' for low, high in row.layers_run)}" if row.layers_run else "head"
         done = f"keys and values of {done}" if row.rows_only else done
         label = f"{at}{f' ({row.width} in all)' if row.depth else ''} · {done}"
         label = label if row.role == "target" else f"{row.role}: {label}"
@@ -178,7 +179,7 @@ def _commits(commits: Iterable[tuple[float, str, int]]) -> Iterator[dict[str, An
         yield {"ph": "C", "name": "tokens out", **common, "args": {"tokens": out}}
 
 
-def _busy(rows: Sequence[Interval]) -> Iterator[dict[str, Any]]:
+def _busy(rows: Sequence[Span]) -> Iterator[dict[str, Any]]:
     """How many units are busy, wherever that changes."""
     changes: dict[int, int] = {}
     for row in rows:
@@ -191,7 +192,7 @@ def _busy(rows: Sequence[Interval]) -> Iterator[dict[str, Any]]:
             yield {"ph": "C", "pid": _PROCESS, "name": "busy units", "ts": stamp / 1000, "args": {"units": busy}}
 
 
-def _lanes(rows: Sequence[Interval]) -> Iterator[tuple[int, Interval]]:
+def _lanes(rows: Sequence[Span]) -> Iterator[tuple[int, Span]]:
     """Transfers under way at the same time go to tracks of their own: a track's events may not overlap."""
     free: list[float] = []
     for row in sorted(rows, key=lambda row: (row.start, row.end)):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from model.costs.layer_times import UnitCost
 from model.interpret.world import World
+from model.logs.spans import Span
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd import paths as sampler
@@ -23,7 +24,7 @@ from model.outcomes import random_streams
 from model.outcomes.outcome_laws import Iid
 from model.steps import Commit, Fork, Forward, Join, Steps
 from sim.engine.cluster import Cluster
-from sim.engine.events import Interval, Run, simulate
+from sim.engine.events import Run, simulate
 from sim.theorems.pipelined_examples import (
     choice,
     cost,
@@ -204,7 +205,7 @@ def _units(x: Example) -> int:
     return int(x["cluster"]["units"])
 
 
-def _most_at_once(rows: list[Interval]) -> int:
+def _most_at_once(rows: list[Span]) -> int:
     """Most units in use at a time; where one starts as another ends they do not meet."""
     changes = sorted((time, step) for row in rows if row.unit >= 0 and row.start < row.end
                      for time, step in ((row.start, 1), (row.end, -1)))  # fmt: skip

@@ -39,7 +39,6 @@ from model.methods.beam import algorithm as beam
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
-from sim.engine.events import Interval
 from tests.support import real_models, workers
 from tests.support.real_models import DEPTHS, SOURCE
 from tests.support.workers import PATIENCE, asking, tiny
@@ -197,7 +196,6 @@ def test_the_family_writes_the_same_in_float32(pool: Pool) -> None:
 
 
 def test_what_happened_when(pool: Pool) -> None:
-    assert Span._fields == Interval._fields
     use(pool, tiny("llama"))
     run, _ = both(pool, ppd.Parameters(LAYERS, 3, 3, "eager"), [3, 4, 5], 12)
     spans, commits = run.spans, run.work.commits
@@ -213,7 +211,7 @@ def test_what_happened_when(pool: Pool) -> None:
     assert {span.fate for span in passes if span.unit} >= {"kept"}
     assert all(span.unit == 0 for span in spans if span.what in ("dispatch", "wait", "head"))
     run, _ = both(pool, BATCHED[0], [3, 4, 5], 12)
-    wide = [Interval(*span) for span in run.spans if span.unit == 1]
+    wide = [span for span in run.spans if span.unit == 1]
     assert {(span.width, span.position - span.earliest) for span in wide} == {(3, 0)}  # hypotheses of one position
     without = Parallel(pool)
     without.run(ppd.decode(CHOICES[0], [3, 4, 5], 12), 12)

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from figures.of_runs import timeline
+from model.logs.spans import Span
 from sim.commands.sim_app import app
-from sim.engine.events import Interval, Run
+from sim.engine.events import Run
 from sim.runs.trace import chrome_trace, record
 from tests.figures.test_figures import bars
 from tests.figures.test_figures_speculative import inside
@@ -141,7 +142,7 @@ def test_a_batch_says_how_many_texts_and_which_layers() -> None:
     run = record("skipdecode", point=4, tokens=2)
     passes = run.intervals
     assert {(row.width, row.depth) for row in passes} == {(4, 1)}
-    assert passes[0].spans == [(0, 1), (9, 24)]
+    assert passes[0].layers_run == [(0, 1), (9, 24)]
     assert passes[0].earliest == passes[0].position == 0
     figure = drawn(run)
     assert "token 0, 4 in all\nlayers 0–1, 9–24" in texts(figure) or "0 ×4\n0–1, 9–24" in texts(figure)
@@ -184,10 +185,10 @@ def test_keys_and_values_of_skipped_layers_are_no_layers() -> None:
 
 
 def test_spans_are_what_gaps_leave() -> None:
-    row = Interval(0, 0.0, 1.0, "forward", 0, 3, 2, 20, "kept")
-    assert row.spans == [(2, 20)]
-    assert row._replace(gaps=((2, 4), (9, 12), (18, 20))).spans == [(4, 9), (12, 18)]
-    assert row._replace(first=20).spans == []
+    row = Span(0, 0.0, 1.0, "forward", 0, 3, 2, 20, "kept")
+    assert row.layers_run == [(2, 20)]
+    assert row._replace(gaps=((2, 4), (9, 12), (18, 20))).layers_run == [(4, 9), (12, 18)]
+    assert row._replace(first=20).layers_run == []
 
 
 def test_pictures_are_written_from_the_command_line(tmp_path: Path) -> None:

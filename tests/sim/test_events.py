@@ -9,11 +9,12 @@ import pytest
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.world import World
+from model.logs.spans import Span
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters
 from model.steps import CacheError, Commit, Fork, Forward, Join, Steps, Stop
-from sim.engine.events import Cluster, Interval, Run, simulate
+from sim.engine.events import Cluster, Run, simulate
 
 Log = list[tuple[int, float, float, str, int, int, int, str]]
 
@@ -455,7 +456,7 @@ def test_without_a_record_there_are_no_intervals() -> None:
     assert run.intervals == []
     recorded = decode(choice, [True], cost={"link": 0.5, "promotion": 1.0})
     assert (run.latency, run.busy) == (recorded.latency, recorded.busy)
-    assert all(isinstance(row, Interval) for row in recorded.intervals)
+    assert all(isinstance(row, Span) for row in recorded.intervals)
 
 
 # --- Units that slow each other down ------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ BONUS_DROPPED = spoil(spoiled.bonus_dropped)
 FROM_P = spoil(spoiled.changed(correction="sample"))
 LINKS_FORGOTTEN = after(links_forgotten, sampler, "round_prices")
 REJECTIONS_SWAPPED = after(rejections_swapped, World, "__init__")
-EARLY_ON_RECORD = after(early_on_record, events, "Interval")
+EARLY_ON_RECORD = after(early_on_record, events, "Span")
 
 FAULTS: list[tuple[str, str, Fault]] = [
     ("1a", "cap gamma", formula(draft_less, "target_runs")),

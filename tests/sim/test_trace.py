@@ -17,9 +17,10 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account
 from model.interpret.world import World
+from model.logs.spans import Span
 from model.methods.ppd import algorithm as ppd
 from sim.commands.sim_app import app
-from sim.engine.events import Cluster, Interval, Run, simulate
+from sim.engine.events import Cluster, Run, simulate
 from sim.runs.trace import chrome_trace, described, record, write
 
 MATCHES = [True, False, True, True, False, True]
@@ -147,7 +148,7 @@ def test_passes_say_what_they_are_of(run: Run) -> None:
     ({"first": 4}, "token 7 · head"),
 ])  # fmt: skip
 def test_a_pass_is_named_by_its_tokens_and_layers(more: dict[str, Any], label: str) -> None:
-    row = Interval(0, 0.0, 1.0, "forward", 0, 7, 2, 4, "kept")._replace(**more)
+    row = Span(0, 0.0, 1.0, "forward", 0, 7, 2, 4, "kept")._replace(**more)
     names = [event["name"] for event in chrome_trace([row], [], "test")["traceEvents"] if event["ph"] == "X"]
     assert names == [label]
 
@@ -155,7 +156,7 @@ def test_a_pass_is_named_by_its_tokens_and_layers(more: dict[str, Any], label: s
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=12))
 def test_links_have_as_many_tracks_as_transfers_are_under_way_at_once(transfers: list[tuple[int, int]]) -> None:
     """One that begins where another ends goes to its track."""
-    rows = [Interval(-1, float(start), float(start + length), "link", number, 0, 0, 0, "kept")
+    rows = [Span(-1, float(start), float(start + length), "link", number, 0, 0, 0, "kept")
             for number, (start, length) in enumerate(transfers)]  # fmt: skip
     found = chrome_trace(rows, [], "test")["traceEvents"]
     on = defaultdict(list)
